@@ -1,0 +1,1 @@
+"""Gazette for Python."""
