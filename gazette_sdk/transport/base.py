@@ -1,0 +1,101 @@
+"""The one interface through which the SDK reaches journals.
+
+A transport speaks the requests and responses of the journal service and nothing more: it
+returns responses of any status. What a status means, when to try again and how to batch is the
+business of the layers above (`appender`, `reader`, `listing`), which work over every transport.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeAlias
+
+from gazette_sdk.protocol import broker_pb2 as pb
+
+__all__ = ["ANYWHERE", "AppendItem", "ReadItem", "Target", "Transport"]
+
+ReadItem: TypeAlias = pb.ReadResponse | bytes
+"""What a read yields: metadata (a response without content), or content which continues at the
+offset where the item before it ended (a metadata item's ``offset``, or the end of content)."""
+
+AppendItem: TypeAlias = pb.AppendRequest | bytes
+"""What an append is made of, in order: the request that names the journal, non-empty chunks of
+content, and an *empty* ``AppendRequest()``, which commits. Ending without it rolls back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where to send a call.
+
+    Attributes:
+        route: the journal's route as the caller knows it; the transport picks a member.
+        member: exactly this member.
+    """
+
+    route: pb.Route | None = None
+    member: pb.ProcessSpec.ID | None = None
+
+
+ANYWHERE = Target()
+
+
+class Transport(abc.ABC):
+    """A way to reach journals. All methods belong to the SDK's event loop.
+
+    Calls that end without a response raise a :class:`~gazette_sdk.errors.CallError`.
+    Construction does no I/O: connections are opened by the first call.
+    """
+
+    @abc.abstractmethod
+    def list(self, request: pb.ListRequest) -> AsyncIterator[pb.ListResponse]:
+        """Snapshots of journals that match the request's selector; see protocol section 3.6."""
+
+    @abc.abstractmethod
+    async def apply(self, request: pb.ApplyRequest) -> pb.ApplyResponse:
+        """Create, change and delete journals in one transaction."""
+
+    @abc.abstractmethod
+    def read(self, request: pb.ReadRequest, target: Target = ANYWHERE) -> AsyncIterator[ReadItem]:
+        """Read a journal from an offset. Closing the iterator ends the call."""
+
+    @abc.abstractmethod
+    async def append(
+        self, requests: AsyncIterator[AppendItem], target: Target = ANYWHERE
+    ) -> pb.AppendResponse:
+        """Append to a journal, atomically. An error raised by ``requests`` rolls back."""
+
+    @abc.abstractmethod
+    def replicate(
+        self, requests: AsyncIterator[pb.ReplicateRequest], target: Target
+    ) -> AsyncIterator[pb.ReplicateResponse]:
+        """Replicate to a peer; brokers only."""
+
+    @abc.abstractmethod
+    async def list_fragments(
+        self, request: pb.FragmentsRequest, target: Target = ANYWHERE
+    ) -> pb.FragmentsResponse:
+        """One page of a journal's fragments."""
+
+    @abc.abstractmethod
+    async def fragment_store_health(
+        self, request: pb.FragmentStoreHealthRequest
+    ) -> pb.FragmentStoreHealthResponse:
+        """The health of a fragment store, as the broker sees it."""
+
+    @abc.abstractmethod
+    async def aclose(self) -> None:
+        """Close its connections. Calls under way are cancelled."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
