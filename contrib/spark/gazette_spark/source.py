@@ -1,0 +1,88 @@
+"""The data source ``gazette``: how Spark asks for its schema and its readers."""
+
+from __future__ import annotations
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from pyspark.sql import types as st
+from pyspark.sql.datasource import DataSource, DataSourceReader
+
+from gazette_sdk.errors import ConfigurationError
+from gazette_spark.batch import GazetteBatchReader
+from gazette_spark.options import Options, load_message
+
+__all__ = ["METADATA_FIELDS", "GazetteDataSource"]
+
+METADATA_FIELDS = (
+    st.StructField("_journal", st.StringType()),
+    st.StructField("_offset", st.LongType()),
+    st.StructField("_uuid", st.StringType()),
+    st.StructField("_time", st.TimestampType()),
+)
+
+
+class GazetteDataSource(DataSource):
+    """Reads the messages of journals.
+
+    Options: ``address`` or ``store``, ``journals``, ``framing`` (``json``, ``protobuf`` or a
+    content type), ``message`` (``module:Class`` of a protobuf message), ``begin`` and ``end``
+    (offsets by journal as JSON, or times), ``isolation``, ``fileRoot`` (the directory behind a
+    broker's ``file://`` stores, where executors see it).
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's short name."""
+        return "gazette"
+
+    def schema(self) -> st.StructType:
+        """Fields of the protobuf message and the metadata columns.
+
+        Raises:
+            ConfigurationError: messages are JSON, which tells no schema.
+        """
+        options = Options.parse(self.options)
+        if not options.message:
+            raise ConfigurationError(
+                "gazette: JSON messages tell no schema; give one with .schema(…), which may hold "
+                "the metadata columns _journal string, _offset long, _uuid string, _time timestamp"
+            )
+        fields = _fields(load_message(options.message).DESCRIPTOR)
+        return st.StructType([*fields, *METADATA_FIELDS])
+
+    def reader(self, schema: st.StructType) -> DataSourceReader:
+        """A reader of what stands in the journals now."""
+        return GazetteBatchReader(Options.parse(self.options), schema)
+
+
+_SCALARS: dict[int, type[st.DataType]] = {
+    FieldDescriptor.CPPTYPE_INT32: st.IntegerType,
+    FieldDescriptor.CPPTYPE_INT64: st.LongType,
+    FieldDescriptor.CPPTYPE_UINT32: st.LongType,
+    FieldDescriptor.CPPTYPE_UINT64: st.LongType,
+    FieldDescriptor.CPPTYPE_DOUBLE: st.DoubleType,
+    FieldDescriptor.CPPTYPE_FLOAT: st.FloatType,
+    FieldDescriptor.CPPTYPE_BOOL: st.BooleanType,
+    FieldDescriptor.CPPTYPE_ENUM: st.StringType,
+}
+
+
+def _fields(message: Descriptor) -> list[st.StructField]:
+    return [st.StructField(field.name, _type(field)) for field in message.fields]
+
+
+def _type(field: FieldDescriptor) -> st.DataType:
+    kind = field.message_type
+    if kind is not None and kind.GetOptions().map_entry:
+        key, value = kind.fields
+        return st.MapType(_element(key), _element(value))
+    element = _element(field)
+    return st.ArrayType(element) if field.is_repeated else element
+
+
+def _element(field: FieldDescriptor) -> st.DataType:
+    if field.message_type is not None:
+        return st.StructType(_fields(field.message_type))
+    if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+        is_bytes = field.type == FieldDescriptor.TYPE_BYTES
+        return st.BinaryType() if is_bytes else st.StringType()
+    return _SCALARS[field.cpp_type]()
