@@ -1,1 +1,31 @@
-"""framing."""
+"""Bytes of a journal to payloads of messages and back, by content type.
+
+A framing knows where one message ends and the next begins, and in which form ("json",
+"protobuf", …) a frame's payload stands. Which types of messages can take that form, and where
+their UUID lives, is the business of :mod:`gazette_sdk.message`.
+
+Everything here is pure: no I/O, no clock. In reading order:
+
+- ``base``: the :class:`Framing` interface, and :class:`Frames`, the result of a cut
+- ``json_lines``: ``application/x-ndjson``
+- ``fixed``: ``application/x-protobuf-fixed``, with the rules of a desynchronised stream
+- ``registry``: framings by content type; :func:`register` adds one
+- ``cutter``: cuts a journal as its content arrives, in chunks of any size
+"""
+
+from gazette_sdk.framing.base import Frames, Framing
+from gazette_sdk.framing.cutter import Cut, Cutter
+from gazette_sdk.framing.fixed import FixedProtobuf
+from gazette_sdk.framing.json_lines import JsonLines
+from gazette_sdk.framing.registry import framing_for, register
+
+__all__ = [
+    "Cut",
+    "Cutter",
+    "FixedProtobuf",
+    "Frames",
+    "Framing",
+    "JsonLines",
+    "framing_for",
+    "register",
+]

@@ -1,1 +1,40 @@
-"""server."""
+"""What any server process needs, whatever its service.
+
+One public port carries every protocol: a connection's first bytes say which. gRPC is spliced to
+a gRPC server of the same process, HTTP is handed to aiohttp, further protocols can be added.
+Nothing here knows journals: brokers and consumers put their services and pages on it.
+
+In reading order:
+
+- `call`: what a front tells a service of one call.
+- `process`: :class:`Server`, all of the following together.
+- `listener`: the public port; `splice`: its way to the gRPC server; `tls`: certificates.
+- `grpc_server`: services on gRPC; errors to status codes; streams that end well.
+- `http`: the HTTP side: mounts, canonical paths, trailers; `content_type`: guesses for bodies.
+- `debug`: ``/debug/…``; `profiling`: its dumps and profiles; `metrics`: the Prometheus text.
+- `settings`: the option groups of a server; `options`: tables of options and their layers;
+  `ini`: the files among them.
+- `logging`: records as text, JSON or in colour; `signals`: the first SIGTERM or SIGINT.
+"""
+
+from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, MAX_CHUNK_BYTES, Call
+from gazette_sdk.server.grpc_server import GrpcServer, Method
+from gazette_sdk.server.http import HttpHost
+from gazette_sdk.server.listener import Listener, Wire
+from gazette_sdk.server.process import Server
+from gazette_sdk.server.signals import StopSignal
+from gazette_sdk.server.tls import server_context
+
+__all__ = [
+    "FOREIGN_CHUNK_BYTES",
+    "MAX_CHUNK_BYTES",
+    "Call",
+    "GrpcServer",
+    "HttpHost",
+    "Listener",
+    "Method",
+    "Server",
+    "StopSignal",
+    "Wire",
+    "server_context",
+]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["FOREIGN_CHUNK_BYTES", "Call"]
+__all__ = ["FOREIGN_CHUNK_BYTES", "MAX_CHUNK_BYTES", "Call"]
 
 FOREIGN_CHUNK_BYTES = 32736
 """Greatest content of one read message toward clients that did not ask for more: with its
 envelope such a message stays below 32 KiB, which is what other implementations' readers hold."""
+
+MAX_CHUNK_BYTES = 1 << 20
+"""Greatest content of one read message toward clients that ask for more."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,64 @@
+"""What a journal's primary writes to Etcd: its synchronized route, and its suspension.
+
+Every transaction compares the keys its resolution saw (protocol section 13.2). One that fails has
+met a change which our mirror is still to see: what it saw is old by at least one revision.
+"""
+
+from __future__ import annotations
+
+from gazette_sdk.broker.resolver import Resolution
+from gazette_sdk.cluster.broker_keys import is_consistent, route_value
+from gazette_sdk.cluster.etcd import Compare, Etcd, Put
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.wire import complete
+
+__all__ = ["write_route", "write_suspend"]
+
+
+async def write_route(etcd: Etcd, resolution: Resolution) -> int | None:
+    """Advertise that the resolved route has synchronized.
+
+    Args:
+        etcd: the client.
+        resolution: of the journal, whose primary we are.
+
+    Returns:
+        the revision to resolve at; ``None`` when nothing was to be written.
+    """
+    if is_consistent(resolution.assignments):
+        return None
+    value = route_value(resolution.header.route)
+    result = await etcd.txn(
+        [Compare.mod_revision(entry.key, entry.mod_revision) for entry in resolution.assignments],
+        # The lease stays the assigned member's: an assignment dies with its member.
+        [Put(entry.key, value, ignore_lease=True) for entry in resolution.assignments],
+    )
+    return result.revision if result.succeeded else resolution.revision + 1
+
+
+async def write_suspend(
+    etcd: Etcd, resolution: Resolution, suspend: pb.JournalSpec.Suspend
+) -> int:
+    """Write a journal's suspension into its spec.
+
+    Args:
+        etcd: the client.
+        resolution: of the journal.
+        suspend: its new suspension.
+
+    Returns:
+        the revision to resolve at.
+    """
+    assert resolution.item is not None
+    item = resolution.item
+    spec = pb.JournalSpec()
+    spec.CopyFrom(item.value)
+    spec.suspend.CopyFrom(suspend)
+    result = await etcd.txn(
+        [
+            Compare.mod_revision(entry.key, entry.mod_revision)
+            for entry in (item, *resolution.assignments)
+        ],
+        [Put(item.key, complete(spec).SerializeToString())],
+    )
+    return result.revision if result.succeeded else resolution.revision + 1

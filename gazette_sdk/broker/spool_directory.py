@@ -1,0 +1,549 @@
+"""The directory in which a broker keeps its spools, so that they survive the process.
+
+::
+
+    ROOT/lock                                      held while a broker uses the directory
+    ROOT/journals/NAME=DIGEST/head                 the highest committed offset, and the registers
+    ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.log     what of a spool is committed (`commit_log`)
+    ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.content its bytes (`content_file`)
+    ROOT/journals/NAME=DIGEST/*.damaged            what recovery put aside; never removed
+
+A commit is acknowledged only when its record is written behind its content. Killing the process
+then loses nothing: both stand in the page cache. With durability ``persisted`` both are also
+forced to disk first. After a start :meth:`SpoolDirectory.recover` hands out every committed byte.
+
+The head is kept also when the content went to a store and its files are gone. A broker that
+starts again therefore knows where a journal goes on, and nobody has to tell it by `reset-head`.
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+from urllib.parse import quote
+
+from gazette_sdk.broker.commit_log import (
+    Commit,
+    CommitLog,
+    Head,
+    Origin,
+    decode_head,
+    encode_head,
+    parse_log,
+)
+from gazette_sdk.broker.content_file import ContentFile, SpoolDiskError
+from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.fragments import sum_of
+
+__all__ = ["CompletedSpool", "Durability", "JournalSpools", "SpoolDirectory"]
+
+_NAME_LENGTH = 120  # of a journal's name in its directory's; the digest beside it is what counts
+_SPOOL_NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})\.(log|content)")
+_STEP_BYTES = 1 << 20
+_BACKGROUND_THREADS = 2  # compression shares two cores with everything else
+_RECOVERY_THREADS = 8
+
+_log = logging.getLogger(__name__)
+
+
+class Durability(enum.Enum):
+    """What an acknowledged append has survived on every replica."""
+
+    REPLICATED = "replicated"
+    """The end of the process: it is in the page cache."""
+    PERSISTED = "persisted"
+    """The end of the machine: it was forced to disk."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompletedSpool:
+    """A spool that gets no more content: a closed fragment, with all that uploading it needs.
+
+    Attributes:
+        fragment: span, sum and codec of the content.
+        registers: the journal's registers at its end.
+        first_append_time: when its first content was committed, UTC.
+        file: the content.
+        create_revision: Etcd revision at which the journal was created.
+        primary: whether this broker was the journal's primary when it was closed.
+    """
+
+    fragment: pb.Fragment
+    registers: pb.LabelSet
+    first_append_time: datetime
+    file: ContentFile
+    create_revision: int
+    primary: bool
+
+
+class SpoolDirectory:
+    """A broker's directory of spools. One process at a time may use it.
+
+    Args:
+        root: the directory; made if it does not exist.
+        durability: what a commit has to survive.
+
+    Raises:
+        ConfigurationError: it cannot be used, or another process does.
+    """
+
+    def __init__(self, root: Path, *, durability: Durability = Durability.REPLICATED) -> None:
+        self.root = root
+        self.durability = durability
+        self._heads: dict[str, Head] = {}
+        self._serial = 0
+        try:
+            (root / "journals").mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot use {root} for spools: {error}; choose a writable directory"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise ConfigurationError(
+                f"{root} is in use by another broker process: stop it, or choose another "
+                "spool directory"
+            ) from error
+        self._background: ThreadPoolExecutor | None = ThreadPoolExecutor(
+            _BACKGROUND_THREADS, thread_name_prefix="spools"
+        )
+
+    def close(self) -> None:
+        """Finish what runs in the background, and unlock the directory. Blocks."""
+        if self._background is not None:
+            background, self._background = self._background, None
+            background.shutdown(wait=True)
+            os.close(self._lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------- journals
+
+    def journal(self, name: str, *, create_revision: int, cluster_id: int) -> JournalSpools:
+        """Where the spools of a journal go. Nothing is written before there is content.
+
+        Args:
+            name: the journal's, without metadata.
+            create_revision: Etcd revision at which it was created.
+            cluster_id: of the Etcd cluster.
+        """
+        return JournalSpools(self, name, create_revision, cluster_id)
+
+    def head(self, name: str, *, create_revision: int, cluster_id: int) -> Head | None:
+        """The highest offset known to be committed of a journal.
+
+        ``None`` if this broker knows none, or only one of another journal of the same name.
+        """
+        head = self._heads.get(name)
+        if head is None or (head.create_revision, head.cluster_id) != (create_revision, cluster_id):
+            return None
+        return head
+
+    def note_head(self, head: Head) -> None:
+        """Remember a head, if it is beyond the one known, and write it down.
+
+        Raises:
+            OSError: it could not be written down; it is remembered for this process.
+        """
+        known = self._heads.get(head.journal)
+        if known is not None and known.cluster_id == head.cluster_id:
+            if known.create_revision > head.create_revision:
+                return  # a replica of the deleted journal, which still shuts down
+            if known.create_revision == head.create_revision and (
+                known.end > head.end or known == head
+            ):
+                return
+        self._heads[head.journal] = head
+        self._write_head(head)
+
+    def forget_head(self, name: str) -> None:
+        """Forget a journal's head: others serve the journal now, and go on without us.
+
+        A head is only good for a broker which had the journal to its very end.
+
+        Raises:
+            OSError: the note could not be removed.
+        """
+        if self._heads.pop(name, None) is not None:
+            (self._directory_of(name) / "head").unlink(missing_ok=True)
+
+    def sweep(self, exists: Callable[[str, int], bool]) -> None:
+        """Forget journals which were deleted. Blocks.
+
+        Args:
+            exists: whether a journal of this name and create revision still exists.
+        """
+        for head in list(self._heads.values()):
+            if not exists(head.journal, head.create_revision):
+                self.forget_head(head.journal)
+
+    # ------------------------------------------------------------- recovery
+
+    def recover(self, cluster_id: int) -> list[CompletedSpool]:
+        """Find the spools which an earlier process left, and verify them. Blocks.
+
+        Uncommitted bytes are cut off. Content that is not what it was when it was committed is put
+        aside, and replaced by the longest beginning that still is. Spools of other Etcd clusters
+        are left where they are, untouched.
+
+        Args:
+            cluster_id: of the Etcd cluster which this broker belongs to.
+
+        Returns:
+            every spool with committed content, in the order of journal and offset. Heads are known
+            to :meth:`head` and :meth:`journal` from now on.
+        """
+        directories = [entry for entry in (self.root / "journals").iterdir() if entry.is_dir()]
+        recovered: list[CompletedSpool] = []
+        with ThreadPoolExecutor(_RECOVERY_THREADS, thread_name_prefix="recover") as pool:
+            for spools, head in pool.map(
+                lambda directory: self._recover_journal(directory, cluster_id), directories
+            ):
+                recovered += spools
+                if head is not None:
+                    self._heads[head.journal] = head
+        recovered.sort(key=lambda spool: (spool.fragment.journal, spool.fragment.begin))
+        if recovered:
+            _log.info("recovered %d spools of an earlier process in %s", len(recovered), self.root)
+        return recovered
+
+    def _recover_journal(
+        self, directory: Path, cluster_id: int
+    ) -> tuple[list[CompletedSpool], Head | None]:
+        head = _read_head(directory)
+        if head is not None and head.cluster_id != cluster_id:
+            _log.warning(
+                "%s knows %s of another Etcd cluster (%d, ours is %d): not used; remove the "
+                "directory if that cluster is gone", directory, head.journal, head.cluster_id,
+                cluster_id,
+            )  # fmt: skip
+            head = None
+
+        spools: list[CompletedSpool] = []
+        for stem in _stems(directory):
+            self._serial = max(self._serial, int(stem.name.rpartition("-")[2], 16))
+            origin, commits = _read_log(stem)
+            if origin is None or not commits:
+                continue
+            if origin.cluster_id != cluster_id:
+                _log.warning(
+                    "%s.content is a spool of %s of another Etcd cluster (%d, ours is %d): left "
+                    "where it is", stem, origin.journal, origin.cluster_id, cluster_id,
+                )  # fmt: skip
+                continue
+            last = max(commits, key=lambda commit: commit.end)
+            if head is None or origin.create_revision > head.create_revision or (
+                origin.create_revision == head.create_revision and last.end >= head.end
+            ):  # fmt: skip
+                head = Head(
+                    origin.journal, last.end, last.registers, origin.create_revision, cluster_id
+                )
+            spool = self._recover_spool(stem, origin, commits)
+            if spool is not None:
+                spools.append(spool)
+        return spools, head
+
+    def _recover_spool(
+        self, stem: Path, origin: Origin, commits: list[Commit]
+    ) -> CompletedSpool | None:
+        content, log = stem.with_suffix(".content"), stem.with_suffix(".log")
+        if not content.exists():
+            _log.error(
+                "%s is missing, with committed bytes %d to %d of %s", content, origin.begin,
+                commits[-1].end, origin.journal,
+            )  # fmt: skip
+            log.rename(log.with_suffix(".log.damaged"))
+            return None
+        good = _longest_good(content, origin.begin, commits)
+        claimed = max(commit.end for commit in commits)
+        if good is None or good.end < claimed:
+            good_end = origin.begin if good is None else good.end
+            _log.error(
+                "%s of %s is damaged: its bytes from %d to %d are not what was committed; kept "
+                "as %s.damaged", content, origin.journal, good_end, claimed, content.name,
+            )  # fmt: skip
+            content.rename(content.with_suffix(".content.damaged"))
+            log.rename(log.with_suffix(".log.damaged"))
+            if good is None:
+                return None
+            _copy_beginning(
+                content.with_suffix(".content.damaged"), content, good.end - origin.begin
+            )
+            rewritten = CommitLog(log, origin)
+            rewritten.append(good)
+            rewritten.close()
+        elif content.stat().st_size > good.end - origin.begin:
+            os.truncate(content, good.end - origin.begin)
+        fragment = pb.Fragment(
+            journal=origin.journal,
+            begin=origin.begin,
+            end=good.end,
+            sum=sum_of(good.digest),
+            compression_codec=origin.codec,
+        )
+        return CompletedSpool(
+            fragment,
+            pb.LabelSet.FromString(good.registers),
+            datetime.fromtimestamp(good.first_append_us / 1e6, UTC),
+            ContentFile(content, origin.codec, self.submit, lambda: _remove_spool(stem)),
+            origin.create_revision,
+            primary=False,
+        )
+
+    # ------------------------------------------------------------- internal
+
+    def create(self, origin: Origin) -> tuple[ContentFile, CommitLog]:
+        """Make the files of a new spool. Used by :class:`JournalSpools`.
+
+        Raises:
+            OSError: they cannot be made.
+        """
+        directory = self._directory_of(origin.journal)
+        directory.mkdir(exist_ok=True)
+        self._serial += 1
+        stem = directory / f"{origin.begin:016x}-{self._serial:08x}"
+        # The log is made first and removed first: content without a log is what a removal left.
+        log = CommitLog(
+            stem.with_suffix(".log"), origin, synced=self.durability is Durability.PERSISTED
+        )
+        try:
+            file = ContentFile(
+                stem.with_suffix(".content"),
+                origin.codec,
+                self.submit,
+                lambda: _remove_spool(stem),
+                create=True,
+            )
+        except OSError:
+            log.close()
+            stem.with_suffix(".log").unlink()
+            raise
+        return file, log
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Run ``work`` in the background; at once where the directory is closed already."""
+        if self._background is None:
+            work()
+        else:
+            self._background.submit(work)
+
+    def sync_names(self, journal: str) -> None:
+        """Force the names of a journal's files to disk. Blocks."""
+        for path in (self._directory_of(journal), self.root / "journals"):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def _directory_of(self, journal: str) -> Path:
+        return self.root / "journals" / _safe_name(journal)
+
+    def _write_head(self, head: Head) -> None:
+        directory = self._directory_of(head.journal)
+        directory.mkdir(exist_ok=True)
+        fresh = directory / "head.new"
+        with fresh.open("wb") as file:
+            file.write(encode_head(head))
+            if self.durability is Durability.PERSISTED:
+                file.flush()
+                os.fdatasync(file.fileno())
+        fresh.rename(directory / "head")
+
+
+class JournalSpools:
+    """Where the spools of one journal go; see :meth:`SpoolDirectory.journal`.
+
+    Attributes:
+        name: the journal's.
+        create_revision: Etcd revision at which it was created.
+    """
+
+    __slots__ = ("_cluster_id", "_directory", "create_revision", "name")
+
+    def __init__(
+        self, directory: SpoolDirectory, name: str, create_revision: int, cluster_id: int
+    ) -> None:
+        self._directory = directory
+        self.name = name
+        self.create_revision = create_revision
+        self._cluster_id = cluster_id
+
+    @property
+    def head(self) -> Head | None:
+        """The highest offset known to be committed of this very journal."""
+        return self._directory.head(
+            self.name, create_revision=self.create_revision, cluster_id=self._cluster_id
+        )
+
+    @property
+    def root(self) -> Path:
+        """The directory of all spools, for messages."""
+        return self._directory.root
+
+    @property
+    def persisted(self) -> bool:
+        """Whether a commit must be forced to disk."""
+        return self._directory.durability is Durability.PERSISTED
+
+    def create(self, begin: int, codec: int) -> tuple[ContentFile, CommitLog]:
+        """The files of a new spool.
+
+        Raises:
+            OSError: they cannot be made.
+        """
+        return self._directory.create(
+            Origin(self.name, begin, codec, self.create_revision, self._cluster_id)
+        )
+
+    def note_head(self, end: int, registers: bytes) -> None:
+        """Remember that the journal is committed up to ``end``.
+
+        A head that cannot be written down is logged: the logs of spools still tell it, and a
+        head that is behind only costs what every restart cost without one.
+        """
+        head = self.head
+        if head is None and end == 0 and not registers:
+            return
+        if head is not None and (head.end, head.registers) == (end, registers):
+            return
+        try:
+            self._directory.note_head(
+                Head(self.name, end, registers, self.create_revision, self._cluster_id)
+            )
+        except OSError as error:
+            _log.warning("cannot write down the head of %s (%d): %s", self.name, end, error)
+
+    def forget_head(self) -> None:
+        """Forget the head: others serve the journal now. See :meth:`SpoolDirectory.forget_head`."""
+        if self.head is not None:
+            self._directory.forget_head(self.name)
+
+    def sync(self, file: ContentFile, log_fd: int, *, is_new: bool) -> None:
+        """Force a spool's content and commits to disk, and its names if it is new. Blocks.
+
+        Raises:
+            OSError: they are not on disk.
+        """
+        os.fdatasync(file.fd)
+        os.fdatasync(log_fd)
+        if is_new:
+            self._directory.sync_names(self.name)
+
+    def disk_error(self, doing: str, error: OSError) -> SpoolDiskError:
+        """What tells a client, and an operator, that the disk does not take a spool's bytes."""
+        remedy = (
+            "free some space there"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT)
+            else "check that disk"
+        )
+        return SpoolDiskError(
+            f"cannot {doing} of {self.name} in {self.root}: {error.strerror}; {remedy}, and "
+            "append again (nothing acknowledged is lost)",
+            journal=self.name,
+        )
+
+
+# ------------------------------------------------------------------- on disk
+
+
+def _safe_name(journal: str) -> str:
+    """A file name for a journal, also where names are short or do not tell case apart."""
+    digest = hashlib.sha256(journal.encode()).hexdigest()[:16]
+    return f"{quote(journal, safe='')[:_NAME_LENGTH]}={digest}"
+
+
+def _stems(directory: Path) -> list[Path]:
+    """Paths of the directory's spools without their suffix, in order; leftovers are removed."""
+    stems = set()
+    for path in directory.iterdir():
+        if path.suffix in (".thin", ".new"):
+            path.unlink()  # of a replacement which did not come to its end
+        elif _SPOOL_NAME.fullmatch(path.name):
+            stems.add(path.with_suffix(""))
+    return sorted(stems)
+
+
+def _read_head(directory: Path) -> Head | None:
+    path = directory / "head"
+    if not path.exists():
+        return None
+    head = decode_head(path.read_bytes())
+    if head is None:
+        _log.error("%s is damaged; kept as head.damaged", path)
+        path.rename(path.with_suffix(".damaged"))
+    return head
+
+
+def _read_log(stem: Path) -> tuple[Origin | None, list[Commit]]:
+    """A spool's origin and commits. Files without any commit are removed, or put aside."""
+    content, log = stem.with_suffix(".content"), stem.with_suffix(".log")
+    data = log.read_bytes() if log.exists() else b""
+    parsed = parse_log(data)
+    for begin, end in parsed.damaged:
+        if end < len(data):
+            _log.error("%s: bytes %d to %d are no records of commits", log, begin, end)
+    if parsed.origin is not None and parsed.commits:
+        return parsed.origin, [c for c in parsed.commits if c.end > parsed.origin.begin]
+    if log.exists() and (parsed.commits or parsed.damaged):
+        # A crash before the first commit leaves an origin and at most a part of one record: only
+        # that is nothing at all.
+        if parsed.origin is None or not _is_torn_commit(data, parsed.damaged):
+            _log.error("%s is damaged, its content is kept as %s.damaged", log, content.name)
+            log.rename(log.with_suffix(".log.damaged"))
+            if content.exists():
+                content.rename(content.with_suffix(".content.damaged"))
+            return None, []
+    log.unlink(missing_ok=True)
+    content.unlink(missing_ok=True)
+    return None, []
+
+
+def _is_torn_commit(data: bytes, damaged: list[tuple[int, int]]) -> bool:
+    return len(damaged) == 1 and damaged[0][1] == len(data)
+
+
+def _longest_good(content: Path, begin: int, commits: list[Commit]) -> Commit | None:
+    """The commit that reaches furthest among those whose sum the content has."""
+    found, position, good = hashlib.sha1(usedforsecurity=False), begin, None
+    with content.open("rb") as file:
+        for commit in sorted(commits, key=lambda commit: commit.end):
+            while position < commit.end:
+                data = file.read(min(_STEP_BYTES, commit.end - position))
+                if not data:
+                    return good
+                found.update(data)
+                position += len(data)
+            if found.digest() == commit.digest:
+                good = commit
+    return good
+
+
+def _copy_beginning(source: Path, target: Path, length_bytes: int) -> None:
+    shutil.copyfile(source, target)
+    os.truncate(target, length_bytes)
+
+
+def _remove_spool(stem: Path) -> None:
+    stem.with_suffix(".log").unlink(missing_ok=True)
+    stem.with_suffix(".content").unlink(missing_ok=True)

@@ -1,0 +1,193 @@
+"""State: what the allocator derives from one state of the mirror (allocator section 3).
+
+A state is a snapshot: the mirror may move on, the state does not. Convergence updates the counts
+while it builds a round, so that each item sees the effects of those before it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from gazette_sdk.cluster.allocator.codec import Allocation
+from gazette_sdk.cluster.item_keyspace import (
+    AssignmentEntry,
+    ItemEntry,
+    ItemKeySpace,
+    MemberEntry,
+)
+
+__all__ = ["LOAD_RATIO_MAX", "LocalItem", "State", "leader_of", "shed_capacity"]
+
+LOAD_RATIO_MAX: float = struct.unpack("f", struct.pack("I", 0x7F7FFFFF))[0]
+"""Load ratio of a member that does not exist: the largest number of single precision."""
+
+
+class LocalItem(NamedTuple):
+    """An item assigned to the local member.
+
+    ``assignments`` are all of the item, ``assignments[local]`` is that of the member.
+    """
+
+    item: ItemEntry[Any]
+    assignments: Sequence[AssignmentEntry[Any]]
+    local: int
+
+
+class State:
+    """The cluster, as the allocator sees it at one revision.
+
+    Args:
+        keyspace: the mirror.
+        allocation: how to see its values.
+
+    Attributes:
+        revision: revision of the mirror.
+        items, members, assignments: its entries, in order of their keys.
+        item_assignments: for each item its assignments.
+        dead_assignments: assignments of items that do not exist.
+        replication: for each item the number of members it wants.
+        limits: for each member the number of items it offers to hold.
+        shed: for each member the part of its limit that is withheld because it is exiting.
+        zones: sorted names of the zones of members whose limit is not 0.
+        zone_slots: sum of limits of each of them.
+        member_slots: sum of all limits, less what is shed.
+        item_slots: sum of ``replication``.
+        total_count, primary_count: assignments of existing items to each member; with slot 0.
+        network: all that a solution depends on but the current assignments. As long as it stays
+            equal a solution stays valid.
+    """
+
+    def __init__(
+        self, keyspace: ItemKeySpace[Any, Any, Any], allocation: Allocation[Any, Any, Any]
+    ) -> None:
+        self.root = keyspace.root
+        self.revision = keyspace.revision
+        self.allocation = allocation
+        self.items = keyspace.items()
+        self.members = keyspace.members()
+        self.assignments = keyspace.all_assignments()
+
+        self.replication = [allocation.desired_replication(item.value) for item in self.items]
+        self.limits = [allocation.item_limit(member.value) for member in self.members]
+        self.item_slots = sum(self.replication)
+        self.member_slots = sum(self.limits)
+        by_zone: dict[str, int] = {}
+        for member, limit in zip(self.members, self.limits, strict=True):
+            if limit > 0:
+                by_zone[member.zone] = by_zone.get(member.zone, 0) + limit
+        self.zones = sorted(by_zone)
+        self.zone_slots = [by_zone[zone] for zone in self.zones]
+
+        exiting = [index for index, m in enumerate(self.members) if allocation.is_exiting(m.value)]
+        exiting.sort(key=lambda m: (self.members[m].create_revision, self.members[m].key))
+        self.shed = shed_capacity(
+            exiting,
+            self.limits,
+            item_slots=self.item_slots,
+            max_replication=max(self.replication, default=0),
+        )
+        self.member_slots -= sum(self.shed)
+        self.network = (
+            tuple(zip((m.key for m in self.members), self.limits, strict=True)),
+            tuple(zip((i.key for i in self.items), self.replication, strict=True)),
+            tuple(self.shed),
+        )
+
+        self._member_index = {(m.zone, m.suffix): index for index, m in enumerate(self.members)}
+        self.total_count = [0] * len(self.members)
+        self.primary_count = [0] * len(self.members)
+        self.item_assignments: list[list[AssignmentEntry[Any]]] = [[] for _ in self.items]
+        self.dead_assignments: list[AssignmentEntry[Any]] = []
+        self._join()
+
+    def _join(self) -> None:
+        """Give each item its assignments, and count those of each member."""
+        by_item = dict(zip((item.id for item in self.items), self.item_assignments, strict=True))
+        for assignment in self.assignments:
+            held = by_item.get(assignment.item)
+            if held is None:
+                self.dead_assignments.append(assignment)
+                continue
+            held.append(assignment)
+            self.count(assignment, 1)
+
+    def effective_limit(self, member: int) -> int:
+        """Items that the member of that index may hold, less what is shed."""
+        return self.limits[member] - self.shed[member]
+
+    def member_index(self, zone: str, suffix: str) -> int | None:
+        """Index of a member in ``members``."""
+        return self._member_index.get((zone, suffix))
+
+    def count(self, assignment: AssignmentEntry[Any], change: int) -> None:
+        """Count an assignment of an existing item in (1) or out (-1)."""
+        member = self._member_index.get((assignment.zone, assignment.suffix))
+        if member is not None:
+            self.total_count[member] += change
+            if assignment.slot == 0:
+                self.primary_count[member] += change
+
+    def load_ratio(self, assignment: AssignmentEntry[Any], counts: Sequence[int]) -> float:
+        """How loaded an assignment's member is: its count in ``counts`` per effective limit.
+
+        In single precision, and by the rules of IEEE 754 where the limit is 0, as other
+        implementations compare it.
+        """
+        member = self._member_index.get((assignment.zone, assignment.suffix))
+        if member is None:
+            return LOAD_RATIO_MAX
+        count, limit = counts[member], self.effective_limit(member)
+        if limit == 0:
+            return float("inf") if count else float("nan")
+        ratio: float = struct.unpack("f", struct.pack("f", count / limit))[0]
+        return ratio
+
+    def is_consistent(
+        self,
+        item: ItemEntry[Any],
+        assignment: AssignmentEntry[Any],
+        assignments: Sequence[AssignmentEntry[Any]],
+    ) -> bool:
+        """Whether an assignment is in sync."""
+        return self.allocation.is_consistent(item, assignment, assignments)
+
+    def local_items(self, zone: str, suffix: str) -> list[LocalItem]:
+        """Existing items that are assigned to a member, in order."""
+        return [
+            LocalItem(item, assignments, local)
+            for item, assignments in zip(self.items, self.item_assignments, strict=True)
+            for local, a in enumerate(assignments)
+            if (a.zone, a.suffix) == (zone, suffix)
+        ]
+
+
+def leader_of(members: Sequence[MemberEntry[Any]]) -> MemberEntry[Any] | None:
+    """The member that computes and writes assignments: the one announced first (section 5)."""
+    return min(members, key=lambda m: (m.create_revision, m.key), default=None)
+
+
+def shed_capacity(
+    exiting: Sequence[int], limits: Sequence[int], *, item_slots: int, max_replication: int
+) -> list[int]:
+    """What part of their limits exiting members withhold, so that they drain.
+
+    Only what the cluster has to spare is withheld: the oldest exiting members drain first and
+    fully, the last one perhaps in part, and at least ``max_replication`` members keep all.
+
+    Args:
+        exiting: indices of the exiting members, the oldest first.
+        limits: items each member offers to hold.
+        item_slots: assignments that all items want.
+        max_replication: the most that any item wants.
+
+    Returns:
+        For each member the number of items withheld.
+    """
+    shed = [0] * len(limits)
+    excess = max(0, sum(limits) - item_slots)
+    for member in exiting[: max(0, len(limits) - max_replication)]:
+        shed[member] = min(limits[member], excess)
+        excess -= shed[member]
+    return shed

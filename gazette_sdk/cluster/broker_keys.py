@@ -1,0 +1,159 @@
+"""What brokers keep in Etcd: journals, brokers, and which broker serves which journal.
+
+Values are ``JournalSpec``, ``BrokerSpec`` and ``Route`` (protocol section 13, allocator section
+1). A value that breaks a rule of its message, or that tells another name than its key, can not be
+decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError
+
+from gazette_sdk.cluster.allocator.codec import Allocation
+from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry, ItemKeySpace, MemberEntry
+from gazette_sdk.errors import ValidationError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.journal_spec import (
+    DEFAULT_MAX_REPLICATION,
+    desired_replication,
+    validate_journal_spec,
+)
+from gazette_sdk.protocol.routes import (
+    NO_PRIMARY,
+    equivalent,
+    route_of,
+    validate_broker_spec,
+    validate_route,
+)
+
+__all__ = [
+    "BrokerAssignment",
+    "BrokerEntry",
+    "BrokerKeySpace",
+    "JournalAllocation",
+    "JournalEntry",
+    "implied_route",
+    "is_consistent",
+    "route_value",
+]
+
+JournalEntry = ItemEntry[pb.JournalSpec]
+BrokerEntry = MemberEntry[pb.BrokerSpec]
+BrokerAssignment = AssignmentEntry[pb.Route]
+
+
+class BrokerKeySpace(ItemKeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]):
+    """The mirror of a cluster of brokers.
+
+    Args:
+        root: the cluster's prefix, by default ``/gazette/cluster``.
+    """
+
+    def __init__(self, root: str = "/gazette/cluster") -> None:
+        super().__init__(
+            root,
+            decode_item=_decode_journal,
+            decode_member=_decode_broker,
+            decode_assignment=_decode_assignment,
+        )
+
+    def journal_route(self, journal: str) -> pb.Route:
+        """The route which the assignments of a journal imply, without endpoints."""
+        return implied_route(self.assignments(journal))
+
+    def endpoint(self, zone: str, suffix: str) -> str | None:
+        """The endpoint a broker announced."""
+        entry = self.member(zone, suffix)
+        return entry.value.process_spec.endpoint if entry is not None else None
+
+
+class JournalAllocation(Allocation[pb.JournalSpec, pb.BrokerSpec, pb.Route]):
+    """How the allocator sees journals and brokers.
+
+    Args:
+        max_replication: upper bound of the replication of any journal, whatever its spec says.
+    """
+
+    def __init__(self, max_replication: int = DEFAULT_MAX_REPLICATION) -> None:
+        self._max_replication = max_replication
+
+    def desired_replication(self, item: pb.JournalSpec) -> int:
+        """Members a journal wants."""
+        return desired_replication(item, self._max_replication)
+
+    def item_limit(self, member: pb.BrokerSpec) -> int:
+        """Journals a broker offers to hold."""
+        return member.journal_limit
+
+    def is_exiting(self, member: pb.BrokerSpec) -> bool:
+        """Whether a broker wants to leave."""
+        return member.exiting
+
+    def is_consistent(
+        self,
+        item: ItemEntry[pb.JournalSpec],  # noqa: ARG002 -- journals do not need all of them
+        assignment: BrokerAssignment,  # noqa: ARG002
+        assignments: Sequence[BrokerAssignment],
+    ) -> bool:
+        """Whether all replicas of the journal agree on the current route."""
+        return is_consistent(assignments)
+
+
+def implied_route(assignments: Sequence[BrokerAssignment]) -> pb.Route:
+    """The route of a journal's assignments, given in order of their keys."""
+    return route_of((a.zone, a.suffix, a.slot) for a in assignments)
+
+
+def is_consistent(assignments: Sequence[BrokerAssignment]) -> bool:
+    """Whether each assignment of a journal holds the route that all of them imply (section 10).
+
+    The journal's primary writes it there once the replicas have synchronised, so a journal is
+    inconsistent from each change of its members or its primary until then.
+    """
+    route = implied_route(assignments)
+    return all(equivalent(a.value, route) for a in assignments)
+
+
+def route_value(route: pb.Route) -> bytes:
+    """The value of an assignment that has synchronised on ``route``: without endpoints."""
+    return pb.Route(members=route.members, primary=route.primary).SerializeToString()
+
+
+def _decode_journal(name: str, raw: bytes) -> pb.JournalSpec:
+    spec = _parse(pb.JournalSpec(), raw)
+    validate_journal_spec(spec, stored=True)
+    if spec.name != name:
+        raise ValidationError(f"it holds the spec of {spec.name!r}", path="Name")
+    return spec
+
+
+def _decode_broker(zone: str, suffix: str, raw: bytes) -> pb.BrokerSpec:
+    spec = _parse(pb.BrokerSpec(), raw)
+    validate_broker_spec(spec)
+    process = spec.process_spec.id
+    if (process.zone, process.suffix) != (zone, suffix):
+        raise ValidationError(f"it holds the spec of {process.zone}#{process.suffix}", path="Id")
+    return spec
+
+
+def _decode_assignment(_item: str, _zone: str, _suffix: str, raw: bytes) -> pb.Route:
+    if not raw:
+        # Not what the empty message means, whose primary is the first member.
+        return pb.Route(primary=NO_PRIMARY)
+    route = _parse(pb.Route(), raw)
+    validate_route(route)
+    return route
+
+
+MessageT = TypeVar("MessageT", pb.JournalSpec, pb.BrokerSpec, pb.Route)
+
+
+def _parse(message: MessageT, raw: bytes) -> MessageT:
+    try:
+        message.ParseFromString(raw)
+    except DecodeError as error:
+        raise ValidationError(f"it is no {type(message).__name__}: {error}") from error
+    return message

@@ -1,0 +1,439 @@
+"""The Etcd client: ranges at a revision, transactions, leases, watches.
+
+``etcd3`` gives the messages and stubs, ``grpc.aio`` carries them on our event loop. Whoever uses
+this sees plain dataclasses, and the errors of :mod:`gazette_sdk.errors`:
+
+* :class:`~gazette_sdk.errors.EtcdUnavailableError`: no answer; the same request may work later,
+* :class:`~gazette_sdk.errors.EtcdCompactedError`: the revision is gone from Etcd's history,
+* :class:`~gazette_sdk.errors.LeaseLostError`: the lease is gone,
+* :class:`~gazette_sdk.errors.EtcdError`: anything else, such as a refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import grpc.aio
+
+from gazette_sdk.cluster._etcd3 import rpc, stubs
+from gazette_sdk.cluster.etcd_messages import (
+    Compare,
+    Delete,
+    Get,
+    KeyValue,
+    Operation,
+    Put,
+    RangeResult,
+    TxnResult,
+    WatchBatch,
+    WatchEvent,
+    compare_message,
+    header_of,
+    operation_message,
+    prefix_end,
+    range_result_of,
+    watch_batch_of,
+)
+from gazette_sdk.cluster.etcd_server import MINIMUM_VERSION, parse_version
+from gazette_sdk.errors import (
+    ClosedError,
+    ConfigurationError,
+    EtcdCompactedError,
+    EtcdError,
+    EtcdUnavailableError,
+    LeaseLostError,
+)
+
+__all__ = [
+    "Compare",
+    "Delete",
+    "Etcd",
+    "Get",
+    "KeyValue",
+    "Operation",
+    "Put",
+    "RangeResult",
+    "TxnResult",
+    "WatchBatch",
+    "WatchEvent",
+    "prefix_end",
+]
+
+CALL_TIMEOUT_S = 10.0
+"""Bound of one request, including the wait for a connection."""
+
+KEEPALIVE_S = 10.0
+"""Pause between HTTP/2 pings on a silent connection. Etcd drops clients that ping every 5 s."""
+
+KEEPALIVE_TIMEOUT_S = 5.0
+"""How long a ping may stay unanswered before the connection counts as broken."""
+
+RENEWAL_RETRY_S = 0.5
+"""Pause before a broken stream of lease renewals is replaced."""
+
+_RETRYABLE = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.CANCELLED,
+    }
+)
+"""Statuses that tell of the connection or the server's state rather than of the request."""
+
+_log = logging.getLogger(__name__)
+
+
+# ------------------------------------------------------------------ the client
+
+
+class Etcd:
+    """A client of one Etcd cluster, on the event loop that :meth:`connect` ran on."""
+
+    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
+        self.address = address
+        self._channel = channel
+        self._kv = stubs.KVStub(channel)
+        self._lease = stubs.LeaseStub(channel)
+        self._watch = stubs.WatchStub(channel)
+        self._maintenance = stubs.MaintenanceStub(channel)
+        self._closed = False
+
+    @classmethod
+    async def connect(
+        cls,
+        address: str,
+        *,
+        dial_timeout_s: float = 5.0,
+        cert_file: Path | str | None = None,
+        cert_key_file: Path | str | None = None,
+        trusted_ca_file: Path | str | None = None,
+    ) -> Etcd:
+        """Connect, and check that the server is new enough.
+
+        Args:
+            address: ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///PATH``.
+            dial_timeout_s: how long to wait for the connection and the first answer.
+            cert_file: client certificate (PEM), for https.
+            cert_key_file: its key.
+            trusted_ca_file: certificates of the authorities to trust instead of the system's.
+
+        Raises:
+            ConfigurationError: the address or a file can not be used.
+            EtcdUnavailableError: no answer in time.
+            EtcdError: the server is older than 3.5.
+        """
+        target, tls = _dial_target(address)
+        options = [
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
+            ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", 1000),
+            ("grpc.max_reconnect_backoff_ms", 2000),
+            ("grpc.enable_http_proxy", 0),
+            # Each client has a connection of its own, so that one can break without the other.
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        if tls:
+            credentials = _credentials(cert_file, cert_key_file, trusted_ca_file)
+            channel = grpc.aio.secure_channel(target, credentials, options)
+        else:
+            channel = grpc.aio.insecure_channel(target, options)
+        client = cls(channel, address)
+        try:
+            await client._check_version(dial_timeout_s)
+        except BaseException:
+            await client.aclose()
+            raise
+        return client
+
+    async def aclose(self) -> None:
+        """Close the connection. Running calls end with an error."""
+        self._closed = True
+        await self._channel.close()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`aclose` was called."""
+        return self._closed
+
+    async def range(
+        self, key: bytes, range_end: bytes = b"", *, revision: int = 0, limit: int = 0
+    ) -> RangeResult:
+        """Read ``key``, or all keys of ``[key, range_end)``.
+
+        Args:
+            key: first key.
+            range_end: key to end before; see :func:`prefix_end`.
+            revision: read the store as it was then; 0: as it is now.
+            limit: at most so many keys; 0: all.
+
+        Raises:
+            EtcdCompactedError: ``revision`` is no longer kept.
+            EtcdUnavailableError: no answer.
+        """
+        request = rpc.RangeRequest(key=key, range_end=range_end, revision=revision, limit=limit)
+        return range_result_of(await self._call(self._kv.Range, request))
+
+    async def txn(
+        self,
+        compares: Iterable[Compare],
+        then: Iterable[Operation],
+        otherwise: Iterable[Operation] = (),
+    ) -> TxnResult:
+        """One atomic transaction: ``then`` where all of ``compares`` hold, else ``otherwise``.
+
+        Raises:
+            LeaseLostError: an operation puts under a lease that is gone.
+            EtcdUnavailableError: no answer. The transaction may or may not have happened.
+            EtcdError: Etcd refused it, for instance as too large.
+        """
+        request = rpc.TxnRequest(
+            compare=[compare_message(c) for c in compares],
+            success=[operation_message(o) for o in then],
+            failure=[operation_message(o) for o in otherwise],
+        )
+        response = await self._call(self._kv.Txn, request)
+        header = header_of(response.header)
+        return TxnResult(
+            succeeded=response.succeeded,
+            revision=header.revision,
+            header=header,
+            responses=tuple(
+                range_result_of(r.response_range) if r.HasField("response_range") else None
+                for r in response.responses
+            ),
+        )
+
+    async def put(self, key: bytes, value: bytes, *, lease: int = 0) -> int:
+        """Write a key unconditionally. Returns the revision."""
+        return (await self.txn((), (Put(key, value, lease),))).revision
+
+    async def delete(self, key: bytes, range_end: bytes = b"") -> int:
+        """Delete a key or range unconditionally. Returns the revision of the store."""
+        return (await self.txn((), (Delete(key, range_end),))).revision
+
+    # -------------------------------------------------------------- leases
+
+    async def grant(self, ttl_s: int) -> int:
+        """Make a lease that lives for ``ttl_s`` seconds unless renewed. Returns its id."""
+        response = await self._call(self._lease.LeaseGrant, rpc.LeaseGrantRequest(TTL=ttl_s))
+        if response.error:
+            raise EtcdError(f"Etcd did not grant a lease: {response.error}")
+        lease: int = response.ID
+        return lease
+
+    async def revoke(self, lease: int, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """End a lease: all keys that hang on it are deleted in one revision.
+
+        Raises:
+            LeaseLostError: it had ended already.
+        """
+        request = rpc.LeaseRevokeRequest(ID=lease)
+        await self._call(self._lease.LeaseRevoke, request, timeout_s=timeout_s)
+
+    async def leases(self) -> list[int]:
+        """Ids of all leases."""
+        response = await self._call(self._lease.LeaseLeases, rpc.LeaseLeasesRequest())
+        return [status.ID for status in response.leases]
+
+    async def keep_alive(self, lease: int, ttl_s: float) -> None:
+        """Renew ``lease`` every third of its ``ttl_s``, until cancelled.
+
+        Broken connections are replaced for as long as the lease can still be alive.
+
+        Raises:
+            LeaseLostError: it ran out, or was revoked.
+        """
+        loop = asyncio.get_running_loop()
+        expires_at = loop.time() + ttl_s
+        while True:
+            try:
+                # As counted from the moment of sending, so never later than Etcd counts.
+                async with asyncio.timeout_at(expires_at) as bound:
+                    with self._errors("keep-alive"):
+                        async for expires_at in self._renewals(lease, ttl_s / 3):
+                            bound.reschedule(expires_at)
+            except TimeoutError:
+                raise LeaseLostError(
+                    f"unable to keep the lease alive: no renewal within {ttl_s:g} s"
+                ) from None
+            except EtcdUnavailableError as error:
+                _log.warning("renewing the lease failed; trying again: %s", error)
+            await asyncio.sleep(min(RENEWAL_RETRY_S, ttl_s / 10))
+
+    async def _renewals(self, lease: int, pause_s: float) -> AsyncIterator[float]:
+        """Renew over one stream. Yields the loop time up to which the lease lives at least."""
+        loop = asyncio.get_running_loop()
+        call = self._lease.LeaseKeepAlive(wait_for_ready=True)
+        try:
+            while True:
+                sent_at = loop.time()
+                await call.write(rpc.LeaseKeepAliveRequest(ID=lease))
+                response = await call.read()
+                if response is grpc.aio.EOF:
+                    raise EtcdUnavailableError("Etcd ended the stream of renewals")
+                if response.TTL <= 0:
+                    raise LeaseLostError("the lease ran out or was revoked")
+                yield sent_at + response.TTL
+                await asyncio.sleep(pause_s)
+        finally:
+            call.cancel()
+
+    # -------------------------------------------------------------- watches
+
+    async def watch(self, prefix: bytes, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+        """Changes of keys that begin with ``prefix``, from ``start_revision`` on.
+
+        It asks for progress notifications, and for an error when the server it talks to loses
+        the cluster's leader. It ends only by an error; close the iterator when done with it
+        (:func:`contextlib.aclosing`).
+
+        Raises:
+            EtcdUnavailableError: the connection or the server was lost: watch again.
+            EtcdCompactedError: changes from ``start_revision`` on are no longer kept.
+            EtcdError: Etcd refused.
+        """
+        create = rpc.WatchCreateRequest(
+            key=prefix,
+            range_end=prefix_end(prefix),
+            start_revision=start_revision,
+            progress_notify=True,
+        )
+        with self._errors("watch"):
+            call = self._watch.Watch(metadata=(("hasleader", "true"),))
+            try:
+                await call.write(rpc.WatchRequest(create_request=create))
+                while (response := await call.read()) is not grpc.aio.EOF:
+                    if response.compact_revision:
+                        raise EtcdCompactedError(
+                            f"revision {start_revision} was compacted away; Etcd keeps changes "
+                            f"from {response.compact_revision} on: restart the process"
+                        )
+                    if response.canceled:
+                        raise _error_of_text(response.cancel_reason or "watch cancelled")
+                    if not response.created:
+                        yield watch_batch_of(response)
+            finally:
+                call.cancel()
+        raise EtcdUnavailableError("Etcd ended the watch")
+
+    # -------------------------------------------------------------- plumbing
+
+    async def _check_version(self, timeout_s: float) -> None:
+        try:
+            status = await self._call(
+                self._maintenance.Status, rpc.StatusRequest(), timeout_s=timeout_s
+            )
+        except EtcdUnavailableError as error:
+            raise EtcdUnavailableError(
+                f"no Etcd answers at {self.address} ({error}); check the address, "
+                "and that Etcd runs"
+            ) from error
+        if parse_version(status.version)[: len(MINIMUM_VERSION)] < MINIMUM_VERSION:
+            minimum = ".".join(map(str, MINIMUM_VERSION))
+            raise EtcdError(
+                f"Etcd at {self.address} is version {status.version}; upgrade it to {minimum} "
+                "or later"
+            )
+
+    async def _call(
+        self,
+        method: grpc.aio.UnaryUnaryMultiCallable,
+        request: Any,
+        *,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Any:
+        """One unary request. Waits for a connection within the same bound."""
+        with self._errors(type(request).__name__):
+            call: Awaitable[Any] = method(request, timeout=timeout_s, wait_for_ready=True)
+            return await call
+
+    def _check_open(self, cause: BaseException | None = None) -> None:
+        if self._closed:
+            raise ClosedError("the Etcd client was closed") from cause
+
+    @contextlib.contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        """Errors of gRPC become ours."""
+        self._check_open()
+        try:
+            yield
+        except asyncio.CancelledError as error:
+            # grpc.aio reports a channel closed under a call as a cancellation of its caller.
+            task = asyncio.current_task()
+            if task is None or not task.cancelling():
+                self._check_open(error)
+            raise
+        except grpc.aio.AioRpcError as error:
+            raise _error_of_status(error.code(), error.details() or "", what) from error
+        except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+            raise EtcdUnavailableError(f"{what}: the connection was closed ({error})") from error
+
+
+def _dial_target(address: str) -> tuple[str, bool]:
+    """The gRPC target of an address, and whether it wants TLS."""
+    url = urlsplit(address)
+    if url.scheme == "unix" and url.path:
+        return f"unix:{url.path}", False
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ConfigurationError(
+            f"{address!r} is no Etcd address: give http://HOST:PORT, https://HOST:PORT "
+            "or unix:///PATH"
+        )
+    try:
+        port = url.port or 2379
+    except ValueError as error:
+        raise ConfigurationError(f"{address!r} is no Etcd address: {error}") from error
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    return f"{host}:{port}", url.scheme == "https"
+
+
+def _credentials(
+    cert_file: Path | str | None,
+    cert_key_file: Path | str | None,
+    trusted_ca_file: Path | str | None,
+) -> grpc.ChannelCredentials:
+    def read(path: Path | str | None) -> bytes | None:
+        try:
+            return Path(path).read_bytes() if path else None
+        except OSError as error:
+            raise ConfigurationError(f"a certificate for Etcd can not be read: {error}") from error
+
+    return grpc.ssl_channel_credentials(
+        root_certificates=read(trusted_ca_file),
+        private_key=read(cert_key_file),
+        certificate_chain=read(cert_file),
+    )
+
+
+def _error_of_status(code: grpc.StatusCode, details: str, what: str) -> EtcdError:
+    """Our error for a failed call. Etcd's texts are part of its interface."""
+    text = f"{what}: {details or code.name}"
+    if "has been compacted" in details:
+        return EtcdCompactedError(text)
+    if "requested lease not found" in details:
+        return LeaseLostError(text)
+    if code in _RETRYABLE:
+        return EtcdUnavailableError(text)
+    return EtcdError(text)
+
+
+def _error_of_text(reason: str) -> EtcdError:
+    """Our error for the reason of a cancelled watch."""
+    if "no leader" in reason:
+        return EtcdUnavailableError(reason)
+    if "compacted" in reason:
+        return EtcdCompactedError(reason)
+    return EtcdError(reason)

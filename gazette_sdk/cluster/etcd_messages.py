@@ -1,0 +1,241 @@
+"""What is said to Etcd and what it answers, as plain dataclasses.
+
+The conversions to and from the messages of ``etcd3`` stand at the end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gazette_sdk.cluster._etcd3 import rpc
+from gazette_sdk.protocol import broker_pb2 as pb
+
+__all__ = [
+    "Compare",
+    "Delete",
+    "Get",
+    "KeyValue",
+    "Operation",
+    "Put",
+    "RangeResult",
+    "TxnResult",
+    "WatchBatch",
+    "WatchEvent",
+    "compare_message",
+    "header_of",
+    "operation_message",
+    "prefix_end",
+    "range_result_of",
+    "watch_batch_of",
+]
+
+# ------------------------------------------------------------------ what is said
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """A key of Etcd. ``lease`` is 0 where none is attached."""
+
+    key: bytes
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    version: int
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """A condition of a transaction: that a key's property equals a value.
+
+    A missing key has create revision, mod revision, version and lease 0. Make one with a class
+    method, which names the property.
+    """
+
+    key: bytes
+    target: str
+    value: int
+
+    @classmethod
+    def create_revision(cls, key: bytes, revision: int) -> Compare:
+        """The key was created at ``revision``; 0: it does not exist."""
+        return cls(key, "create_revision", revision)
+
+    @classmethod
+    def mod_revision(cls, key: bytes, revision: int) -> Compare:
+        """The key was last changed at ``revision``; 0: it does not exist."""
+        return cls(key, "mod_revision", revision)
+
+    @classmethod
+    def version(cls, key: bytes, version: int) -> Compare:
+        """The key was written ``version`` times since its creation; 0: it does not exist."""
+        return cls(key, "version", version)
+
+    @classmethod
+    def lease(cls, key: bytes, lease: int) -> Compare:
+        """The key hangs on ``lease``; 0: on none."""
+        return cls(key, "lease", lease)
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write a key.
+
+    ``lease``: what to attach it to, 0 for none. ``ignore_lease``: keep what it hangs on now (the
+    key must exist); a plain put would detach it.
+    """
+
+    key: bytes
+    value: bytes
+    lease: int = 0
+    ignore_lease: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete a key, or with ``range_end`` all keys of ``[key, range_end)``."""
+
+    key: bytes
+    range_end: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Get:
+    """Read a key, or with ``range_end`` all keys of ``[key, range_end)``."""
+
+    key: bytes
+    range_end: bytes = b""
+
+
+Operation = Put | Delete | Get
+
+
+# ------------------------------------------------------------------ what comes back
+
+
+@dataclass(frozen=True, slots=True)
+class RangeResult:
+    """Keys, in order.
+
+    ``header.revision`` is the revision of the whole store, also for a read at an older one.
+    ``has_more``: ``limit`` cut the result. ``count``: keys of the range, whatever the limit.
+    """
+
+    header: pb.Header.Etcd
+    entries: tuple[KeyValue, ...]
+    has_more: bool
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TxnResult:
+    """Outcome of a transaction.
+
+    ``succeeded``: whether the conditions held, and so which branch ran. ``revision``: that of the
+    store afterwards; a transaction which wrote nothing did not raise it. ``responses``: one for
+    each operation of the branch, a :class:`RangeResult` for a :class:`Get`, else ``None``.
+    """
+
+    succeeded: bool
+    revision: int
+    header: pb.Header.Etcd
+    responses: tuple[RangeResult | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WatchEvent:
+    """A change of a key.
+
+    For a deletion ``kv`` has only the key, and the revision that deleted it as ``mod_revision``.
+    """
+
+    is_delete: bool
+    kv: KeyValue
+
+
+@dataclass(frozen=True, slots=True)
+class WatchBatch:
+    """One message of a watch: changes in order of revision, never part of a revision.
+
+    Without events it is a progress notification: all up to ``header.revision`` was delivered.
+    """
+
+    header: pb.Header.Etcd
+    events: tuple[WatchEvent, ...]
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """The end of the range of all keys that begin with ``prefix``."""
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else b"\x00"
+
+
+# ------------------------------------------------------------------ conversions
+
+
+def header_of(header: Any) -> pb.Header.Etcd:
+    """The header of a response, as it is passed on in headers of RPCs."""
+    return pb.Header.Etcd(
+        cluster_id=header.cluster_id,
+        member_id=header.member_id,
+        revision=header.revision,
+        raft_term=header.raft_term,
+    )
+
+
+def key_value_of(kv: Any) -> KeyValue:
+    return KeyValue(kv.key, kv.value, kv.create_revision, kv.mod_revision, kv.version, kv.lease)
+
+
+def range_result_of(response: Any) -> RangeResult:
+    """The result in a response to a range."""
+    return RangeResult(
+        header=header_of(response.header),
+        entries=tuple(map(key_value_of, response.kvs)),
+        has_more=response.more,
+        count=response.count,
+    )
+
+
+def watch_batch_of(response: Any) -> WatchBatch:
+    """The changes in a response of a watch."""
+    # An event's type is PUT (0) or DELETE (1).
+    return WatchBatch(
+        header=header_of(response.header),
+        events=tuple(
+            WatchEvent(event.type == 1, key_value_of(event.kv)) for event in response.events
+        ),
+    )
+
+
+def compare_message(compare: Compare) -> Any:
+    """The message of a condition."""
+    message = rpc.Compare(
+        key=compare.key,
+        target=_TARGETS[compare.target],
+        result=rpc.Compare.EQUAL,
+    )
+    setattr(message, compare.target, compare.value)
+    return message
+
+
+_TARGETS = {
+    "version": rpc.Compare.VERSION,
+    "create_revision": rpc.Compare.CREATE,
+    "mod_revision": rpc.Compare.MOD,
+    "lease": rpc.Compare.LEASE,
+}
+
+
+def operation_message(operation: Operation) -> Any:
+    """The message of an operation of a transaction."""
+    match operation:
+        case Put(key, value, lease, ignore_lease):
+            put = rpc.PutRequest(key=key, value=value, lease=lease, ignore_lease=ignore_lease)
+            return rpc.RequestOp(request_put=put)
+        case Delete(key, range_end):
+            delete = rpc.DeleteRangeRequest(key=key, range_end=range_end)
+            return rpc.RequestOp(request_delete_range=delete)
+        case Get(key, range_end):
+            return rpc.RequestOp(request_range=rpc.RangeRequest(key=key, range_end=range_end))

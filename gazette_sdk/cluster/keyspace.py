@@ -1,0 +1,434 @@
+"""KeySpace: a local mirror of all keys of Etcd under one prefix (allocator section 2).
+
+The mirror loads the prefix at a revision and then follows it by a watch. Everything happens on
+one event loop, and a batch of changes is applied without an await in between: whoever looks sees
+one consistent state. ``entries`` is replaced and never changed, so a list once taken stays what
+it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from gazette_sdk.cluster.etcd import Etcd, KeyValue, WatchBatch, WatchEvent, prefix_end
+from gazette_sdk.errors import ConfigurationError, EtcdError, EtcdUnavailableError, GazetteError
+from gazette_sdk.protocol import broker_pb2 as pb
+
+__all__ = ["Change", "Decoder", "Entry", "KeySpace", "check_root", "restart_delay_s"]
+
+PAGE_ENTRIES = 1000
+"""Keys of one page of a load: bounds the size of a response."""
+
+WATCH_DELAY_S = 0.03
+"""How long changes are gathered before they are applied together.
+
+Work of observers is per batch, so this is what keeps it low while many keys change.
+"""
+
+QUEUE_BATCHES_MAX = 1024
+"""Responses of a watch that may wait to be applied; the watch is read no further meanwhile."""
+
+T_co = TypeVar("T_co", covariant=True)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry(Generic[T_co]):
+    """A key of the mirror.
+
+    ``value`` is what was decoded from the bytes ``raw``. ``lease`` is 0 where none is attached.
+    """
+
+    key: bytes
+    value: T_co
+    create_revision: int
+    mod_revision: int
+    version: int
+    lease: int
+    raw: bytes
+
+    @classmethod
+    def of(cls, kv: KeyValue, value: Any) -> Entry[Any]:
+        """The entry of a key with its decoded value."""
+        return cls(
+            kv.key, value, kv.create_revision, kv.mod_revision, kv.version, kv.lease, kv.value
+        )
+
+
+Decoder = Callable[[KeyValue], Entry[Any]]
+"""Makes an entry of a key; raises GazetteError or ValueError for what can not be decoded."""
+
+
+class Change(NamedTuple):
+    """What a batch did to one key: created (no ``old``), replaced, or deleted (no ``new``)."""
+
+    key: bytes
+    old: Entry[Any] | None
+    new: Entry[Any] | None
+
+
+class KeySpace:
+    """The mirror of one prefix.
+
+    Args:
+        root: the prefix: an absolute clean path without trailing slash. Keys are matched with
+            the plain string, so ``/a/b`` also sees ``/a/b-2/c``.
+        decoder: makes entries of keys. A key it can not decode is logged and left out, or keeps
+            the value it had.
+
+    Attributes:
+        header: cluster, member and term last heard of, and the newest revision *that changed
+            this prefix* (or that was loaded). Peers wait for this revision, so nothing else
+            may raise it.
+        entries: all entries, sorted by key.
+        changes: what the last load or batch changed, sorted by key; for observers.
+        observers: called in order, without arguments, after each load and each batch.
+
+    Raises:
+        ConfigurationError: ``root`` is not clean.
+    """
+
+    def __init__(self, root: str, decoder: Decoder) -> None:
+        check_root(root)
+        self.root = root
+        self.header = pb.Header.Etcd()
+        self.entries: list[Entry[Any]] = []
+        self.changes: Sequence[Change] = ()
+        self.observers: list[Callable[[], None]] = []
+        self._decode = decoder
+        self._keys: list[bytes] = []
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._waiter_numbers = itertools.count()
+        self._end: BaseException | None = None
+
+    # -------------------------------------------------------------- reading
+
+    @property
+    def revision(self) -> int:
+        """The newest revision that changed this prefix."""
+        return self.header.revision
+
+    def search(self, key: bytes) -> tuple[int, bool]:
+        """Index of ``key`` in ``entries``, or where it would stand, and whether it is there."""
+        index = bisect_left(self._keys, key)
+        return index, index < len(self._keys) and self._keys[index] == key
+
+    def find(self, key: bytes) -> Entry[Any] | None:
+        """The entry of ``key``."""
+        index, found = self.search(key)
+        return self.entries[index] if found else None
+
+    def bounds(self, begin: bytes, end: bytes) -> tuple[int, int]:
+        """Indices of the entries in ``[begin, end)``; an empty range when reversed."""
+        first = bisect_left(self._keys, begin)
+        return first, max(first, bisect_left(self._keys, end))
+
+    def prefixed(self, prefix: bytes) -> Sequence[Entry[Any]]:
+        """Entries whose keys begin with ``prefix``, in order."""
+        first, last = self.bounds(prefix, prefix_end(prefix))
+        return self.entries[first:last]
+
+    async def wait_for_revision(self, revision: int) -> None:
+        """Wait until the mirror has reached ``revision``.
+
+        Wait only for revisions that changed this prefix: no other will come. A cancelled task
+        gets its cancellation even if the revision is there, so that nobody acts on a mirror
+        that lost its own member key.
+
+        Raises:
+            EtcdUnavailableError: the watch ended, so the revision will not come.
+        """
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
+        if self.header.revision >= revision:
+            return
+        if self._end is not None:
+            raise self._ended()
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiters, (revision, next(self._waiter_numbers), waiter))
+        await waiter
+
+    async def wait_for_update(self) -> None:
+        """Wait for the next batch of changes."""
+        await self.wait_for_revision(self.header.revision + 1)
+
+    # -------------------------------------------------------------- loading
+
+    async def load(self, etcd: Etcd, revision: int = 0) -> None:
+        """Fill the mirror with the prefix as it was at ``revision``; 0: as it is now.
+
+        Give the revision of an own change under the prefix where there is one.
+
+        Raises:
+            EtcdError: Etcd failed, or is another cluster than before.
+        """
+        if revision == 0:
+            # Any key does, best one that is not there: only the header is of interest.
+            revision = (await etcd.range(b"\x00")).header.revision
+        entries: list[Entry[Any]] = []
+        header = self.header
+        key, end = self.root.encode(), prefix_end(self.root.encode())
+        has_more = True
+        while has_more:
+            page = await etcd.range(key, end, revision=revision, limit=PAGE_ENTRIES)
+            _check_header(header, page.header)
+            header = page.header
+            for kv in page.entries:
+                try:
+                    entries.append(self._decode(kv))
+                except (GazetteError, ValueError) as error:
+                    _log.error("%s is ignored: %s", _text(kv.key), error)
+            has_more = page.has_more
+            key = page.entries[-1].key + b"\x00" if page.entries else key
+        keys = [entry.key for entry in entries]
+        assert all(a < b for a, b in itertools.pairwise(keys)), "Etcd sends keys in order"
+
+        changes = [
+            *(Change(e.key, e, None) for e in self.entries),
+            *(Change(e.key, None, e) for e in entries),
+        ]
+        changes.sort(key=lambda change: change.key)
+        self._install(keys, entries, changes, _at_revision(header, revision))
+
+    # -------------------------------------------------------------- watching
+
+    async def watch(self, etcd: Etcd, *, delay_s: float = WATCH_DELAY_S) -> None:
+        """Follow the prefix from the loaded revision on, until cancelled.
+
+        A watch that is lost with its connection, or because Etcd has no leader, is resumed.
+
+        Args:
+            etcd: the client.
+            delay_s: how long changes are gathered into one batch.
+
+        Raises:
+            EtcdError: what can not be resumed: the revision was compacted away, permission was
+                refused, it is another cluster. The process should end and start anew.
+        """
+        try:
+            await self._follow(etcd, delay_s)
+        except BaseException as error:
+            self._finish(error)
+            raise
+
+    async def _follow(self, etcd: Etcd, delay_s: float) -> None:
+        resume = self.header.revision + 1
+        attempt = 0
+        while True:
+            await asyncio.sleep(restart_delay_s(attempt))
+            attempt += 1
+            queue: asyncio.Queue[WatchBatch | GazetteError] = asyncio.Queue(QUEUE_BATCHES_MAX)
+            reader = asyncio.create_task(_read_watch(etcd, self.root.encode(), resume, queue))
+            try:
+                failure: GazetteError | None = None
+                while failure is None:
+                    items = [await queue.get()]
+                    if delay_s > 0:
+                        await asyncio.sleep(delay_s)
+                    while not queue.empty():
+                        items.append(queue.get_nowait())
+                    if isinstance(items[-1], GazetteError):
+                        failure = items[-1]
+                    batches = [item for item in items if isinstance(item, WatchBatch)]
+                    changing = [batch for batch in batches if batch.events]
+                    if changing:
+                        self.apply(changing)
+                        attempt = 0
+                    if batches:
+                        last = batches[-1]
+                        resume = (
+                            last.events[-1].kv.mod_revision if last.events else last.header.revision
+                        ) + 1
+            finally:
+                reader.cancel()
+                await asyncio.wait([reader])
+            if not isinstance(failure, EtcdUnavailableError):
+                raise failure
+            _log.warning("the watch of %s broke and is resumed: %s", self.root, failure)
+
+    # -------------------------------------------------------------- applying
+
+    def apply(self, batches: Sequence[WatchBatch]) -> None:
+        """Apply changes, then run the observers. Pure but for the observers.
+
+        A bad value never fails: it is logged, and the key keeps the value it had.
+
+        Raises:
+            EtcdError: the changes are those of another cluster, or go back in time. Nothing was
+                applied.
+        """
+        header = self.header
+        events: list[WatchEvent] = []
+        for batch in batches:
+            assert batch.events, "progress notifications are not applied"
+            _check_header(header, batch.header)
+            first, last = (batch.events[i].kv.mod_revision for i in (0, -1))
+            if first <= header.revision:
+                raise EtcdError(
+                    f"received watch response with first ModRevision {first}, "
+                    f"which is <= last Revision {header.revision}"
+                )
+            if last < first:
+                raise EtcdError(
+                    f"received watch response with last ModRevision {last} "
+                    f"less than first ModRevision {first}"
+                )
+            header = _at_revision(batch.header, last)
+            events.extend(batch.events)
+
+        events.sort(key=lambda event: (event.kv.key, event.kv.mod_revision))
+        changes: list[Change] = []
+        for key, group in itertools.groupby(events, key=lambda event: event.kv.key):
+            old = new = self.find(key)
+            for event in group:
+                new = self._outcome(new, event)
+            if new is not old:
+                changes.append(Change(key, old, new))
+        self._install(*self._merged(changes), changes, header)
+
+    def _outcome(self, prev: Entry[Any] | None, event: WatchEvent) -> Entry[Any] | None:
+        """The entry of a key after an event (the table of allocator section 2.5)."""
+        kv = event.kv
+        if prev is not None and kv.mod_revision <= prev.mod_revision:
+            _log.warning("ignored a replayed change of %s", _text(kv.key))
+            return prev
+        if event.is_delete:
+            if prev is None:
+                _log.info("ignored the deletion of unknown %s", _text(kv.key))
+            return None
+        try:
+            entry = self._decode(kv)
+        except (GazetteError, ValueError) as error:
+            kept = "ignored" if prev is None else "its old value is kept"
+            _log.error("%s can not be decoded, %s: %s", _text(kv.key), kept, error)
+            return prev
+        if prev is None:
+            if kv.create_revision != kv.mod_revision:
+                _log.info("%s appears by a modification", _text(kv.key))
+            elif kv.version != 1:
+                _log.warning("%s was created with version %d", _text(kv.key), kv.version)
+        elif kv.create_revision != prev.create_revision:
+            _log.info("%s was created anew", _text(kv.key))
+        elif kv.version != prev.version + 1:
+            _log.info("%s skipped versions", _text(kv.key))
+        return entry
+
+    def _merged(self, changes: Iterable[Change]) -> tuple[list[bytes], list[Entry[Any]]]:
+        """New lists with the changes, in one pass that copies the runs in between."""
+        keys: list[bytes] = []
+        entries: list[Entry[Any]] = []
+        position = 0
+        for key, old, new in changes:
+            index = bisect_left(self._keys, key, position)
+            keys += self._keys[position:index]
+            entries += self.entries[position:index]
+            position = index + (old is not None)
+            if new is not None:
+                keys.append(key)
+                entries.append(new)
+        keys += self._keys[position:]
+        entries += self.entries[position:]
+        return keys, entries
+
+    def _install(
+        self,
+        keys: list[bytes],
+        entries: list[Entry[Any]],
+        changes: Sequence[Change],
+        header: pb.Header.Etcd,
+    ) -> None:
+        """Make a new state the current one, and tell everybody."""
+        if self.header.member_id and header.member_id != self.header.member_id:
+            _log.info("the member of Etcd changed to %x", header.member_id)
+        self._keys, self.entries, self.changes, self.header = keys, entries, changes, header
+        self._reindex(changes)
+        for observer in self.observers:
+            observer()
+        while self._waiters and self._waiters[0][0] <= header.revision:
+            waiter = heapq.heappop(self._waiters)[2]
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _reindex(self, changes: Sequence[Change]) -> None:
+        """Bring look-ups of a subclass up to date, before observers run."""
+
+    def _finish(self, end: BaseException) -> None:
+        """No further revision will come: tell those who wait."""
+        self._end = end
+        waiters, self._waiters = self._waiters, []
+        for _, _, waiter in waiters:
+            if not waiter.done():
+                waiter.set_exception(self._ended())
+
+    def _ended(self) -> EtcdUnavailableError:
+        why = type(self._end).__name__
+        return EtcdUnavailableError(f"the mirror of {self.root} is followed no longer ({why})")
+
+
+def restart_delay_s(attempt: int) -> float:
+    """Pause before the ``attempt``-th watch in a row that brought nothing (section 2.3)."""
+    if attempt < 2:
+        return 0.0
+    if attempt == 2:
+        return 0.005
+    return min(attempt - 1, 5)
+
+
+def check_root(root: str) -> None:
+    """Refuse a prefix that is no clean absolute path.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    parts = root.split("/")
+    if root != "/" and (parts[0] or any(part in ("", ".", "..") for part in parts[1:])):
+        raise ConfigurationError(
+            f"{root!r} can not be a prefix of Etcd keys: it must be an absolute clean path "
+            "without trailing slash, as /gazette/cluster"
+        )
+
+
+async def _read_watch(
+    etcd: Etcd, prefix: bytes, start: int, queue: asyncio.Queue[WatchBatch | GazetteError]
+) -> None:
+    """Put what a watch sends into ``queue``, at last the error it ends with."""
+    try:
+        async with aclosing(etcd.watch(prefix, start)) as batches:
+            async for batch in batches:
+                await queue.put(batch)
+    except GazetteError as error:
+        await queue.put(error)
+
+
+def _check_header(have: pb.Header.Etcd, update: pb.Header.Etcd) -> None:
+    if have.cluster_id and update.cluster_id and have.cluster_id != update.cluster_id:
+        raise EtcdError(
+            f"etcd ClusterID mismatch (expected {have.cluster_id}, got {update.cluster_id}); "
+            "this is another Etcd than before: restart the process"
+        )
+    if update.revision < have.revision:
+        raise EtcdError(
+            f"etcd Revision mismatch (expected >= {have.revision}, got {update.revision}); "
+            "Etcd lost changes, was it restored from a backup? Restart the process"
+        )
+
+
+def _at_revision(header: pb.Header.Etcd, revision: int) -> pb.Header.Etcd:
+    result = pb.Header.Etcd()
+    result.CopyFrom(header)
+    result.revision = revision
+    return result
+
+
+def _text(key: bytes) -> str:
+    return key.decode("utf-8", "backslashreplace")

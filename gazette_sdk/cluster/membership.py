@@ -1,0 +1,240 @@
+"""Membership: a process's place in its cluster (allocator section 4).
+
+A lease, renewed for as long as the process serves; the member's key, announced under it; and the
+assignments, which the allocator hangs on the same lease. When the lease ends, all of them vanish
+in one revision: peers then see the process as gone, and it must stop to serve.
+
+::
+
+    async with Membership(etcd, key, ttl_s=20) as membership:
+        revision = await membership.announce(spec)
+        await keyspace.load(etcd, revision)
+        ...
+        await membership.set_exiting()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import TracebackType
+from typing import Protocol, Self
+
+from gazette_sdk.cluster.etcd import Compare, Etcd, Get, Put, TxnResult
+from gazette_sdk.errors import EtcdError, EtcdUnavailableError, LeaseLostError
+
+__all__ = ["ANNOUNCE_RETRY_S", "LEASE_TTL_S", "MemberSpec", "Membership"]
+
+LEASE_TTL_S = 20
+"""How long a process that went silent still counts as a member, by default."""
+
+ANNOUNCE_RETRY_S = 10.0
+"""Pause before the next attempt to announce a key that another process holds."""
+
+REVOKE_TIMEOUT_S = 5.0
+"""How long the end of a process may be held up to revoke its lease; it runs out anyway."""
+
+_log = logging.getLogger(__name__)
+
+
+class MemberSpec(Protocol):
+    """The value of a member's key: a ``BrokerSpec`` or a ``ConsumerSpec``."""
+
+    exiting: bool
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 -- protobuf's name
+        """The bytes of the message."""
+
+    def CopyFrom(self, other: Self) -> None:  # noqa: N802 -- protobuf's name
+        """Take the fields of ``other``."""
+
+
+class Membership:
+    """One process's lease and member key.
+
+    Use it as an asynchronous context manager, or call :meth:`start` and :meth:`revoke`.
+
+    Args:
+        etcd: the client.
+        key: the member's key.
+        ttl_s: seconds the lease outlives the last renewal; whole seconds.
+        retry_s: pause between attempts to announce.
+
+    Attributes:
+        lost: done when the lease is lost, with LeaseLostError as its exception, which says that
+            the process must end. Not done while all is well, cancelled after :meth:`revoke`.
+    """
+
+    def __init__(
+        self,
+        etcd: Etcd,
+        key: bytes,
+        *,
+        ttl_s: int = LEASE_TTL_S,
+        retry_s: float = ANNOUNCE_RETRY_S,
+    ) -> None:
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._etcd = etcd
+        self._key = key
+        self._ttl_s = ttl_s
+        self._retry_s = retry_s
+        self._lease = 0
+        self._revision = 0
+        self._spec: MemberSpec | None = None
+        self._renewal: asyncio.Task[None] | None = None
+
+    @property
+    def lease(self) -> int:
+        """Id of the lease, 0 while there is none."""
+        return self._lease
+
+    @property
+    def revision(self) -> int:
+        """Revision of the last write of the member's key, 0 before the announcement."""
+        return self._revision
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        await self.revoke()
+
+    async def start(self) -> None:
+        """Get the lease, and begin to renew it.
+
+        Raises:
+            EtcdError: Etcd did not grant it.
+        """
+        self._lease = await self._etcd.grant(self._ttl_s)
+        self._renewal = asyncio.create_task(self._renew(), name="gazette-lease")
+
+    async def announce(self, spec: MemberSpec) -> int:
+        """Create the member's key. Waits for as long as another process holds it.
+
+        The key of another process is never overwritten: it may be alive, and its assignments
+        hang on its lease.
+
+        Args:
+            spec: the (valid) spec to announce.
+
+        Returns:
+            The revision to load the mirror at, which has this key for certain.
+
+        Raises:
+            LeaseLostError: our own lease ended meanwhile.
+        """
+        put = Put(self._key, spec.SerializeToString(), self._lease)
+        key = self._key.decode()
+        while True:
+            if self.lost.done():
+                await asyncio.shield(self.lost)
+            try:
+                result = await self._etcd.txn(
+                    (Compare.version(self._key, 0),), (put,), (Get(self._key),)
+                )
+            except LeaseLostError:
+                raise
+            except EtcdError as error:
+                _log.warning("announcing %s failed; trying again: %s", key, error)
+            else:
+                revision = self._own_revision(result)
+                if revision:
+                    self._revision, self._spec = revision, spec
+                    return revision
+                _log.warning("%s is held by another process; waiting until its lease ends", key)
+            await self._pause()
+
+    def _own_revision(self, result: TxnResult) -> int:
+        """Revision of our announcement; 0 where the key is another's."""
+        if result.succeeded:
+            return result.revision
+        found = result.responses[0]
+        if found is not None and found.entries and found.entries[0].lease == self._lease:
+            # Our own, by an attempt whose answer was lost.
+            return found.entries[0].mod_revision
+        return 0
+
+    async def update(self, spec: MemberSpec) -> int:
+        """Replace the announced spec, keeping the lease. Returns the revision.
+
+        Raises:
+            EtcdError: the key was modified or deleted by somebody else, or Etcd failed.
+        """
+        result = await self._etcd.txn(
+            (Compare.mod_revision(self._key, self._revision),),
+            (Put(self._key, spec.SerializeToString(), ignore_lease=True),),
+            (Get(self._key),),
+        )
+        if not result.succeeded:
+            found = result.responses[0]
+            entry = found.entries[0] if found is not None and found.entries else None
+            ours = entry is not None and (
+                entry.lease == self._lease and entry.value == spec.SerializeToString()
+            )
+            if entry is None or not ours:
+                raise EtcdError(
+                    f"{self._key.decode()}: key modified or deleted externally "
+                    f"(expected revision {self._revision})"
+                )
+            # Written already, by an attempt whose answer was lost.
+            self._revision = entry.mod_revision
+        else:
+            self._revision = result.revision
+        self._spec = spec
+        return self._revision
+
+    async def set_exiting(self) -> int:
+        """Announce that this process wants to leave: the allocator moves its items away.
+
+        Returns:
+            The revision; that of the last write where the process was exiting before.
+
+        Raises:
+            EtcdError: as :meth:`update`.
+        """
+        if self._spec is None:
+            raise EtcdError("nothing was announced yet that could be exiting")
+        if self._spec.exiting:
+            return self._revision
+        spec = type(self._spec)()
+        spec.CopyFrom(self._spec)
+        spec.exiting = True
+        return await self.update(spec)
+
+    async def revoke(self) -> None:
+        """End the lease: the member's key and its assignments are gone at once."""
+        renewal, self._renewal = self._renewal, None
+        if renewal is not None:
+            renewal.cancel()
+            await asyncio.wait([renewal])
+        was_lost = self.lost.done() and not self.lost.cancelled()
+        self.lost.cancel()
+        lease, self._lease = self._lease, 0
+        if lease and not was_lost:
+            try:
+                await self._etcd.revoke(lease, timeout_s=REVOKE_TIMEOUT_S)
+            except LeaseLostError:
+                _log.info("the lease had ended already")
+            except EtcdUnavailableError as error:
+                _log.warning("the lease was not revoked, it will run out: %s", error)
+
+    async def _renew(self) -> None:
+        try:
+            await self._etcd.keep_alive(self._lease, self._ttl_s)
+        except EtcdError as error:
+            if not self.lost.done():
+                self.lost.set_exception(
+                    LeaseLostError(f"unable to keep member lease alive: {error}")
+                )
+                # Whoever looks sees it; nobody has to.
+                self.lost.exception()
+
+    async def _pause(self) -> None:
+        """Wait for the next attempt, or for the loss of the lease."""
+        await asyncio.wait([self.lost], timeout=self._retry_s)

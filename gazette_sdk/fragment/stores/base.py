@@ -1,0 +1,351 @@
+"""What every fragment store can do (broker section 15)."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import BinaryIO, Final
+
+from gazette_sdk.errors import (
+    FragmentNotFoundError,
+    StoreAuthorizationError,
+    StoreError,
+    ValidationError,
+)
+from gazette_sdk.fragment import metrics
+from gazette_sdk.protocol.urls import StoreURL
+
+__all__ = ["RangedReader", "Store", "StoredContent", "StoredObject"]
+
+OPERATION_TIMEOUT_S: Final = 60.0
+"""Longest time of one request to a store, its retries included: no operation hangs."""
+
+PUT_TIMEOUT_S: Final = 300.0
+"""Longest time of one upload, which may move gigabytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """One object of a listing.
+
+    Attributes:
+        path: relative to the listed prefix.
+        mod_time: when it was last modified, in whole seconds since 1970.
+    """
+
+    path: str
+    mod_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredContent:
+    """An opened object.
+
+    Attributes:
+        raw: its bytes as they are stored, seekable; to be closed by the caller.
+        length: how many bytes there are.
+        content_encoding: how the store says they are encoded (``gzip``), else empty.
+    """
+
+    raw: BinaryIO
+    length: int
+    content_encoding: str = ""
+
+
+class Store(ABC):
+    """A fragment store. Its operations block: call them in threads.
+
+    Paths are content paths, as :func:`gazette_sdk.protocol.fragments.content_path` makes them; the
+    URL's prefix and its ``find`` and ``replace`` are applied here. Every operation is bounded in
+    time, counted, and raises a :class:`~gazette_sdk.errors.StoreError` that names the store,
+    the object and the remedy.
+
+    Args:
+        parsed: the store's URL.
+
+    Attributes:
+        url: the store's URL, which is its identity.
+    """
+
+    remedy = "check that the store can be reached and that its URL is right"
+    """What to do about a failure of unknown kind; backends say it more exactly."""
+
+    authorization_remedy = "check that it exists and that this process may read and write it"
+    """What to do when the store refuses."""
+
+    def __init__(self, parsed: StoreURL) -> None:
+        self.url = parsed.url
+        self._parsed = parsed
+        self._bound = threading.local()
+
+    # ---------------------------------------------------------- operations
+
+    def sign_get(self, path: str, ttl_s: float) -> str:
+        """A URL under which anybody can GET the object for a while.
+
+        Args:
+            path: content path; the object need not exist.
+            ttl_s: how long the URL is valid, in seconds.
+        """
+        with self._operation("signget", path):
+            return self._sign_get(self._parsed.key(path), ttl_s)
+
+    def exists(self, path: str) -> bool:
+        """Whether there is an object at ``path``."""
+        with self._operation("exists", path):
+            return self._exists(self._parsed.key(path))
+
+    def open(self, path: str) -> StoredContent:
+        """Open an object to read its bytes as they are stored.
+
+        Raises:
+            FragmentNotFoundError: there is none.
+        """
+        with self._operation("get", path):
+            return self._open(self._parsed.key(path))
+
+    def put(
+        self,
+        path: str,
+        content: BinaryIO,
+        length: int,
+        content_encoding: str = "",
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        """Store an object: wholly, or not at all.
+
+        Args:
+            path: content path.
+            content: read from its current position.
+            length: how many bytes to read; fewer are an error.
+            content_encoding: ``gzip`` where the store shall decompress for its readers.
+            overwrite: replace an object which is there already. Otherwise that one stays, which
+                is success: fragments are named by their content.
+        """
+        with self._operation("put", path):
+            self._put(self._parsed.key(path), content, length, content_encoding, overwrite)
+        metrics.STORE_PUT_BYTES.labels(self.url, content_encoding or "none").inc(length)
+
+    def list(self, prefix: str) -> Iterator[StoredObject]:
+        """All objects below a directory, in no order. There may be none.
+
+        Args:
+            prefix: content path of the directory; the empty one lists the whole store.
+        """
+        if prefix and not prefix.endswith("/"):
+            prefix += "/"
+        count = 0
+        with self._operation("list", prefix):
+            for found in self._list(self._parsed.key(prefix)):
+                count += 1
+                yield found
+        metrics.STORE_LIST_ITEMS.labels(self.url).observe(count)
+
+    def remove(self, path: str) -> None:
+        """Remove an object. One that is not there is an error only where the store tells."""
+        with self._operation("remove", path):
+            self._remove(self._parsed.key(path))
+
+    def is_authorization_error(self, error: BaseException) -> bool:
+        """Whether the store refused for good: permissions, or no such bucket or directory.
+
+        Credentials that are unknown or expired are not meant: they may be replaced in time.
+        """
+        seen: set[int] = set()
+        cause: BaseException | None = error
+        while cause is not None and id(cause) not in seen:
+            if isinstance(cause, StoreAuthorizationError) or self._is_refusal(cause):
+                return True
+            seen.add(id(cause))
+            cause = cause.__cause__
+        return False
+
+    def close(self) -> None:
+        """Give back connections. A closed store is not used again."""
+
+    @contextmanager
+    def bounded(self, seconds: float) -> Iterator[None]:
+        """Within this thread and context, operations together take at most ``seconds``."""
+        outer = getattr(self._bound, "deadline", None)
+        deadline = time.monotonic() + seconds
+        self._bound.deadline = deadline if outer is None else min(outer, deadline)
+        try:
+            yield
+        finally:
+            self._bound.deadline = outer
+
+    # ------------------------------------------------ what backends provide
+
+    @abstractmethod
+    def _sign_get(self, key: str, ttl_s: float) -> str: ...
+
+    @abstractmethod
+    def _exists(self, key: str) -> bool: ...
+
+    @abstractmethod
+    def _open(self, key: str) -> StoredContent: ...
+
+    @abstractmethod
+    def _put(
+        self,
+        key: str,
+        content: BinaryIO,
+        length: int,
+        content_encoding: str,
+        overwrite: bool,  # noqa: FBT001
+    ) -> None: ...
+
+    @abstractmethod
+    def _list(self, prefix: str) -> Iterator[StoredObject]: ...
+
+    @abstractmethod
+    def _remove(self, key: str) -> None: ...
+
+    @abstractmethod
+    def _is_refusal(self, error: BaseException) -> bool:
+        """Whether this error, not its causes, is an authorization error."""
+
+    def _is_missing(self, error: BaseException) -> bool:
+        """Whether this error says that the object does not exist."""
+        return isinstance(error, FileNotFoundError)
+
+    # -------------------------------------------------------------- shared
+
+    def _remaining(self, limit_s: float) -> float:
+        """Seconds that an operation may still take, at most ``limit_s``."""
+        deadline = getattr(self._bound, "deadline", None)
+        if deadline is None:
+            return limit_s
+        remaining: float = deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError("the time for it ran out")
+        return min(limit_s, remaining)
+
+    @contextmanager
+    def _operation(self, name: str, path: str) -> Iterator[None]:
+        """Times, counts and translates the errors of one operation."""
+        began = time.monotonic()
+        status = "error"
+        try:
+            yield
+            status = "success"
+        except GeneratorExit:  # the consumer of a listing had enough
+            status = "success"
+            raise
+        except StoreError as error:
+            error.store = error.store or self.url
+            raise
+        except ValidationError as error:
+            raise StoreError(f"{self.url}: {error}", store=self.url) from error
+        except Exception as error:
+            raise self._translate(name, path, error) from error
+        finally:
+            metrics.STORE_OPERATIONS.labels(self.url, name, status).inc()
+            metrics.STORE_OPERATION_SECONDS.labels(self.url, name, status).observe(
+                time.monotonic() - began
+            )
+
+    def _translate(self, operation: str, path: str, error: Exception) -> StoreError:
+        what = f"{operation} {path!r} in store {self.url}: {describe(error)}"
+        if self.is_authorization_error(error):
+            return StoreAuthorizationError(f"{what}; {self.authorization_remedy}", store=self.url)
+        if self._is_missing(error):
+            return FragmentNotFoundError(f"{what}; it is not in the store", store=self.url)
+        return StoreError(f"{what}; {self.remedy}", store=self.url)
+
+
+def describe(error: BaseException) -> str:
+    """An error in words, also one without a text."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return "no answer in time"
+    text = " ".join(str(error).split())
+    return text or type(error).__name__
+
+
+def read_exactly(content: BinaryIO, length: int) -> bytes:
+    """Read ``length`` bytes of what is uploaded.
+
+    Raises:
+        ValueError: there are fewer.
+    """
+    data = content.read(length)
+    while len(data) < length:
+        more = content.read(length - len(data))
+        if not more:
+            raise ValueError(f"content to upload ends {length - len(data)} bytes too early")
+        data += more
+    return data
+
+
+class RangedReader(io.RawIOBase):
+    """Reads an object by requests for ranges of it.
+
+    A reader may pause for as long as it likes, and a broken connection costs one range, since none
+    is held open between two requests. Ranges begin small, for those who look at the beginning
+    only, and grow.
+
+    Args:
+        fetch: gives the bytes of ``[begin, end)``.
+        length: length of the object.
+    """
+
+    FIRST_BYTES = 1 << 20
+    MOST_BYTES = 8 << 20
+
+    def __init__(self, fetch: Callable[[int, int], bytes], length: int) -> None:
+        super().__init__()
+        self._fetch = fetch
+        self._length = length
+        self._position = 0
+        self._range = memoryview(b"")  # bytes from the position on, which are here already
+        self._next_bytes = self.FIRST_BYTES
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def seekable(self) -> bool:
+        """Yes."""
+        return True
+
+    def tell(self) -> int:
+        """Position within the object."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to a position; costs nothing by itself."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
+        target = max(0, base + offset)
+        ahead = target - self._position
+        self._range = self._range[ahead:] if 0 <= ahead <= len(self._range) else memoryview(b"")
+        self._position = target
+        return target
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        """Fill ``buffer`` from the current range, fetching the next one when that is used up."""
+        if not self._range and self._position < self._length and len(buffer):
+            end = min(self._length, self._position + self._next_bytes)
+            fetched = self._fetch(self._position, end)
+            if len(fetched) != end - self._position:
+                raise StoreError(
+                    f"asked for {end - self._position} bytes at {self._position}, "
+                    f"got {len(fetched)}; the object was replaced or cut while it was read"
+                )
+            self._range = memoryview(fetched)
+            self._next_bytes = min(self._next_bytes * 2, self.MOST_BYTES)
+        count = min(len(buffer), len(self._range))
+        buffer[:count] = self._range[:count]
+        self._range = self._range[count:]
+        self._position += count
+        return count
+
+    def close(self) -> None:
+        """Let go of what was fetched."""
+        self._range = memoryview(b"")
+        super().close()

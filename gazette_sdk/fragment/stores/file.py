@@ -1,0 +1,210 @@
+"""Fragments as files below a directory (broker section 15)."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+from urllib.parse import quote
+
+from gazette_sdk.errors import StoreAuthorizationError, StoreError
+from gazette_sdk.fragment.stores.base import Store, StoredContent, StoredObject
+from gazette_sdk.protocol.urls import StoreURL
+
+__all__ = ["PARTIAL_PREFIX", "FileStore", "resolve_below"]
+
+PARTIAL_PREFIX: Final = ".partial-"
+"""Names of files that are being written begin with this; listings do not show them."""
+
+_DIRECTORY_MODE: Final = 0o750
+_COPY_BYTES: Final = 1 << 20
+
+
+class FileStore(Store):
+    """A fragment store that is a directory.
+
+    An object appears under its name only when its bytes, its name and the directories on its way
+    have reached the disk: what a broker was told is stored survives a power cut.
+
+    Args:
+        parsed: the store's URL, whose prefix is a directory below the root.
+        root: the process's file root.
+
+    Raises:
+        StoreError: the root is no directory.
+    """
+
+    remedy = "check the disk and the directory below the file root"
+    authorization_remedy = (
+        "create the store's directory below the file root, and let this process write to it"
+    )
+
+    def __init__(self, parsed: StoreURL, root: Path) -> None:
+        super().__init__(parsed)
+        if not root.is_dir():
+            raise StoreError(
+                f"file root {str(root)!r} is not a directory; create it, or give another one",
+                store=self.url,
+            )
+        self._root = root
+
+    def _sign_get(self, key: str, ttl_s: float) -> str:  # noqa: ARG002 - a file has no expiry
+        self._path(key)
+        return "file:///" + quote(key, safe="/$&+,:;=@-_.~")
+
+    def _exists(self, key: str) -> bool:
+        return self._path(key).is_file()
+
+    def _open(self, key: str) -> StoredContent:
+        raw = self._path(key).open("rb", buffering=0)
+        try:
+            return StoredContent(raw, os.fstat(raw.fileno()).st_size)  # type: ignore[arg-type]
+        except OSError:
+            raw.close()
+            raise
+
+    def _put(
+        self,
+        key: str,
+        content: BinaryIO,
+        length: int,
+        content_encoding: str,  # noqa: ARG002 - files have no place for it
+        overwrite: bool,  # noqa: FBT001
+    ) -> None:
+        base = self._root / self._parsed.prefix
+        if not base.is_dir():
+            raise StoreAuthorizationError(
+                f"store {self.url}: directory {str(base)!r} does not exist; create it: stores do "
+                "not make their own directory, so that a disk that is not mounted is noticed",
+                store=self.url,
+            )
+        target = self._path(key)
+        _make_directories(target.parent)
+        partial = target.with_name(f"{PARTIAL_PREFIX}{target.name[:150]}-{uuid.uuid4().hex}")
+        try:
+            _write(partial, content, length)
+            if overwrite:
+                partial.replace(target)
+            else:
+                _rename_exclusively(partial, target)
+        finally:
+            partial.unlink(missing_ok=True)
+        _sync_directory(target.parent)
+
+    def _list(self, prefix: str) -> Iterator[StoredObject]:
+        top = self._path(prefix)
+        stack = [top]
+        while stack:
+            directory = stack.pop()
+            try:
+                with os.scandir(directory) as entries:
+                    found = list(entries)
+            except (FileNotFoundError, NotADirectoryError):
+                continue  # nothing was stored there yet, or it was removed meanwhile
+            for entry in found:
+                if entry.is_dir(follow_symlinks=False):
+                    stack.append(Path(entry.path))
+                elif not entry.name.startswith(PARTIAL_PREFIX):
+                    try:
+                        modified = entry.stat().st_mtime
+                    except FileNotFoundError:
+                        continue  # removed meanwhile, or a dangling link
+                    relative = os.path.relpath(entry.path, top)
+                    yield StoredObject(relative.replace(os.sep, "/"), int(modified))
+
+    def _remove(self, key: str) -> None:
+        self._path(key).unlink()
+
+    def _is_refusal(self, error: BaseException) -> bool:
+        return isinstance(error, PermissionError)
+
+    def _path(self, key: str) -> Path:
+        """The file of an object key.
+
+        Raises:
+            StoreError: it would not lie below the store's directory.
+        """
+        base = resolve_below(self._root, self._parsed.prefix, self.url)
+        return resolve_below(base, key.removeprefix(self._parsed.prefix), self.url)
+
+
+def resolve_below(root: Path, relative: str, url: str) -> Path:
+    """A path below a directory, refusing one that leaves it, also by symbolic links.
+
+    Args:
+        root: the directory.
+        relative: a path with ``/`` between its parts.
+        url: what it is about, for the error.
+
+    Raises:
+        StoreError: it leaves the directory.
+    """
+    within = Path(os.path.realpath(root))
+    final = Path(os.path.realpath(within / relative.lstrip("/")))
+    if final != within and within not in final.parents:
+        raise StoreError(
+            f"{url}: path {relative!r} leads out of the directory {str(root)!r}; "
+            "paths with `..` and links to elsewhere are refused",
+            store=url,
+        )
+    return final
+
+
+def _write(path: Path, content: BinaryIO, length: int) -> None:
+    """Write a new file, private to this user, and see it to the disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb", buffering=0) as file:
+        left = length
+        while left:
+            data = content.read(min(left, _COPY_BYTES))
+            if not data:
+                raise ValueError(f"content to store ends {left} bytes too early")
+            left -= len(data)
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+        _sync(file.fileno())
+
+
+def _rename_exclusively(partial: Path, target: Path) -> None:
+    """Give a file its name, unless another one has it: fragments are named by their content."""
+    try:
+        os.link(partial, target)
+    except FileExistsError:
+        pass
+    except OSError:
+        # This file system has no links. Two writers at once then write the same bytes.
+        if not target.exists():
+            partial.rename(target)
+
+
+def _make_directories(directory: Path) -> None:
+    """Make missing directories, and see their names to the disk."""
+    missing = []
+    while not directory.is_dir():
+        missing.append(directory)
+        directory = directory.parent
+    for path in reversed(missing):
+        path.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
+        _sync_directory(path.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    """See a directory's names to the disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        _sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync(descriptor: int) -> None:
+    """See a file to the disk itself; on macOS fsync alone leaves it in the disk's cache."""
+    full_sync = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_sync is None:
+        os.fsync(descriptor)
+    else:
+        fcntl.fcntl(descriptor, full_sync)

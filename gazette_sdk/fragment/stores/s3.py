@@ -1,0 +1,283 @@
+"""Amazon S3, and what speaks its protocol, through s3fs (broker section 15)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, BinaryIO, Final
+
+import aiohttp
+import botocore.exceptions
+import botocore.session
+from fsspec.asyn import get_loop, sync
+from s3fs import S3FileSystem
+
+from gazette_sdk.errors import StoreError
+from gazette_sdk.fragment.stores.base import PUT_TIMEOUT_S, describe, read_exactly
+from gazette_sdk.fragment.stores.objects import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ObjectStore
+from gazette_sdk.protocol.urls import StoreURL
+
+__all__ = ["S3Store"]
+
+_PART_BYTES: Final = 64 << 20
+"""Size of a part of a large upload: the largest fragment (16 GiB) then has 256 of 10,000 parts."""
+
+_OF_CREDENTIALS: Final = frozenset(
+    {
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+    }
+)
+"""Codes about who asks, not about what that one may do, although S3 sends some of them as 403."""
+
+_REFUSALS: Final = frozenset({"NoSuchBucket", "AccessDenied", "AllAccessDisabled", "403"})
+_TRANSIENT: Final = frozenset(
+    {"SlowDown", "InternalError", "RequestTimeout", "ServiceUnavailable", "ThrottlingException"}
+)
+
+
+class S3Store(ObjectStore):
+    """A bucket of S3.
+
+    Arguments of the URL: ``profile``, ``region``, ``endpoint`` (then with path-style addresses),
+    ``acl``, ``storageclass``, ``sse``, ``ssekmskeyid``. Credentials come from where AWS tools
+    take them: environment, profile, container or instance.
+
+    Raises:
+        StoreError: the profile is unknown, or no region is given anywhere.
+    """
+
+    remedy = (
+        "check the network, the URL's `endpoint` and `region`, and the credentials "
+        "(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or `profile`)"
+    )
+    authorization_remedy = (
+        "check that the bucket exists, and that the credentials may get, put, list and delete"
+    )
+
+    def __init__(self, parsed: StoreURL) -> None:
+        super().__init__(parsed)
+        arguments = parsed.arguments
+        self._bucket = parsed.bucket
+        endpoint = arguments.get("endpoint")
+        config: dict[str, Any] = {
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "read_timeout": READ_TIMEOUT_S,
+            "retries": {"total_max_attempts": 1},  # attempts are counted above, for all stores
+            "signature_version": "s3v4",
+            "max_pool_connections": 64,
+        }
+        if endpoint:
+            config["s3"] = {"addressing_style": "path"}
+            # Newer checksums are unknown to many that speak the protocol.
+            config["request_checksum_calculation"] = "when_required"
+            config["response_checksum_validation"] = "when_required"
+        stored = {
+            "ACL": arguments.get("acl"),
+            "StorageClass": arguments.get("storageclass"),
+            "ServerSideEncryption": arguments.get("sse"),
+            "SSEKMSKeyId": arguments.get("ssekmskeyid"),
+        }
+        self._stored_as = {name: value for name, value in stored.items() if value}
+        self._fs = S3FileSystem(
+            endpoint_url=endpoint,
+            client_kwargs={"region_name": self._region()},
+            config_kwargs=config,
+            use_listings_cache=False,
+            skip_instance_cache=True,
+            **({"profile": arguments["profile"]} if "profile" in arguments else {}),
+        )
+        self._fs.retries = 1
+
+    def close(self) -> None:
+        """Close the connections."""
+        client = self._fs._s3creator if self._fs._s3 is not None else None  # noqa: SLF001
+        if client is not None:
+            sync(get_loop(), client.__aexit__, None, None, None, timeout=CONNECT_TIMEOUT_S)
+
+    def _region(self) -> str:
+        arguments = self._parsed.arguments
+        try:
+            session = botocore.session.Session(profile=arguments.get("profile"))
+            found = (
+                arguments.get("region")
+                or os.environ.get("AWS_REGION")
+                or session.get_config_variable("region")
+            )
+        except botocore.exceptions.BotoCoreError as error:
+            raise StoreError(
+                f"{self.url}: {describe(error)}; name a profile of ~/.aws/config", store=self.url
+            ) from error
+        if not found:
+            raise StoreError(
+                f"{self.url}: no region; add `?region=…` to the URL, or set AWS_REGION",
+                store=self.url,
+            )
+        return str(found)
+
+    # ---------------------------------------------------------- operations
+
+    def _sign_get(self, key: str, ttl_s: float) -> str:
+        async def presign() -> str:
+            await self._fs.set_session()
+            url: str = await self._fs.s3.generate_presigned_url(
+                "get_object",
+                Params={"Bucket": self._bucket, "Key": key},
+                ExpiresIn=max(1, int(ttl_s)),
+            )
+            return url
+
+        return self._call(presign)
+
+    async def _head(self, key: str) -> tuple[int, str] | None:
+        try:
+            found = await self._request("head_object", Key=key)
+        except FileNotFoundError:
+            return None
+        return found["ContentLength"], found.get("ContentEncoding", "")
+
+    async def _fetch(self, key: str, begin: int, end: int) -> bytes:
+        found = await self._request("get_object", Key=key, Range=f"bytes={begin}-{end - 1}")
+        try:
+            data: bytes = await found["Body"].read()
+        finally:
+            found["Body"].close()
+        return data
+
+    async def _page(
+        self, prefix: str, token: str | None
+    ) -> tuple[list[tuple[str, int]], str | None]:
+        more = {"ContinuationToken": token} if token else {}
+        found = await self._request("list_objects_v2", Prefix=prefix, **more)
+        page = [
+            (item["Key"], int(item["LastModified"].timestamp()))
+            for item in found.get("Contents", ())
+        ]
+        return page, found["NextContinuationToken"] if found.get("IsTruncated") else None
+
+    async def _delete(self, key: str) -> None:
+        await self._request("delete_object", Key=key)
+
+    def _upload(
+        self,
+        key: str,
+        content: BinaryIO,
+        length: int,
+        content_encoding: str,
+        overwrite: bool,  # noqa: FBT001
+    ) -> None:
+        attributes = self._stored_as | (
+            {"ContentEncoding": content_encoding} if content_encoding else {}
+        )
+        condition = {} if overwrite else {"IfNoneMatch": "*"}
+        try:
+            if length <= _PART_BYTES:
+                body = read_exactly(content, length)
+                self._send("put_object", condition, Key=key, Body=body, **attributes)
+            else:
+                self._upload_parts(key, content, length, condition, attributes)
+        except OSError as error:
+            if overwrite or not self._is_taken(error, key):
+                raise
+
+    def _upload_parts(
+        self,
+        key: str,
+        content: BinaryIO,
+        length: int,
+        condition: dict[str, str],
+        attributes: dict[str, str],
+    ) -> None:
+        upload = self._send("create_multipart_upload", {}, Key=key, **attributes)["UploadId"]
+        parts = []
+        try:
+            for number, begin in enumerate(range(0, length, _PART_BYTES), start=1):
+                body = read_exactly(content, min(_PART_BYTES, length - begin))
+                sent = self._send(
+                    "upload_part", {}, Key=key, UploadId=upload, PartNumber=number, Body=body
+                )
+                parts.append({"PartNumber": number, "ETag": sent["ETag"]})
+            self._send(
+                "complete_multipart_upload",
+                condition,
+                Key=key,
+                UploadId=upload,
+                MultipartUpload={"Parts": parts},
+            )
+        except BaseException:
+            # Parts of an upload that is not ended are kept, and paid for.
+            with self._afresh():
+                self._send("abort_multipart_upload", {}, Key=key, UploadId=upload)
+            raise
+
+    def _send(self, method: str, condition: dict[str, str], **arguments: Any) -> dict[str, Any]:
+        """A request of an upload; unconditionally where the store knows no conditions."""
+        try:
+            return self._call(
+                lambda: self._request(method, **arguments, **condition), limit_s=PUT_TIMEOUT_S
+            )
+        except OSError as error:
+            if not condition or _code(error) not in {"NotImplemented", "501"}:
+                raise
+        return self._call(lambda: self._request(method, **arguments), limit_s=PUT_TIMEOUT_S)
+
+    def _is_taken(self, error: BaseException, key: str) -> bool:
+        """Whether an upload failed because the object is there."""
+        code = _code(error)
+        if code in {"PreconditionFailed", "412"}:
+            return True
+        # Somebody else is at the same key right now, and may have ended meanwhile.
+        return code in {"ConditionalRequestConflict", "409"} and self._exists(key)
+
+    async def _request(self, method: str, **arguments: Any) -> dict[str, Any]:
+        found: dict[str, Any] = await self._fs._call_s3(  # noqa: SLF001 - fsspec's async face
+            method, Bucket=self._bucket, **arguments
+        )
+        return found
+
+    # -------------------------------------------------------------- errors
+
+    def _is_refusal(self, error: BaseException) -> bool:
+        code, status = _own_code(error), _own_status(error)
+        if code in _OF_CREDENTIALS:
+            return False
+        return code in _REFUSALS or status == 403
+
+    def _is_missing(self, error: BaseException) -> bool:
+        return isinstance(error, FileNotFoundError) and _code(error) != "NoSuchBucket"
+
+    def _is_transient(self, error: BaseException) -> bool:
+        cause: BaseException | None = error
+        while cause is not None:
+            if _own_code(cause) in _TRANSIENT or _own_status(cause) >= 500:
+                return _own_code(cause) != "NotImplemented" and _own_status(cause) != 501
+            if isinstance(
+                cause, (botocore.exceptions.HTTPClientError, aiohttp.ClientError, ConnectionError)
+            ):
+                return True
+            cause = cause.__cause__
+        return False
+
+
+def _own_code(error: BaseException) -> str:
+    response = getattr(error, "response", None)
+    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+
+
+def _own_status(error: BaseException) -> int:
+    response = getattr(error, "response", None)
+    metadata = response.get("ResponseMetadata", {}) if isinstance(response, dict) else {}
+    return int(metadata.get("HTTPStatusCode", 0))
+
+
+def _code(error: BaseException) -> str:
+    """The code of the answer that an error came from."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if code := _own_code(cause):
+            return code
+        cause = cause.__cause__
+    return ""

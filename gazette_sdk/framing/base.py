@@ -1,0 +1,109 @@
+"""The interface of a framing: payloads of messages to frames and back."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+from gazette_sdk.errors import FramingError
+
+__all__ = ["Buffer", "Frames", "Framing"]
+
+Buffer: TypeAlias = bytes | bytearray
+"""Content of a journal in memory."""
+
+
+@dataclass(slots=True)
+class Frames:
+    """Where the frames of a buffer are.
+
+    Attributes:
+        begins: index of each frame's first byte, ascending.
+        ends: index behind each frame's last byte; as many as ``begins``.
+        consumed: how many leading bytes of the buffer are dealt with. What stands behind waits
+            for more content.
+        error: what is wrong at the end of the frames, if anything: a
+            :class:`~gazette_sdk.errors.DesyncError`, whose skipped bytes are consumed, or a
+            :class:`~gazette_sdk.errors.TornFrameError`. Its ``offset`` is an index of the buffer.
+    """
+
+    begins: list[int]
+    ends: list[int]
+    consumed: int
+    error: FramingError | None = None
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+
+class Framing(abc.ABC):
+    """A way to write messages one behind the other, so that a reader finds them again.
+
+    A user's own framing derives from this class, gives ``content_type`` and ``form``, implements
+    ``encode`` and ``cut``, and is made known by :func:`gazette_sdk.framing.register`. Frames are
+    cut a buffer at a time, never a call per message.
+
+    Attributes:
+        content_type: value of the journal's ``content-type`` label.
+        form: how payloads represent messages, ``"json"`` or ``"protobuf"``: selects the adapter
+            between a message's class and payloads.
+        header_bytes: length of what stands before the payload in each frame.
+        trailer_bytes: length of what stands behind the payload in each frame.
+        newline_delimited: a frame is its payload and a newline, and payloads hold no newline.
+    """
+
+    content_type: ClassVar[str]
+    form: ClassVar[str]
+    header_bytes: ClassVar[int] = 0
+    trailer_bytes: ClassVar[int] = 0
+    newline_delimited: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def encode(self, payload: bytes, out: bytearray) -> None:
+        """Append the frame of ``payload`` to ``out``.
+
+        Raises:
+            FramingError: no frame can hold this payload; ``out`` is as it was.
+        """
+
+    @abc.abstractmethod
+    def cut(self, buffer: Buffer, *, searched: int = 0, final: bool = False) -> Frames:
+        """Find all whole frames of ``buffer``, which begins at the boundary of a frame.
+
+        Frames, offsets and skipped bytes must not depend on how content is cut into buffers.
+
+        Args:
+            buffer: content.
+            searched: so many leading bytes were seen by an earlier cut of the same frame, which
+                found it incomplete. Only saves time.
+            final: no more content follows. What remains is then reported as an error, unless
+                it is nothing.
+        """
+
+    def encode_many(self, payloads: Iterable[bytes], out: bytearray) -> list[int]:
+        """Append the frames of ``payloads``; returns the length of ``out`` after each.
+
+        Raises:
+            FramingError: as :meth:`encode`; ``out`` is as it was.
+        """
+        length_before = len(out)
+        ends = []
+        try:
+            for payload in payloads:
+                self.encode(payload, out)
+                ends.append(len(out))
+        except BaseException:
+            del out[length_before:]
+            raise
+        return ends
+
+    def payloads(self, buffer: Buffer, frames: Frames) -> list[bytes]:
+        """The payload of each frame, copied out of ``buffer``."""
+        head, tail = self.header_bytes, self.trailer_bytes
+        whole = bytes(buffer)
+        return [
+            whole[begin + head : end - tail]
+            for begin, end in zip(frames.begins, frames.ends, strict=True)
+        ]

@@ -1,0 +1,60 @@
+r"""JSON lines: one compact JSON value per message, ended by ``\n`` (message section 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import numpy as np
+
+from gazette_sdk.errors import FramingError, TornFrameError
+from gazette_sdk.framing.base import Buffer, Frames, Framing
+
+__all__ = ["JsonLines"]
+
+_NEWLINE = 0x0A
+
+
+class JsonLines(Framing):
+    """``application/x-ndjson``. Lines may be of any length; blank lines are no messages."""
+
+    content_type: ClassVar[str] = "application/x-ndjson"
+    form: ClassVar[str] = "json"
+    trailer_bytes: ClassVar[int] = 1
+    newline_delimited: ClassVar[bool] = True
+
+    def encode(self, payload: bytes, out: bytearray) -> None:
+        """Append ``payload``, a JSON value without line breaks, and a newline."""
+        if b"\n" in payload:
+            raise FramingError("a JSON line cannot hold a line break; encode without indentation")
+        out += payload
+        out += b"\n"
+
+    def encode_many(self, payloads: Iterable[bytes], out: bytearray) -> list[int]:
+        """Append a line for each of ``payloads``; returns the length of ``out`` after each."""
+        begin = len(out)
+        lines = [part for payload in payloads for part in (payload, b"\n")]
+        out += b"".join(lines)
+        ends: list[int] = _line_ends(out, begin).tolist()
+        if len(ends) * 2 != len(lines):
+            del out[begin:]
+            raise FramingError("a JSON line cannot hold a line break; encode without indentation")
+        return ends
+
+    def cut(self, buffer: Buffer, *, searched: int = 0, final: bool = False) -> Frames:
+        """Find all whole lines. At the end of the stream a line without newline is torn."""
+        ends: list[int] = _line_ends(buffer, searched).tolist()
+        consumed = ends[-1] if ends else 0
+        begins = [0, *ends[:-1]] if ends else []
+        pending = len(buffer) - consumed
+        error = None
+        if final and pending:
+            error = TornFrameError(
+                f"unexpected EOF: {pending} bytes without a newline", offset=consumed
+            )
+        return Frames(begins, ends, consumed, error)
+
+
+def _line_ends(buffer: Buffer, begin: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    content = np.frombuffer(buffer, dtype=np.uint8, offset=0)[begin:]
+    return np.flatnonzero(content == _NEWLINE) + (begin + 1)

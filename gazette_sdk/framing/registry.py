@@ -1,0 +1,50 @@
+"""Framings by content type, process-wide (message section 5)."""
+
+from __future__ import annotations
+
+from gazette_sdk.errors import FramingError
+from gazette_sdk.framing.base import Framing
+from gazette_sdk.framing.fixed import FixedProtobuf
+from gazette_sdk.framing.json_lines import JsonLines
+
+__all__ = ["framing_for", "register"]
+
+_RECOVERY_LOG = "application/x-gazette-recoverylog"
+
+
+def register(framing: Framing) -> None:
+    """Make a framing known under its content type, replacing an earlier one.
+
+    Args:
+        framing: the framing; its ``content_type`` is the value of the journal's label.
+
+    Raises:
+        FramingError: the content type is empty, or that of recovery logs, which hold operations
+            on files and no messages.
+    """
+    if not framing.content_type or framing.content_type == _RECOVERY_LOG:
+        raise FramingError(
+            f"{type(framing).__name__} cannot be registered for the content type "
+            f"{framing.content_type!r}"
+        )
+    _framings[framing.content_type] = framing
+
+
+def framing_for(content_type: str) -> Framing:
+    """The framing of a journal, by the first value of its ``content-type`` label.
+
+    Args:
+        content_type: the label's value, ``""`` for a journal without it.
+
+    Raises:
+        FramingError: ``unrecognized content-type (<value>)``.
+    """
+    framing = _framings.get(content_type)
+    if framing is None:
+        raise FramingError(f"unrecognized content-type ({content_type})")
+    return framing
+
+
+_framings: dict[str, Framing] = {}
+for _framing in (JsonLines(), FixedProtobuf()):
+    register(_framing)

@@ -1,0 +1,105 @@
+"""Empty messages of a class: what acknowledgements are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from typing import Any, TypeVar
+
+import msgspec
+import pydantic
+
+__all__ = ["empty_instance"]
+
+M = TypeVar("M")
+
+_ZEROS = frozenset({str, int, float, bool, bytes, list, dict, set, frozenset, tuple})
+"""Classes which without arguments make what is empty."""
+
+_DEPTH_MAX = 8
+"""Classes nest in each other no deeper than this; below, what is empty is None."""
+
+
+def empty_instance(message_type: type[M]) -> M:
+    """An instance whose fields are zeros, empty texts, empty containers, and defaults.
+
+    No ``__init__``, ``__post_init__`` or validator runs: they could refuse emptiness.
+    """
+    return typing.cast("M", _empty(message_type, _DEPTH_MAX))
+
+
+def _empty(kind: Any, depth: int) -> Any:
+    arguments = typing.get_args(kind)
+    origin = typing.get_origin(kind)
+    if origin is typing.Literal:
+        return arguments[0]
+    if origin is typing.Annotated:
+        return _empty(arguments[0], depth)
+    if origin in {typing.Union, types.UnionType}:
+        return None if type(None) in arguments else _empty(arguments[0], depth)
+    return _empty_of_class(origin or kind, depth)
+
+
+def _empty_of_class(kind: Any, depth: int) -> Any:
+    if not isinstance(kind, type) or depth == 0:
+        return None
+    if kind in _ZEROS:
+        return kind()
+    fields = _fields(kind)
+    return None if fields is None else _assemble(kind, fields, depth)
+
+
+def _fields(kind: type) -> dict[str, Any] | None:
+    """Each field's default or its default's factory called, or ``_Missing``; None: no record."""
+    if dataclasses.is_dataclass(kind):
+        return {
+            field.name: field.default
+            if field.default is not dataclasses.MISSING
+            else field.default_factory()
+            if field.default_factory is not dataclasses.MISSING
+            else _MISSING
+            for field in dataclasses.fields(kind)
+        }
+    if issubclass(kind, msgspec.Struct):
+        return {
+            field.name: field.default
+            if field.default is not msgspec.NODEFAULT
+            else field.default_factory()
+            if field.default_factory is not msgspec.NODEFAULT
+            else _MISSING
+            for field in msgspec.structs.fields(kind)
+        }
+    if issubclass(kind, pydantic.BaseModel):
+        return {
+            name: _MISSING if field.is_required() else field.get_default(call_default_factory=True)
+            for name, field in kind.model_fields.items()
+        }
+    return None
+
+
+_MISSING = object()
+
+
+def _assemble(kind: type, fields: dict[str, Any], depth: int) -> Any:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    values = {
+        name: _empty(hints[name], depth - 1) if value is _MISSING else value
+        for name, value in fields.items()
+    }
+    if issubclass(kind, pydantic.BaseModel):
+        return kind.model_construct(**values)
+    if issubclass(kind, msgspec.Struct):
+        # Constructors of Structs check nothing but __post_init__.
+        return kind(**values) if not hasattr(kind, "__post_init__") else _bare(kind, values)
+    return _bare(kind, values)
+
+
+def _bare(kind: type, values: dict[str, Any]) -> Any:
+    made = object.__new__(kind) if not issubclass(kind, msgspec.Struct) else kind.__new__(kind)
+    for name, value in values.items():
+        if isinstance(made, msgspec.Struct):
+            msgspec.structs.force_setattr(made, name, value)
+        else:
+            object.__setattr__(made, name, value)
+    return made

@@ -1,0 +1,443 @@
+"""JSON messages: dicts, dataclasses, Structs and pydantic models (message section 6).
+
+A UUID is written as the first key of the object, so that a reader of our own publisher's
+messages cuts it at a fixed place, for a whole chunk at once. Messages of other writers may have
+it anywhere: those are looked through one by one.
+
+Everything but pydantic goes through ``msgspec``: typed messages because nothing else is as
+quick, dicts because it decodes the lines of a chunk in one call and was measured ahead of
+``orjson`` in both directions.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import typing
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
+import pydantic
+import pydantic_core
+
+from gazette_sdk.errors import ValidationError
+from gazette_sdk.framing import Frames, Framing
+from gazette_sdk.framing.base import Buffer
+from gazette_sdk.message.empty import empty_instance
+from gazette_sdk.message.flags import ACK_TXN
+from gazette_sdk.message.kinds import Decoded, JsonMessage, Kind, RawUuid
+from gazette_sdk.message.uuid import Stamp, parse_uuid, uuid_of_text
+
+__all__ = ["DictKind", "JsonKind", "PydanticKind", "TypedKind", "find"]
+
+_KEY = "UUID"
+_TEXT_BYTES = 36
+_BULK_MIN = 4
+"""For fewer frames than this the fixed cost of vectors outweighs what they save."""
+
+_ENCODE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, AttributeError)
+_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError)
+
+
+def find(message_type: type[Any]) -> Kind[Any] | None:
+    """The adapter of a class of JSON messages; None for any other class.
+
+    Raises:
+        ValidationError: the class is of a JSON kind, but cannot carry a UUID.
+    """
+    if issubclass(message_type, dict):
+        return DictKind(message_type)
+    if issubclass(message_type, pydantic.BaseModel):
+        return PydanticKind(message_type)
+    if issubclass(message_type, msgspec.Struct):
+        if message_type.__struct_config__.array_like:
+            raise ValidationError(
+                f"{message_type.__qualname__} can carry no message UUID: it is written as an"
+                " array; leave array_like off",
+                kind="no_uuid",
+            )
+        return TypedKind(message_type)
+    if dataclasses.is_dataclass(message_type):
+        if issubclass(message_type, JsonMessage):
+            return TypedKind(message_type)
+        raise ValidationError(
+            f"{message_type.__qualname__} can carry no message UUID: derive the dataclass from"
+            " JsonMessage",
+            kind="no_uuid",
+        )
+    if issubclass(message_type, JsonMessage):
+        raise ValidationError(
+            f"{message_type.__qualname__} has no fields: decorate it with @dataclass",
+            kind="message_type",
+        )
+    return None
+
+
+class _Header(msgspec.Struct):
+    """The keys under which a UUID may stand, whatever they hold."""
+
+    upper: Any = msgspec.field(default=None, name="UUID")
+    lower: Any = msgspec.field(default=None, name="uuid")
+
+
+_decode_header = msgspec.json.Decoder(_Header).decode
+_decode_object = msgspec.json.Decoder(dict).decode
+
+
+class JsonKind(Kind[Any]):
+    """What all kinds of JSON messages have in common.
+
+    Args:
+        message_type: the class.
+        key: key of the UUID in the written object.
+        field: name of the class's own field that holds the UUID, if it has one; nothing is
+            spliced into its objects then.
+        strict: the class refuses or collects keys that it does not know, so that it must not
+            see the UUID's.
+    """
+
+    form: ClassVar[str] = "json"
+
+    def __init__(
+        self, message_type: type[Any], *, key: str, field: str | None, strict: bool
+    ) -> None:
+        super().__init__(message_type)
+        self.key = key
+        self._field = field
+        self._convert = _uuid_conversion(message_type, field) if field else str
+        self._strips = strict and field is None
+        self._prefix = b'{"%b":"' % key.encode()
+        self._width = len(self._prefix) + _TEXT_BYTES + 1
+        self._prefix_bytes = np.frombuffer(self._prefix, dtype=np.uint8)
+
+    # -------------------------------------------------------------- encoding
+
+    def encode(self, message: Any, stamp: Stamp) -> bytes:
+        """The message's JSON object, with the UUID as its first key."""
+        if self._field is not None:
+            message = self._with_uuid(message, stamp.text().decode())
+        try:
+            body = self._dumps(message)
+        except _ENCODE_ERRORS as error:
+            raise ValidationError(
+                f"{self.message_type.__qualname__} cannot be encoded as JSON: {error}",
+                kind="encoding",
+            ) from error
+        if self._field is not None:
+            return body
+        if len(body) == 2:
+            return b'%b%b"}' % (self._prefix, stamp.text())
+        return b'%b%b",%b' % (self._prefix, stamp.text(), body[1:])
+
+    def _dumps(self, message: Any) -> bytes:
+        return _encode(message)
+
+    def _with_uuid(self, message: Any, text: str) -> Any:
+        """The message with its own field set; a frozen one is copied."""
+        field = typing.cast("str", self._field)
+        value = self._convert(text)
+        try:
+            setattr(message, field, value)
+        except (AttributeError, pydantic.ValidationError):
+            return _replaced(message, field, value)
+        return message
+
+    # -------------------------------------------------------------- decoding
+
+    def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[Any]:
+        """Decode a run of frames: at once if possible, else one by one, which finds the bad."""
+        return self._decode_each(framing.payloads(buffer, frames))
+
+    @abc.abstractmethod
+    def _loads(self, payload: bytes) -> Any:
+        """The message of one payload."""
+
+    def _decode_each(self, payloads: Sequence[bytes]) -> Decoded[Any]:
+        messages: list[Any] = []
+        uuids: list[RawUuid] = []
+        error: Exception | None = None
+        for payload in payloads:
+            try:
+                if not payload.strip():
+                    raise ValueError("a blank line is no message")
+                message, raw = self._decode_one(payload)
+            except _DECODE_ERRORS as cause:
+                error = cause
+                break
+            messages.append(message)
+            uuids.append(raw)
+        return Decoded(messages, uuids, error)
+
+    def _decode_one(self, payload: bytes) -> tuple[Any, RawUuid]:
+        raw = None if self._field is not None else self._uuid_within(payload)
+        try:
+            message = self._loads(self._stripped(payload) if self._strips else payload)
+        except _DECODE_ERRORS:
+            # An acknowledgement is empty: it need not hold what other messages must.
+            if not _is_acknowledgement(raw if self._field is None else self._uuid_within(payload)):
+                raise
+            message = empty_instance(self.message_type)
+        if self._field is not None:
+            raw = getattr(message, self._field)
+        return message, raw
+
+    def _uuid_within(self, payload: bytes) -> RawUuid:
+        """The UUID of an object: text, None if it has none, or whatever stands in its place."""
+        head = len(self._prefix)
+        if payload.startswith(self._prefix) and payload[self._width - 1 : self._width] == b'"':
+            return payload[head : head + _TEXT_BYTES]
+        if self.key not in {"UUID", "uuid"}:
+            own = _decode_object(payload).get(self.key)
+            if own is not None:
+                return _checked(own)
+        header = _decode_header(payload)
+        if header.upper is not None:
+            return _checked(header.upper)
+        return header.lower if _is_uuid_text(header.lower) else None
+
+    def _stripped(self, payload: bytes) -> bytes:
+        """The object without its UUID."""
+        width = self._width
+        if payload.startswith(self._prefix):
+            following = payload[width - 1 : width + 1]
+            if following == b'",':
+                return b"{" + payload[width + 1 :]
+            if following == b'"}':
+                return b"{" + payload[width:]
+        known = _decode_object(payload)
+        for key in (self.key, _KEY):
+            known.pop(key, None)
+        return _encode(known)
+
+    def _uuids_at_fixed_place(
+        self, buffer: Buffer, frames: Frames
+    ) -> tuple[list[RawUuid], list[int]] | None:
+        """Every frame's UUID, and which of them acknowledge; None if one is not at its place."""
+        content = np.frombuffer(buffer, dtype=np.uint8)
+        begins = np.asarray(frames.begins)
+        if int((np.asarray(frames.ends) - begins).min()) <= self._width:
+            return None
+        head = len(self._prefix)
+        prefixes = content[begins[:, None] + np.arange(head)]
+        if not (prefixes == self._prefix_bytes).all():
+            return None
+        if not (content[begins + (head + _TEXT_BYTES)] == ord('"')).all():
+            return None
+        # The last three digits of the fourth group hold the flags, below two bits of the clock.
+        flags = content[begins[:, None] + np.arange(head + 20, head + 23)]
+        acknowledges = (
+            _FLAGS_HIGH_ZERO[flags[:, 0]] & (flags[:, 1] == ord("0")) & (flags[:, 2] == ord("2"))
+        )
+        whole = bytes(buffer)
+        tail = head + _TEXT_BYTES
+        uuids: list[RawUuid] = [whole[begin + head : begin + tail] for begin in frames.begins]
+        return uuids, np.flatnonzero(acknowledges).tolist()
+
+    # ------------------------------------------------------- acknowledgements
+
+    def new_acknowledgement(self, message: Any, journal: str) -> Any:
+        """What the message's own ``new_acknowledgement`` says, or an empty instance."""
+        own = getattr(message, "new_acknowledgement", None)
+        return own(journal) if callable(own) else empty_instance(self.message_type)
+
+
+class DictKind(JsonKind):
+    """Plain dicts. The UUID is no part of a dict: it is spliced in, and taken out."""
+
+    def __init__(self, message_type: type[Any]) -> None:
+        super().__init__(message_type, key=_KEY, field=None, strict=False)
+
+    def _dumps(self, message: Any) -> bytes:
+        if _KEY in message:
+            message = {key: value for key, value in message.items() if key != _KEY}
+        return _encode(message)
+
+    def _loads(self, payload: bytes) -> Any:
+        return _decode_object(payload)
+
+    def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[Any]:
+        """Decode a run of lines in one call."""
+        messages = _decode_lines(_decode_dicts, framing, buffer, frames)
+        if messages is None:
+            return super().decode(framing, buffer, frames)
+        uuids = [message.pop(_KEY, None) for message in messages]
+        if None in uuids:
+            for index, message in enumerate(messages):
+                if uuids[index] is None and _is_uuid_text(message.get("uuid")):
+                    uuids[index] = message["uuid"]
+        return Decoded(messages, uuids)
+
+    def _decode_one(self, payload: bytes) -> tuple[Any, RawUuid]:
+        message = self._loads(payload)
+        raw = message.pop(_KEY, None)
+        if raw is None and _is_uuid_text(message.get("uuid")):
+            raw = message["uuid"]
+        return message, raw
+
+    def new_acknowledgement(self, message: Any, journal: str) -> Any:
+        """An empty dict."""
+        del message, journal
+        return {}
+
+
+class TypedKind(JsonKind):
+    """Dataclasses on JsonMessage, and msgspec Structs."""
+
+    def __init__(self, message_type: type[Any]) -> None:
+        key = getattr(message_type, "uuid_field", _KEY)
+        struct = issubclass(message_type, msgspec.Struct)
+        strict = struct and message_type.__struct_config__.forbid_unknown_fields
+        field = None
+        names = (
+            zip(message_type.__struct_encode_fields__, message_type.__struct_fields__, strict=True)
+            if struct
+            else ((each.name, each.name) for each in dataclasses.fields(message_type))
+        )
+        for written, name in names:
+            if written == key:
+                field = name
+        super().__init__(message_type, key=key, field=field, strict=bool(strict))
+        if callable(getattr(message_type, "validate", None)):
+            self.validate = _call_validate
+        try:
+            self._decoder = msgspec.json.Decoder(message_type)
+        except (TypeError, NameError) as error:
+            raise ValidationError(
+                f"{message_type.__qualname__} has a field that JSON cannot hold: {error}",
+                kind="message_type",
+            ) from error
+
+    def _loads(self, payload: bytes) -> Any:
+        return self._decoder.decode(payload)
+
+    def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[Any]:
+        """Decode runs of lines in one call each; acknowledgements stand between the runs."""
+        if len(frames) < _BULK_MIN or not framing.newline_delimited or self._strips:
+            return super().decode(framing, buffer, frames)
+        placed = self._uuids_at_fixed_place(buffer, frames)
+        if placed is None:
+            return super().decode(framing, buffer, frames)
+        uuids, acknowledgements = placed
+        messages: list[Any] = []
+        begins, ends = frames.begins, frames.ends
+        view = memoryview(buffer)
+        at = 0
+        for index in [*acknowledgements, len(frames)]:
+            if at < index:
+                try:
+                    run = self._decoder.decode_lines(view[begins[at] : ends[index - 1]])
+                except _DECODE_ERRORS:
+                    return super().decode(framing, buffer, frames)
+                messages += run
+            if index < len(frames):
+                messages.append(self._decode_one(bytes(view[begins[index] : ends[index] - 1]))[0])
+            at = index + 1
+        if len(messages) != len(frames):
+            return super().decode(framing, buffer, frames)
+        if self._field is not None:
+            uuids = [getattr(message, self._field) for message in messages]
+        return Decoded(messages, uuids)
+
+
+class PydanticKind(JsonKind):
+    """Pydantic models, by their aliases where they have some."""
+
+    def __init__(self, message_type: type[Any]) -> None:
+        field = None
+        for name, each in message_type.model_fields.items():
+            if (each.serialization_alias or each.alias or name) == _KEY:
+                field = name
+        extra = message_type.model_config.get("extra", "ignore")
+        super().__init__(message_type, key=_KEY, field=field, strict=extra != "ignore")
+        self._serializer = message_type.__pydantic_serializer__
+        self._validator = message_type.__pydantic_validator__
+
+    def _dumps(self, message: Any) -> bytes:
+        try:
+            return bytes(self._serializer.to_json(message, by_alias=True))
+        except pydantic_core.PydanticSerializationError as error:
+            raise ValueError(str(error)) from error
+
+    def _loads(self, payload: bytes) -> Any:
+        return self._validator.validate_json(payload)
+
+
+# ------------------------------------------------------------------- pieces
+
+_encode = msgspec.json.Encoder().encode
+_decode_dicts = msgspec.json.Decoder(dict).decode_lines
+
+_FLAGS_HIGH_ZERO = np.zeros(256, dtype=bool)
+_FLAGS_HIGH_ZERO[np.frombuffer(b"048cC", dtype=np.uint8)] = True
+"""Digits whose two lower bits, the upper ones of the flags, are zero."""
+
+
+def _decode_lines(
+    decode: Callable[[Any], list[Any]], framing: Framing, buffer: Buffer, frames: Frames
+) -> list[Any] | None:
+    """All messages in one call; None if that is not possible, or a frame is bad."""
+    if not frames.ends or not framing.newline_delimited:
+        return None
+    try:
+        messages = decode(memoryview(buffer)[: frames.ends[-1]])
+    except _DECODE_ERRORS:
+        return None
+    # Blank lines are passed over there, but they are no messages.
+    return messages if len(messages) == len(frames) else None
+
+
+def _call_validate(message: Any) -> object:
+    return message.validate()
+
+
+def _replaced(message: Any, field: str, value: object) -> Any:
+    if isinstance(message, msgspec.Struct):
+        return msgspec.structs.replace(message, **{field: value})
+    if isinstance(message, pydantic.BaseModel):
+        return message.model_copy(update={field: value})
+    return dataclasses.replace(message, **{field: value})
+
+
+def _is_uuid_text(value: object) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        uuid_of_text(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _checked(value: object) -> str:
+    if isinstance(value, str):
+        return value
+    raise ValueError(f"its UUID is no text but {type(value).__name__}")
+
+
+def _is_acknowledgement(raw: RawUuid) -> bool:
+    if isinstance(raw, bytes):
+        raw = raw.decode("ascii", "replace")
+    if not isinstance(raw, str):
+        return False
+    try:
+        return parse_uuid(uuid_of_text(raw)).flags == ACK_TXN
+    except ValueError:
+        return False
+
+
+def _uuid_conversion(message_type: type[Any], field: str) -> Callable[[str], Any]:
+    """From text to the declared type of the class's own UUID field."""
+    hint = typing.get_type_hints(message_type)[field]
+    options = typing.get_args(hint) or (hint,)
+    if str in options:
+        return str
+    if uuid.UUID in options:
+        return uuid.UUID
+    raise ValidationError(
+        f"{message_type.__qualname__}.{field} cannot hold a message UUID: declare it as str or"
+        " uuid.UUID",
+        kind="no_uuid",
+    )

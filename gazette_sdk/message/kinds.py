@@ -1,0 +1,156 @@
+"""Kinds of messages: how the objects of one class become payloads, and where their UUID lives.
+
+======================== ============== =======================================================
+class                    form           where its UUID lives
+======================== ============== =======================================================
+``dict``                 ``"json"``     first key of the written object, ``UUID``; taken out of
+                                        the dict when it is read
+dataclass on JsonMessage ``"json"``     the same, beside its fields; or its own field ``UUID``
+msgspec Struct           ``"json"``     the same
+pydantic model           ``"json"``     the same
+generated protobuf class ``"protobuf"`` its field ``bytes uuid``
+======================== ============== =======================================================
+
+An adapter (:class:`Kind`) is found by class and form, see :func:`kind_of`.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import uuid
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar
+
+from gazette_sdk.errors import ValidationError
+from gazette_sdk.framing import Frames, Framing
+from gazette_sdk.framing.base import Buffer
+from gazette_sdk.message.uuid import Stamp
+
+__all__ = ["Decoded", "JsonMessage", "Kind", "RawUuid", "kind_of"]
+
+M = TypeVar("M")
+
+RawUuid: TypeAlias = bytes | str | uuid.UUID | None
+"""A UUID as it stands in a message: text (as str or ASCII), 16 bytes, or nothing at all."""
+
+
+class JsonMessage:
+    """Base of dataclasses which are messages.
+
+    ::
+
+        @dataclass
+        class Order(JsonMessage):
+            customer: str
+            cents: int
+
+    A class may offer ``validate(self) -> None``, which raises to refuse a message before it is
+    published, and may override :meth:`new_acknowledgement`.
+
+    Args (of the class statement):
+        uuid_field: key of the UUID in the written object, ``UUID`` unless told otherwise.
+            ``UUID`` and ``uuid`` are understood by readers in any case.
+    """
+
+    __slots__ = ()
+
+    uuid_field: ClassVar[str] = "UUID"
+
+    def __init_subclass__(cls, *, uuid_field: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if uuid_field is not None:
+            cls.uuid_field = uuid_field
+
+    def new_acknowledgement(self, journal: str) -> Self:
+        """An empty message of this class, which ends a transaction in ``journal``.
+
+        Its fields are zeros, empty texts and the like. A class whose readers need some fields to
+        be filled overrides this.
+        """
+        del journal
+        from gazette_sdk.message.empty import empty_instance  # noqa: PLC0415 - it knows all kinds
+
+        return empty_instance(type(self))
+
+
+@dataclasses.dataclass(slots=True)
+class Decoded(Generic[M]):
+    """Messages of a run of frames.
+
+    Attributes:
+        messages: the messages, in order, up to the first which cannot be decoded.
+        uuids: each message's UUID, as it stands there.
+        error: why the frame behind ``messages`` cannot be decoded; None if all are.
+    """
+
+    messages: list[M]
+    uuids: list[RawUuid]
+    error: Exception | None = None
+
+
+class Kind(abc.ABC, Generic[M]):
+    """Adapter between the objects of one class and payloads of one form.
+
+    Attributes:
+        message_type: the class.
+        form: the form of payloads, as of :attr:`gazette_sdk.framing.Framing.form`.
+        validate: refuses a message by raising, before it is published; None where the class
+            offers nothing.
+    """
+
+    form: ClassVar[str]
+
+    def __init__(self, message_type: type[M]) -> None:
+        self.message_type = message_type
+        self.validate: Callable[[M], object] | None = None
+
+    @abc.abstractmethod
+    def encode(self, message: M, stamp: Stamp) -> bytes:
+        """The payload of ``message``, with the stamp's UUID.
+
+        Raises:
+            ValidationError: the message holds something that has no form.
+        """
+
+    @abc.abstractmethod
+    def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[M]:
+        """The messages of frames, in bulk."""
+
+    @abc.abstractmethod
+    def new_acknowledgement(self, message: M, journal: str) -> M:
+        """An empty message which, with an acknowledging UUID, ends ``message``'s transaction."""
+
+
+@functools.lru_cache(maxsize=1024)
+def kind_of(message_type: type[M], form: str) -> Kind[M]:
+    """The adapter of a class.
+
+    Args:
+        message_type: class of the messages.
+        form: form of payloads, ``"json"`` or ``"protobuf"``.
+
+    Raises:
+        ValidationError: objects of the class can carry no UUID, or have no such form.
+    """
+    from gazette_sdk.message import json_kinds, protobuf_kind  # noqa: PLC0415 - they use this one
+
+    found: Kind[Any] | None = None
+    name = getattr(message_type, "__qualname__", repr(message_type))
+    if not isinstance(message_type, type):
+        raise ValidationError(f"{name} is no class of messages", kind="message_type")
+    found = json_kinds.find(message_type) or protobuf_kind.find(message_type)
+    if found is None:
+        raise ValidationError(
+            f"{name} can carry no message UUID: use a dataclass on JsonMessage, a pydantic model,"
+            " a msgspec Struct, a dict, or a generated protobuf class",
+            kind="no_uuid",
+        )
+    if found.form != form:
+        raise ValidationError(
+            f"{name} is a {found.form} message, but the journal's framing holds {form}; use"
+            " another class, or a journal with another content-type label",
+            kind="message_form",
+        )
+    return found

@@ -1,0 +1,71 @@
+"""Protobuf messages: the UUID is their field ``bytes uuid`` (message section 7)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError as ProtobufDecodeError
+from google.protobuf.message import EncodeError as ProtobufEncodeError
+from google.protobuf.message import Message
+
+from gazette_sdk.errors import ValidationError
+from gazette_sdk.framing import Frames, Framing
+from gazette_sdk.framing.base import Buffer
+from gazette_sdk.message.kinds import Decoded, Kind, RawUuid
+from gazette_sdk.message.uuid import Stamp
+
+__all__ = ["ProtobufKind", "find"]
+
+
+def find(message_type: type[Any]) -> Kind[Any] | None:
+    """The adapter of a generated protobuf class; None for any other class.
+
+    Raises:
+        ValidationError: the class has no field ``bytes uuid``.
+    """
+    if not issubclass(message_type, Message) or message_type is Message:
+        return None
+    field = message_type.DESCRIPTOR.fields_by_name.get("uuid")
+    if field is None or field.type != FieldDescriptor.TYPE_BYTES or field.is_repeated:
+        raise ValidationError(
+            f"{message_type.DESCRIPTOR.full_name} can carry no message UUID: give it a field"
+            " `bytes uuid`",
+            kind="no_uuid",
+        )
+    return ProtobufKind(message_type)
+
+
+class ProtobufKind(Kind[Any]):
+    """A generated protobuf class. Publishing a message sets its ``uuid``."""
+
+    form: ClassVar[str] = "protobuf"
+
+    def encode(self, message: Any, stamp: Stamp) -> bytes:
+        """Set the message's ``uuid`` and serialize it."""
+        message.uuid = stamp.raw()
+        try:
+            payload: bytes = message.SerializeToString()
+        except (ProtobufEncodeError, ValueError) as error:
+            raise ValidationError(
+                f"{self.message_type.__qualname__} cannot be serialized: {error}", kind="encoding"
+            ) from error
+        return payload
+
+    def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[Any]:
+        """Parse each payload."""
+        messages: list[Any] = []
+        parse = self.message_type.FromString
+        error = None
+        try:
+            # Extending by an iterator keeps what was parsed before a bad payload.
+            messages.extend(map(parse, framing.payloads(buffer, frames)))
+        except ProtobufDecodeError as cause:
+            error = cause
+        uuids: list[RawUuid] = [message.uuid for message in messages]
+        return Decoded(messages, uuids, error)
+
+    def new_acknowledgement(self, message: Any, journal: str) -> Any:
+        """What the message's own ``new_acknowledgement`` says, or an empty message."""
+        del message, journal
+        return self.message_type()

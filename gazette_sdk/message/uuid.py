@@ -1,0 +1,176 @@
+"""UUIDs of messages: who wrote a message, in which order, and as part of what (message section 1).
+
+A message's UUID is an RFC 4122 UUID of version 1 whose fields say more than usual: the time is
+the upper part of the producer's clock, the clock sequence holds the clock's lowest four bits and
+the flags, and the node is the producer.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import NamedTuple
+
+from gazette_sdk.message.flags import FLAGS_MAX
+
+__all__ = [
+    "PRODUCER_BYTES",
+    "ZERO_UUID",
+    "Stamp",
+    "UuidParts",
+    "build_uuid",
+    "new_producer_id",
+    "parse_uuid",
+    "uuid_of_bytes",
+    "uuid_of_text",
+]
+
+PRODUCER_BYTES = 6
+"""Length of a producer id."""
+
+ZERO_UUID = uuid.UUID(int=0)
+"""The UUID of a message that opts out of sequencing."""
+
+_CLOCK_MAX = (1 << 64) - 1
+
+
+class UuidParts(NamedTuple):
+    """What a message's UUID says.
+
+    Attributes:
+        producer: id of its producer, six bytes.
+        clock: the producer's clock, 64 bits; orders the producer's messages.
+        flags: its part in a transaction, see :mod:`~gazette_sdk.message.flags`.
+    """
+
+    producer: bytes
+    clock: int
+    flags: int
+
+
+def new_producer_id() -> bytes:
+    """A random producer id. Its multicast bit is set: it equals no network card's address."""
+    producer = bytearray(os.urandom(PRODUCER_BYTES))
+    producer[0] |= 0x01
+    return bytes(producer)
+
+
+def build_uuid(producer: bytes, clock: int, flags: int) -> uuid.UUID:
+    """The UUID of a producer's message.
+
+    Args:
+        producer: six bytes.
+        clock: the producer's clock, 64 bits.
+        flags: at most ``0x3FF``.
+
+    Raises:
+        ValueError: an argument is out of its range: an error of the calling program.
+    """
+    if len(producer) != PRODUCER_BYTES:
+        raise ValueError(f"a producer id has {PRODUCER_BYTES} bytes, not {len(producer)}")
+    if not 0 <= clock <= _CLOCK_MAX:
+        raise ValueError(f"a clock has 64 bits: {clock:#x}")
+    if not 0 <= flags <= FLAGS_MAX:
+        raise ValueError(f"flags have 10 bits: {flags:#x}")
+    high = (clock >> 4 & 0xFFFF_FFFF) << 32 | (clock >> 36 & 0xFFFF) << 16 | 0x1000 | (clock >> 52)
+    low = (0x8000 | (clock & 0xF) << 10 | flags) << 48 | int.from_bytes(producer, "big")
+    return uuid.UUID(int=high << 64 | low)
+
+
+def parse_uuid(value: uuid.UUID) -> UuidParts:
+    """What ``value`` says. Version and variant are not looked at: the zero UUID has clock 0."""
+    number = value.int
+    clock = (
+        (number >> 64 & 0x0FFF) << 52
+        | (number >> 80 & 0xFFFF) << 36
+        | (number >> 96 & 0xFFFF_FFFF) << 4
+        | (number >> 58 & 0xF)
+    )
+    return UuidParts(
+        (number & 0xFFFF_FFFF_FFFF).to_bytes(PRODUCER_BYTES, "big"), clock, number >> 48 & FLAGS_MAX
+    )
+
+
+def uuid_of_text(text: str) -> uuid.UUID:
+    """A UUID from any of its textual forms.
+
+    Args:
+        text: 36 characters with hyphens, the same after ``urn:uuid:`` or in braces, or 32
+            hexadecimal digits; in any case.
+
+    Raises:
+        ValueError: ``text`` is none of these.
+    """
+    digits = text
+    if len(text) == 45 and text[:9].lower() == "urn:uuid:":
+        digits = text[9:]
+    elif len(text) == 38 and text[0] == "{" and text[-1] == "}":
+        digits = text[1:-1]
+    if len(digits) == 36:
+        if not digits[8] == digits[13] == digits[18] == digits[23] == "-":
+            raise ValueError(f"invalid UUID format: {text!r}")
+        digits = digits.replace("-", "")
+    elif digits is not text or len(digits) != 32:
+        raise ValueError(f"invalid UUID length: {len(text)}")
+    try:
+        # bytes.fromhex passes over blanks, which the length then gives away.
+        raw = bytes.fromhex(digits)
+    except ValueError:
+        raw = b""
+    if len(raw) != 16 or len(digits) != 32:
+        raise ValueError(f"invalid UUID format: {text!r}")
+    return uuid.UUID(bytes=raw)
+
+
+def uuid_of_bytes(raw: bytes) -> uuid.UUID:
+    """A UUID from its binary form: as much as fits is taken, the rest is zero."""
+    return uuid.UUID(bytes=raw[:16].ljust(16, b"\0"))
+
+
+class Stamp:
+    """Writes the UUIDs of one producer's messages, in the forms of messages.
+
+    All but 32 bits of the clock stay the same for minutes: their text is formatted once.
+
+    Args:
+        producer: the producer's id.
+
+    Attributes:
+        clock: clock of the message to be written next.
+        flags: flags of the message to be written next.
+    """
+
+    __slots__ = ("_constant", "_number", "_tail", "_tail_flags", "clock", "flags", "producer")
+
+    _CONSTANT_BITS = ~(0xFFFF_FFFF << 4)
+
+    def __init__(self, producer: bytes) -> None:
+        self.producer = producer
+        self.clock = 0
+        self.flags = 0
+        self._constant = -1
+        self._number = 0
+        self._tail = b""
+        self._tail_flags = -1
+
+    def text(self) -> bytes:
+        """The UUID as lower-case text with hyphens, ASCII."""
+        clock = self.clock
+        if clock & self._CONSTANT_BITS != self._constant or self.flags != self._tail_flags:
+            self._format()
+        return b"%08x%b" % (clock >> 4 & 0xFFFF_FFFF, self._tail)
+
+    def raw(self) -> bytes:
+        """The UUID as 16 bytes."""
+        clock = self.clock
+        if clock & self._CONSTANT_BITS != self._constant or self.flags != self._tail_flags:
+            self._format()
+        return ((clock >> 4 & 0xFFFF_FFFF) << 96 | self._number).to_bytes(16, "big")
+
+    def _format(self) -> None:
+        constant = self.clock & self._CONSTANT_BITS
+        value = build_uuid(self.producer, constant, self.flags)
+        self._tail = str(value).encode()[8:]
+        self._number = value.int
+        self._constant = constant
+        self._tail_flags = self.flags

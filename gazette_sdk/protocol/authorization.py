@@ -1,0 +1,448 @@
+"""Bearer tokens: capabilities and the journals they are good for (protocol section 12).
+
+A token is a JWT with claims ``cap`` (capability mask), ``sel`` (label selector) and ``exp``.
+Clients and brokers which share the keys sign narrow tokens of their own for each call.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntFlag
+from typing import Any, Protocol
+
+import jwt
+from google.protobuf.message import Message
+from jwt.algorithms import HMACAlgorithm
+
+from gazette_sdk.errors import ConfigurationError, UnauthenticatedError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.selectors import journal_selector
+
+__all__ = [
+    "LEEWAY_S",
+    "PASS_THROUGH_KEY",
+    "REQUIRED",
+    "AllowAll",
+    "Authority",
+    "Authorizer",
+    "Capability",
+    "Claims",
+    "FixedToken",
+    "Wanted",
+    "authority_for",
+    "parse_keys",
+    "wanted_for",
+]
+
+LEEWAY_S = 5.0
+"""By how much clocks of signer and verifier may differ."""
+PASS_THROUGH_KEY = "AA=="
+"""Among the keys, it admits requests that have no token."""
+PASS_THROUGH_TTL_S = 3600.0
+"""How long a call without a token may last."""
+
+_HOUR_S = 3600.0
+_MINUTE_S = 60.0
+_SCHEME = "Bearer "
+_VERIFIED_TOKENS_MOST = 1024
+"""Tokens whose signature was verified are remembered, this many: long-lived tokens come with
+every call of a client."""
+
+
+class Capability(IntFlag):
+    """What a token allows. Bits from 2^16 on belong to applications."""
+
+    LIST = 2
+    APPLY = 4
+    READ = 8
+    APPEND = 16
+    REPLICATE = 32
+    ALL = 0xFFFFFFFF
+
+
+_BASIC = (
+    Capability.LIST,
+    Capability.APPLY,
+    Capability.READ,
+    Capability.APPEND,
+    Capability.REPLICATE,
+)
+
+REQUIRED: Mapping[str, Capability] = {
+    "List": Capability.LIST,
+    "Apply": Capability.APPLY,
+    "Read": Capability.READ,
+    "Append": Capability.APPEND,
+    "Replicate": Capability.REPLICATE,
+    "ListFragments": Capability.READ,
+    "FragmentStoreHealth": Capability.READ,
+}
+"""The capability which each call of the journal service requires, by the call's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What a verified caller may do.
+
+    Attributes:
+        capability: capability mask.
+        selector: journals it is good for; an empty selector matches all.
+        expires_at: Unix time in seconds at which calls of the token end; infinite without keys.
+    """
+
+    capability: int
+    selector: pb.LabelSelector
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a client asks of a token that it signs for one call.
+
+    Attributes:
+        capability: capability mask.
+        selector: journals.
+        ttl_s: lifetime in seconds.
+    """
+
+    capability: Capability
+    selector: pb.LabelSelector
+    ttl_s: float
+
+
+def wanted_for(request: Message) -> Wanted:
+    """The narrow claims which a holder of the keys signs for a call, by its first request.
+
+    Raises:
+        TypeError: the message is no request of the journal service.
+    """
+    if isinstance(request, pb.ListRequest):
+        return Wanted(Capability.LIST, request.selector, _HOUR_S)
+    if isinstance(request, pb.ApplyRequest):
+        return Wanted(Capability.APPLY, pb.LabelSelector(), _MINUTE_S)
+    if isinstance(request, pb.ReadRequest | pb.FragmentsRequest):
+        return Wanted(Capability.READ, journal_selector(request.journal), _HOUR_S)
+    if isinstance(request, pb.AppendRequest):
+        return Wanted(Capability.APPEND, journal_selector(request.journal), _HOUR_S)
+    if isinstance(request, pb.ReplicateRequest):
+        return Wanted(Capability.REPLICATE, journal_selector(request.proposal.journal), _HOUR_S)
+    if isinstance(request, pb.FragmentStoreHealthRequest):
+        return Wanted(Capability.READ, pb.LabelSelector(), _HOUR_S)
+    raise TypeError(f"{type(request).__name__} is no request of the journal service")
+
+
+# ---------------------------------------------------------------- clients
+
+
+class Authorizer(Protocol):
+    """Makes the ``authorization`` metadata of calls."""
+
+    def header(
+        self, capability: int, selector: pb.LabelSelector, ttl_s: float, now: float
+    ) -> str | None:
+        """The value of the header, or ``None`` for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class FixedToken:
+    """An authorizer that attaches the token it was given, whatever the call.
+
+    Args:
+        token: the token, without ``Bearer``.
+    """
+
+    token: str = field(repr=False)
+
+    def header(
+        self,
+        capability: int,  # noqa: ARG002 - the token says it
+        selector: pb.LabelSelector,  # noqa: ARG002 - the token says it
+        ttl_s: float,  # noqa: ARG002 - the token says it
+        now: float,  # noqa: ARG002 - the token says it
+    ) -> str | None:
+        """``Bearer`` and the token."""
+        return _SCHEME + self.token
+
+
+# ---------------------------------------------------------------- servers
+
+
+class Authority:
+    """Signs and verifies tokens with shared keys.
+
+    Args:
+        keys: standard-base64 keys, separated by white space or commas. The first one signs,
+            all verify. ``AA==`` among them admits requests without a token.
+
+    Raises:
+        ConfigurationError: a key is not base64, or there is none beside ``AA==``.
+    """
+
+    def __init__(self, keys: str) -> None:
+        self._keys, self._pass_through = parse_keys(keys)
+        self._verified: OrderedDict[str, _Verified] = OrderedDict()
+
+    @property
+    def key_count(self) -> int:
+        """How many keys verify."""
+        return len(self._keys)
+
+    def sign(self, capability: int, selector: pb.LabelSelector, ttl_s: float, now: float) -> str:
+        """A token, without ``Bearer``.
+
+        Args:
+            capability: capability mask.
+            selector: journals it is good for.
+            ttl_s: lifetime in seconds.
+            now: Unix time in seconds.
+        """
+        payload = {
+            "cap": int(capability),
+            "sel": _selector_json(selector),
+            "exp": math.ceil(now + ttl_s),
+            "iat": int(now),
+        }
+        return _JWS.encode(
+            json.dumps(payload, separators=(",", ":")).encode(), self._keys[0], "HS256"
+        )
+
+    def header(
+        self, capability: int, selector: pb.LabelSelector, ttl_s: float, now: float
+    ) -> str | None:
+        """``Bearer`` and a token signed for the call; arguments are those of :meth:`sign`."""
+        return _SCHEME + self.sign(capability, selector, ttl_s, now)
+
+    def verify(self, header: str | None, required: Capability, now: float) -> Claims:
+        """The claims of a caller.
+
+        Args:
+            header: its ``authorization`` header, if it sent one.
+            required: capability that the call needs.
+            now: Unix time in seconds.
+
+        Raises:
+            UnauthenticatedError: in checking order, the header is missing, does not begin with
+                ``Bearer``, has a token that is invalid or expired or lacks the capability.
+        """
+        if header is None:
+            if self._pass_through:
+                return Claims(int(required), pb.LabelSelector(), now + PASS_THROUGH_TTL_S)
+            raise UnauthenticatedError(
+                "missing authorization header: sign in with a token or the cluster's keys"
+            )
+        if not header.startswith(_SCHEME):
+            raise UnauthenticatedError("authorization header must begin with `Bearer `")
+        verified = self._verify_signature(header[len(_SCHEME) :])
+        verified.check_times(now)
+        missing = required & ~verified.claims.capability
+        if missing:
+            raise UnauthenticatedError(
+                f"token lacks the required capability {_first_name(missing)}"
+            )
+        return verified.claims
+
+    def _verify_signature(self, token: str) -> _Verified:
+        known = self._verified.get(token)
+        if known is not None:
+            self._verified.move_to_end(token)
+            return known
+        verified = _parse_payload(self._payload(token))
+        self._verified[token] = verified
+        if len(self._verified) > _VERIFIED_TOKENS_MOST:
+            self._verified.popitem(last=False)
+        return verified
+
+    def _payload(self, token: str) -> bytes:
+        for key in self._keys:
+            try:
+                payload: bytes = _JWS.decode(token, key, algorithms=["HS256", "HS384"])
+            except jwt.InvalidSignatureError:
+                continue
+            except jwt.InvalidTokenError as error:
+                raise UnauthenticatedError(f"invalid token: {error}") from None
+            return payload
+        raise UnauthenticatedError("invalid token: no configured key made its signature")
+
+
+class AllowAll:
+    """The authority where no keys are configured: everybody may do everything."""
+
+    key_count = 0
+
+    def header(
+        self,
+        capability: int,  # noqa: ARG002 - nobody looks
+        selector: pb.LabelSelector,  # noqa: ARG002 - nobody looks
+        ttl_s: float,  # noqa: ARG002 - nobody looks
+        now: float,  # noqa: ARG002 - nobody looks
+    ) -> str | None:
+        """No header."""
+        return None
+
+    def verify(
+        self,
+        header: str | None,  # noqa: ARG002 - nobody looks
+        required: Capability,  # noqa: ARG002 - everything is allowed
+        now: float,  # noqa: ARG002 - it never ends
+    ) -> Claims:
+        """Claims of every capability over all journals, without end."""
+        return Claims(int(Capability.ALL), pb.LabelSelector(), math.inf)
+
+
+def authority_for(keys: str | None) -> Authority | AllowAll:
+    """The authority of a string of keys; :class:`AllowAll` where it is absent or blank.
+
+    Raises:
+        ConfigurationError: as :class:`Authority`.
+    """
+    return Authority(keys) if keys and keys.strip() else AllowAll()
+
+
+def parse_keys(keys: str) -> tuple[tuple[bytes, ...], bool]:
+    """The keys of a string, and whether requests without a token are admitted.
+
+    Raises:
+        ConfigurationError: a key is not base64, or there is none beside ``AA==``.
+    """
+    found: list[bytes] = []
+    pass_through = False
+    for index, text in enumerate(keys.replace(",", " ").split()):
+        if text == PASS_THROUGH_KEY:
+            pass_through = True
+            continue
+        try:
+            found.append(base64.b64decode(text, validate=True))
+        except binascii.Error as error:
+            raise ConfigurationError(
+                f"authorization key {index + 1} is not standard base64 ({error}): make one with "
+                "`openssl rand -base64 32`"
+            ) from None
+    if not found:
+        raise ConfigurationError(
+            "at least one authorization key is required: make one with `openssl rand -base64 32`"
+        )
+    return tuple(found), pass_through
+
+
+# ---------------------------------------------------------------- tokens
+
+
+class _Hmac(HMACAlgorithm):
+    """HMAC with keys of any length: how long they must be is for who makes the cluster's keys."""
+
+    def check_key_length(self, key: bytes) -> None:  # noqa: ARG002 - any length will do
+        """Every length passes."""
+
+
+def _make_jws() -> jwt.PyJWS:
+    jws = jwt.PyJWS(algorithms=[])
+    for name, hash_algorithm in (("HS256", HMACAlgorithm.SHA256), ("HS384", HMACAlgorithm.SHA384)):
+        jws.unregister_algorithm(name) if name in jws.get_algorithms() else None
+        jws.register_algorithm(name, _Hmac(hash_algorithm))
+    return jws
+
+
+_JWS = _make_jws()
+
+
+@dataclass(frozen=True, slots=True)
+class _Verified:
+    """A token whose signature is good."""
+
+    claims: Claims
+    issued_at: float
+    not_before: float
+
+    def check_times(self, now: float) -> None:
+        if now >= self.claims.expires_at + LEEWAY_S:
+            raise UnauthenticatedError("invalid token: it has expired; get a new one")
+        if self.issued_at > now + LEEWAY_S:
+            raise UnauthenticatedError("invalid token: issued in the future; check the clocks")
+        if self.not_before > now + LEEWAY_S:
+            raise UnauthenticatedError("invalid token: not valid yet")
+
+
+def _parse_payload(payload: bytes) -> _Verified:
+    try:
+        claims = json.loads(payload)
+    except ValueError:
+        raise UnauthenticatedError("invalid token: its payload is not JSON") from None
+    if not isinstance(claims, dict):
+        raise UnauthenticatedError("invalid token: its payload is not a JSON object")
+    if "exp" not in claims:
+        raise UnauthenticatedError("invalid token: claim `exp` is required")
+    capability = _number(claims, "cap", 0)
+    if not 0 <= capability <= Capability.ALL or capability != int(capability):
+        raise UnauthenticatedError("invalid token: claim `cap` is not a capability mask")
+    return _Verified(
+        Claims(
+            int(capability), _parse_selector(claims.get("sel")), _number(claims, "exp", math.inf)
+        ),
+        issued_at=_number(claims, "iat", -math.inf),
+        not_before=_number(claims, "nbf", -math.inf),
+    )
+
+
+def _number(claims: dict[str, Any], name: str, absent: float) -> float:
+    value = claims.get(name)
+    if value is None and name != "exp":
+        return absent
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise UnauthenticatedError(f"invalid token: claim `{name}` is not a number")
+    return value
+
+
+def _selector_json(selector: pb.LabelSelector) -> dict[str, Any]:
+    return {
+        "include": {"labels": _labels_json(selector.include)},
+        "exclude": {"labels": _labels_json(selector.exclude)},
+    }
+
+
+def _labels_json(labels: pb.LabelSet) -> list[dict[str, str | bool]] | None:
+    return [
+        {descriptor.name: value for descriptor, value in label.ListFields()}
+        for label in labels.labels
+    ] or None
+
+
+def _parse_selector(value: object) -> pb.LabelSelector:
+    selector = pb.LabelSelector()
+    if value is None:
+        return selector
+    try:
+        for half, labels in (("include", selector.include), ("exclude", selector.exclude)):
+            for label in _member(_member(value, half), "labels") or ():
+                if not isinstance(label, dict):
+                    raise TypeError("a label is not an object")  # noqa: TRY301
+                labels.labels.add(
+                    name=label.get("name") or "",
+                    value=label.get("value") or "",
+                    prefix=label.get("prefix") or False,
+                )
+    except (TypeError, ValueError) as error:
+        raise UnauthenticatedError(
+            f"invalid token: claim `sel` is not a label selector ({error})"
+        ) from None
+    return selector
+
+
+def _member(value: object, name: str) -> Any:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise TypeError(f"expected an object with {name!r}")
+    return value.get(name)
+
+
+def _first_name(missing: int) -> str:
+    for capability in _BASIC:
+        if missing & capability:
+            return str(capability.name)
+    return f"{missing:#x}"

@@ -1,0 +1,78 @@
+"""Which empty sub-messages are written nevertheless (protocol section 1).
+
+Peers of other make write the sub-messages marked "NN" there also when they are empty. They
+decode messages without them alike, so that completing a message matters only where bytes are
+compared, but costs little.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TypeVar
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+__all__ = ["complete"]
+
+_NON_NULL: dict[str, tuple[str, ...]] = {
+    "protocol.LabelSelector": ("include", "exclude"),
+    "protocol.JournalSpec": ("labels", "fragment"),
+    "protocol.JournalSpec.Fragment": ("refresh_interval", "retention", "flush_interval"),
+    "protocol.ProcessSpec": ("id",),
+    "protocol.BrokerSpec": ("process_spec",),
+    "protocol.Fragment": ("sum",),
+    "protocol.Header": ("process_id", "route", "etcd"),
+    "protocol.AppendResponse": ("header",),
+    "protocol.ListRequest": ("selector",),
+    "protocol.ListResponse": ("header",),
+    "protocol.ListResponse.Journal": ("spec", "route"),
+    "protocol.ApplyResponse": ("header",),
+    "protocol.FragmentsResponse": ("header",),
+    "protocol.FragmentsResponse._Fragment": ("spec",),
+    "protocol.FragmentStoreHealthResponse": ("header",),
+}
+
+M = TypeVar("M", bound=Message)
+
+
+def complete(message: M) -> M:
+    """Makes the sub-messages present that are always written, at every depth.
+
+    Args:
+        message: any message; changed in place.
+
+    Returns:
+        The same message.
+    """
+    always, present, repeated = _plan(message.DESCRIPTOR)
+    for name, deeper in always:
+        inner = getattr(message, name)
+        inner.SetInParent()
+        if deeper:
+            complete(inner)
+    for name in present:
+        if message.HasField(name):
+            complete(getattr(message, name))
+    for name in repeated:
+        for inner in getattr(message, name):
+            complete(inner)
+    return message
+
+
+_Plan = tuple[tuple[tuple[str, bool], ...], tuple[str, ...], tuple[str, ...]]
+"""Fields always present and whether to look into them; others to look into; repeated ones."""
+
+
+@cache
+def _plan(descriptor: Descriptor) -> _Plan:
+    non_null = _NON_NULL.get(descriptor.full_name, ())
+    inner = [
+        field for field in descriptor.fields if field.type == FieldDescriptor.TYPE_MESSAGE
+    ]
+    deep = [field for field in inner if any(_plan(field.message_type))]
+    return (
+        tuple((name, descriptor.fields_by_name[name] in deep) for name in non_null),
+        tuple(f.name for f in deep if not f.is_repeated and f.name not in non_null),
+        tuple(field.name for field in deep if field.is_repeated),
+    )

@@ -1,0 +1,182 @@
+"""The diagnostics under ``/debug/`` (operations section 1).
+
+============================  ==================================================================
+``/debug/ready``              200 as soon as the process serves; checks nothing else
+``/debug/metrics``            Prometheus text
+``/debug/vars``               command line and memory statistics as JSON
+``/debug/pprof/``             index of: ``tasks``, ``threads`` (``goroutine`` is both),
+                              ``heap``, ``profile?seconds=10`` (folded stacks), ``cmdline``
+``/debug/requests``           calls under way
+``/debug/events``             the latest warnings and errors logged
+============================  ==================================================================
+
+Any other path is left to whoever is mounted behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+import orjson
+from aiohttp import web
+
+from gazette_sdk.errors import ValidationError
+from gazette_sdk.server import metrics, profiling
+from gazette_sdk.server.grpc_server import GrpcServer
+from gazette_sdk.server.http import Target
+from gazette_sdk.server.logging import RECENT, redact
+
+__all__ = ["DebugPages"]
+
+PROFILE_DEFAULT_S = 10.0
+"""Seconds of a CPU profile whose request names none."""
+
+PROFILE_MAX_S = 300.0
+"""Greatest duration of a CPU profile."""
+
+_INDEX = """<!DOCTYPE html><title>/debug/pprof/</title>
+<ul>
+<li><a href="tasks">tasks</a>: stacks of all asyncio tasks
+<li><a href="threads">threads</a>: stacks of all threads
+<li><a href="goroutine">goroutine</a>: both
+<li><a href="heap">heap</a>: objects by type, allocations
+<li><a href="profile?seconds=10">profile</a>: CPU profile as folded stacks
+<li><a href="cmdline">cmdline</a>: the command line
+</ul>
+"""
+
+
+class DebugPages:
+    """Answers ``/debug/…``. Mount it at ``/debug/``.
+
+    Args:
+        grpc: the server whose calls ``/debug/requests`` lists.
+    """
+
+    def __init__(self, grpc: GrpcServer) -> None:
+        self._grpc = grpc
+        self._pages: dict[str, Callable[[Target], Awaitable[web.Response]]] = {
+            "/debug/ready": _ready,
+            "/debug/metrics": _metrics,
+            "/debug/vars": _variables,
+            "/debug/requests": self._requests,
+            "/debug/events": _events,
+            "/debug/pprof/": _index,
+            "/debug/pprof/tasks": _tasks,
+            "/debug/pprof/threads": _threads,
+            "/debug/pprof/goroutine": _goroutine,
+            "/debug/pprof/heap": _heap,
+            "/debug/pprof/profile": _profile,
+            "/debug/pprof/cmdline": _command_line,
+        }
+
+    async def __call__(self, _request: web.Request, target: Target) -> web.StreamResponse | None:
+        """Answer a request, or leave it to others."""
+        page = self._pages.get(target.path)
+        return await page(target) if page is not None else None
+
+    async def _requests(self, _target: Target) -> web.Response:
+        now_s = time.monotonic()
+        calls = sorted(self._grpc.active, key=lambda call: call.begun_s)
+        lines = [f"{len(calls)} calls under way"]
+        lines += [f"{now_s - call.begun_s:12.3f} s  {call.path}" for call in calls]
+        return _text("\n".join([*lines, ""]))
+
+
+def _text(text: str) -> web.Response:
+    return web.Response(text=text, headers={"X-Content-Type-Options": "nosniff"})
+
+
+async def _ready(_target: Target) -> web.Response:
+    return web.Response()
+
+
+async def _metrics(_target: Target) -> web.Response:
+    return web.Response(
+        body=metrics.metrics_text().encode(), headers={"Content-Type": metrics.CONTENT_TYPE}
+    )
+
+
+async def _variables(_target: Target) -> web.Response:
+    variables = {
+        "cmdline": [redact(argument) for argument in _arguments()],
+        "memstats": profiling.memory_statistics(),
+    }
+    return web.Response(
+        body=orjson.dumps(variables), headers={"Content-Type": "application/json; charset=utf-8"}
+    )
+
+
+async def _events(_target: Target) -> web.Response:
+    return _text("\n".join([*RECENT.lines, ""]))
+
+
+async def _index(_target: Target) -> web.Response:
+    return web.Response(text=_INDEX, content_type="text/html")
+
+
+async def _tasks(_target: Target) -> web.Response:
+    return _text(profiling.dump_tasks())
+
+
+async def _threads(_target: Target) -> web.Response:
+    return _text(profiling.dump_threads())
+
+
+async def _goroutine(_target: Target) -> web.Response:
+    return _text(f"{profiling.dump_tasks()}\n{profiling.dump_threads()}")
+
+
+async def _heap(_target: Target) -> web.Response:
+    return _text(profiling.heap_statistics())
+
+
+async def _command_line(_target: Target) -> web.Response:
+    return _text("\0".join(redact(argument) for argument in _arguments()))
+
+
+async def _profile(target: Target) -> web.Response:
+    duration_s = PROFILE_DEFAULT_S
+    for pair in target.query.split("&"):
+        name, _, value = pair.partition("=")
+        if name == "seconds":
+            duration_s = _seconds(value)
+    stopped = threading.Event()
+    try:
+        return _text(await asyncio.to_thread(profiling.sample_stacks, duration_s, stopped))
+    finally:
+        stopped.set()
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= PROFILE_MAX_S:
+        raise ValidationError(
+            f"must be a number of seconds up to {PROFILE_MAX_S:.0f}, not {text!r}", path="seconds"
+        )
+    return value
+
+
+def _arguments() -> list[str]:
+    """The command line; the value of an option named after keys or tokens is left out."""
+    arguments: list[str] = []
+    hide_next = False
+    for argument in sys.argv:
+        name, equals, _ = argument.partition("=")
+        is_secret = name.startswith("-") and name.endswith(("auth-keys", "auth-token"))
+        if hide_next:
+            arguments.append("…")
+        elif is_secret and equals:
+            arguments.append(f"{name}=…")
+        else:
+            arguments.append(argument)
+        hide_next = is_secret and not equals
+    return arguments

@@ -1,0 +1,296 @@
+"""Services on gRPC.
+
+A service is a plain async object: messages in, messages out, typed errors. This host registers
+its methods with grpc.aio as functions over raw bytes, so that each method may bring its own
+encoding (hand-built bytes for content), and gives all of them the same treatment: what is known
+of the call, status codes for errors, metrics, and streams that end in order.
+
+**Ending a refused stream.** When a server ends a call while its client is still sending, a
+grpcio client may see ``Internal error from Core`` in place of the status. So a call that ends
+before its client has half-closed first reads on, for as long as messages keep coming and within
+a bound, and ends then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from gazette_sdk.errors import CallError, GazetteError
+from gazette_sdk.protocol.service import Rpc
+from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, MAX_CHUNK_BYTES, Call
+from gazette_sdk.server.metrics import GrpcMeters
+
+__all__ = ["CHUNK_BYTES_METADATA", "DEFAULT_MAX_RECEIVE_BYTES", "GrpcServer", "Method"]
+
+_log = logging.getLogger(__name__)
+
+CHUNK_BYTES_METADATA = "gazette-chunk-bytes"
+"""Metadata with which a client of ours asks for bigger read messages."""
+
+DEFAULT_MAX_RECEIVE_BYTES = 4 * 1024 * 1024
+"""Greatest message accepted, unless configured otherwise."""
+
+DRAIN_QUIET_S = 0.1
+"""A refused stream is read on until it ends, or until it was silent for so long."""
+
+DRAIN_TIMEOUT_S = 5.0
+"""Greatest time for which a refused stream is read on."""
+
+MAX_DETAILS = 2048
+"""Greatest length of an error's text: it travels as a trailer, whose size gRPC bounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One RPC and who serves it.
+
+    Attributes:
+        rpc: its name, path and shape.
+        serve: called with the request (or the async iterator of requests) and the
+            :class:`~gazette_sdk.server.call.Call`; returns an awaitable of the response, or an
+            async generator of responses.
+        decode: makes a request of bytes; told whether it is the first of its stream. By
+            default it parses the RPC's request type.
+        encode: makes bytes of a response. By default it serializes a message.
+    """
+
+    rpc: Rpc
+    serve: Callable[[Any, Call], Any]
+    decode: Callable[[bytes, bool], Any] | None = None
+    encode: Callable[[Any], bytes] | None = None
+
+
+@dataclass(eq=False, slots=True)
+class ActiveCall:
+    """A call under way, as the diagnostics show it."""
+
+    path: str
+    begun_s: float
+
+
+class GrpcServer:
+    """A gRPC server on a Unix socket of this process; the public port splices to it.
+
+    Args:
+        max_receive_bytes: greatest message accepted.
+    """
+
+    def __init__(self, *, max_receive_bytes: int = DEFAULT_MAX_RECEIVE_BYTES) -> None:
+        self.active: set[ActiveCall] = set()
+        self._max_receive_bytes = max_receive_bytes
+        self._services: dict[str, dict[str, grpc.RpcMethodHandler]] = {}
+        self._server: grpc.aio.Server | None = None
+
+    def add(self, methods: Iterable[Method]) -> None:
+        """Serve further RPCs. Call before :meth:`start`."""
+        for method in methods:
+            _, service, name = method.rpc.path.split("/")
+            self._services.setdefault(service, {})[name] = _Handler(method, self.active).generic()
+
+    async def start(self, path: Path) -> None:
+        """Serve on a Unix socket, which must not exist yet."""
+        server = grpc.aio.server(
+            options=(
+                ("grpc.max_receive_message_length", self._max_receive_bytes),
+                ("grpc.max_send_message_length", -1),
+                # Clients behind one spliced connection may ping as they like.
+                ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+                ("grpc.http2.max_ping_strikes", 0),
+                ("grpc.keepalive_permit_without_calls", 1),
+            )
+        )
+        for service, handlers in self._services.items():
+            server.add_generic_rpc_handlers(
+                (grpc.method_handlers_generic_handler(service, handlers),)
+            )
+        server.add_insecure_port(f"unix:{path}")
+        await server.start()
+        self._server = server
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no further calls, let those under way end within ``grace_s``, then break them."""
+        if self._server is not None:
+            await self._server.stop(grace_s or None)
+            self._server = None
+
+
+class _Requests:
+    """The request stream of one call; one message is read at a time."""
+
+    def __init__(
+        self, context: grpc.aio.ServicerContext, decode: Callable[[bytes, bool], Any], path: str
+    ) -> None:
+        self.received = 0
+        self.ended = False
+        self._context = context
+        self._decode = decode
+        self._path = path
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        if self.ended:
+            raise StopAsyncIteration
+        try:
+            wire = await self._context.read()
+        except asyncio.CancelledError:
+            self.ended = True  # its read is still under way in the core: there can be no other
+            raise
+        if wire is grpc.aio.EOF:
+            self.ended = True
+            raise StopAsyncIteration
+        first = self.received == 0
+        self.received += 1
+        return _decoded(self._decode, wire, self._path, first=first)
+
+    async def drain(self) -> None:
+        """Read on until the client ends, is silent, or has been given time enough."""
+        until_s = time.monotonic() + DRAIN_TIMEOUT_S
+        while not self.ended:
+            read = asyncio.ensure_future(self._context.read())
+            remaining_s = min(DRAIN_QUIET_S, until_s - time.monotonic())
+            done, _ = await asyncio.wait((read,), timeout=max(remaining_s, 0))
+            if not done:
+                # The read ends together with the call.
+                read.add_done_callback(lambda read: read.cancelled() or read.exception())
+                return
+            if read.exception() is not None or read.result() is grpc.aio.EOF:
+                self.ended = True
+
+
+class _Handler:
+    """One method, as the functions which grpc.aio calls."""
+
+    def __init__(self, method: Method, active: set[ActiveCall]) -> None:
+        self._path = method.rpc.path
+        self._serve = method.serve
+        self._streams = (method.rpc.client_streams, method.rpc.server_streams)
+        parse = method.rpc.request_type.FromString
+        self._decode = method.decode or (lambda wire, _first: parse(wire))
+        self._encode = method.encode or (lambda message: bytes(message.SerializeToString()))
+        self._meters = GrpcMeters(method.rpc.path, *self._streams)
+        self._active = active
+
+    def generic(self) -> grpc.RpcMethodHandler:
+        """The handler to register: it speaks raw bytes in both directions."""
+        kinds: dict[tuple[bool, bool], tuple[Any, Any]] = {
+            (False, False): (grpc.unary_unary_rpc_method_handler, self._unary_unary),
+            (False, True): (grpc.unary_stream_rpc_method_handler, self._unary_stream),
+            (True, False): (grpc.stream_unary_rpc_method_handler, self._stream_unary),
+            (True, True): (grpc.stream_stream_rpc_method_handler, self._stream_stream),
+        }
+        make, function = kinds[self._streams]
+        handler: grpc.RpcMethodHandler = make(function)
+        return handler
+
+    async def _unary_unary(self, wire: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        self._meters.received.inc()
+        return await self._run(context, None, lambda call: self._answer(self._first(wire), call))
+
+    async def _unary_stream(self, wire: bytes, context: grpc.aio.ServicerContext) -> None:
+        self._meters.received.inc()
+        await self._run(context, None, lambda call: self._pour(self._first(wire), call, context))
+
+    async def _stream_unary(self, _requests: object, context: grpc.aio.ServicerContext) -> bytes:
+        requests = _Requests(context, self._decode, self._path)
+        return await self._run(context, requests, lambda call: self._answer(requests, call))
+
+    async def _stream_stream(self, _requests: object, context: grpc.aio.ServicerContext) -> None:
+        requests = _Requests(context, self._decode, self._path)
+        await self._run(context, requests, lambda call: self._pour(requests, call, context))
+
+    def _first(self, wire: bytes) -> Any:
+        return _decoded(self._decode, wire, self._path, first=True)
+
+    async def _answer(self, request: Any, call: Call) -> bytes:
+        response = self._encode(await self._serve(request, call))
+        self._meters.sent.inc()
+        return response
+
+    async def _pour(self, request: Any, call: Call, context: grpc.aio.ServicerContext) -> bytes:
+        encode, sent, write = self._encode, self._meters.sent, context.write
+        async with aclosing(self._serve(request, call)) as responses:
+            async for response in responses:
+                await write(encode(response))
+                sent.inc()
+        return b""
+
+    async def _run(
+        self,
+        context: grpc.aio.ServicerContext,
+        requests: _Requests | None,
+        serve: Callable[[Call], Awaitable[bytes]],
+    ) -> bytes:
+        """Serve one call: its error becomes a status, and its stream is brought to an end."""
+        active = ActiveCall(self._path, time.monotonic())
+        self._active.add(active)
+        self._meters.started.inc()
+        code, details, response = grpc.StatusCode.OK, "", b""
+        try:
+            response = await serve(_call_of(context))
+        except asyncio.CancelledError:
+            code = grpc.StatusCode.CANCELLED
+            raise
+        except GazetteError as error:
+            code, details = _status_of(error), str(error)
+            _log.debug("call failed", extra={"method": self._path, "err": details})
+        except Exception as error:
+            code, details = grpc.StatusCode.UNKNOWN, f"{type(error).__name__}: {error}"
+            _log.exception("call failed unexpectedly", extra={"method": self._path})
+        finally:
+            self._active.discard(active)
+            self._meters.handled(code.name, time.monotonic() - active.begun_s)
+            if requests is not None:
+                self._meters.received.inc(requests.received)
+        if requests is not None and not requests.ended:
+            await requests.drain()
+        if code is not grpc.StatusCode.OK:
+            await context.abort(code, details[:MAX_DETAILS])
+        return response
+
+
+def _decoded(
+    decode: Callable[[bytes, bool], Any], wire: bytes, path: str, *, first: bool
+) -> Any:
+    try:
+        return decode(wire, first)
+    except GazetteError:
+        raise
+    except Exception as error:
+        raise CallError(f"bytes received are no request of {path}", code="INTERNAL") from error
+
+
+def _call_of(context: grpc.aio.ServicerContext) -> Call:
+    authorization = None
+    chunk_bytes = FOREIGN_CHUNK_BYTES
+    for key, value in context.invocation_metadata():
+        if key == "authorization":
+            authorization = value
+        elif key == CHUNK_BYTES_METADATA:
+            if not value.isascii() or not value.isdigit():
+                raise CallError(
+                    f"metadata {CHUNK_BYTES_METADATA} must be a number of bytes, not {value!r}",
+                    code="INVALID_ARGUMENT",
+                )
+            chunk_bytes = min(max(int(value[:20]), FOREIGN_CHUNK_BYTES), MAX_CHUNK_BYTES)
+    return Call(authorization, context.time_remaining(), chunk_bytes)
+
+
+def _status_of(error: GazetteError) -> grpc.StatusCode:
+    """The status code of an error: that of a call that failed, else UNKNOWN."""
+    if isinstance(error, CallError):
+        code = grpc.StatusCode.__members__.get(error.code)
+        if code is not None and code is not grpc.StatusCode.OK:
+            return code
+    return grpc.StatusCode.UNKNOWN

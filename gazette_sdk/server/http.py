@@ -1,0 +1,230 @@
+"""The HTTP side of a server: who answers which path, and bodies that end in a trailer.
+
+aiohttp does the protocol. Paths are looked at as they came, not through a router: a journal's
+name is a path, and what it may hold is for the journal's rules to say. Paths are made canonical
+by a redirect, then offered to mounts in order; the first one that answers wins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import html
+import logging
+import posixpath
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from urllib.parse import quote, unquote_to_bytes
+
+from aiohttp import hdrs, web
+from aiohttp.http_writer import StreamWriter
+
+from gazette_sdk.errors import GazetteError, UnauthenticatedError, ValidationError
+
+__all__ = [
+    "HttpHandler",
+    "HttpHost",
+    "Target",
+    "TrailedResponse",
+    "clean_path",
+    "parse_target",
+    "quote_path",
+    "text_error",
+]
+
+_log = logging.getLogger(__name__)
+
+KEEPALIVE_TIMEOUT_S = 75.0
+"""Seconds for which an idle connection is kept, as web servers commonly do."""
+
+MAX_BUFFERED_BODY_BYTES = 4 * 1024 * 1024
+"""Greatest body of a request that is read as a whole (JSON); streamed bodies have no bound."""
+
+_PATH_SAFE = "/-_.~$&+,:;=@"
+"""Bytes of a path which need no escape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a request is for.
+
+    Attributes:
+        path: decoded path, beginning with a slash.
+        query: query string as it came, without the question mark.
+    """
+
+    path: str
+    query: str
+
+
+HttpHandler = Callable[[web.Request, Target], Awaitable[web.StreamResponse | None]]
+"""Answers a request, or returns None to leave it to the next mount."""
+
+
+def parse_target(raw: str) -> Target:
+    """The target of a request line.
+
+    Raises:
+        ValidationError: its path has a bad escape, or is no UTF-8.
+    """
+    for scheme in ("http://", "https://"):
+        if raw[: len(scheme)].lower() == scheme:
+            raw = "/" + raw[len(scheme) :].partition("/")[2]
+    path, _, query = raw.partition("?")
+    check_escapes(path)
+    try:
+        return Target(unquote_to_bytes(path).decode(), query)
+    except UnicodeDecodeError as error:
+        raise ValidationError("is not valid UTF-8", kind="url_parse", path="path") from error
+
+
+def check_escapes(text: str) -> None:
+    """Refuse a percent sign that no two hexadecimal digits follow.
+
+    Raises:
+        ValidationError: there is one.
+    """
+    _, *escapes = text.split("%")
+    for escape in escapes:
+        try:
+            int(escape[:2], 16)
+        except ValueError:
+            pass
+        else:
+            if len(escape) >= 2 and escape[:2].isalnum():
+                continue
+        raise ValidationError(f'invalid URL escape "%{escape[:2]}"', kind="url_parse")
+
+
+def clean_path(path: str) -> str:
+    """``path`` without empty, ``.`` and ``..`` segments; a trailing slash stays."""
+    cleaned = posixpath.normpath("/" + path.lstrip("/"))
+    return cleaned + "/" if path.endswith("/") and cleaned != "/" else cleaned
+
+
+def quote_path(path: str) -> str:
+    """A decoded path, escaped for use in a URL."""
+    return quote(path, safe=_PATH_SAFE)
+
+
+def text_error(status: int, text: str) -> web.Response:
+    """A plain text answer that says what is wrong."""
+    response = web.Response(
+        status=status, text=text + "\n", headers={"X-Content-Type-Options": "nosniff"}
+    )
+    if status == HTTPStatus.UNAUTHORIZED:
+        response.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
+    return response
+
+
+class TrailedResponse(web.StreamResponse):
+    """A streamed body whose end is explained by a trailer.
+
+    HTTP/1.0 knows no trailers: there the body just ends with the connection.
+    """
+
+    async def finish(self, name: str, value: str) -> None:
+        """End the body, with one trailer field."""
+        writer = self._payload_writer
+        trailer = b""
+        if isinstance(writer, StreamWriter) and writer.chunked:
+            line = " ".join(f"{name}: {value}".split())
+            trailer = b"0\r\n" + line.encode() + b"\r\n\r\n"
+            writer.chunked = False  # the last chunk is written here, with its trailer
+        await self.write_eof(trailer)
+
+
+class HttpHost:
+    """aiohttp on connections that the listener hands over."""
+
+    def __init__(self) -> None:
+        self._mounts: list[tuple[str, HttpHandler]] = []
+        self._runner: web.AppRunner | None = None
+
+    def mount(self, prefix: str, handler: HttpHandler) -> None:
+        """Offer requests whose canonical path begins with ``prefix`` to ``handler``.
+
+        Mounts are asked in the order in which they were made.
+        """
+        self._mounts.append((prefix, handler))
+
+    def __call__(self) -> asyncio.Protocol:
+        """A protocol object for one connection."""
+        server = self._runner.server if self._runner is not None else None
+        assert server is not None, "connections come only between start and stop"
+        return server()
+
+    async def start(self) -> None:
+        """Get ready for connections."""
+        application = web.Application(
+            middlewares=[self._middleware], client_max_size=MAX_BUFFERED_BODY_BYTES
+        )
+        application.on_response_prepare.append(_prepare)
+        self._runner = web.AppRunner(
+            application,
+            handle_signals=False,
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=KEEPALIVE_TIMEOUT_S,
+        )
+        await self._runner.setup()
+
+    async def stop(self, grace_s: float) -> None:
+        """Close idle connections, let requests under way end within ``grace_s``, break the rest."""
+        runner, self._runner = self._runner, None
+        if runner is None:
+            return
+        server = runner.server
+        assert server is not None, "set up by start"
+        server.pre_shutdown()
+        await server.shutdown(grace_s)
+        await runner.cleanup()
+
+    @web.middleware
+    async def _middleware(
+        self, request: web.Request, _handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        try:
+            return await self._dispatch(request)
+        except web.HTTPException as error:
+            return text_error(error.status, error.text or error.reason)
+        except ValidationError as error:
+            return text_error(400, str(error))
+        except UnauthenticatedError as error:
+            return text_error(401, str(error))
+        except GazetteError as error:
+            return text_error(500, str(error))
+        except Exception as error:
+            _log.exception("request failed unexpectedly", extra={"path": request.raw_path})
+            return text_error(500, f"{type(error).__name__}: {error}")
+
+    async def _dispatch(self, request: web.Request) -> web.StreamResponse:
+        target = parse_target(request.raw_path)
+        path = clean_path(target.path)
+        if path != target.path:
+            return _redirect(request.method, path, target.query)
+        for prefix, handler in self._mounts:
+            if path.startswith(prefix):
+                response = await handler(request, target)
+                if response is not None:
+                    return response
+        return text_error(404, "not found")
+
+
+async def _prepare(_request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """What aiohttp adds to every response by itself, and nobody asked for."""
+    response.headers.popall(hdrs.SERVER, None)
+    if isinstance(response, TrailedResponse) and not response.has_content_type:
+        response.headers.popall(hdrs.CONTENT_TYPE, None)
+
+
+def _redirect(method: str, path: str, query: str) -> web.Response:
+    location = quote_path(path) + (f"?{query}" if query else "")
+    body = f'<a href="{html.escape(location)}">Temporary Redirect</a>.\n\n'
+    return web.Response(
+        status=307,
+        text=body if method == "GET" else "",
+        content_type="text/html",
+        charset="utf-8",
+        headers={hdrs.LOCATION: location},
+    )

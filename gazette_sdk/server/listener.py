@@ -1,0 +1,302 @@
+"""The public port of a server: one socket, every protocol.
+
+A new connection is watched until its first bytes say which protocol it speaks (or TLS has agreed
+on one by ALPN); then it is handed, with those bytes, to that protocol's own asyncio protocol
+object, and the listener is out of the way: it costs the connection nothing afterwards. A
+connection that speaks nothing known, or nothing at all for some seconds, is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from gazette_sdk.errors import ConfigurationError
+
+__all__ = ["HTTP_OPENINGS", "SHOW_PROTOCOL_TIMEOUT_S", "Listener", "Wire", "find_wire"]
+
+_log = logging.getLogger(__name__)
+
+SHOW_PROTOCOL_TIMEOUT_S = 7.5
+"""Seconds within which a new connection has to finish TLS and show its protocol: half of the
+bound of a graceful stop, so that silent connections never hold one up."""
+
+BACKLOG = 1024
+"""Connections the kernel keeps for us while we are busy, or not serving yet."""
+
+BIND_TRIES = 8
+"""How often to look for a free port that is free on both loopback addresses."""
+
+HTTP_OPENINGS = tuple(
+    f"{method} ".encode()
+    for method in ("GET", "PUT", "HEAD", "POST", "DELETE", "OPTIONS", "TRACE", "CONNECT")
+)
+"""How HTTP/1 connections begin. Other methods (PATCH) are not taken for HTTP at all, as
+everywhere in Gazette: such a connection is closed."""
+
+ProtocolFactory = Callable[[], asyncio.Protocol | asyncio.BufferedProtocol]
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """One protocol of the public port.
+
+    Attributes:
+        name: what to call it in logs.
+        openings: byte strings with which its connections begin; none may begin another's.
+        factory: makes the protocol object which takes a connection over. It is given
+            ``connection_made`` and then all bytes read so far, the opening included.
+        alpn: its name in TLS. A connection that agreed on it is handed over at once.
+    """
+
+    name: str
+    openings: tuple[bytes, ...]
+    factory: ProtocolFactory
+    alpn: str | None = None
+
+
+def find_wire(opening: bytes, wires: Iterable[Wire]) -> tuple[Wire | None, bool]:
+    """Which protocol begins with ``opening``.
+
+    Returns:
+        The wire, if known by now, and whether more bytes may still make one known.
+    """
+    undecided = False
+    for wire in wires:
+        for start in wire.openings:
+            if opening.startswith(start):
+                return wire, False
+            undecided = undecided or start.startswith(opening)
+    return None, undecided
+
+
+class Listener:
+    """One bound socket (or the two of both loopback addresses) and the protocols behind it.
+
+    Binding and serving are separate steps: the address can be announced to others as soon as it
+    is bound, since the kernel queues connections until :meth:`start`.
+
+    Args:
+        tls: TLS to terminate on TCP connections. Unix sockets never use it.
+    """
+
+    def __init__(self, *, tls: ssl.SSLContext | None = None) -> None:
+        self.port: int | None = None
+        self.path: Path | None = None
+        self._tls = tls
+        self._wires: list[Wire] = []
+        self._sockets: list[socket.socket] = []
+        self._servers: list[asyncio.Server] = []
+        self._opening: set[_Opening] = set()
+
+    def add(self, wire: Wire) -> None:
+        """Speak a further protocol, from the next connection on."""
+        self._wires.append(wire)
+
+    # ------------------------------------------------------------------ binding
+
+    def bind(self, host: str, port: int) -> int:
+        """Bind a TCP port.
+
+        Args:
+            host: address or name to bind; ``localhost`` means both loopback addresses, an
+                empty string all interfaces.
+            port: port number, 0 for any free one.
+
+        Returns:
+            The port.
+
+        Raises:
+            ConfigurationError: it cannot be bound, above all because it is in use.
+        """
+        for last in (False,) * (BIND_TRIES - 1) + (True,):
+            try:
+                self.port = self._bind_all(_addresses(host), port)
+            except OSError as error:
+                self.close()
+                if error.errno == errno.EADDRINUSE and port == 0 and not last:
+                    continue
+                raise ConfigurationError(_why_not_bound(error, host, port)) from error
+            return self.port
+        raise AssertionError("the last try returns or raises")
+
+    def _bind_all(self, hosts: list[str], port: int) -> int:
+        for position, host in enumerate(hosts):
+            family, _, _, _, address = socket.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )[0]
+            try:
+                bound = socket.socket(family, socket.SOCK_STREAM)
+            except OSError:
+                if position == 0:
+                    raise
+                continue  # a machine without IPv6
+            self._sockets.append(bound)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != "::"))
+            try:
+                bound.bind(address)
+                bound.listen(BACKLOG)
+            except OSError as error:
+                if position == 0 or error.errno == errno.EADDRINUSE:
+                    raise
+                self._sockets.remove(bound)  # a machine whose IPv6 has no loopback address
+                bound.close()
+                continue
+            bound.setblocking(False)
+            port = bound.getsockname()[1]
+        return port
+
+    def bind_unix(self, path: Path) -> None:
+        """Bind a Unix socket; one left behind by a process that is gone is replaced.
+
+        Raises:
+            ConfigurationError: another process serves on it, or it cannot be made.
+        """
+        bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            if path.is_socket():
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                    try:
+                        probe.connect(str(path))
+                    except ConnectionRefusedError:
+                        path.unlink()
+            bound.bind(str(path))
+            bound.listen(BACKLOG)
+        except OSError as error:
+            bound.close()
+            raise ConfigurationError(
+                f"the socket {path} cannot be bound: {error.strerror or error}; stop the process "
+                "that serves on it, or choose another path"
+            ) from error
+        bound.setblocking(False)
+        self._sockets.append(bound)
+        self.path = path
+
+    # ------------------------------------------------------------------ serving
+
+    async def start(self) -> None:
+        """Begin to accept connections."""
+        loop = asyncio.get_running_loop()
+        for bound in self._sockets:
+            tls = self._tls if self.path is None else None
+            self._servers.append(
+                await loop.create_server(
+                    lambda: _Opening(self),
+                    sock=bound,
+                    backlog=BACKLOG,
+                    ssl=tls,
+                    ssl_handshake_timeout=SHOW_PROTOCOL_TIMEOUT_S if tls else None,
+                )
+            )
+        self._sockets.clear()
+
+    def close(self) -> None:
+        """Accept no further connections, and drop those which showed no protocol yet."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        for bound in self._sockets:
+            bound.close()
+        self._sockets.clear()
+        for opening in tuple(self._opening):
+            opening.drop()
+        if self.path is not None:
+            with contextlib.suppress(FileNotFoundError):
+                self.path.unlink()
+            self.path = None
+
+
+class _Opening(asyncio.Protocol):
+    """A connection whose protocol is not known yet."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._seen = b""
+        self._transport: asyncio.Transport
+        self._timer: asyncio.TimerHandle
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._listener._opening.add(self)  # noqa: SLF001 - of this module
+        self._timer = asyncio.get_running_loop().call_later(SHOW_PROTOCOL_TIMEOUT_S, self.drop)
+        tls = transport.get_extra_info("ssl_object")
+        agreed = tls.selected_alpn_protocol() if tls is not None else None
+        if agreed is not None:
+            for wire in self._listener._wires:  # noqa: SLF001 - of this module
+                if wire.alpn == agreed:
+                    self._hand_over(wire)
+                    return
+
+    def data_received(self, data: bytes) -> None:
+        self._seen += data
+        wire, undecided = find_wire(self._seen, self._listener._wires)  # noqa: SLF001 - as above
+        if wire is not None:
+            self._hand_over(wire)
+        elif not undecided:
+            _log.debug(
+                "closing a connection of unknown protocol",
+                extra={"peer": self._transport.get_extra_info("peername")},
+            )
+            self._forget()
+            self._transport.close()
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - its signature
+        self._forget()
+
+    def drop(self) -> None:
+        """End it."""
+        self._forget()
+        self._transport.abort()
+
+    def _forget(self) -> None:
+        self._timer.cancel()
+        self._listener._opening.discard(self)  # noqa: SLF001 - of this module
+
+    def _hand_over(self, wire: Wire) -> None:
+        self._forget()
+        protocol = wire.factory()
+        self._transport.set_protocol(protocol)
+        protocol.connection_made(self._transport)
+        if isinstance(protocol, asyncio.BufferedProtocol):
+            _feed(protocol, self._seen)
+        elif self._seen:
+            protocol.data_received(self._seen)
+
+
+def _feed(protocol: asyncio.BufferedProtocol, data: bytes) -> None:
+    while data:
+        room = memoryview(protocol.get_buffer(len(data)))
+        count = min(len(room), len(data))
+        room[:count] = data[:count]
+        protocol.buffer_updated(count)
+        data = data[count:]
+
+
+def _addresses(host: str) -> list[str]:
+    if host == "localhost":
+        return ["127.0.0.1", "::1"]
+    if not host:
+        return ["::"] if socket.has_dualstack_ipv6() else ["0.0.0.0"]  # noqa: S104 - asked for
+    return [host]
+
+
+def _why_not_bound(error: OSError, host: str, port: int) -> str:
+    where = f"port {port} of {host or 'this machine'}"
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"{where} is already in use; stop the process that holds it, or choose another port "
+            "(0 takes any free one)"
+        )
+    if error.errno == errno.EACCES:
+        return f"{where} may not be bound by this user; choose a port above 1023"
+    return f"{where} cannot be bound: {error.strerror or error}; check the host name"

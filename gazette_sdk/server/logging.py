@@ -1,0 +1,188 @@
+"""Log records as text, JSON or in colour, without secrets.
+
+Records carry fields: what a call passes as ``extra``. Every format writes one record per line
+(text and colour: a traceback follows on lines of its own), time, level and message first
+(operations section 4).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections import deque
+from datetime import UTC, datetime
+from typing import Any, Literal, TextIO
+
+import orjson
+
+__all__ = [
+    "LEVELS",
+    "RECENT",
+    "RecentRecords",
+    "configure_logging",
+    "fields_of",
+    "redact",
+]
+
+LEVELS = {
+    "trace": 5,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,
+}
+"""Names of levels, as flags spell them."""
+
+_LEVEL_NAMES = {number: "warning" if name == "warn" else name for name, number in LEVELS.items()}
+
+RECENT_RECORDS = 200
+"""How many records of level warning and above the diagnostics remember."""
+
+_STANDARD_FIELDS = frozenset(
+    {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
+)
+
+_COLOURS = {"trace": 90, "debug": 90, "info": 36, "warning": 33, "error": 31, "fatal": 31}
+
+_SECRET_FIELD = re.compile(r"(?i)(auth[-_]?keys?|auth[-_]?token|password|secret|authorization)$")
+
+_SECRETS = re.compile(
+    r"""(?ix)
+    ( \bbearer \s+ ) [\w.~+/=-]+            # a token in a header
+    | () \b eyJ [\w-]+ \. [\w-]+ \. [\w-]*  # a JWT anywhere
+    | ( [?&] (?: X-Amz-Signature | X-Amz-Credential | X-Amz-Security-Token | X-Goog-Signature
+        | X-Goog-Credential | Signature | sig | AWSAccessKeyId | GoogleAccessId | token ) = )
+      [^&\s"']+                             # what makes a URL a signed one
+    | ( :// [^/\s:@]* : ) [^/\s@]+ (?=@)    # a password in a URL
+    """
+)
+
+
+def redact(text: str) -> str:
+    """``text`` without tokens, passwords and signatures of URLs."""
+    return _SECRETS.sub(lambda match: "".join(group or "" for group in match.groups()) + "…", text)
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    """The fields that a log call passed as ``extra``, without secrets."""
+    return {
+        name: "…" if _SECRET_FIELD.search(name) and value else _without_secrets(value)
+        for name, value in vars(record).items()
+        if name not in _STANDARD_FIELDS
+    }
+
+
+def _without_secrets(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, dict):
+        return {
+            str(name): "…" if _SECRET_FIELD.search(str(name)) and item else _without_secrets(item)
+            for name, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_without_secrets(item) for item in value]
+    return redact(str(value))
+
+
+class _Formatter(logging.Formatter):
+    """What the formats share."""
+
+    def head(self, record: logging.LogRecord) -> tuple[str, str, str]:
+        """Time, level and message."""
+        moment = datetime.fromtimestamp(record.created, UTC)
+        level = _LEVEL_NAMES.get(record.levelno, record.levelname.lower())
+        return (
+            moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            level,
+            redact(record.getMessage()),
+        )
+
+    def traceback(self, record: logging.LogRecord) -> str:
+        """The traceback of the record's error, or an empty string."""
+        return redact(self.formatException(record.exc_info)) if record.exc_info else ""
+
+
+class JsonFormatter(_Formatter):
+    """One JSON object per record and line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON."""
+        time, level, message = self.head(record)
+        values = {**fields_of(record), "level": level, "msg": message, "time": time}
+        if traceback := self.traceback(record):
+            values["traceback"] = traceback
+        return orjson.dumps(values, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+class TextFormatter(_Formatter):
+    """``key=value`` pairs, quoted where needed."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as pairs."""
+        time, level, message = self.head(record)
+        pairs = {"time": time, "level": level, "msg": message, **fields_of(record)}
+        line = " ".join(f"{name}={_quoted(value)}" for name, value in pairs.items())
+        traceback = self.traceback(record)
+        return f"{line}\n{traceback}" if traceback else line
+
+
+class ColorFormatter(_Formatter):
+    """For people at a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record in colour."""
+        time, level, message = self.head(record)
+        colour = _COLOURS.get(level, 0)
+        pairs = "".join(
+            f" \x1b[{colour}m{name}\x1b[0m={_quoted(value)}"
+            for name, value in fields_of(record).items()
+        )
+        line = f"\x1b[{colour}m{level.upper():7}\x1b[0m[{time[11:19]}] {message}{pairs}"
+        traceback = self.traceback(record)
+        return f"{line}\n{traceback}" if traceback else line
+
+
+def _quoted(value: Any) -> str:
+    text = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    plain = text and text.isprintable() and not set(text) & set(' "=\\')
+    return text if plain else orjson.dumps(text).decode()
+
+
+class RecentRecords(logging.Handler):
+    """Remembers the latest warnings and errors, for the diagnostics."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: deque[str] = deque(maxlen=RECENT_RECORDS)
+        self.setFormatter(TextFormatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Remember a record."""
+        self.lines.append(self.format(record))
+
+
+RECENT = RecentRecords()
+"""The records which ``/debug/events`` shows, of a process whose logging is configured here."""
+
+
+def configure_logging(
+    level: str = "warn",
+    style: Literal["text", "json", "color"] = "text",
+    stream: TextIO | None = None,
+) -> None:
+    """Log this process's records to ``stream``, by default standard error.
+
+    Args:
+        level: least level to log, a key of :data:`LEVELS`.
+        style: how to write records.
+        stream: where to write them.
+    """
+    formatters = {"text": TextFormatter, "json": JsonFormatter, "color": ColorFormatter}
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(formatters[style]())
+    root = logging.getLogger()
+    root.handlers[:] = [handler, RECENT]
+    root.setLevel(LEVELS[level])

@@ -1,0 +1,170 @@
+"""One server: its public port and everything that answers on it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import socket
+import ssl
+import tempfile
+from pathlib import Path
+
+from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.server.debug import DebugPages
+from gazette_sdk.server.grpc_server import DEFAULT_MAX_RECEIVE_BYTES, GrpcServer
+from gazette_sdk.server.http import HttpHost
+from gazette_sdk.server.listener import HTTP_OPENINGS, Listener, Wire
+from gazette_sdk.server.splice import Splicer
+
+__all__ = ["STOP_GRACE_S", "Server"]
+
+_log = logging.getLogger(__name__)
+
+STOP_GRACE_S = 15.0
+"""Seconds for which a stopping server waits for calls under way, unless told otherwise."""
+
+_GRPC_OPENING = b"PRI * HTTP/2.0\r\n"
+
+
+class Server:
+    """A port which speaks gRPC and HTTP, and what else is added to its listener.
+
+    First :meth:`bind`: from then on ``endpoint`` is known and others may be told of it. Then put
+    services on ``grpc`` and pages on ``http``, and :meth:`start`. Connections that come in between
+    wait.
+
+    Args:
+        host: address to bind; ``localhost`` means both loopback addresses, an empty string all
+            interfaces.
+        port: port number, where ``0`` takes a free one; or ``unix:///path`` of a socket.
+        advertise_host: host name of the advertised endpoint; by default ``host``, or this
+            machine's name when all interfaces are bound.
+        tls: TLS of the port, see :func:`~gazette_sdk.server.tls.server_context`. Unix sockets
+            ignore it.
+        max_receive_bytes: greatest gRPC message accepted.
+        debug_port: where to serve the diagnostics as well, over plain HTTP; same forms as
+            ``port``, empty for nowhere.
+        debug_private: whether to keep the diagnostics off the public port.
+    """
+
+    def __init__(
+        self,
+        *,
+        host: str = "localhost",
+        port: str = "0",
+        advertise_host: str = "",
+        tls: ssl.SSLContext | None = None,
+        max_receive_bytes: int = DEFAULT_MAX_RECEIVE_BYTES,
+        debug_port: str = "",
+        debug_private: bool = False,
+    ) -> None:
+        self.grpc = GrpcServer(max_receive_bytes=max_receive_bytes)
+        self.http = HttpHost()
+        self.listener = Listener(tls=tls)
+        self._host = host
+        self._port = port
+        self._advertise_host = advertise_host or host or socket.gethostname()
+        self._scheme = "https" if tls is not None else "http"
+        self._debug_port = debug_port
+        self._debug_http = HttpHost()
+        self._debug_listener = Listener()
+        self._endpoint: str | None = None
+        self._directory: Path | None = None
+        self._splicer: Splicer | None = None
+
+        pages = DebugPages(self.grpc)
+        self._debug_http.mount("/debug/", pages)
+        if not debug_private:
+            self.http.mount("/debug/", pages)
+        elif not debug_port:
+            _log.warning(
+                "diagnostics are unreachable: they are private but have no port of their own; "
+                "set --debug.port"
+            )
+
+    @property
+    def endpoint(self) -> str:
+        """The URL to reach it at: ``http://host:port``, ``https://…`` or ``unix://host/path``."""
+        if self._endpoint is None:
+            raise ConfigurationError("the server is not bound yet: call bind() first")
+        return self._endpoint
+
+    @property
+    def debug_endpoint(self) -> str | None:
+        """The URL of the diagnostics' own port, if they have one and it is bound."""
+        port = self._debug_listener.port
+        return f"http://{self._advertise_host}:{port}" if port else None
+
+    def bind(self) -> str:
+        """Bind the port (and that of the diagnostics) and return the endpoint.
+
+        Raises:
+            ConfigurationError: a port is malformed or cannot be bound.
+        """
+        if self._endpoint is None:
+            try:
+                self._endpoint = self._bind(self.listener, self._port, self._scheme)
+                if self._debug_port:
+                    self._bind(self._debug_listener, self._debug_port, "http")
+            except ConfigurationError:
+                self._close_listeners()
+                self._endpoint = None
+                raise
+        return self._endpoint
+
+    def _bind(self, listener: Listener, port: str, scheme: str) -> str:
+        if port.startswith("unix://"):
+            host, slash, path = port.removeprefix("unix://").partition("/")
+            if not slash or not path:
+                raise ConfigurationError(f"{port!r} names no socket; write unix:///path/to/socket")
+            listener.bind_unix(Path("/" + path))
+            return f"unix://{host or self._advertise_host}/{path}"
+        if not port.isascii() or not port.isdigit() or int(port) > 65535:
+            raise ConfigurationError(
+                f"{port!r} is no port: give a number up to 65535, 0 for a free one, or unix:///path"
+            )
+        bound = listener.bind(self._host, int(port))
+        name = f"[{self._advertise_host}]" if ":" in self._advertise_host else self._advertise_host
+        return f"{scheme}://{name}:{bound}"
+
+    async def start(self) -> str:
+        """Serve; binds first where that was not done yet. Returns the endpoint."""
+        endpoint = self.bind()
+        self._directory = await asyncio.to_thread(
+            lambda: Path(tempfile.mkdtemp(prefix="gazette-"))  # mkdtemp: for this user only
+        )
+        socket_path = self._directory / "grpc"
+        self._splicer = Splicer(socket_path)
+        await self.grpc.start(socket_path)
+        await self.http.start()
+        self.listener.add(Wire("grpc", (_GRPC_OPENING,), self._splicer, alpn="h2"))
+        self.listener.add(Wire("http", HTTP_OPENINGS, self.http))
+        await self.listener.start()
+        if self._debug_port:
+            await self._debug_http.start()
+            self._debug_listener.add(Wire("http", HTTP_OPENINGS, self._debug_http))
+            await self._debug_listener.start()
+        return endpoint
+
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """Take no connections and calls any more, let those under way end, then break them.
+
+        Args:
+            grace_s: seconds to wait for calls under way. The caller should first end what would
+                not end by itself (blocked reads).
+        """
+        self._close_listeners()
+        await asyncio.gather(
+            self.grpc.stop(grace_s), self.http.stop(grace_s), self._debug_http.stop(grace_s)
+        )
+        if self._splicer is not None:
+            await self._splicer.aclose()
+            self._splicer = None
+        if self._directory is not None:
+            await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
+            self._directory = None
+
+    def _close_listeners(self) -> None:
+        self.listener.close()
+        self._debug_listener.close()

@@ -1,0 +1,108 @@
+"""What a running process is doing: its tasks, threads, memory, and where its time goes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import sys
+import threading
+import time
+import traceback
+import tracemalloc
+from collections import Counter
+from types import FrameType
+
+from prometheus_client import REGISTRY
+
+__all__ = ["dump_tasks", "dump_threads", "heap_statistics", "memory_statistics", "sample_stacks"]
+
+SAMPLE_INTERVAL_S = 0.01
+"""Seconds between two samples of a CPU profile."""
+
+TOP_TYPES = 50
+"""How many types of objects the heap statistics list."""
+
+
+def dump_tasks() -> str:
+    """Every task of the running loop, with its stack."""
+    out = io.StringIO()
+    tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
+    out.write(f"{len(tasks)} tasks\n")
+    for task in tasks:
+        out.write(f"\n{task.get_name()}: {task.get_coro()!r}\n")
+        task.print_stack(file=out)
+    return out.getvalue()
+
+
+def dump_threads() -> str:
+    """Every thread, with its stack."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = _frames()
+    out = [f"{len(frames)} threads\n"]
+    for ident, frame in frames.items():
+        out.append(f"\nthread {ident} {names.get(ident, '')}\n")
+        out += traceback.format_stack(frame)
+    return "".join(out)
+
+
+def memory_statistics() -> dict[str, int | float]:
+    """Sizes and counts that are quick to get."""
+    statistics: dict[str, int | float] = {
+        f"gc_{name}_generation_{generation}": value
+        for generation, values in enumerate(gc.get_stats())
+        for name, value in values.items()
+    }
+    statistics["allocated_blocks"] = sys.getallocatedblocks()
+    for name in ("process_resident_memory_bytes", "process_virtual_memory_bytes"):
+        value = REGISTRY.get_sample_value(name)
+        if value is not None:
+            statistics[name] = value
+    return statistics
+
+
+def heap_statistics() -> str:
+    """Objects by type, and allocations by line where ``tracemalloc`` is on."""
+    objects = gc.get_objects()
+    counts = Counter(type(item).__qualname__ for item in objects)
+    lines = [f"{len(objects)} objects under garbage collection"]
+    lines += [f"{count:10} {name}" for name, count in counts.most_common(TOP_TYPES)]
+    if tracemalloc.is_tracing():
+        lines += [str(line) for line in tracemalloc.take_snapshot().statistics("lineno")[:TOP_TYPES]]
+    else:
+        lines.append("for allocations by line, start the process with PYTHONTRACEMALLOC=1")
+    return "\n".join([*lines, ""])
+
+
+def sample_stacks(duration_s: float, stopped: threading.Event) -> str:
+    """A CPU profile by sampling all threads; blocks its own thread meanwhile.
+
+    Args:
+        duration_s: seconds to sample for.
+        stopped: ends the sampling early.
+
+    Returns:
+        Folded stacks, the outermost frame first, with counts: what flame graph tools read.
+    """
+    counts: Counter[str] = Counter()
+    own = threading.get_ident()
+    until_s = time.monotonic() + duration_s
+    while time.monotonic() < until_s and not stopped.wait(SAMPLE_INTERVAL_S):
+        for ident, frame in _frames().items():
+            if ident != own:
+                counts[_folded(frame)] += 1
+    return "".join(f"{stack} {count}\n" for stack, count in counts.most_common())
+
+
+def _frames() -> dict[int, FrameType]:
+    return sys._current_frames()  # noqa: SLF001 - documented, despite its name
+
+
+def _folded(frame: FrameType | None) -> str:
+    names: list[str] = []
+    while frame is not None:
+        code = frame.f_code
+        module = frame.f_globals.get("__name__", "?")
+        names.append(f"{module}.{code.co_qualname}")
+        frame = frame.f_back
+    return ";".join(reversed(names))

@@ -1,0 +1,59 @@
+"""The first request to stop.
+
+SIGTERM and SIGINT ask a server to drain and leave. The first one is told to whoever waits; later
+ones change nothing: a drain under way is neither hurried nor broken by an impatient caller
+(cli section 3.1).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from types import TracebackType
+from typing import Self
+
+__all__ = ["StopSignal"]
+
+_log = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopSignal:
+    """Catches SIGTERM and SIGINT while it is entered. Belongs to the main thread's loop."""
+
+    def __init__(self) -> None:
+        self._caught: asyncio.Future[signal.Signals]
+
+    def __enter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._caught = loop.create_future()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._catch, number)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+        self._caught.cancel()
+
+    def _catch(self, number: signal.Signals) -> None:
+        if not self._caught.done():
+            _log.info("caught signal", extra={"signal": number.name})
+            self._caught.set_result(number)
+
+    @property
+    def caught(self) -> bool:
+        """Whether the first signal has come."""
+        return self._caught.done()
+
+    async def wait(self) -> signal.Signals:
+        """Wait for the first signal; returns at once when it has come already."""
+        return await asyncio.shield(self._caught)

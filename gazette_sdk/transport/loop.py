@@ -1,0 +1,167 @@
+"""The one event loop on which the SDK's asynchronous code runs.
+
+Plain programs never see it: the first call that needs a loop starts one in a daemon thread, and
+sync faces post coroutines to it. A server process that has a loop of its own lends it instead
+(:func:`adopt_running_loop`), so that there is still one loop per process, which is what gRPC for
+asyncio is good at. A forked child begins without a loop; transports of its parent are dead there
+and say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from gazette_sdk.errors import GazetteError
+
+__all__ = ["adopt_running_loop", "on_sdk_loop", "post", "run", "sdk_loop"]
+
+T = TypeVar("T")
+
+START_TIMEOUT_S = 10.0
+"""A thread that has not begun to run its loop after this time is starved beyond use."""
+
+STOP_TIMEOUT_S = 2.0
+"""What the end of the process waits for cancelled tasks before it goes on without them."""
+
+
+class _Loops:
+    """Which loop is the SDK's; one instance per process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.adopted: asyncio.AbstractEventLoop | None = None
+        self.background: asyncio.AbstractEventLoop | None = None
+        self.thread: threading.Thread | None = None
+
+    def current(self) -> asyncio.AbstractEventLoop:
+        with self.lock:
+            if self.adopted is not None and not self.adopted.is_closed():
+                return self.adopted
+            if self.background is None or self.background.is_closed():
+                self._start()
+            assert self.background is not None
+            return self.background
+
+    def _start(self) -> None:
+        loop = asyncio.new_event_loop()
+        running = threading.Event()
+
+        def serve() -> None:
+            asyncio.set_event_loop(loop)
+            loop.call_soon(running.set)
+            loop.run_forever()
+            loop.close()
+
+        thread = threading.Thread(target=serve, name="gazette-sdk-loop", daemon=True)
+        thread.start()
+        if not running.wait(START_TIMEOUT_S):
+            raise GazetteError(
+                f"the SDK's event loop did not start within {START_TIMEOUT_S:g} s; "
+                "the machine is overloaded or out of threads"
+            )
+        self.background, self.thread = loop, thread
+
+    def stop(self) -> None:
+        """End the background loop: cancel what runs on it, then wait for it within a bound."""
+        with self.lock:
+            loop, thread = self.background, self.thread
+            self.background = self.thread = None
+        if loop is None or thread is None or not thread.is_alive():
+            return
+
+        async def wind_down() -> None:
+            tasks = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks, timeout=STOP_TIMEOUT_S)
+            await loop.shutdown_asyncgens()
+
+        ending = asyncio.run_coroutine_threadsafe(wind_down(), loop)
+        concurrent.futures.wait([ending], timeout=2 * STOP_TIMEOUT_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(STOP_TIMEOUT_S)
+
+
+_loops = _Loops()
+
+
+def _forget_parent() -> None:
+    """In a forked child: the parent's threads and loops do not exist here."""
+    global _loops  # noqa: PLW0603 - one per process, and this is a new process
+    _loops = _Loops()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
+atexit.register(lambda: _loops.stop())
+
+
+def sdk_loop() -> asyncio.AbstractEventLoop:
+    """The SDK's loop: the adopted one, or the background thread's (started by the first call)."""
+    return _loops.current()
+
+
+def adopt_running_loop() -> None:
+    """Make the running loop the SDK's; for server processes, before they open any transport.
+
+    Transports opened earlier stay on the loop they were opened on. Once the adopted loop is
+    closed, the background loop serves again.
+    """
+    loop = asyncio.get_running_loop()
+    with _loops.lock:
+        _loops.adopted = loop
+
+
+def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+def post(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    """Start a coroutine on the SDK's loop, from any thread. Cancelling the future cancels it."""
+    return asyncio.run_coroutine_threadsafe(coroutine, sdk_loop())
+
+
+def run(coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+    """Run a coroutine on the SDK's loop and wait for its result, from plain code.
+
+    Args:
+        coroutine: what to run.
+        timeout: seconds to wait; ``None`` waits until it ends. An interrupt cancels it.
+
+    Raises:
+        TimeoutError: it did not end in time, and was cancelled.
+        GazetteError: called from the SDK's loop, which would wait for itself for ever.
+    """
+    loop = sdk_loop()
+    if _is_running_here(loop):
+        coroutine.close()
+        raise GazetteError(
+            "a blocking call was made on the SDK's own event loop and would wait for itself; "
+            "inside of a coroutine `await` the asynchronous form instead"
+        )
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+    try:
+        return future.result(timeout)
+    except TimeoutError:
+        if future.done():  # the coroutine's own time ran out, not ours
+            raise
+        raise TimeoutError(f"no result within {timeout:g} s") from None
+    finally:
+        future.cancel()  # no effect once it is done
+
+
+async def on_sdk_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await a coroutine that belongs to the SDK's loop, from a coroutine of any loop."""
+    loop = sdk_loop()
+    if _is_running_here(loop):
+        return await coroutine
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))

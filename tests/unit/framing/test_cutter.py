@@ -1,0 +1,118 @@
+"""However content is cut into chunks, the frames and their offsets are the same."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gazette_sdk.errors import DesyncError, FramingError, TornFrameError
+from gazette_sdk.framing import Cutter, FixedProtobuf, Framing, JsonLines
+
+MAGIC = b"\x66\x33\x93\x36"
+
+
+def follow(framing: Framing, chunks: list[bytes], offset: int = 0) -> tuple[list, int, list]:
+    """(payload, begin, end) of every frame; bytes skipped; errors at the end."""
+    cutter = Cutter(framing, offset)
+    frames, skipped, errors = [], 0, []
+
+    def take(cut):
+        nonlocal skipped
+        while True:
+            payloads = framing.payloads(cut.buffer, cut.frames)
+            for payload, begin, end in zip(
+                payloads, cut.frames.begins, cut.frames.ends, strict=True
+            ):
+                frames.append((payload, cut.offset + begin, cut.offset + end))
+            if not isinstance(cut.frames.error, DesyncError):
+                return cut
+            skipped += cut.frames.error.skipped
+            cut = cutter.feed(b"")
+
+    for chunk in chunks:
+        assert take(cutter.feed(chunk)).frames.error is None
+    last = cutter.finish()
+    if isinstance(last.frames.error, TornFrameError):
+        errors.append(last.frames.error.offset)
+    return frames, skipped, errors
+
+
+def cuts_of(stream: bytes, places: list[int]) -> list[bytes]:
+    edges = [0, *sorted(place % (len(stream) + 1) for place in places), len(stream)]
+    return [stream[begin:end] for begin, end in itertools.pairwise(edges)]
+
+
+PAYLOADS = st.lists(st.binary(max_size=40).map(lambda raw: raw.replace(b"\n", b".")), max_size=12)
+PLACES = st.lists(st.integers(min_value=0, max_value=1000), max_size=20)
+
+
+@given(PAYLOADS, st.binary(max_size=6), PLACES, st.integers(min_value=0, max_value=1 << 40))
+@pytest.mark.parametrize("framing", [JsonLines(), FixedProtobuf()], ids=lambda f: f.form)
+def test_chunks_never_change_frames_nor_offsets(framing, payloads, tail, places, offset):
+    stream = bytearray()
+    ends = framing.encode_many(payloads, stream)
+    tail = tail.replace(b"\n", b".")
+    if framing.form == "protobuf":
+        tail = MAGIC + b"\xff\xff\xff\x7f" + tail if tail else b""
+    stream += tail
+    frames, skipped, torn = follow(framing, cuts_of(bytes(stream), places), offset)
+    assert [frame[0] for frame in frames] == payloads
+    assert [frame[2] - offset for frame in frames] == ends
+    assert [frame[1] - offset for frame in frames] == [0, *ends][: len(ends)]
+    assert skipped == 0
+    assert torn == ([offset + len(stream) - len(tail)] if tail else [])
+
+
+@given(PAYLOADS.filter(len), st.binary(min_size=8, max_size=60), PLACES)
+def test_junk_between_fixed_frames_is_skipped_exactly(payloads, junk, places):
+    junk = b"J" + junk.replace(MAGIC[:1], b"j")  # it must not look like the begin of a frame
+    framing = FixedProtobuf()
+    stream = bytearray()
+    framing.encode_many(payloads, stream)
+    begin = len(stream)
+    stream += junk
+    expected_begin = len(stream)
+    framing.encode(b"after", stream)
+    frames, skipped, torn = follow(framing, cuts_of(bytes(stream), places))
+    assert [frame[0] for frame in frames] == [*payloads, b"after"]
+    assert frames[-1][1] == expected_begin
+    assert skipped == expected_begin - begin
+    assert torn == []
+
+
+@given(st.lists(st.integers(min_value=0, max_value=5000), max_size=30))
+def test_a_frame_much_longer_than_its_chunks_is_found_whole(places):
+    stream = b'"' + b"x" * 4000 + b'"\n{}\n'
+    frames, _, torn = follow(JsonLines(), cuts_of(stream, places))
+    assert [frame[1:] for frame in frames] == [(0, 4003), (4003, 4006)]
+    assert torn == []
+
+
+def test_a_frame_longer_than_the_limit_is_an_error_with_its_offset():
+    cutter = Cutter(JsonLines(), 70, frame_bytes_max=100)
+    assert cutter.feed(b"{}\n" + b"x" * 90).frames.error is None
+    error = cutter.feed(b"y" * 90).frames.error
+    assert type(error) is FramingError
+    assert error.offset == 73
+
+
+def test_a_jump_between_frames_goes_on_at_the_new_offset():
+    cutter = Cutter(JsonLines(), 10)
+    cutter.feed(b"{}\n")
+    assert cutter.offset == 13
+    assert cutter.jump(1000) is None
+    cut = cutter.feed(b"[]\n")
+    assert cut.offset == 1000
+    assert cutter.offset == 1003
+
+
+def test_a_jump_within_a_frame_is_a_torn_frame_and_may_be_passed_over():
+    cutter = Cutter(JsonLines(), 10)
+    cutter.feed(b'{}\n{"half":')
+    error = cutter.jump(1000)
+    assert isinstance(error, TornFrameError)
+    assert error.offset == 13
+    assert cutter.feed(b"[]\n").offset == 1000
