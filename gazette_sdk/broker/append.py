@@ -8,7 +8,6 @@ content, collects acknowledgements. Nothing stays taken when an append ends, how
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -16,13 +15,10 @@ from dataclasses import dataclass, field
 from gazette_sdk.broker.append_machine import (
     SYNC_ROUNDS_MAX,
     ContentEffect,
-    ContentInput,
-    ContentState,
     Effect,
     Facts,
     Input,
     State,
-    content_step,
     judge_preconditions,
     judge_replicas,
     judge_resolution,
@@ -30,7 +26,7 @@ from gazette_sdk.broker.append_machine import (
     step,
 )
 from gazette_sdk.broker.assignments import write_route, write_suspend
-from gazette_sdk.broker.pace import Pace, TooSlowError
+from gazette_sdk.broker.content import Content, Pace
 from gazette_sdk.broker.pipeline import Answer, OpenStream, PeerStream, Pipeline, judge_acks, judge_sync
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.resolver import Resolution, Resolver
@@ -38,35 +34,17 @@ from gazette_sdk.broker.slot import InvalidatedError
 from gazette_sdk.broker.store_health import StoreUnhealthyError, await_health
 from gazette_sdk.broker.suspend import may_carry_content
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.errors import CallError, GazetteError, UnavailableError, ValidationError
+from gazette_sdk.errors import CallError, GazetteError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
-from gazette_sdk.protocol.fragments import sum_of
 from gazette_sdk.protocol.journal_spec import desired_replication, may_write
 from gazette_sdk.protocol.labels import subtract, union
-from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.protocol.rpc import validate
 from gazette_sdk.transport.base import AppendItem, Target, Transport
 
-__all__ = ["AppendLimits", "Appends"]
+__all__ = ["Appends"]
 
 _EMPTY_REGISTERS = pb.LabelSet()
-
-
-@dataclass(frozen=True, slots=True)
-class AppendLimits:
-    """Limits of a broker's appends.
-
-    Attributes:
-        max_replication: cap of every journal's replication.
-        max_append_rate: bytes per second, over a journal's own greater limit; 0 for none.
-        min_append_rate: bytes per second a client has to sustain; 0 for no minimum.
-    """
-
-    max_replication: int
-    max_append_rate: int
-    min_append_rate: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +56,7 @@ class Appends:
         etcd: where routes and suspensions are written.
         stores: fragment stores, for their health.
         peers: carries appends to other primaries, and replication.
-        limits: rates and replication.
+        max_replication: cap of every journal's replication.
         now: Unix time, in seconds.
     """
 
@@ -86,7 +64,7 @@ class Appends:
     etcd: Etcd
     stores: StoreRegistry
     peers: Transport
-    limits: AppendLimits
+    max_replication: int
     now: Callable[[], float] = field(default=time.time)
 
     async def append(
@@ -140,8 +118,9 @@ class _Append:
 
         # The outcome.
         self._answers: list[asyncio.Future[Answer]] = []
-        self._commit = pb.Fragment()
-        self._chunks = 0
+        self._acking: Pipeline
+        self._commit: pb.Fragment
+        self._total_chunks = 0
         self._delayed_chunks = 0
 
     async def run(self) -> pb.AppendResponse:
@@ -243,7 +222,6 @@ class _Append:
             await _tear_down(replica, pipeline)
 
         spool = await replica.spool.take(resolution.invalidated)
-        replica.settled = None
         open_stream = _opener(self._shared.peers, resolution.header.route)
         streams = [
             PeerStream(member, open_stream)
@@ -309,7 +287,7 @@ class _Append:
         assert resolution.spec is not None
         given = judge_replicas(
             len(resolution.assignments),
-            desired_replication(resolution.spec, self._shared.limits.max_replication),
+            desired_replication(resolution.spec, self._shared.max_replication),
             is_local=resolution.is_local,
         )
         if given is Input.LATER:
@@ -368,17 +346,14 @@ class _Append:
         assert replica is not None
         assert resolution.spec is not None
         assert resolution.invalidated is not None
-        request, limits, spool = self._request, self._shared.limits, pipeline.spool
+        request, spool = self._request, pipeline.spool
 
-        self._content = content = Content(
+        content = Content(
             may_have_content=may_write(resolution.spec) and may_carry_content(request.suspend)
         )
         flow = replica.flow
         flow.reset(
-            resolution.spec.max_append_rate,
-            limits.max_append_rate,
-            limits.min_append_rate,
-            int(asyncio.get_running_loop().time() * 1000),
+            resolution.spec.max_append_rate, int(asyncio.get_running_loop().time() * 1000)
         )
         await content.receive(
             self._items, pipeline, Pace(flow, resolution.invalidated), self._roll
@@ -402,6 +377,14 @@ class _Append:
         )
         if pipeline.error is not None:
             raise pipeline.error
+        # Read off now: the next append may change the spool before this one is acknowledged.
+        self._commit = pb.Fragment(
+            journal=resolution.journal,
+            begin=content.begin,
+            end=content.begin + content.length,
+            sum=content.sum(spool.fragment),
+            compression_codec=spool.fragment.compression_codec,
+        )
         self._acking = pipeline
         return Input.STREAMED
 
@@ -447,12 +430,7 @@ class _Append:
         """The answer: an append's outcome, or the status which refused it."""
         response = pb.AppendResponse(status=self._status, header=self._resolution.header)
         if self._status == pb.OK:
-            content, spool = self._content, self._acking.spool
-            response.commit.journal = self._resolution.journal
-            response.commit.begin = content.begin
-            response.commit.end = content.begin + content.length
-            response.commit.sum.CopyFrom(self._sum)
-            response.commit.compression_codec = self._codec
+            response.commit.CopyFrom(self._commit)
             response.total_chunks = self._total_chunks
             response.delayed_chunks = self._delayed_chunks
         if self._status in (pb.OK, pb.REGISTER_MISMATCH):

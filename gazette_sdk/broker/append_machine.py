@@ -84,6 +84,8 @@ class Input(enum.Enum):
 
     HELD = enum.auto()
     """Resolved to us, and the pipeline's slot is ours already."""
+    REPLACED = enum.auto()
+    """Resolved to us, and the slot we hold is that of a replica which was replaced."""
     LOCAL = enum.auto()
     """Resolved to us, or all replicas are there and we are the primary."""
     REMOTE = enum.auto()
@@ -144,6 +146,7 @@ _NOTHING: tuple[Effect, ...] = ()
 APPEND: Mapping[tuple[State, Input], Step] = {
     # Releasing before waiting for others: the replica may be shutting down, and want the slot.
     (State.RESOLVE, Input.HELD): Step(_NOTHING, State.START_PIPELINE),
+    (State.RESOLVE, Input.REPLACED): Step(_RELEASE, State.ACQUIRE_PIPELINE),
     (State.RESOLVE, Input.LOCAL): Step(_NOTHING, State.ACQUIRE_PIPELINE),
     (State.RESOLVE, Input.REMOTE): Step(_RELEASE, State.AWAIT_REPLICAS),
     (State.RESOLVE, Input.SUSPENSION): Step(_NOTHING, State.UPDATE_SUSPEND),

@@ -116,7 +116,7 @@ class Compression:
                 self._restart()
                 raise
 
-    def _compress(self, end: int, directory: Path | None | str = "") -> None:
+    def _compress(self, end: int, directory: Path | str | None = "") -> None:
         if self._compressor is None:
             beside = self._content.path.parent if directory == "" else directory
             self._file = cast("BinaryIO", tempfile.TemporaryFile(dir=beside))  # noqa: SIM115

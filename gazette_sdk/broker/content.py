@@ -13,7 +13,7 @@ from gazette_sdk.broker.append_machine import (
     ContentStep,
     content_step,
 )
-from gazette_sdk.broker.flow_control import FlowControl
+from gazette_sdk.broker.flow_control import TICK_MS, FlowControl, Verdict
 from gazette_sdk.broker.pipeline import Pipeline
 from gazette_sdk.broker.slot import Signal
 from gazette_sdk.errors import CallError, GazetteError, ValidationError
@@ -24,7 +24,7 @@ from gazette_sdk.transport.base import AppendItem
 
 __all__ = ["TICK_S", "Content", "Pace"]
 
-TICK_S = 0.05
+TICK_S = TICK_MS / 1000
 """Period at which the rates of a stream are looked at."""
 
 _SUM_OF_NOTHING = sum_of(hashlib.sha1(usedforsecurity=False).digest())
@@ -36,53 +36,59 @@ _TOO_SLOW = "the client's stream did not sustain the minimum append rate"
 class Pace:
     """Flow control of one stream, on the loop's clock.
 
-    The rates are looked at each :data:`TICK_S`. A client is only held to the minimum rate while
-    it is the client we wait for: the time it takes to write what it sent is not counted.
+    The rates are looked at each :data:`TICK_S`. A client is held to the minimum rate only while
+    we wait for the client: the time it takes to write what it sent is not counted.
 
     Args:
         flow: the replica's flow control, already reset for this append.
         invalidated: lifts the maximum rate, as the route's convergence matters more.
+
+    Attributes:
+        on_client: whether the client is what we wait for.
     """
 
-    __slots__ = ("_flow", "_invalidated", "_loop", "_on_fire", "_paid", "_scope", "_timer", "on_client")
+    __slots__ = ("_flow", "_handle", "_invalidated", "_loop", "_paid", "_scope", "_timer",
+                 "on_client")  # fmt: skip
 
     def __init__(self, flow: FlowControl, invalidated: Signal) -> None:
+        self.on_client = True
         self._flow = flow
         self._invalidated = invalidated
         self._loop = asyncio.get_running_loop()
-        self._scope: asyncio.Timeout | None = None
         self._paid: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._on_fire = 0
-        self.on_client = True
+        self._scope: asyncio.Timeout
+        self._timer: asyncio.TimerHandle
+        self._handle = 0
 
     def start(self, scope: asyncio.Timeout) -> None:
         """Begin to tick. ``scope`` is ended when the client is too slow."""
         self._scope = scope
         self._timer = self._loop.call_later(TICK_S, self._tick)
-        self._on_fire = self._invalidated.on_fire(self._lift)
+        self._handle = self._invalidated.on_fire(self._lift)
 
     def stop(self) -> None:
         """Tick no more."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._invalidated.forget(self._on_fire)
+        self._timer.cancel()
+        self._invalidated.forget(self._handle)
 
     async def charge(self, length_bytes: int) -> None:
         """Account for a message of so many bytes of content, and hold it while it is too early."""
-        self._flow.chunk(length_bytes)
-        while self._flow.charge > 0:
+        if self._flow.chunk(length_bytes) is Verdict.HOLD:
             self._paid = self._loop.create_future()
             await self._paid
+            self._paid = None
 
     def _tick(self) -> None:
-        assert self._scope is not None
         self._timer = self._loop.call_later(TICK_S, self._tick)
         now_ms = int(self._loop.time() * 1000)
-        held = self._paid is not None
-        if self._flow.tick(now_ms, on_client=self.on_client) and not self._scope.expired():
+        if not self.on_client and self._paid is None:
+            self._flow.excuse(now_ms)
+            return
+        verdict = self._flow.tick(now_ms)
+        if verdict is Verdict.UNDERFLOW:
+            self._timer.cancel()
             self._scope.reschedule(self._loop.time())
-        if held and self._flow.charge == 0:
+        elif verdict is Verdict.GO:
             self._release()
 
     def _lift(self) -> None:
@@ -90,9 +96,8 @@ class Pace:
         self._release()
 
     def _release(self) -> None:
-        paid, self._paid = self._paid, None
-        if paid is not None and not paid.done():
-            paid.set_result(None)
+        if self._paid is not None and not self._paid.done():
+            self._paid.set_result(None)
 
 
 class Content:

@@ -16,6 +16,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -23,7 +25,7 @@ from gazette_sdk.broker.compression import Compression
 from gazette_sdk.errors import CorruptFragmentError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 
-__all__ = ["ContentFile", "FileView", "SpoolDiskError", "SpoolError"]
+__all__ = ["CompletedSpool", "ContentFile", "FileView", "SpoolDiskError", "SpoolError"]
 
 _STEP_BYTES = 1 << 20
 
@@ -126,9 +128,12 @@ class ContentFile:
         while written < length:  # a disk that fills up takes a part, and then refuses
             written += os.pwrite(fd, memoryview(data)[written:], position + written)
 
-    def truncate(self, length_bytes: int) -> None:
-        """Cut the file off behind ``length_bytes``."""
-        os.ftruncate(self.fd, length_bytes)
+    def shrink(self, length_bytes: int) -> None:
+        """Free the room of what stands behind ``length_bytes``, if the disk lets us."""
+        try:
+            os.ftruncate(self.fd, length_bytes)
+        except OSError as error:
+            _log.warning("cannot free the room of bytes rolled back in %s: %s", self.path, error)
 
     def read_at(self, position: int, length: int) -> bytes:
         """Up to ``length`` bytes from ``position``; fewer only at the end of the file."""
@@ -203,8 +208,8 @@ class ContentFile:
                 end = self._batches.popleft()
             try:
                 compression.through(end)
-            except Exception:
-                # The task's outermost boundary: whoever uploads the file compresses it again.
+            except Exception:  # noqa: BLE001 - the task's outermost boundary
+                # Whoever uploads the file compresses it again.
                 _log.exception("cannot compress %s while it grows", self.path)
 
     # -------------------------------------------------------------- removal
@@ -228,6 +233,27 @@ class ContentFile:
             self._compression = None
         except OSError as error:
             _log.warning("cannot remove %s: %s; the next start does", self.path, error)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompletedSpool:
+    """A spool that gets no more content: a closed fragment, with all that uploading it needs.
+
+    Attributes:
+        fragment: span, sum and codec of the content.
+        registers: the journal's registers at its end.
+        first_append_time: when its first content was committed, UTC.
+        file: the content.
+        create_revision: Etcd revision at which the journal was created.
+        primary: whether this broker was the journal's primary when it was closed.
+    """
+
+    fragment: pb.Fragment
+    registers: pb.LabelSet
+    first_append_time: datetime
+    file: ContentFile
+    create_revision: int
+    primary: bool
 
 
 class FileView(io.RawIOBase):

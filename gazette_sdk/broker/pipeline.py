@@ -192,6 +192,10 @@ class Pipeline:
                 return stream.error
         return None
 
+    def serves(self, header: pb.Header) -> bool:
+        """Whether it is synchronized over the very route of ``header``."""
+        return header is self.header or equivalent(header.route, self.header.route)
+
     async def scatter(self, request: pb.ReplicateRequest) -> list[asyncio.Future[Answer]]:
         """Send a proposal to every replica, ours last.
 

@@ -23,12 +23,16 @@ from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.routes import attach_endpoints, route_of
 from gazette_sdk.protocol.selectors import matches_journal
 
-__all__ = ["MISSING_ID", "Resolution", "Resolver"]
+__all__ = ["MISSING_ID", "Resolution", "Resolver", "StoppingError"]
 
 MISSING_ID = pb.ProcessSpec.ID(zone="local-BrokerSpec", suffix="missing-from-Etcd")
 """What we call ourselves once our member key is gone. A draining broker can still proxy."""
 
 _log = logging.getLogger(__name__)
+
+
+class StoppingError(GazetteError):
+    """This broker stops, while Etcd still routes the journal to it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,25 +112,27 @@ class Resolver:
             match change.new or change.old:
                 case AssignmentEntry(item=journal) | ItemEntry(id=journal):
                     touched[journal] = None
+        is_member = self._keyspace.member(self._local_id.zone, self._local_id.suffix) is not None
         started: list[Replica] = []
-        gone: list[Replica] = []
+        gone: list[tuple[Replica, bool]] = []
         for journal in touched:
             before = self._replicas.get(journal)
             after = self._reconcile(journal, before)
             if after is before:
                 continue
             if before is not None:
-                gone.append(before)
+                # Others go on with the journal without us, unless it is we who lost our lease.
+                gone.append((before, after is None and is_member))
                 del self._replicas[journal]
             if after is not None:
                 started.append(after)
                 self._replicas[journal] = after
         # First tell all who wait for them to resolve again, then shut down: so that waiters and
         # the shutdown do not race for the spool.
-        for replica in gone:
+        for replica, _ in gone:
             replica.signal.fire()
-        for replica in gone:
-            self._shut_down(replica)
+        for replica, succeeded in gone:
+            self._shut_down(replica, succeeded=succeeded)
         for replica in started:
             replica.start()
 
@@ -159,17 +165,17 @@ class Resolver:
         for replica in gone:
             replica.signal.fire()
         for replica in gone:
-            self._shut_down(replica)
+            self._shut_down(replica, succeeded=False)
 
     async def shutdowns(self) -> None:
         """Return when every replica that was stopped has been shut down."""
         while self._stopping:
             await asyncio.wait(set(self._stopping))
 
-    def _shut_down(self, replica: Replica) -> None:
+    def _shut_down(self, replica: Replica, *, succeeded: bool) -> None:
         _log.info("stopping the replica of %s", replica.journal)
         task = asyncio.get_running_loop().create_task(
-            replica.shut_down(), name=f"shut down {replica.journal}"
+            replica.shut_down(succeeded=succeeded), name=f"shut down {replica.journal}"
         )
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)
@@ -197,8 +203,8 @@ class Resolver:
             proxy_header: header of the broker that proxied the call to us.
 
         Raises:
-            GazetteError: the header is of another cluster or for another process, or our
-                replicas have been stopped while Etcd still routes the journal to us.
+                StoppingError: our replicas have been stopped.
+            GazetteError: the header is of another cluster or for another process.
         """
         if proxy_header is not None:
             self._check_header(proxy_header)
@@ -255,7 +261,7 @@ class Resolver:
             process_id = local_id
         is_local = process_id == local_id
         if is_local and self._stopped:
-            raise GazetteError(
+            raise StoppingError(
                 "this broker is stopping; try again, another one takes its journals",
                 journal=journal,
             )

@@ -4,6 +4,7 @@
 
     ROOT/lock                                      held while a broker uses the directory
     ROOT/journals/NAME=DIGEST/head                 the highest committed offset, and the registers
+    ROOT/journals/NAME=DIGEST/forgotten            serial of the last spool that tells no head
     ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.log     what of a spool is committed (`commit_log`)
     ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.content its bytes (`content_file`)
     ROOT/journals/NAME=DIGEST/*.damaged            what recovery put aside; never removed
@@ -24,35 +25,21 @@ import fcntl
 import hashlib
 import logging
 import os
-import re
-import shutil
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
-from gazette_sdk.broker.commit_log import (
-    Commit,
-    CommitLog,
-    Head,
-    Origin,
-    decode_head,
-    encode_head,
-    parse_log,
-)
-from gazette_sdk.broker.content_file import ContentFile, SpoolDiskError
+from gazette_sdk.broker.commit_log import CommitLog, Head, Origin, encode_head
+from gazette_sdk.broker.content_file import CompletedSpool, ContentFile, SpoolDiskError
+from gazette_sdk.broker.spool_recovery import recover_journal
 from gazette_sdk.errors import ConfigurationError
-from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.fragments import sum_of
 
 __all__ = ["CompletedSpool", "Durability", "JournalSpools", "SpoolDirectory"]
 
 _NAME_LENGTH = 120  # of a journal's name in its directory's; the digest beside it is what counts
-_SPOOL_NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})\.(log|content)")
-_STEP_BYTES = 1 << 20
 _BACKGROUND_THREADS = 2  # compression shares two cores with everything else
 _RECOVERY_THREADS = 8
 
@@ -66,27 +53,6 @@ class Durability(enum.Enum):
     """The end of the process: it is in the page cache."""
     PERSISTED = "persisted"
     """The end of the machine: it was forced to disk."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CompletedSpool:
-    """A spool that gets no more content: a closed fragment, with all that uploading it needs.
-
-    Attributes:
-        fragment: span, sum and codec of the content.
-        registers: the journal's registers at its end.
-        first_append_time: when its first content was committed, UTC.
-        file: the content.
-        create_revision: Etcd revision at which the journal was created.
-        primary: whether this broker was the journal's primary when it was closed.
-    """
-
-    fragment: pb.Fragment
-    registers: pb.LabelSet
-    first_append_time: datetime
-    file: ContentFile
-    create_revision: int
-    primary: bool
 
 
 class SpoolDirectory:
@@ -104,6 +70,8 @@ class SpoolDirectory:
         self.root = root
         self.durability = durability
         self._heads: dict[str, Head] = {}
+        self._heads_lock = threading.Lock()  # heads are noted by the loop, written by removals
+        self._unwritten: set[str] = set()  # journals whose head only logs of spools tell
         self._serial = 0
         try:
             (root / "journals").mkdir(parents=True, exist_ok=True)
@@ -165,16 +133,18 @@ class SpoolDirectory:
         Raises:
             OSError: it could not be written down; it is remembered for this process.
         """
-        known = self._heads.get(head.journal)
-        if known is not None and known.cluster_id == head.cluster_id:
-            if known.create_revision > head.create_revision:
-                return  # a replica of the deleted journal, which still shuts down
-            if known.create_revision == head.create_revision and (
-                known.end > head.end or known == head
-            ):
-                return
-        self._heads[head.journal] = head
-        self._write_head(head)
+        with self._heads_lock:
+            known = self._heads.get(head.journal)
+            if known is not None and known.cluster_id == head.cluster_id:
+                if known.create_revision > head.create_revision:
+                    return  # a replica of the deleted journal, which still shuts down
+                if known.create_revision == head.create_revision and (
+                    known.end > head.end or known == head
+                ):
+                    return
+            self._heads[head.journal] = head
+            self._unwritten.add(head.journal)
+            self._write_head(head)
 
     def forget_head(self, name: str) -> None:
         """Forget a journal's head: others serve the journal now, and go on without us.
@@ -184,8 +154,14 @@ class SpoolDirectory:
         Raises:
             OSError: the note could not be removed.
         """
-        if self._heads.pop(name, None) is not None:
-            (self._directory_of(name) / "head").unlink(missing_ok=True)
+        with self._heads_lock:
+            if self._heads.pop(name, None) is None:
+                return
+            self._unwritten.discard(name)
+            directory = self._directory_of(name)
+            if directory.exists():  # spools which still stand there must not tell it again
+                _replace(directory / "forgotten", f"{self._serial:08x}".encode())
+                (directory / "head").unlink(missing_ok=True)
 
     def sweep(self, exists: Callable[[str, int], bool]) -> None:
         """Forget journals which were deleted. Blocks.
@@ -216,99 +192,18 @@ class SpoolDirectory:
         directories = [entry for entry in (self.root / "journals").iterdir() if entry.is_dir()]
         recovered: list[CompletedSpool] = []
         with ThreadPoolExecutor(_RECOVERY_THREADS, thread_name_prefix="recover") as pool:
-            for spools, head in pool.map(
-                lambda directory: self._recover_journal(directory, cluster_id), directories
+            for found in pool.map(
+                lambda directory: recover_journal(directory, cluster_id, self._opened), directories
             ):
-                recovered += spools
-                if head is not None:
-                    self._heads[head.journal] = head
+                recovered += found.spools
+                self._serial = max(self._serial, found.serial)
+                if found.head is not None:
+                    self._heads[found.head.journal] = found.head
+                    self._unwritten.add(found.head.journal)
         recovered.sort(key=lambda spool: (spool.fragment.journal, spool.fragment.begin))
         if recovered:
             _log.info("recovered %d spools of an earlier process in %s", len(recovered), self.root)
         return recovered
-
-    def _recover_journal(
-        self, directory: Path, cluster_id: int
-    ) -> tuple[list[CompletedSpool], Head | None]:
-        head = _read_head(directory)
-        if head is not None and head.cluster_id != cluster_id:
-            _log.warning(
-                "%s knows %s of another Etcd cluster (%d, ours is %d): not used; remove the "
-                "directory if that cluster is gone", directory, head.journal, head.cluster_id,
-                cluster_id,
-            )  # fmt: skip
-            head = None
-
-        spools: list[CompletedSpool] = []
-        for stem in _stems(directory):
-            self._serial = max(self._serial, int(stem.name.rpartition("-")[2], 16))
-            origin, commits = _read_log(stem)
-            if origin is None or not commits:
-                continue
-            if origin.cluster_id != cluster_id:
-                _log.warning(
-                    "%s.content is a spool of %s of another Etcd cluster (%d, ours is %d): left "
-                    "where it is", stem, origin.journal, origin.cluster_id, cluster_id,
-                )  # fmt: skip
-                continue
-            last = max(commits, key=lambda commit: commit.end)
-            if head is None or origin.create_revision > head.create_revision or (
-                origin.create_revision == head.create_revision and last.end >= head.end
-            ):  # fmt: skip
-                head = Head(
-                    origin.journal, last.end, last.registers, origin.create_revision, cluster_id
-                )
-            spool = self._recover_spool(stem, origin, commits)
-            if spool is not None:
-                spools.append(spool)
-        return spools, head
-
-    def _recover_spool(
-        self, stem: Path, origin: Origin, commits: list[Commit]
-    ) -> CompletedSpool | None:
-        content, log = stem.with_suffix(".content"), stem.with_suffix(".log")
-        if not content.exists():
-            _log.error(
-                "%s is missing, with committed bytes %d to %d of %s", content, origin.begin,
-                commits[-1].end, origin.journal,
-            )  # fmt: skip
-            log.rename(log.with_suffix(".log.damaged"))
-            return None
-        good = _longest_good(content, origin.begin, commits)
-        claimed = max(commit.end for commit in commits)
-        if good is None or good.end < claimed:
-            good_end = origin.begin if good is None else good.end
-            _log.error(
-                "%s of %s is damaged: its bytes from %d to %d are not what was committed; kept "
-                "as %s.damaged", content, origin.journal, good_end, claimed, content.name,
-            )  # fmt: skip
-            content.rename(content.with_suffix(".content.damaged"))
-            log.rename(log.with_suffix(".log.damaged"))
-            if good is None:
-                return None
-            _copy_beginning(
-                content.with_suffix(".content.damaged"), content, good.end - origin.begin
-            )
-            rewritten = CommitLog(log, origin)
-            rewritten.append(good)
-            rewritten.close()
-        elif content.stat().st_size > good.end - origin.begin:
-            os.truncate(content, good.end - origin.begin)
-        fragment = pb.Fragment(
-            journal=origin.journal,
-            begin=origin.begin,
-            end=good.end,
-            sum=sum_of(good.digest),
-            compression_codec=origin.codec,
-        )
-        return CompletedSpool(
-            fragment,
-            pb.LabelSet.FromString(good.registers),
-            datetime.fromtimestamp(good.first_append_us / 1e6, UTC),
-            ContentFile(content, origin.codec, self.submit, lambda: _remove_spool(stem)),
-            origin.create_revision,
-            primary=False,
-        )
 
     # ------------------------------------------------------------- internal
 
@@ -331,7 +226,7 @@ class SpoolDirectory:
                 stem.with_suffix(".content"),
                 origin.codec,
                 self.submit,
-                lambda: _remove_spool(stem),
+                lambda: self._remove(stem, origin.journal),
                 create=True,
             )
         except OSError:
@@ -356,19 +251,37 @@ class SpoolDirectory:
             finally:
                 os.close(fd)
 
+    def _opened(self, stem: Path, origin: Origin) -> ContentFile:
+        return ContentFile(
+            stem.with_suffix(".content"),
+            origin.codec,
+            self.submit,
+            lambda: self._remove(stem, origin.journal),
+        )
+
     def _directory_of(self, journal: str) -> Path:
         return self.root / "journals" / _safe_name(journal)
 
     def _write_head(self, head: Head) -> None:
         directory = self._directory_of(head.journal)
         directory.mkdir(exist_ok=True)
-        fresh = directory / "head.new"
-        with fresh.open("wb") as file:
-            file.write(encode_head(head))
-            if self.durability is Durability.PERSISTED:
-                file.flush()
-                os.fdatasync(file.fileno())
-        fresh.rename(directory / "head")
+        _replace(directory / "head", encode_head(head))
+        self._unwritten.discard(head.journal)
+
+    def _remove(self, stem: Path, journal: str) -> None:
+        """Remove a spool's files; what they told of the head must stand elsewhere before."""
+        with self._heads_lock:
+            if journal in self._unwritten:
+                self._write_head(self._heads[journal])
+        head = stem.with_name("head")
+        if self.durability is Durability.PERSISTED and head.exists():
+            fd = os.open(head, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+        stem.with_suffix(".log").unlink(missing_ok=True)
+        stem.with_suffix(".content").unlink(missing_ok=True)
 
 
 class JournalSpools:
@@ -473,77 +386,7 @@ def _safe_name(journal: str) -> str:
     return f"{quote(journal, safe='')[:_NAME_LENGTH]}={digest}"
 
 
-def _stems(directory: Path) -> list[Path]:
-    """Paths of the directory's spools without their suffix, in order; leftovers are removed."""
-    stems = set()
-    for path in directory.iterdir():
-        if path.suffix in (".thin", ".new"):
-            path.unlink()  # of a replacement which did not come to its end
-        elif _SPOOL_NAME.fullmatch(path.name):
-            stems.add(path.with_suffix(""))
-    return sorted(stems)
-
-
-def _read_head(directory: Path) -> Head | None:
-    path = directory / "head"
-    if not path.exists():
-        return None
-    head = decode_head(path.read_bytes())
-    if head is None:
-        _log.error("%s is damaged; kept as head.damaged", path)
-        path.rename(path.with_suffix(".damaged"))
-    return head
-
-
-def _read_log(stem: Path) -> tuple[Origin | None, list[Commit]]:
-    """A spool's origin and commits. Files without any commit are removed, or put aside."""
-    content, log = stem.with_suffix(".content"), stem.with_suffix(".log")
-    data = log.read_bytes() if log.exists() else b""
-    parsed = parse_log(data)
-    for begin, end in parsed.damaged:
-        if end < len(data):
-            _log.error("%s: bytes %d to %d are no records of commits", log, begin, end)
-    if parsed.origin is not None and parsed.commits:
-        return parsed.origin, [c for c in parsed.commits if c.end > parsed.origin.begin]
-    if log.exists() and (parsed.commits or parsed.damaged):
-        # A crash before the first commit leaves an origin and at most a part of one record: only
-        # that is nothing at all.
-        if parsed.origin is None or not _is_torn_commit(data, parsed.damaged):
-            _log.error("%s is damaged, its content is kept as %s.damaged", log, content.name)
-            log.rename(log.with_suffix(".log.damaged"))
-            if content.exists():
-                content.rename(content.with_suffix(".content.damaged"))
-            return None, []
-    log.unlink(missing_ok=True)
-    content.unlink(missing_ok=True)
-    return None, []
-
-
-def _is_torn_commit(data: bytes, damaged: list[tuple[int, int]]) -> bool:
-    return len(damaged) == 1 and damaged[0][1] == len(data)
-
-
-def _longest_good(content: Path, begin: int, commits: list[Commit]) -> Commit | None:
-    """The commit that reaches furthest among those whose sum the content has."""
-    found, position, good = hashlib.sha1(usedforsecurity=False), begin, None
-    with content.open("rb") as file:
-        for commit in sorted(commits, key=lambda commit: commit.end):
-            while position < commit.end:
-                data = file.read(min(_STEP_BYTES, commit.end - position))
-                if not data:
-                    return good
-                found.update(data)
-                position += len(data)
-            if found.digest() == commit.digest:
-                good = commit
-    return good
-
-
-def _copy_beginning(source: Path, target: Path, length_bytes: int) -> None:
-    shutil.copyfile(source, target)
-    os.truncate(target, length_bytes)
-
-
-def _remove_spool(stem: Path) -> None:
-    stem.with_suffix(".log").unlink(missing_ok=True)
-    stem.with_suffix(".content").unlink(missing_ok=True)
+def _replace(path: Path, content: bytes) -> None:
+    fresh = path.with_suffix(".new")
+    fresh.write_bytes(content)
+    fresh.rename(path)

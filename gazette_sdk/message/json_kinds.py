@@ -172,16 +172,16 @@ class JsonKind(Kind[Any]):
         return Decoded(messages, uuids, error)
 
     def _decode_one(self, payload: bytes) -> tuple[Any, RawUuid]:
-        raw = None if self._field is not None else self._uuid_within(payload)
+        raw = self._uuid_within(payload)
         try:
             message = self._loads(self._stripped(payload) if self._strips else payload)
         except _DECODE_ERRORS:
             # An acknowledgement is empty: it need not hold what other messages must.
-            if not _is_acknowledgement(raw if self._field is None else self._uuid_within(payload)):
+            if not _is_acknowledgement(raw):
                 raise
             message = empty_instance(self.message_type)
-        if self._field is not None:
-            raw = getattr(message, self._field)
+            if self._field is not None:
+                message = self._with_uuid(message, _text_of(raw))
         return message, raw
 
     def _uuid_within(self, payload: bytes) -> RawUuid:
@@ -319,7 +319,7 @@ class TypedKind(JsonKind):
             return super().decode(framing, buffer, frames)
         placed = self._uuids_at_fixed_place(buffer, frames)
         if placed is None:
-            return super().decode(framing, buffer, frames)
+            return self._decode_by_field(framing, buffer, frames)
         uuids, acknowledgements = placed
         messages: list[Any] = []
         begins, ends = frames.begins, frames.ends
@@ -337,9 +337,15 @@ class TypedKind(JsonKind):
             at = index + 1
         if len(messages) != len(frames):
             return super().decode(framing, buffer, frames)
-        if self._field is not None:
-            uuids = [getattr(message, self._field) for message in messages]
         return Decoded(messages, uuids)
+
+    def _decode_by_field(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[Any]:
+        """A class with a field for its UUID needs no look at its lines."""
+        if self._field is not None:
+            messages = _decode_lines(self._decoder.decode_lines, framing, buffer, frames)
+            if messages is not None:
+                return Decoded(messages, [getattr(each, self._field) for each in messages])
+        return super().decode(framing, buffer, frames)
 
 
 class PydanticKind(JsonKind):
@@ -418,14 +424,14 @@ def _checked(value: object) -> str:
 
 
 def _is_acknowledgement(raw: RawUuid) -> bool:
-    if isinstance(raw, bytes):
-        raw = raw.decode("ascii", "replace")
-    if not isinstance(raw, str):
-        return False
     try:
-        return parse_uuid(uuid_of_text(raw)).flags == ACK_TXN
+        return parse_uuid(uuid_of_text(_text_of(raw))).flags == ACK_TXN
     except ValueError:
         return False
+
+
+def _text_of(raw: RawUuid) -> str:
+    return raw.decode("ascii", "replace") if isinstance(raw, bytes) else str(raw or "")
 
 
 def _uuid_conversion(message_type: type[Any], field: str) -> Callable[[str], Any]:

@@ -1,1 +1,24 @@
-"""protocol."""
+"""The data model of journals that brokers, clients and tools share. Pure: no I/O, no clock.
+
+Specs, fragments, routes and headers *are* the generated messages of ``broker_pb2``; the modules
+here are rules about them and functions over them. In reading order:
+
+- ``names``: names of journals, tokens, clean paths.
+- ``labels``: label sets and their operations; well-known label names.
+- ``selectors``: label selectors, their text, and what they match.
+- ``durations``: Go's duration strings.
+- ``journal_spec``: rules of specs, effective replication, set operations over specs.
+- ``postfix`` (with ``gotime``): templates of the extra path that fragments get in stores.
+- ``fragments``: names of fragments in stores, sums, codecs' extensions.
+- ``urls``: URLs of fragment stores and of processes.
+- ``routes``: process ids, routes, headers.
+- ``rpc``: rules of every request and response.
+- ``service``: the table of calls.
+- ``wire``: sub-messages that are written also when empty.
+- ``authorization``: capabilities and bearer tokens.
+- ``journalspace``: trees of specs, and their YAML.
+
+Rules raise :class:`gazette_sdk.errors.ValidationError` with the dotted path of the field. Which
+rule fails first is part of the contract with peers of other make; texts are not. Import the
+modules themselves: the package re-exports nothing, so that importing one stays cheap.
+"""

@@ -42,7 +42,7 @@ __all__ = [
 
 LEEWAY_S = 5.0
 """By how much clocks of signer and verifier may differ."""
-PASS_THROUGH_KEY = "AA=="
+PASS_THROUGH_KEY = "AA=="  # noqa: S105 - it is no key
 """Among the keys, it admits requests that have no token."""
 PASS_THROUGH_TTL_S = 3600.0
 """How long a call without a token may last."""
@@ -336,7 +336,7 @@ def parse_keys(keys: str) -> tuple[tuple[bytes, ...], bool]:
 class _Hmac(HMACAlgorithm):
     """HMAC with keys of any length: how long they must be is for who makes the cluster's keys."""
 
-    def check_key_length(self, key: bytes) -> None:  # noqa: ARG002 - any length will do
+    def check_key_length(self, key: bytes) -> None:
         """Every length passes."""
 
 

@@ -35,13 +35,13 @@ _UNITS_NS = {
     "ns": 1,
     "us": 1_000,
     "µs": 1_000,  # micro sign
-    "μs": 1_000,  # noqa: RUF001 - Greek mu
+    "μs": 1_000,  # Greek mu
     "ms": MILLISECOND_NS,
     "s": SECOND_NS,
     "m": MINUTE_NS,
     "h": HOUR_NS,
 }
-_TERM = r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)"  # noqa: RUF001 - micro sign and Greek mu
+_TERM = r"(\d+\.?\d*|\.\d+)(ns|us|µs|μs|ms|s|m|h)"
 _TERMS = re.compile(_TERM, re.ASCII)
 _WHOLE = re.compile(rf"([-+]?)((?:{_TERM})+)", re.ASCII)
 
@@ -62,9 +62,7 @@ def parse_duration(text: str) -> int:
         raise ValidationError(
             f"not a duration ({text!r}): write `90s`, `1h30m`, `100ms`", kind="invalid_duration"
         )
-    total = sum(
-        int(Decimal(number) * _UNITS_NS[unit]) for number, unit in _TERMS.findall(whole[2])
-    )
+    total = sum(int(Decimal(number) * _UNITS_NS[unit]) for number, unit in _TERMS.findall(whole[2]))
     if total > _GREATEST_NS:
         raise ValidationError(f"duration is too long ({text!r})", kind="invalid_duration")
     return -total if whole[1] == "-" else total
@@ -94,8 +92,10 @@ def to_ns(duration: Duration) -> int:
 def from_ns(ns: int) -> Duration:
     """The protobuf duration of nanoseconds; seconds and nanos have the same sign."""
     seconds, nanos = divmod(abs(ns), SECOND_NS)
-    return Duration(seconds=-seconds, nanos=-nanos) if ns < 0 else Duration(
-        seconds=seconds, nanos=nanos
+    return (
+        Duration(seconds=-seconds, nanos=-nanos)
+        if ns < 0
+        else Duration(seconds=seconds, nanos=nanos)
     )
 
 

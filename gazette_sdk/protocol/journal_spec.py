@@ -57,8 +57,12 @@ FLAG_NAMES = {
 """Names of the flags, by number."""
 
 _LEVELS = frozenset(pb.JournalSpec.Suspend.Level.values())
-_READABLE = frozenset({pb.JournalSpec.NOT_SPECIFIED, pb.JournalSpec.O_RDONLY, pb.JournalSpec.O_RDWR})
-_WRITABLE = frozenset({pb.JournalSpec.NOT_SPECIFIED, pb.JournalSpec.O_WRONLY, pb.JournalSpec.O_RDWR})
+_READABLE = frozenset(
+    {pb.JournalSpec.NOT_SPECIFIED, pb.JournalSpec.O_RDONLY, pb.JournalSpec.O_RDWR}
+)
+_WRITABLE = frozenset(
+    {pb.JournalSpec.NOT_SPECIFIED, pb.JournalSpec.O_WRONLY, pb.JournalSpec.O_RDWR}
+)
 
 # Printable ASCII but the separators ()<>@,;:\"/[]?= of RFC 1521.
 _MEDIA_TOKEN = r"[!#$%&'*+\-.0-9A-Z^_`a-z{|}~]+"  # noqa: S105 - a class of characters

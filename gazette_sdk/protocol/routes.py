@@ -58,9 +58,7 @@ def attach_endpoints(route: pb.Route, endpoint_of: Callable[[str, str], str | No
         endpoint_of: endpoint of a zone and suffix; ``None`` if that member is gone, which
             leaves an empty text.
     """
-    route.endpoints[:] = [
-        endpoint_of(member.zone, member.suffix) or "" for member in route.members
-    ]
+    route.endpoints[:] = [endpoint_of(member.zone, member.suffix) or "" for member in route.members]
 
 
 def equivalent(a: pb.Route, b: pb.Route) -> bool:
@@ -68,9 +66,7 @@ def equivalent(a: pb.Route, b: pb.Route) -> bool:
     return a.primary == b.primary and a.members == b.members
 
 
-def unrouted_header(
-    process_id: pb.ProcessSpec.ID | None, etcd: pb.Header.Etcd
-) -> pb.Header:
+def unrouted_header(process_id: pb.ProcessSpec.ID | None, etcd: pb.Header.Etcd) -> pb.Header:
     """The header of answers that are about no journal: List, Apply, FragmentStoreHealth.
 
     Args:

@@ -61,20 +61,23 @@ def parse_selector(text: str) -> pb.LabelSelector:
     selector = pb.LabelSelector()
     place = 0
     while place < len(text):
-        for form, included in _FORMS:
-            if match := form.match(text, place):
-                break
-        else:
-            raise ValidationError(
-                f"could not match {text[place:]!r} to a label selector expression",
-                kind="unmatched_expression",
-            )
+        match, included = _match(text, place)
         labels = selector.include if included else selector.exclude
         for value in _values(match.groupdict()):
             add(labels, match["name"], value)
         place = match.end()
     validate_selector(selector)
     return selector
+
+
+def _match(text: str, place: int) -> tuple[re.Match[str], bool]:
+    for form, included in _FORMS:
+        if match := form.match(text, place):
+            return match, included
+    raise ValidationError(
+        f"could not match {text[place:]!r} to a label selector expression",
+        kind="unmatched_expression",
+    )
 
 
 def _values(groups: dict[str, str | None]) -> Iterator[str]:

@@ -74,9 +74,7 @@ RPCS = (
         server_streams=True,
     ),
     _rpc("ListFragments", 6, pb.FragmentsRequest, pb.FragmentsResponse),
-    _rpc(
-        "FragmentStoreHealth", 7, pb.FragmentStoreHealthRequest, pb.FragmentStoreHealthResponse
-    ),
+    _rpc("FragmentStoreHealth", 7, pb.FragmentStoreHealthRequest, pb.FragmentStoreHealthResponse),
 )
 """Every call of the journal service."""
 

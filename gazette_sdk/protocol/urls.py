@@ -128,9 +128,7 @@ def parse_store_url(url: str) -> StoreURL:
         raise ValidationError(
             f"path component doesn't end in '/' ({parts.path!r})", kind="no_trailing_slash"
         )
-    given = {
-        key.lower(): value for key, value in parse_qsl(parts.query, keep_blank_values=True)
-    }
+    given = {key.lower(): value for key, value in parse_qsl(parts.query, keep_blank_values=True)}
     known = _COMMON_ARGUMENTS | _S3_ARGUMENTS if parts.scheme == "s3" else _COMMON_ARGUMENTS
     return StoreURL(
         url=url,
@@ -146,7 +144,7 @@ def parse_store_url(url: str) -> StoreURL:
 
 
 def rewrite_path(find: str, replace: str, path: str) -> str:
-    """A content path with the first occurrence of ``find`` replaced; unchanged if ``find`` is empty.
+    """A content path with the first occurrence of ``find`` replaced; unchanged if that is empty.
 
     Raises:
         ValidationError: kind ``traverses_outside``: the rewritten path has a ``..`` component.

@@ -67,9 +67,7 @@ _Plan = tuple[tuple[tuple[str, bool], ...], tuple[str, ...], tuple[str, ...]]
 @cache
 def _plan(descriptor: Descriptor) -> _Plan:
     non_null = _NON_NULL.get(descriptor.full_name, ())
-    inner = [
-        field for field in descriptor.fields if field.type == FieldDescriptor.TYPE_MESSAGE
-    ]
+    inner = [field for field in descriptor.fields if field.type == FieldDescriptor.TYPE_MESSAGE]
     deep = [field for field in inner if any(_plan(field.message_type))]
     return (
         tuple((name, descriptor.fields_by_name[name] in deep) for name in non_null),

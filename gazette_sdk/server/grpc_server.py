@@ -245,7 +245,7 @@ class _Handler:
         except GazetteError as error:
             code, details = _status_of(error), str(error)
             _log.debug("call failed", extra={"method": self._path, "err": details})
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the outermost boundary of a call
             code, details = grpc.StatusCode.UNKNOWN, f"{type(error).__name__}: {error}"
             _log.exception("call failed unexpectedly", extra={"method": self._path})
         finally:
@@ -260,9 +260,7 @@ class _Handler:
         return response
 
 
-def _decoded(
-    decode: Callable[[bytes, bool], Any], wire: bytes, path: str, *, first: bool
-) -> Any:
+def _decoded(decode: Callable[[bytes, bool], Any], wire: bytes, path: str, *, first: bool) -> Any:
     try:
         return decode(wire, first)
     except GazetteError:

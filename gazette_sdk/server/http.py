@@ -40,6 +40,8 @@ KEEPALIVE_TIMEOUT_S = 75.0
 MAX_BUFFERED_BODY_BYTES = 4 * 1024 * 1024
 """Greatest body of a request that is read as a whole (JSON); streamed bodies have no bound."""
 
+_BEGUN = "gazette.answer_begun"
+
 _PATH_SAFE = "/-_.~$&+,:;=@"
 """Bytes of a path which need no escape."""
 
@@ -121,7 +123,12 @@ class TrailedResponse(web.StreamResponse):
     """A streamed body whose end is explained by a trailer.
 
     HTTP/1.0 knows no trailers: there the body just ends with the connection.
+
+    Attributes:
+        media_type: its ``Content-Type``; none is sent where it is empty.
     """
+
+    media_type: str = ""
 
     async def finish(self, name: str, value: str) -> None:
         """End the body, with one trailer field."""
@@ -182,7 +189,9 @@ class HttpHost:
 
     @web.middleware
     async def _middleware(
-        self, request: web.Request, _handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+        self,
+        request: web.Request,
+        handler: Callable[[web.Request], Awaitable[web.StreamResponse]],  # noqa: ARG002 - mounts answer
     ) -> web.StreamResponse:
         try:
             return await self._dispatch(request)
@@ -196,6 +205,8 @@ class HttpHost:
             return text_error(500, str(error))
         except Exception as error:
             _log.exception("request failed unexpectedly", extra={"path": request.raw_path})
+            if request.get(_BEGUN):
+                raise ConnectionError("the answer had begun: only closing tells") from error
             return text_error(500, f"{type(error).__name__}: {error}")
 
     async def _dispatch(self, request: web.Request) -> web.StreamResponse:
@@ -211,11 +222,14 @@ class HttpHost:
         return text_error(404, "not found")
 
 
-async def _prepare(_request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """What aiohttp adds to every response by itself, and nobody asked for."""
+async def _prepare(request: web.Request, response: web.StreamResponse) -> None:
+    """Remove what aiohttp adds to every response by itself, and note that an answer begins."""
+    request[_BEGUN] = True
     response.headers.popall(hdrs.SERVER, None)
-    if isinstance(response, TrailedResponse) and not response.has_content_type:
+    if isinstance(response, TrailedResponse):
         response.headers.popall(hdrs.CONTENT_TYPE, None)
+        if response.media_type:
+            response.headers[hdrs.CONTENT_TYPE] = response.media_type
 
 
 def _redirect(method: str, path: str, query: str) -> web.Response:

@@ -226,7 +226,7 @@ class _Opening(asyncio.Protocol):
         self._timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast("asyncio.Transport", transport)
         self._listener._opening.add(self)  # noqa: SLF001 - of this module
         self._timer = asyncio.get_running_loop().call_later(SHOW_PROTOCOL_TIMEOUT_S, self.drop)
         tls = transport.get_extra_info("ssl_object")

@@ -40,9 +40,7 @@ _LEVEL_NAMES = {number: "warning" if name == "warn" else name for name, number i
 RECENT_RECORDS = 200
 """How many records of level warning and above the diagnostics remember."""
 
-_STANDARD_FIELDS = frozenset(
-    {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
-)
+_STANDARD_FIELDS = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 
 _COLOURS = {"trace": 90, "debug": 90, "info": 36, "warning": 33, "error": 31, "fatal": 31}
 

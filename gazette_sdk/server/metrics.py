@@ -55,7 +55,7 @@ def _lines(metric: Metric) -> Iterator[str]:
             f'{label}="{_escaped(_number(text) if label == "le" else text)}"'
             for label, text in sample.labels.items()
         )
-        value = floatToGoString(sample.value)
+        value = floatToGoString(sample.value)  # type: ignore[no-untyped-call]
         yield f"{shown}{{{labels}}} {value}" if labels else f"{shown} {value}"
 
 

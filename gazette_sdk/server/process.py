@@ -37,7 +37,8 @@ class Server:
     Args:
         host: address to bind; ``localhost`` means both loopback addresses, an empty string all
             interfaces.
-        port: port number, where ``0`` takes a free one; or ``unix:///path`` of a socket.
+        port: port number, where ``0`` or nothing takes a free one; or ``unix:///path`` of a
+            socket.
         advertise_host: host name of the advertised endpoint; by default ``host``, or this
             machine's name when all interfaces are bound.
         tls: TLS of the port, see :func:`~gazette_sdk.server.tls.server_context`. Unix sockets
@@ -63,7 +64,7 @@ class Server:
         self.http = HttpHost()
         self.listener = Listener(tls=tls)
         self._host = host
-        self._port = port
+        self._port = port or "0"
         self._advertise_host = advertise_host or host or socket.gethostname()
         self._scheme = "https" if tls is not None else "http"
         self._debug_port = debug_port

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import io
 import sys
 import threading
 import time
@@ -26,13 +25,14 @@ TOP_TYPES = 50
 
 def dump_tasks() -> str:
     """Every task of the running loop, with its stack."""
-    out = io.StringIO()
     tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
-    out.write(f"{len(tasks)} tasks\n")
+    out = [f"{len(tasks)} tasks\n"]
     for task in tasks:
-        out.write(f"\n{task.get_name()}: {task.get_coro()!r}\n")
-        task.print_stack(file=out)
-    return out.getvalue()
+        out.append(f"\n{task.get_name()}: {task.get_coro()!r}\n")
+        # Frames of compiled coroutines (those of grpcio) know no line.
+        stack = ((frame, frame.f_lineno or 1) for frame in task.get_stack())
+        out += traceback.StackSummary.extract(stack).format()
+    return "".join(out)
 
 
 def dump_threads() -> str:
@@ -68,7 +68,9 @@ def heap_statistics() -> str:
     lines = [f"{len(objects)} objects under garbage collection"]
     lines += [f"{count:10} {name}" for name, count in counts.most_common(TOP_TYPES)]
     if tracemalloc.is_tracing():
-        lines += [str(line) for line in tracemalloc.take_snapshot().statistics("lineno")[:TOP_TYPES]]
+        lines += [
+            str(line) for line in tracemalloc.take_snapshot().statistics("lineno")[:TOP_TYPES]
+        ]
     else:
         lines.append("for allocations by line, start the process with PYTHONTRACEMALLOC=1")
     return "\n".join([*lines, ""])

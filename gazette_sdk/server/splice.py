@@ -64,7 +64,7 @@ class _End(asyncio.BufferedProtocol):
         self._buffer = memoryview(bytearray(READ_BYTES))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
+        self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
         self._splicer._ends.add(self)  # noqa: SLF001 - of this module
 

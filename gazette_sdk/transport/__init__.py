@@ -1,1 +1,24 @@
-"""transport."""
+"""How the SDK reaches journals.
+
+Read in this order:
+
+- `base`: the `Transport` interface, which everything above speaks.
+- `connect`: from a URL to a transport.
+- `loop`: the one event loop on which transports live, and how plain code gets there.
+- `grpc`: the transport that every Gazette broker speaks; `channels` (connections), `dispatcher`
+  (which broker), `route_cache`, `wire` (content without protobuf), `grpc_status` (how a call
+  really ended).
+- `fragments`: journals straight from a fragment store, without a broker.
+- `appender`: one append; `append_service`: many, batched and tried until they succeed, over
+  `append_buffer`.
+- `reader`: one read; `retry_reader`: reads across failures and fragments.
+- `listing`: snapshots and watches of journals, changes, fragments, health of stores.
+- `backoff` and `metrics`: what all of them share.
+"""
+
+from __future__ import annotations
+
+from gazette_sdk.transport.base import Target, Transport
+from gazette_sdk.transport.connect import connect
+
+__all__ = ["Target", "Transport", "connect"]

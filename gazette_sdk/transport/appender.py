@@ -32,7 +32,16 @@ from gazette_sdk.transport import metrics
 from gazette_sdk.transport.backoff import Pause, pause
 from gazette_sdk.transport.base import ANYWHERE, AppendItem, Target, Transport
 
-__all__ = ["CHUNK_BYTES", "Appender", "Source", "append", "append_once", "status_error"]
+__all__ = [
+    "CHUNK_BYTES",
+    "TRANSIENT",
+    "Appender",
+    "Source",
+    "append",
+    "append_once",
+    "check_opening",
+    "status_error",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +53,7 @@ Source: TypeAlias = bytes | BinaryIO | Callable[[], AsyncIterator[bytes]]
 """Content that can be read again from its start: bytes, a seekable binary file, or a function
 that begins an iteration."""
 
-_TRANSIENT = (
+TRANSIENT = (
     UnavailableError,
     NotJournalPrimaryBrokerError,
     NoJournalPrimaryBrokerError,
@@ -145,7 +154,7 @@ async def append(
     while True:
         try:
             return await append_once(transport, request, _read_all(sources))
-        except _TRANSIENT as error:
+        except TRANSIENT as error:
             if attempt > 0 or isinstance(error, UnavailableError):
                 logger.warning("append failed, and is tried again: %s", error)
         await pause(attempt)

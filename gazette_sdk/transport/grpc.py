@@ -27,8 +27,8 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol import labels, rpc
-from gazette_sdk.protocol.authorization import Authority, Capability
+from gazette_sdk.protocol import rpc
+from gazette_sdk.protocol.authorization import Authorizer, FixedToken, authority_for, wanted_for
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, Transport
 from gazette_sdk.transport.channels import Channels, Stubs, Tls
@@ -60,9 +60,6 @@ CONNECT_TIMEOUT_S = 10.0
 
 ROLLBACK_TIMEOUT_S = 10.0
 """What an append that was given up waits for the broker to say that it rolled back."""
-
-HOUR_S = 3600.0
-MINUTE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +115,9 @@ class GrpcTransport(Transport):
         self.address = address
         self.routes = RouteCache(cache_size, cache_ttl_s)
         self._zone = zone
-        self._authority = Authority(auth_keys) if auth_keys.strip() else None
-        self._auth_token = auth_token
+        self._authorizer: Authorizer = authority_for(auth_keys)
+        if auth_token and not auth_keys.strip():
+            self._authorizer = FixedToken(auth_token)
         self._read_metadata = ((CHUNK_BYTES_KEY, str(read_chunk_bytes)),)
         self._channels = Channels(
             address,
@@ -137,15 +135,16 @@ class GrpcTransport(Transport):
     async def list(self, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse, None]:
         """See :meth:`Transport.list`. Routes of a listing that ends are remembered."""
         rpc.validate(request)
-        token = self._token(Capability.LIST, request.selector)
-        async with self._begin("List", None, ANYWHERE, token) as call:
+        async with self._begin("List", None, ANYWHERE, request) as call:
             stream = call.stubs.list(request, metadata=call.metadata)
             starts_snapshot = True
             try:
                 async for response in self._responses(call, stream):
                     if starts_snapshot:  # only its first message has status and header
                         rpc.validate(response)
-                    starts_snapshot = request.watch and not response.journals
+                        starts_snapshot = False
+                    elif request.watch and not response.journals:
+                        starts_snapshot = True
                     if not request.watch:
                         for journal in response.journals:
                             self.routes.update(journal.spec.name, journal.route)
@@ -156,8 +155,7 @@ class GrpcTransport(Transport):
     async def apply(self, request: pb.ApplyRequest) -> pb.ApplyResponse:
         """See :meth:`Transport.apply`."""
         rpc.validate(request)
-        token = self._token(Capability.APPLY, pb.LabelSelector(), MINUTE_S)
-        async with self._begin("Apply", None, ANYWHERE, token) as call:
+        async with self._begin("Apply", None, ANYWHERE, request) as call:
             response: pb.ApplyResponse = await self._unary(call, call.stubs.apply, request)
         return response
 
@@ -166,8 +164,7 @@ class GrpcTransport(Transport):
     ) -> AsyncGenerator[ReadItem, None]:
         """See :meth:`Transport.read`."""
         rpc.validate(request)
-        token = self._token(Capability.READ, _by_name(request.journal))
-        async with self._begin("Read", request.journal, target, token) as call:
+        async with self._begin("Read", request.journal, target, request) as call:
             stream = call.stubs.read(request, metadata=call.metadata + self._read_metadata)
             expected = -1
             try:
@@ -205,8 +202,7 @@ class GrpcTransport(Transport):
             stripped.journal = strip_meta(journal)
             opening = stripped
         rpc.validate(opening)
-        token = self._token(Capability.APPEND, _by_name(journal))
-        async with self._begin("Append", journal, target, token, needs_primary=True) as call:
+        async with self._begin("Append", journal, target, opening, needs_primary=True) as call:
             response = await self._append(call, opening, requests)
             rpc.validate(response)
             self.routes.update(journal, response.header.route)
@@ -220,8 +216,7 @@ class GrpcTransport(Transport):
         if opening is None:
             return
         journal = opening.proposal.journal
-        token = self._token(Capability.REPLICATE, _by_name(journal))
-        async with self._begin("Replicate", journal, target, token) as call:
+        async with self._begin("Replicate", journal, target, opening) as call:
             stream = call.stubs.replicate(metadata=call.metadata)
             ended = FirstStatus(stream)
             sending = asyncio.create_task(_send(stream, opening, requests))
@@ -238,8 +233,7 @@ class GrpcTransport(Transport):
     ) -> pb.FragmentsResponse:
         """See :meth:`Transport.list_fragments`."""
         rpc.validate(request)
-        token = self._token(Capability.READ, _by_name(request.journal))
-        async with self._begin("ListFragments", request.journal, target, token) as call:
+        async with self._begin("ListFragments", request.journal, target, request) as call:
             response: pb.FragmentsResponse = await self._unary(
                 call, call.stubs.list_fragments, request
             )
@@ -250,8 +244,7 @@ class GrpcTransport(Transport):
     ) -> pb.FragmentStoreHealthResponse:
         """See :meth:`Transport.fragment_store_health`."""
         rpc.validate(request)
-        token = self._token(Capability.READ, pb.LabelSelector())
-        async with self._begin("FragmentStoreHealth", None, ANYWHERE, token) as call:
+        async with self._begin("FragmentStoreHealth", None, ANYWHERE, request) as call:
             response: pb.FragmentStoreHealthResponse = await self._unary(
                 call, call.stubs.fragment_store_health, request
             )
@@ -269,7 +262,7 @@ class GrpcTransport(Transport):
         method: str,
         journal: str | None,
         target: Target,
-        token: str,
+        opening: Message,
         *,
         needs_primary: bool = False,
     ) -> AsyncIterator[_Call]:
@@ -284,8 +277,7 @@ class GrpcTransport(Transport):
             if action_for(peer, self._channels.health(peer)) is Action.FAIL:
                 raise UnavailableError(f"{method}: cannot connect to {where}", journal=journal)
             async with self._channels.use(peer) as stubs:
-                metadata = (("authorization", f"Bearer {token}"),) if token else ()
-                yield _Call(method, journal, peer, where, metadata, stubs)
+                yield _Call(method, journal, peer, where, self._metadata(opening), stubs)
         except UnavailableError as error:
             if journal is not None:
                 self.routes.invalidate(journal)
@@ -380,21 +372,17 @@ class GrpcTransport(Transport):
                 f"{call.method} at {call.where}: cancelled", journal=call.journal
             ) from None
 
-    def _token(
-        self, capability: Capability, selector: pb.LabelSelector, ttl_s: float = HOUR_S
-    ) -> str:
-        if self._authority is None:
-            return self._auth_token
-        return self._authority.sign(capability, selector, ttl_s, time.time())
+    def _metadata(self, opening: Message) -> tuple[tuple[str, str], ...]:
+        """Metadata of a call, with a token that is good for just this call."""
+        wanted = wanted_for(opening)
+        header = self._authorizer.header(
+            wanted.capability, wanted.selector, wanted.ttl_s, time.time()
+        )
+        return () if header is None else (("authorization", header),)
 
 
 _ANSWERED = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
 """What a send fails with when the other side has already ended the call."""
-
-
-def _by_name(journal: str) -> pb.LabelSelector:
-    """The selector of one journal, as it stands in tokens."""
-    return pb.LabelSelector(include=labels.label_set(name=strip_meta(journal)))
 
 
 async def _send(stream: Any, opening: Message, requests: AsyncIterator[Any]) -> None:

@@ -22,9 +22,7 @@ APPEND_BYTES = Counter(
 )
 READ_BYTES = Counter("gazette_read_bytes", "Bytes of journals delivered.", ["journal"])
 
-FRAGMENT_OPEN = Counter(
-    "gazette_fragment_open", "Fragments opened directly.", ["journal", "codec"]
-)
+FRAGMENT_OPEN = Counter("gazette_fragment_open", "Fragments opened directly.", ["journal", "codec"])
 FRAGMENT_OPEN_BYTES = Counter(
     "gazette_fragment_open_bytes",
     "Uncompressed length of fragments opened directly.",

@@ -15,7 +15,6 @@ from typing import BinaryIO, TypeAlias
 from gazette_sdk.errors import CallError, ClosedError, GazetteError, for_status
 from gazette_sdk.fragment.remote import open_url
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol import rpc
 from gazette_sdk.transport import metrics
 from gazette_sdk.transport.base import ReadItem, Target, Transport
 
@@ -77,7 +76,7 @@ class ByteReader:
         self.request = pb.ReadRequest()
         self.request.CopyFrom(request)
         self.response: pb.ReadResponse | None = None
-        self._hint = last_response
+        self.hint = last_response
         self._transport = transport
         self._file_root = file_root
         self._open_fragment = open_fragment
@@ -85,13 +84,13 @@ class ByteReader:
         self._direct: _DirectFragment | None = None
         self._rest = memoryview(b"")
         self._shows_metadata = False
-        self._failure: BaseException | None = None
+        self._failure: Exception | None = None
         self._count = metrics.READ_BYTES.labels(request.journal).inc
 
     @property
     def header(self) -> pb.Header | None:
         """The header of this read or, before its first response, of the one before."""
-        for response in (self.response, self._hint):
+        for response in (self.response, self.hint):
             if response is not None and response.HasField("header"):
                 return response.header
         return None
@@ -119,7 +118,8 @@ class ByteReader:
         except OffsetJumpError:
             raise
         except BaseException as error:
-            self._failure = error if isinstance(error, GazetteError | OSError) else _gone(error)
+            if isinstance(error, Exception):
+                self._failure = error
             await self.aclose()
             raise
 

@@ -138,10 +138,10 @@ def _fill(message: Message, value: Any) -> None:
     if isinstance(message, pb.SHA1Sum) and isinstance(value, str):
         message.CopyFrom(sum_of(bytes.fromhex(value)))
         return
-    for key, item in value.items():
-        if item is None:
+    for key, given in value.items():
+        if given is None:
             continue
-        field, item = _field_of(message, key, item)
+        field, item = _field_of(message, key, given)
         if field.is_repeated:
             listed = getattr(message, field.name)
             for entry in item:

@@ -28,6 +28,6 @@ import sys
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
-from gazette_spark.source import GazetteDataSource  # noqa: E402 - the environment comes first
+from gazette_spark.source import GazetteDataSource
 
 __all__ = ["GazetteDataSource"]

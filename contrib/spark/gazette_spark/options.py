@@ -40,8 +40,6 @@ class Bound:
     time: dt.datetime | None = None
 
 
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
     """Checked options of one read.

@@ -166,7 +166,7 @@ class Store(ABC):
             cause = cause.__cause__
         return False
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have nothing to close
         """Give back connections. A closed store is not used again."""
 
     @contextmanager
@@ -226,6 +226,16 @@ class Store(ABC):
         if remaining <= 0:
             raise TimeoutError("the time for it ran out")
         return min(limit_s, remaining)
+
+    @contextmanager
+    def _afresh(self, seconds: float) -> Iterator[None]:
+        """Time to clean up, also when that of the operation ran out."""
+        outer = getattr(self._bound, "deadline", None)
+        self._bound.deadline = time.monotonic() + seconds
+        try:
+            yield
+        finally:
+            self._bound.deadline = outer
 
     @contextmanager
     def _operation(self, name: str, path: str) -> Iterator[None]:

@@ -61,7 +61,7 @@ class FileStore(Store):
     def _open(self, key: str) -> StoredContent:
         raw = self._path(key).open("rb", buffering=0)
         try:
-            return StoredContent(raw, os.fstat(raw.fileno()).st_size)  # type: ignore[arg-type]
+            return StoredContent(raw, os.fstat(raw.fileno()).st_size)
         except OSError:
             raw.close()
             raise

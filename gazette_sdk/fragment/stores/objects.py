@@ -126,7 +126,11 @@ class ObjectStore(Store):
     # -------------------------------------------------------------- shared
 
     def _call(
-        self, request: Callable[[], Coroutine[Any, Any, T]], *, limit_s: float = OPERATION_TIMEOUT_S
+        self,
+        request: Callable[[], Coroutine[Any, Any, T]],
+        *,
+        limit_s: float = OPERATION_TIMEOUT_S,
+        attempts: int = ATTEMPTS,
     ) -> T:
         """Send a request, again where that may help, and wait for its answer.
 
@@ -134,7 +138,7 @@ class ObjectStore(Store):
             TimeoutError: the answer did not come in time; the request was cancelled.
         """
         limit_s = self._remaining(limit_s)
-        future = asyncio.run_coroutine_threadsafe(self._attempts(request), get_loop())
+        future = asyncio.run_coroutine_threadsafe(self._attempts(request, attempts), get_loop())
         try:
             return future.result(limit_s)
         except TimeoutError:
@@ -142,8 +146,8 @@ class ObjectStore(Store):
                 raise TimeoutError(f"no answer within {limit_s:.0f} s") from None
             raise  # the request itself timed out, before the limit
 
-    async def _attempts(self, request: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        for attempt in range(1, ATTEMPTS):
+    async def _attempts(self, request: Callable[[], Coroutine[Any, Any, T]], attempts: int) -> T:
+        for attempt in range(1, attempts):
             try:
                 return await request()
             except Exception as error:

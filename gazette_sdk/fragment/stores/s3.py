@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any, BinaryIO, Final
 
@@ -17,6 +18,8 @@ from gazette_sdk.fragment.stores.objects import CONNECT_TIMEOUT_S, READ_TIMEOUT_
 from gazette_sdk.protocol.urls import StoreURL
 
 __all__ = ["S3Store"]
+
+_log = logging.getLogger(__name__)
 
 _PART_BYTES: Final = 64 << 20
 """Size of a part of a large upload: the largest fragment (16 GiB) then has 256 of 10,000 parts."""
@@ -208,10 +211,18 @@ class S3Store(ObjectStore):
                 MultipartUpload={"Parts": parts},
             )
         except BaseException:
-            # Parts of an upload that is not ended are kept, and paid for.
-            with self._afresh():
-                self._send("abort_multipart_upload", {}, Key=key, UploadId=upload)
+            self._abandon(key, upload)
             raise
+
+    def _abandon(self, key: str, upload: str) -> None:
+        """End a failed upload: its parts would be kept, and paid for."""
+        try:
+            with self._afresh(CONNECT_TIMEOUT_S):
+                self._send("abort_multipart_upload", {}, Key=key, UploadId=upload)
+        except (OSError, botocore.exceptions.BotoCoreError) as error:
+            _log.warning(
+                "store %s keeps parts of a failed upload to %r: %s", self.url, key, describe(error)
+            )
 
     def _send(self, method: str, condition: dict[str, str], **arguments: Any) -> dict[str, Any]:
         """A request of an upload; unconditionally where the store knows no conditions."""

@@ -11,6 +11,7 @@ from gazette_sdk.errors import DesyncError, FramingError, TornFrameError
 from gazette_sdk.framing import (
     Cutter,
     FixedProtobuf,
+    Frames,
     Framing,
     JsonLines,
     framing_for,

@@ -1,7 +1,8 @@
 """Journal space: specs of many journals as a tree, and as YAML (protocol section 14).
 
 A node whose name is empty or ends in ``/`` is a directory: what its partial spec says, all
-journals below it inherit. Any other node is a journal.
+journals below it inherit. Any other node is a journal. ``tree`` has the nodes and what is done
+with them, ``text`` reads and writes YAML.
 
 From YAML to brokers::
 
@@ -17,22 +18,25 @@ And back::
     text = dump(root)
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import reduce
-
-from gazette_sdk.errors import ValidationError
-from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.journal_spec import intersect_specs, subtract_specs, union_specs
-from gazette_sdk.protocol.journalspace_yaml import dump_tree, parse_tree
-from gazette_sdk.protocol.names import at, validate_journal
+from gazette_sdk.protocol.journalspace.text import dump, flag_of, flag_text, parse
+from gazette_sdk.protocol.journalspace.tree import (
+    Node,
+    extract,
+    from_list_response,
+    hoist,
+    mark_unpatched_for_deletion,
+    patch,
+    push_down,
+    shared_prefix,
+    to_apply_request,
+)
 
 __all__ = [
     "Node",
     "dump",
     "extract",
+    "flag_of",
+    "flag_text",
     "from_list_response",
     "hoist",
     "mark_unpatched_for_deletion",

@@ -1,0 +1,1 @@
+"""Runnable applications, also used by tests."""

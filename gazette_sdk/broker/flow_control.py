@@ -1,0 +1,140 @@
+"""How fast content of one journal may, and how slowly it must, be appended (broker section 8).
+
+Pure integer arithmetic over milliseconds: the shell tells chunks and ticks, and asks whether the
+chunk at hand is paid for. The state belongs to the replica, so that credit which one append did
+not use is there for the next.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+__all__ = ["TICK_MS", "FlowControl", "Verdict"]
+
+TICK_MS: Final = 50
+"""Milliseconds between ticks while content streams."""
+
+_MS: Final = 1000
+_BALANCE_CAP_S: Final = 10
+
+
+class Verdict(enum.Enum):
+    """What a tick comes to."""
+
+    GO = enum.auto()
+    """The chunk at hand, if any, is paid for."""
+    HOLD = enum.auto()
+    """The chunk at hand has to wait for credit."""
+    UNDERFLOW = enum.auto()
+    """The client sends less than the minimum rate: abort its append."""
+
+
+class FlowControl:
+    """Flow control of one journal's appends.
+
+    Args:
+        min_rate: bytes per second which a client must send at least; 0 for no minimum.
+        global_max_rate: bound of the process on every journal's rate; 0 for none.
+
+    Attributes:
+        max_rate: bytes per second which the append under way may send; 0 for no bound.
+        balance: credit, in bytes.
+        spent: bytes the client is ahead of the minimum rate.
+        charge: bytes of the chunk at hand which are not paid for.
+        total_chunks: chunks of this append.
+        delayed_chunks: chunks of this append which had to wait.
+    """
+
+    def __init__(self, *, min_rate: int, global_max_rate: int = 0) -> None:
+        self.min_rate = min_rate
+        self._global_max_rate = global_max_rate
+        self.max_rate = 0
+        self.balance = 0
+        self.spent = 0
+        self.charge = 0
+        self.total_chunks = 0
+        self.delayed_chunks = 0
+        self._last_ms: int | None = None
+
+    def reset(self, max_append_rate: int, now_ms: int) -> None:
+        """An append begins to stream.
+
+        Args:
+            max_append_rate: the journal's, in bytes per second; 0 for no bound, in which case the
+                process' bound does not count either.
+            now_ms: of any clock that does not go back, in milliseconds.
+        """
+        is_first = self._last_ms is None
+        self.max_rate = max_append_rate
+        if 0 < self._global_max_rate < max_append_rate:
+            self.max_rate = self._global_max_rate
+        if is_first:
+            self.balance = self.max_rate
+        self.spent = self.min_rate
+        self.charge = self.total_chunks = self.delayed_chunks = 0
+        if is_first:
+            self._last_ms = now_ms
+        else:
+            self._accrue(now_ms)  # credit of the pause between appends; it costs no spent
+
+    def chunk(self, length_bytes: int) -> Verdict:
+        """A chunk came. Until it is paid for no other may come.
+
+        Returns:
+            GO, or HOLD: ask :meth:`tick` until it says GO.
+        """
+        assert self.charge == 0, "the chunk before is held"
+        self.total_chunks += 1
+        self.charge = length_bytes
+        self._debit()
+        if self.charge:
+            self.delayed_chunks += 1
+            return Verdict.HOLD
+        return Verdict.GO
+
+    def tick(self, now_ms: int) -> Verdict:
+        """Time went on.
+
+        Credit accrues before the minimum rate is checked: a late tick does not end an append
+        which was itself held back.
+        """
+        elapsed_ms = self._accrue(now_ms)
+        if elapsed_ms < 0:
+            return Verdict.HOLD if self.charge else Verdict.GO
+        if self.min_rate:
+            self.spent = max(0, self.spent - self.min_rate * elapsed_ms // _MS)
+        self._debit()
+        if self.min_rate and self.spent <= 0:
+            return Verdict.UNDERFLOW
+        return Verdict.HOLD if self.charge else Verdict.GO
+
+    def excuse(self, now_ms: int) -> None:
+        """Time went on in which the client waited for us: it costs nothing of the minimum."""
+        self._accrue(now_ms)
+        self._debit()
+
+    def invalidate(self) -> None:
+        """The route changed: let the append end as fast as it can, its chunk at hand is paid."""
+        self.max_rate = 0
+        self._debit()
+
+    def _accrue(self, now_ms: int) -> int:
+        """Add credit since the last tick. Returns the milliseconds since, negative for none."""
+        assert self._last_ms is not None, "ticks come between reset and the append's end"
+        elapsed_ms = now_ms - self._last_ms
+        if elapsed_ms < 0:
+            return elapsed_ms
+        self._last_ms = now_ms
+        if self.max_rate:
+            self.balance = min(
+                self.balance + self.max_rate * elapsed_ms // _MS, self.max_rate * _BALANCE_CAP_S
+            )
+        return elapsed_ms
+
+    def _debit(self) -> None:
+        credit = min(self.balance, self.charge)
+        paid = credit if self.max_rate else self.charge
+        self.balance -= credit
+        self.charge -= paid
+        self.spent = min(self.spent + paid, self.min_rate)

@@ -1,0 +1,193 @@
+"""List, with its watch, and Apply (broker section 14)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass
+
+from gazette_sdk.broker.authorize import admit_change
+from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
+from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Get, Operation, Put
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.authorization import Claims
+from gazette_sdk.protocol.routes import attach_endpoints, unrouted_header
+from gazette_sdk.protocol.selectors import matches_journal, rewrite_prefix
+from gazette_sdk.protocol.wire import complete
+
+__all__ = ["PAGE_JOURNALS", "Listing"]
+
+PAGE_JOURNALS = 25
+"""Journals of one message."""
+
+_ANY_REVISION = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What tells one snapshot from the next: routes do not count."""
+
+    count: int
+    mod_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Lists and changes the journals of a cluster.
+
+    Attributes:
+        keyspace: the mirror of Etcd.
+        etcd: where changes go.
+        local_id: this broker.
+    """
+
+    keyspace: BrokerKeySpace
+    etcd: Etcd
+    local_id: pb.ProcessSpec.ID
+
+    def header(self) -> pb.Header:
+        """The header of answers which are about no journal."""
+        known = self.keyspace.member(self.local_id.zone, self.local_id.suffix) is not None
+        return unrouted_header(self.local_id if known else None, self.keyspace.header)
+
+    async def list(
+        self,
+        request: pb.ListRequest,
+        claims: Claims,
+        *,
+        timeout_s: float | None,
+        ended: asyncio.Event,
+    ) -> AsyncGenerator[pb.ListResponse]:
+        """Snapshots of the journals which match the request and the caller's claims.
+
+        A watch sends another snapshot when journals came or went or a spec changed. Each of its
+        snapshots ends with an empty response.
+
+        Args:
+            request: a valid request.
+            claims: what the caller may see.
+            timeout_s: seconds until a watch ends, cleanly; ``None`` for no end.
+            ended: set when watches have to end, cleanly.
+        """
+        selectors = [rewrite_prefix(request.selector), rewrite_prefix(claims.selector)]
+        ends_at = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        mark: _Mark | None = None
+        revision = 0
+        if request.HasField("watch_resume"):
+            revision = request.watch_resume.etcd.revision
+            if not await self._reached(revision + 1, ends_at, ended):
+                return
+        while True:
+            revision = self.keyspace.revision
+            matching = [
+                item
+                for item in self.keyspace.items()
+                if all(matches_journal(selector, item.value) for selector in selectors)
+            ]
+            new = _Mark(len(matching), max((i.mod_revision for i in matching), default=0))
+            if new != mark:
+                mark = new
+                # Built without an await in between: one snapshot shows one revision.
+                for page in self._pages(matching):
+                    yield page
+                if request.watch:
+                    yield complete(pb.ListResponse())
+            if not request.watch:
+                return
+            if not await self._reached(revision + 1, ends_at, ended):
+                return
+
+    def _pages(self, matching: Sequence[JournalEntry]) -> list[pb.ListResponse]:
+        pages = [pb.ListResponse(header=self.header())]
+        for begin in range(0, len(matching), PAGE_JOURNALS):
+            if begin:
+                pages.append(pb.ListResponse())
+            pages[-1].journals.extend(map(self._journal, matching[begin : begin + PAGE_JOURNALS]))
+        return [complete(page) for page in pages]
+
+    def _journal(self, item: JournalEntry) -> pb.ListResponse.Journal:
+        route = self.keyspace.journal_route(item.id)
+        attach_endpoints(route, self.keyspace.endpoint)
+        return pb.ListResponse.Journal(
+            spec=item.value,
+            mod_revision=item.mod_revision,
+            create_revision=item.create_revision,
+            route=route,
+        )
+
+    async def _reached(
+        self, revision: int, ends_at: float | None, ended: asyncio.Event
+    ) -> bool:
+        """Wait for a revision of the key space; false if the watch is over before."""
+        if ended.is_set():
+            return False
+        reached = asyncio.ensure_future(self.keyspace.wait_for_revision(revision))
+        over = asyncio.ensure_future(ended.wait())
+        timeout_s = None if ends_at is None else ends_at - asyncio.get_running_loop().time()
+        try:
+            await asyncio.wait(
+                [reached, over], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not reached.done():
+                return False
+            await reached
+            return True
+        finally:
+            reached.cancel()
+            over.cancel()
+
+    async def apply(self, request: pb.ApplyRequest, claims: Claims) -> pb.ApplyResponse:
+        """Create, change and delete journals, all in one transaction.
+
+        Args:
+            request: a valid request.
+            claims: of the caller.
+
+        Raises:
+            UnauthenticatedError: a change is outside the caller's claims.
+            EtcdError: Etcd failed, or refused.
+        """
+        for change in request.changes:
+            admit_change(claims, change)
+        result = await self.etcd.txn(
+            _compares(self.keyspace, request.changes), _operations(self.keyspace, request.changes)
+        )
+        response = pb.ApplyResponse(header=self.header())
+        if not result.succeeded:
+            response.status = pb.ETCD_TRANSACTION_FAILED
+        elif any(change.upsert.name for change in request.changes) or any(
+            found is not None and found.entries for found in result.responses
+        ):
+            # Let the caller read what it wrote. A transaction which only deleted what is not
+            # there changed nothing: its revision is one which our mirror may never see.
+            await self.keyspace.wait_for_revision(result.revision)
+            response.header.CopyFrom(self.header())
+        response.header.etcd.revision = result.revision
+        return complete(response)
+
+
+def _compares(
+    keyspace: BrokerKeySpace, changes: Iterable[pb.ApplyRequest.Change]
+) -> list[Compare]:
+    return [
+        Compare.mod_revision(
+            keyspace.item_key(change.delete or change.upsert.name), change.expect_mod_revision
+        )
+        for change in changes
+        if change.expect_mod_revision != _ANY_REVISION
+    ]
+
+
+def _operations(
+    keyspace: BrokerKeySpace, changes: Iterable[pb.ApplyRequest.Change]
+) -> list[Operation]:
+    operations: list[Operation] = []
+    for change in changes:
+        if change.delete:
+            # The get tells whether there is anything to delete.
+            key = keyspace.item_key(change.delete)
+            operations += [Get(key), Delete(key)]
+        else:
+            value = complete(change.upsert).SerializeToString()
+            operations.append(Put(keyspace.item_key(change.upsert.name), value))
+    return operations

@@ -1,0 +1,135 @@
+"""Pulses: empty appends which a broker makes to its own journals (broker section 9).
+
+A pulse establishes consistency without any client, finds half-dead peers, closes a journal's
+first fragment, honours flush intervals; and suspends idle journals where that is wished.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from gazette_sdk.broker.replica import Replica
+from gazette_sdk.broker.resolver import StoppingError
+from gazette_sdk.broker.slot import Signal
+from gazette_sdk.errors import STATUS_NAMES, GazetteError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.authorization import Capability, Claims
+from gazette_sdk.protocol.selectors import journal_selector
+from gazette_sdk.transport.base import AppendItem
+
+__all__ = ["PULSE_PERIOD_S", "PULSE_TIMEOUT_S", "SUSPEND_AFTER_PULSES", "Pulses", "pulse_mode"]
+
+PULSE_PERIOD_S = 60.0
+"""Time between pulses of a journal, give or take a tenth: so that journals do not pulse at once."""
+
+PULSE_TIMEOUT_S = 60.0
+"""Bound of one pulse."""
+
+SUSPEND_AFTER_PULSES = 15
+"""Undisturbed pulses in a row after which an idle journal is suspended, where that is wished."""
+
+AppendCall: TypeAlias = Callable[
+    [pb.AppendRequest, AsyncIterator[AppendItem], Claims], Awaitable[pb.AppendResponse]
+]
+
+_EXPECTED = frozenset(
+    {
+        pb.OK,
+        pb.JOURNAL_NOT_FOUND,
+        pb.NO_JOURNAL_PRIMARY_BROKER,
+        pb.NOT_JOURNAL_PRIMARY_BROKER,
+        pb.SUSPENDED,
+    }
+)
+"""Outcomes that are part of a journal's normal life."""
+
+_log = logging.getLogger(__name__)
+
+
+def pulse_mode(undisturbed: int, *, auto_suspend: bool) -> int:
+    """The ``AppendRequest.Suspend`` of a pulse, after so many undisturbed ones."""
+    if auto_suspend and undisturbed >= SUSPEND_AFTER_PULSES:
+        return pb.AppendRequest.SUSPEND_IF_FLUSHED
+    return pb.AppendRequest.SUSPEND_NO_RESUME
+
+
+@dataclass(frozen=True, slots=True)
+class Pulses:
+    """Pulses the replicas of a broker.
+
+    Attributes:
+        append: appends to a journal.
+        auto_suspend: whether idle journals are suspended.
+        jitter: a random number of [0, 1).
+    """
+
+    append: AppendCall
+    auto_suspend: bool
+    jitter: Callable[[], float] = field(default=random.random)
+
+    async def run(self, replica: Replica) -> None:
+        """Pulse at once, at each change of the journal's assignments, and every minute."""
+        undisturbed = 0
+        while True:
+            signal = replica.signal
+            if replica.is_primary:
+                mode = pulse_mode(undisturbed, auto_suspend=self.auto_suspend)
+                await self._pulse(replica.journal, mode)
+            period_s = PULSE_PERIOD_S * (0.9 + 0.2 * self.jitter())
+            undisturbed = 0 if await _fires_within(signal, period_s) else undisturbed + 1
+
+    async def _pulse(self, journal: str, mode: int) -> None:
+        request = pb.AppendRequest(
+            journal=journal,
+            do_not_proxy=True,
+            suspend=mode,  # type: ignore[arg-type]  # an int is what its enums are
+        )
+        claims = Claims(int(Capability.APPEND), journal_selector(journal), math.inf)
+        try:
+            async with asyncio.timeout(PULSE_TIMEOUT_S):
+                response = await self.append(request, _nothing(), claims)
+        except StoppingError:
+            return
+        except TimeoutError:
+            _log.warning("a pulse of %s did not end within %d s", journal, PULSE_TIMEOUT_S)
+            return
+        except GazetteError as error:
+            _log.warning("a pulse of %s failed: %s", journal, error)
+            return
+        if response.status not in _EXPECTED:
+            _log.warning(
+                "a pulse of %s was answered %s %s",
+                journal,
+                STATUS_NAMES[response.status],
+                response.store_health_error,
+            )
+
+
+async def _nothing() -> AsyncIterator[AppendItem]:
+    """The stream of an append without content."""
+    yield pb.AppendRequest()
+
+
+async def _fires_within(signal: Signal, timeout_s: float) -> bool:
+    """Wait for the signal, at most for so long. Costs no task, as there is one per journal."""
+    loop = asyncio.get_running_loop()
+    woken: asyncio.Future[None] = loop.create_future()
+
+    def wake() -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    timer = loop.call_later(timeout_s, wake)
+    handle = signal.on_fire(wake)
+    try:
+        await woken
+    finally:
+        timer.cancel()
+        signal.forget(handle)
+    return signal.fired

@@ -1,0 +1,187 @@
+"""One broker's replica of one journal: what it has while the journal is assigned to it.
+
+A replica owns the journal's fragment index, its spool and its pipeline (each in a slot, for one
+owner at a time), and two loops: one lists the fragment stores, the other pulses. It begins when
+an assignment appears and ends when that goes; see `resolver`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gazette_sdk.broker.flow_control import FlowControl
+from gazette_sdk.broker.index import Index
+from gazette_sdk.broker.pipeline import Pipeline
+from gazette_sdk.broker.slot import Signal, Slot
+from gazette_sdk.broker.spool import Spool
+from gazette_sdk.broker.spool_directory import CompletedSpool, JournalSpools
+from gazette_sdk.cluster.broker_keys import BrokerAssignment, JournalEntry
+from gazette_sdk.protocol import broker_pb2 as pb
+
+__all__ = ["Replica", "ReplicaParts"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaParts:
+    """What a broker gives to its replicas.
+
+    Attributes:
+        complete: takes each fragment that is closed: the persister's.
+        refresh: lists the stores of a replica, for as long as it lives.
+        pulse: pulses a replica, for as long as it lives.
+        min_append_rate: bytes per second a client has to sustain; 0 for no minimum.
+        max_append_rate: bytes per second, for journals with a greater limit of their own; 0 for
+            none.
+    """
+
+    complete: Callable[[CompletedSpool], None]
+    refresh: Callable[[Replica], Coroutine[Any, Any, None]]
+    pulse: Callable[[Replica], Coroutine[Any, Any, None]]
+    min_append_rate: int
+    max_append_rate: int
+
+
+class Replica:
+    """A replica of a journal.
+
+    Args:
+        journal: its name.
+        create_revision: revision of Etcd at which the journal was created.
+        storage: where its spools go. The spool begins at the head which that knows.
+        parts: what the broker gives.
+        recovered: closed fragments of an earlier process.
+
+    Attributes:
+        journal: its name.
+        is_primary: whether this broker is the journal's primary.
+        index: the journal's fragments.
+        spool: the fragment being written.
+        pipeline: the primary's streams to the other replicas; ``None`` before there are any.
+        signal: fires when what was resolved is old; the next one takes its place.
+        flow: flow control of appends.
+        ended: fires when the replica has been shut down: reads end.
+        settled: the resolution whose route was found in every assignment.
+    """
+
+    def __init__(
+        self,
+        journal: str,
+        create_revision: int,
+        storage: JournalSpools,
+        parts: ReplicaParts,
+        recovered: Sequence[CompletedSpool] = (),
+    ) -> None:
+        self.journal = journal
+        self.create_revision = create_revision
+        self.is_primary = False
+        self.index = Index()
+        self.pipeline: Slot[Pipeline | None] = Slot(None)
+        self.signal = Signal()
+        self.ended = Signal()
+        self.flow = FlowControl(
+            min_rate=parts.min_append_rate, global_max_rate=parts.max_append_rate
+        )
+        self.settled: object | None = None
+        self._storage = storage
+        self._parts = parts
+        self._mark: object = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        for spool in recovered:
+            self.index.commit(spool.fragment, spool.file)
+        self.spool = Slot(
+            Spool(storage, on_commit=self.index.commit, on_complete=parts.complete)
+        )
+
+    # ---------------------------------------------------------- assignments
+
+    def continues(self, item: JournalEntry, *, is_primary: bool) -> bool:
+        """Whether it goes on as the replica of ``item``.
+
+        Not if the journal was deleted and created again: nothing of the old one may come back.
+        And not if we are no longer its primary: the spool has to be closed, and stored.
+        """
+        return self.create_revision == item.create_revision and (
+            is_primary or not self.is_primary
+        )
+
+    def update(
+        self, item: JournalEntry, assignments: Sequence[BrokerAssignment], *, is_primary: bool
+    ) -> None:
+        """Take note of the journal's keys. Fires the signal if a resolution may have changed."""
+        self.is_primary = is_primary
+        mark = (
+            [(entry.key, entry.mod_revision) for entry in assignments],
+            list(item.value.fragment.stores),
+        )
+        if mark == self._mark:
+            return
+        is_first, self._mark = self._mark is None, mark
+        if not is_first:
+            self.invalidate()
+
+    def invalidate(self) -> None:
+        """Make all who wait for the spool or the pipeline resolve again."""
+        old, self.signal = self.signal, Signal()
+        old.fire()
+
+    # ------------------------------------------------------------- lifetime
+
+    def start(self) -> None:
+        """Begin to list stores, and to pulse."""
+        self.in_background(self._parts.refresh(self))
+        self.in_background(self._parts.pulse(self))
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something which is cancelled when the replica ends."""
+        task = asyncio.get_running_loop().create_task(work, name=f"replica of {self.journal}")
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    async def shut_down(self, *, succeeded: bool = False) -> None:
+        """End the replica, once whoever holds its pipeline and its spool is done.
+
+        The spool's fragment is closed and goes to the persister. Neither slot is free again.
+
+        Args:
+            succeeded: whether others go on with the journal: the head we know is old then.
+        """
+        pipeline = await self.pipeline.take()
+        if pipeline is not None:
+            spool = await pipeline.tear_down()
+            await pipeline.ended()
+        else:
+            spool = await self.spool.take()
+        end = spool.fragment.end
+        await spool.apply(
+            pb.ReplicateRequest(
+                proposal=pb.Fragment(
+                    journal=self.journal,
+                    begin=end,
+                    end=end,
+                    sum=pb.SHA1Sum(),
+                    compression_codec=spool.fragment.compression_codec,
+                ),
+                registers=spool.registers,
+            ),
+            primary=False,
+        )
+        if succeeded:
+            self._storage.forget_head()
+        self.ended.fire()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self.index.close()
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("%s failed", task.get_name(), exc_info=error)

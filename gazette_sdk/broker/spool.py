@@ -1,0 +1,367 @@
+"""The spool: the fragment of a journal which is being written (broker section 7).
+
+Every replica of a journal has one spool. Content is written into it as it arrives, and means
+nothing until a *proposal* names the fragment it would become: that commits it, rolls it back, or
+closes the fragment and begins the next. Replicas agree by holding equal fragments.
+
+A spool has a single owner at a time, the pipeline of a primary or the Replicate call of a peer;
+nothing here waits for another user. In the normal path nothing waits at all: content goes to the
+page cache, and a commit is one more small write behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from gazette_sdk.broker.commit_log import Commit, CommitLog
+from gazette_sdk.broker.compression import COMPRESSION_BATCH_BYTES
+from gazette_sdk.broker.content_file import ContentFile, SpoolDiskError, SpoolError
+from gazette_sdk.broker.metrics import (
+    SPOOL_COMMIT_BYTES,
+    SPOOL_COMMITS,
+    SPOOL_ROLLBACK_BYTES,
+    SPOOL_ROLLBACKS,
+    SPOOLS_COMPLETED,
+)
+from gazette_sdk.broker.spool_directory import CompletedSpool, JournalSpools
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.fragments import sum_of
+
+__all__ = ["Spool", "SpoolDiskError", "SpoolError"]
+
+DISK_RETRIES_S: Final = (0.05, 0.2, 0.75, 1.5)
+"""Pauses before a failed write is tried again. An append must not hang on a full disk for ever:
+after these 2.5 s it fails, and says which disk it is."""
+
+
+class Spool:
+    """The spool of one journal.
+
+    Args:
+        storage: where its files go. The spool begins at the storage's head, if it knows one.
+        on_commit: told of each commit: the fragment, and the file that holds it.
+        on_complete: told of each fragment that is closed with content.
+        compression_batch_bytes: see :data:`COMPRESSION_BATCH_BYTES`.
+        now: Unix time in seconds.
+
+    Attributes:
+        journal: its name.
+        fragment: what is committed. Replaced, never changed, so that it may be kept.
+        registers: the journal's registers. Replaced, never changed.
+        first_append_time: when the fragment got its first content, UTC.
+    """
+
+    def __init__(
+        self,
+        storage: JournalSpools,
+        *,
+        on_commit: Callable[[pb.Fragment, ContentFile], None],
+        on_complete: Callable[[CompletedSpool], None],
+        compression_batch_bytes: int = COMPRESSION_BATCH_BYTES,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.journal = storage.name
+        self._storage = storage
+        self._on_commit = on_commit
+        self._on_complete = on_complete
+        self._batch_bytes = compression_batch_bytes
+        self._now = now
+        head = storage.head
+        self.registers = pb.LabelSet.FromString(head.registers) if head else pb.LabelSet()
+        self._registers_bytes = head.registers if head else b""
+        self._persisted = storage.persisted
+
+        self.fragment = _empty_fragment(self.journal, head.end if head else 0, pb.NONE)
+        self.first_append_time: datetime | None = None
+        self._first_append_us = 0
+        self._file: ContentFile | None = None
+        self._log: CommitLog | None = None
+        self._is_synced_name = False
+        self._sync_failure: SpoolDiskError | None = None
+        self._batched = 0  # committed bytes that were handed to compression
+        self._delta = 0
+        self._sum: Any = hashlib.sha1(usedforsecurity=False)  # of all that is written
+        self._committed_sum: Any = self._sum.copy()
+        self._next: pb.Fragment | None = None  # kept until more is written
+
+    @property
+    def uncommitted_bytes(self) -> int:
+        """Bytes written since the last commit or rollback."""
+        return self._delta
+
+    @property
+    def content_file(self) -> ContentFile | None:
+        """The file of the fragment's content; ``None`` before there is any."""
+        return self._file
+
+    def next(self) -> pb.Fragment:
+        """What the fragment becomes if all that is written were committed."""
+        if self._next is None:
+            fragment = self.fragment
+            end = fragment.end + self._delta
+            content_sum = sum_of(self._sum.digest()) if end > fragment.begin else pb.SHA1Sum()
+            self._next = pb.Fragment(
+                journal=self.journal,
+                begin=fragment.begin,
+                end=end,
+                sum=content_sum,
+                compression_codec=fragment.compression_codec,
+            )
+        return self._next
+
+    # ------------------------------------------------------------- requests
+
+    async def apply(self, request: pb.ReplicateRequest, *, primary: bool) -> pb.ReplicateResponse:
+        """Apply content or a proposal.
+
+        Args:
+            request: a valid one.
+            primary: whether this broker is the journal's primary: it compresses as it goes.
+
+        Returns:
+            OK, or PROPOSAL_MISMATCH with what this spool holds. With durability ``persisted`` a
+            commit is on disk when this returns.
+
+        Raises:
+            SpoolError: the content does not continue what was written.
+            SpoolDiskError: the disk does not take it, not after some seconds either. What was
+                committed stands; what was not has to be rolled back.
+        """
+        if not request.HasField("proposal"):
+            await self.write(request.content, request.content_delta)
+            return pb.ReplicateResponse(status=pb.OK)
+        status = await self.propose(request.proposal, request.registers, primary=primary)
+        if status == pb.OK:
+            return pb.ReplicateResponse(status=pb.OK)
+        return pb.ReplicateResponse(
+            status=pb.PROPOSAL_MISMATCH, fragment=self.fragment, registers=self.registers
+        )
+
+    async def write(self, data: bytes, content_delta: int) -> None:
+        """Write content behind what is there, uncommitted.
+
+        Args:
+            data: the bytes; they are neither copied nor kept.
+            content_delta: how many bytes were written since the last commit or rollback.
+
+        Raises:
+            SpoolError: that many were not.
+            SpoolDiskError: see :meth:`apply`.
+        """
+        if content_delta != self._delta:
+            raise SpoolError(
+                f"content_delta is {content_delta}, and {self._delta} bytes of content were "
+                "received: the sender lost track of its append",
+                journal=self.journal,
+            )
+        if not data:
+            return
+        try:
+            self._write(data)
+        except OSError as error:
+            await self._retry(lambda: self._write(data), "write content", error)
+
+    async def roll_back(self) -> None:
+        """Drop what was written since the last commit."""
+        if self._delta == 0:
+            return
+        SPOOL_ROLLBACKS.inc()
+        SPOOL_ROLLBACK_BYTES.inc(self._delta)
+        self._sum = self._committed_sum.copy()
+        self._delta = 0
+        self._next = None
+        if self._file is not None:
+            # Room for others; where it fails, the bytes are overwritten by the next append.
+            self._file.shrink(self.fragment.end - self.fragment.begin)
+
+    async def propose(
+        self, proposal: pb.Fragment, registers: pb.LabelSet, *, primary: bool
+    ) -> pb.Status:
+        """Roll, roll back, or commit, as ``proposal`` has it.
+
+        Returns:
+            OK, or PROPOSAL_MISMATCH. Also a refused proposal may have rolled the spool forward.
+
+        Raises:
+            SpoolDiskError: see :meth:`apply`.
+        """
+        fragment = self.fragment
+        if proposal.end > fragment.end + self._delta or (
+            proposal.end == fragment.end and proposal.begin == proposal.end
+        ):
+            await self._roll(proposal, registers, primary=primary)
+            fragment = self.fragment
+        if _same(fragment, proposal) and registers == self.registers:
+            await self.roll_back()
+            return pb.OK
+        if self._delta > 0 and _same(self.next(), proposal):
+            try:
+                self._commit(registers)
+            except OSError as error:
+                await self._retry(lambda: self._commit(registers), "commit an append", error)
+            self._committed(primary=primary)
+            if self._persisted:
+                await self._sync()
+            return pb.OK
+        return pb.PROPOSAL_MISMATCH
+
+    # ------------------------------------------------------------- its steps
+
+    def _begin_fragment(self, offset: int, codec: int) -> None:
+        self.fragment = _empty_fragment(self.journal, offset, codec)
+        self.first_append_time = None
+        self._first_append_us = 0
+        self._file = None
+        self._log = None
+        self._is_synced_name = False
+        self._sync_failure = None
+        self._batched = 0
+        self._delta = 0
+        self._sum = hashlib.sha1(usedforsecurity=False)
+        self._committed_sum = self._sum.copy()
+        self._next = None
+
+    def _write(self, data: bytes) -> None:
+        file = self._file
+        if file is None:
+            fragment = self.fragment
+            file, self._log = self._storage.create(fragment.begin, fragment.compression_codec)
+            self._file = file
+        file.write(data, self.fragment.end - self.fragment.begin + self._delta)
+        self._sum.update(data)
+        self._delta += len(data)
+        self._next = None
+
+    def _commit(self, registers: pb.LabelSet) -> None:
+        """Make what was written part of the fragment: in the log first, or not at all."""
+        log = self._log
+        assert log is not None, "there is content to commit"
+        first_append_us = self._first_append_us or int(self._now() * 1e6)
+        registers_bytes = (
+            self._registers_bytes
+            if registers == self.registers
+            else registers.SerializeToString(deterministic=True)
+        )
+        fragment = self.next()
+        log.append(Commit(fragment.end, self._sum.digest(), first_append_us, registers_bytes))
+        if self._first_append_us == 0:
+            self._first_append_us = first_append_us
+            self.first_append_time = datetime.fromtimestamp(first_append_us / 1e6, UTC)
+        if registers_bytes is not self._registers_bytes:
+            self._registers_bytes = registers_bytes
+            self.registers = _copy(registers)
+        self.fragment = fragment
+
+    def _committed(self, *, primary: bool) -> None:
+        fragment, file = self.fragment, self._file
+        assert file is not None, "content was committed"
+        SPOOL_COMMITS.inc()
+        SPOOL_COMMIT_BYTES.inc(self._delta)
+        self._delta = 0
+        self._committed_sum = self._sum.copy()
+        if primary and fragment.compression_codec != pb.NONE:
+            length = fragment.end - fragment.begin
+            if length - self._batched >= self._batch_bytes:
+                self._batched = length
+                file.compress_later(length)
+        self._on_commit(fragment, file)
+
+    async def _roll(self, proposal: pb.Fragment, registers: pb.LabelSet, *, primary: bool) -> None:
+        await self.roll_back()
+        fragment, file, closing_registers = self.fragment, self._file, self.registers
+        if proposal.end > fragment.end and registers != self.registers:
+            self.registers = _copy(registers)
+            self._registers_bytes = registers.SerializeToString(deterministic=True)
+        # The head is written down before the log which told it may be removed.
+        self._storage.note_head(proposal.end, self._registers_bytes)
+        first_append_time = self.first_append_time
+        if self._log is not None:
+            self._log.close()
+        self._begin_fragment(proposal.end, proposal.compression_codec)
+        if file is None:
+            return
+        if fragment.end == fragment.begin:
+            file.discard()  # all that was ever written to it was rolled back
+            return
+        assert first_append_time is not None, "content was committed"
+        SPOOLS_COMPLETED.inc()
+        self._on_complete(
+            CompletedSpool(
+                fragment,
+                closing_registers,
+                first_append_time,
+                file,
+                self._storage.create_revision,
+                primary=primary,
+            )
+        )
+
+    # ------------------------------------------------------------- the disk
+
+    async def _sync(self) -> None:
+        """Force what is committed to disk.
+
+        A failed attempt is not repeated: the kernel may have given up the pages meanwhile, and a
+        second attempt that succeeds would say nothing of them.
+        """
+        assert self._file is not None
+        assert self._log is not None
+        if self._sync_failure is not None:
+            raise self._sync_failure
+        file, log_fd, is_new = self._file, self._log.fd, not self._is_synced_name
+        try:
+            await asyncio.to_thread(self._storage.sync, file, log_fd, is_new=is_new)
+        except OSError as error:
+            self._sync_failure = self._storage.disk_error("force an append to disk", error)
+            raise self._sync_failure from error
+        self._is_synced_name = True
+
+    async def _retry(self, work: Callable[[], None], doing: str, error: OSError) -> None:
+        for pause_s in DISK_RETRIES_S:
+            await asyncio.sleep(pause_s)
+            try:
+                work()
+            except OSError as again:
+                error = again
+            else:
+                return
+        raise self._storage.disk_error(doing, error) from error
+
+
+def _empty_fragment(journal: str, offset: int, codec: int) -> pb.Fragment:
+    return pb.Fragment(
+        journal=journal,
+        begin=offset,
+        end=offset,
+        sum=pb.SHA1Sum(),
+        compression_codec=pb.CompressionCodec(codec),
+    )
+
+
+def _same(a: pb.Fragment, b: pb.Fragment) -> bool:
+    """Whether two fragments are equal in every field; an absent sum is a sum of zeros."""
+    return (
+        a.end == b.end
+        and a.begin == b.begin
+        and a.compression_codec == b.compression_codec
+        and _sum_key(a.sum) == _sum_key(b.sum)
+        and a.journal == b.journal
+        and a.path_postfix == b.path_postfix
+        and a.backing_store == b.backing_store
+        and a.mod_time == b.mod_time
+    )
+
+
+def _sum_key(content_sum: pb.SHA1Sum) -> tuple[int, int, int]:
+    return content_sum.part1, content_sum.part2, content_sum.part3
+
+
+def _copy(registers: pb.LabelSet) -> pb.LabelSet:
+    copy = pb.LabelSet()
+    copy.CopyFrom(registers)
+    return copy

@@ -1,0 +1,168 @@
+"""The allocation loop: every member runs it, one of them leads (allocator section 5)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+from gazette_sdk.cluster.allocator import metrics
+from gazette_sdk.cluster.allocator.codec import Allocation
+from gazette_sdk.cluster.allocator.converge import converge
+from gazette_sdk.cluster.allocator.solver import solve
+from gazette_sdk.cluster.allocator.state import State, leader_of
+from gazette_sdk.cluster.allocator.txn import TXN_MAX, BatchedTxn
+from gazette_sdk.cluster.etcd import Compare, Etcd
+from gazette_sdk.cluster.item_keyspace import ItemKeySpace, MemberEntry
+from gazette_sdk.errors import EtcdError, LeaseLostError
+
+__all__ = ["OnRound", "run_allocator"]
+
+OnRound = Callable[[int, bool], Awaitable[None]]
+"""Told of each round of the leader: its number from 0, and whether it had nothing to write."""
+
+_log = logging.getLogger(__name__)
+
+
+async def run_allocator(
+    etcd: Etcd,
+    keyspace: ItemKeySpace[Any, Any, Any],
+    zone: str,
+    suffix: str,
+    allocation: Allocation[Any, Any, Any],
+    *,
+    max_operations: int = TXN_MAX,
+    on_round: OnRound | None = None,
+) -> None:
+    """Assign items to members for as long as this process is the leader; else wait to be.
+
+    Returns when the member is exiting and holds no items any more. Who leads needs no agreement:
+    each transaction holds only while the leader's own key is as it saw it.
+
+    Args:
+        etcd: the client.
+        keyspace: the mirror, which is loaded and followed by somebody else.
+        zone: zone of this member.
+        suffix: suffix of this member.
+        allocation: how to see the values.
+        max_operations: bound of comparisons and of operations of a transaction.
+        on_round: told of each round, for tests.
+
+    Raises:
+        LeaseLostError: the member's key is gone.
+        EtcdUnavailableError: the mirror is followed no longer.
+    """
+    allocator = _Allocator(etcd, keyspace, allocation, max_operations)
+    number = 0
+    while True:
+        member = keyspace.member(zone, suffix)
+        if member is None:
+            raise LeaseLostError("member key not found in Etcd")
+        if allocation.is_exiting(member.value) and not any(
+            keyspace.item(a.item) for a in keyspace.local_assignments(zone, suffix)
+        ):
+            return
+        next_revision = keyspace.revision + 1
+        if leader_of(keyspace.members()) is member:
+            outcome = await allocator.round(member)
+            next_revision = max(next_revision, outcome.revision)
+            if outcome.succeeded:
+                if on_round is not None:
+                    await on_round(number, outcome.revision == 0)
+                number += 1
+        await keyspace.wait_for_revision(next_revision)
+
+
+class _Outcome(NamedTuple):
+    """Of a round: whether all of it was written, and the last revision written (0: nothing)."""
+
+    succeeded: bool
+    revision: int
+
+
+class _Allocator:
+    """What the leader keeps between rounds: the solution, and what it was made of."""
+
+    def __init__(
+        self,
+        etcd: Etcd,
+        keyspace: ItemKeySpace[Any, Any, Any],
+        allocation: Allocation[Any, Any, Any],
+        max_operations: int,
+    ) -> None:
+        self._etcd = etcd
+        self._keyspace = keyspace
+        self._allocation = allocation
+        self._max_operations = max_operations
+        self._solved: object = None
+        self._desired: list[list[int]] = []
+
+    async def round(self, leader: MemberEntry[Any]) -> _Outcome:
+        """One round."""
+        # All of it is built from one snapshot, whatever the mirror sees meanwhile.
+        state = State(self._keyspace, self._allocation)
+        if state.network != self._solved:
+            # Assignments are no part of this: a lost one is made again as it was.
+            self._desired = await self._solve(state)
+            self._solved = state.network
+
+        txn = BatchedTxn(
+            self._etcd.txn,
+            [Compare.mod_revision(leader.key, leader.mod_revision)],
+            max_operations=self._max_operations,
+        )
+        try:
+            for checkpoint in converge(state, self._desired):
+                await txn.checkpoint(checkpoint)
+            await txn.flush()
+        except EtcdError as error:
+            # The next change of the mirror brings the next attempt.
+            _log.warning("a round of the allocator failed: %s", error)
+            return _Outcome(succeeded=False, revision=txn.revision)
+        metrics.CONVERGE.inc()
+        metrics.ITEMS.set(len(state.items))
+        metrics.MEMBERS.set(len(state.members))
+        metrics.DESIRED_REPLICATION_SLOTS.set(state.item_slots)
+        return _Outcome(succeeded=True, revision=txn.revision)
+
+    async def _solve(self, state: State) -> list[list[int]]:
+        started = time.monotonic()
+        desired = await asyncio.to_thread(solve, state)
+        duration_s = time.monotonic() - started
+        metrics.MAX_FLOW_RUNTIME_SECONDS.observe(duration_s)
+        _log_solution(state, desired, duration_s)
+        return desired
+
+
+def _log_solution(state: State, desired: Sequence[Sequence[int]], duration_s: float) -> None:
+    """Say what was decided, and warn of what has no place."""
+    current = {(a.item, state.member_index(a.zone, a.suffix)) for a in state.assignments}
+    wanted = {
+        (item.id, member)
+        for item, members in zip(state.items, desired, strict=True)
+        for member in members
+    }
+    _log.info(
+        "solved for assignments of %s at revision %d: %d items in %d slots, %d members with %d "
+        "slots, %d assignments now, %d next (%d added, %d removed, %d the same), in %.3f s",
+        state.root,
+        state.revision,
+        len(state.items),
+        state.item_slots,
+        len(state.members),
+        state.member_slots,
+        len(current),
+        len(wanted),
+        len(wanted - current),
+        len(current - wanted),
+        len(current & wanted),
+        duration_s,
+    )
+    if len(wanted) < state.item_slots:
+        _log.warning(
+            "%d of %d replicas have no place: add members, or raise their limits",
+            state.item_slots - len(wanted),
+            state.item_slots,
+        )

@@ -1,0 +1,268 @@
+"""Reading a journal's bytes back out of a stored fragment (protocol section 7, broker section 13).
+
+A fragment's name promises its offsets and the SHA-1 of its content. Readers hold it to that: the
+content must end exactly where the name says, and when it is decoded from its beginning its sum
+must be right. A damaged fragment is an error that says what to do, never other bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import queue
+import threading
+from typing import BinaryIO, Final
+
+from gazette_sdk.errors import CorruptFragmentError, GazetteError
+from gazette_sdk.fragment.codecs import CodecError, decompressor
+from gazette_sdk.fragment.stores.base import Store, StoredContent
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.fragments import content_name, content_path, digest_of, is_zero_sum
+
+__all__ = ["FragmentReader", "decode_fragment", "open_fragment"]
+
+_STEP_BYTES: Final = 256 << 10
+"""Content decoded at once."""
+
+_THREAD_FROM_BYTES: Final = 4 << 20
+"""Fragments at least this long are summed by a thread of their own, beside the decoding."""
+
+_QUEUE_STEPS: Final = 8
+"""How many steps the decoding may be ahead of the summing."""
+
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+
+
+def open_fragment(store: Store, fragment: pb.Fragment, offset: int) -> FragmentReader:
+    """Open a stored fragment to read its content from an offset on.
+
+    Args:
+        store: where it is stored.
+        fragment: which one.
+        offset: journal offset of the first byte to read, within the fragment.
+
+    Returns:
+        A blocking reader of the decompressed content up to the fragment's end, to be closed.
+
+    Raises:
+        FragmentNotFoundError: it is not in the store.
+        StoreError: the store failed.
+        CorruptFragmentError: here or while reading: its bytes are not what its name promises.
+    """
+    path = content_path(fragment)
+    content = store.open(path)
+    return decode_fragment(content, fragment, offset, source=f"{path!r} of store {store.url}")
+
+
+def decode_fragment(
+    content: StoredContent, fragment: pb.Fragment, offset: int, *, source: str
+) -> FragmentReader:
+    """Decode an opened fragment from an offset on.
+
+    Args:
+        content: its stored bytes; closed with the reader, or by an error here.
+        fragment: which one it is.
+        offset: journal offset of the first byte to read, within the fragment.
+        source: where it comes from, for errors.
+    """
+    assert fragment.begin <= offset <= fragment.end, "the offset is not within the fragment"
+    try:
+        raw = content.raw
+        begin = fragment.begin
+        if _gzip_on_top(content, fragment):
+            raw = decompressor(pb.GZIP, raw)
+        if fragment.compression_codec != pb.GZIP_OFFLOAD_DECOMPRESSION:
+            raw = decompressor(fragment.compression_codec, raw)
+        if raw is content.raw and raw.seekable():
+            raw.seek(offset - begin)  # stored verbatim: what stands before is not read
+            begin = offset
+        return FragmentReader(raw, fragment, begin, offset, source=source)
+    except BaseException:
+        content.raw.close()
+        raise
+
+
+def _gzip_on_top(content: StoredContent, fragment: pb.Fragment) -> bool:
+    """Whether the stored bytes are gzip beside what the fragment's codec says."""
+    if fragment.compression_codec == pb.GZIP:
+        return False  # one layer, also where somebody declared it as an encoding
+    if content.content_encoding.lower() == "gzip":
+        return True
+    if fragment.compression_codec != pb.GZIP_OFFLOAD_DECOMPRESSION or not content.raw.seekable():
+        return False
+    # It was put as gzip, but a store such as a directory has no place to say so.
+    magic = content.raw.read(len(_GZIP_MAGIC))
+    content.raw.seek(0)
+    return magic == _GZIP_MAGIC
+
+
+class FragmentReader(io.RawIOBase):
+    """Reads a fragment's content, and holds it to its name.
+
+    Args:
+        raw: decompressed content; closed with this reader.
+        fragment: which one it is.
+        begin: journal offset of ``raw``'s next byte.
+        offset: journal offset of the first byte to give; what stands before is passed over.
+        source: where it comes from, for errors.
+
+    Attributes:
+        fragment: which one it is.
+    """
+
+    def __init__(
+        self, raw: BinaryIO, fragment: pb.Fragment, begin: int, offset: int, *, source: str
+    ) -> None:
+        super().__init__()
+        self.fragment = fragment
+        self._raw = raw
+        self._source = source
+        self._decoded = begin  # journal offset up to which content was taken out of raw
+        self._ready = memoryview(b"")  # taken, but not given yet
+        self._skip = offset - begin
+        self._ended = False
+        whole = begin == fragment.begin and not is_zero_sum(fragment.sum)
+        self._sum = _Sum(fragment.end - fragment.begin) if whole else None
+
+    @property
+    def offset(self) -> int:
+        """Journal offset of the next byte that a read gives."""
+        return self._decoded - len(self._ready) + self._skip
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes: at most ``size``, or all; ``b""`` at the fragment's end.
+
+        Raises:
+            CorruptFragmentError: the content is not what the fragment's name promises. Bytes
+                given before were read in good faith, and are damaged if the sum is wrong.
+            StoreError: the store failed.
+        """
+        if size < 0:
+            return self.readall()
+        if size == 0 or not self._fill():
+            return b""
+        data = self._ready[:size]
+        self._ready = self._ready[len(data) :]
+        # What was decoded in one piece is given in one piece, without a copy.
+        return data.obj if len(data) == len(data.obj) else bytes(data)  # type: ignore[arg-type,return-value]
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        """The next bytes, as :meth:`read`."""
+        if not len(buffer) or not self._fill():
+            return 0
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
+
+    def skip(self, count: int) -> None:
+        """Pass over the next bytes; beyond the fragment's end this reader just ends."""
+        taken = min(count, len(self._ready))
+        self._ready = self._ready[taken:]
+        self._skip += count - taken
+
+    def close(self) -> None:
+        """Close what is read from."""
+        if not self.closed:
+            if self._sum is not None:
+                self._sum.abandon()
+            self._raw.close()
+        super().close()
+
+    # -------------------------------------------------------------- inside
+
+    def _fill(self) -> bool:
+        """Have bytes ready; False at the end."""
+        while not self._ready:
+            left = self.fragment.end - self._decoded
+            if left == 0:
+                self._end()
+                return False
+            data = self._take(min(left, _STEP_BYTES))
+            if not data:
+                raise self._corrupt(f"its content ends {left} bytes too early, at {self._decoded}")
+            self._decoded += len(data)
+            if self._sum is not None:
+                self._sum.update(data)
+                # The last bytes are given only when all are known to be right.
+                if self._decoded == self.fragment.end:
+                    self._verify(self._sum)
+            skipped = min(self._skip, len(data))
+            self._skip -= skipped
+            self._ready = memoryview(data)[skipped:]
+        return True
+
+    def _take(self, size: int) -> bytes:
+        try:
+            return self._raw.read(size)
+        except CodecError as error:
+            raise self._corrupt(f"{error}, after {self._decoded}") from error
+        except EOFError as error:
+            raise self._corrupt(f"it ends too early, after {self._decoded}") from error
+
+    def _verify(self, content_sum: _Sum) -> None:
+        found, named = content_sum.digest(), digest_of(self.fragment.sum)
+        self._sum = None
+        if found != named:
+            raise self._corrupt(f"its content has the SHA-1 sum {found.hex()}")
+
+    def _end(self) -> None:
+        """At the fragment's end its content must end as well; asked once."""
+        if not self._ended:
+            self._ended = True
+            if self._take(1):
+                raise self._corrupt(f"its content goes on after its end {self.fragment.end}")
+
+    def _corrupt(self, reason: str) -> GazetteError:
+        fragment = self.fragment
+        return CorruptFragmentError(
+            f"journal {fragment.journal}, offsets [{fragment.begin}, {fragment.end}): stored "
+            f"fragment {content_name(fragment)} ({self._source}) is damaged: {reason}; put a good "
+            "copy in its place (another store or replica may have one), or remove it and readers "
+            "will pass over these offsets",
+            store=fragment.backing_store or None,
+            journal=fragment.journal,
+            offset=self._decoded,
+        )
+
+
+class _Sum:
+    """A running SHA-1, of a thread of its own where that is worth it.
+
+    Summing costs about as much as decoding, and both leave Python's lock: on two cores they take
+    the time of one.
+    """
+
+    def __init__(self, length: int) -> None:
+        self._hash = hashlib.sha1(usedforsecurity=False)
+        self._thread: threading.Thread | None = None
+        if length >= _THREAD_FROM_BYTES and (os.cpu_count() or 1) > 1:
+            self._queue: queue.Queue[bytes | None] = queue.Queue(_QUEUE_STEPS)
+            self._thread = threading.Thread(target=self._run, name="fragment-sum", daemon=True)
+            self._thread.start()
+
+    def update(self, data: bytes) -> None:
+        if self._thread is None:
+            self._hash.update(data)
+        else:
+            self._queue.put(data)
+
+    def digest(self) -> bytes:
+        self.abandon()
+        return self._hash.digest()
+
+    def abandon(self) -> None:
+        """End the thread, when what it has got is summed."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (data := self._queue.get()) is not None:
+            self._hash.update(data)

@@ -1,0 +1,131 @@
+"""The fragment stores of a process, one for each URL (broker section 15)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from gazette_sdk.errors import ClosedError, StoreError, ValidationError
+from gazette_sdk.fragment import metrics
+from gazette_sdk.fragment.health import StoreHealth
+from gazette_sdk.fragment.stores import Store, open_store
+
+__all__ = ["StoreRegistry"]
+
+
+class StoreRegistry:
+    """Stores by URL, made when first used and dropped when not used for an hour or two.
+
+    Look a store up by its URL at each use, rather than keep it: then one that was dropped, or
+    could not be made before, is made anew.
+
+    Args:
+        file_root: directory below which ``file`` stores lie.
+        file_only: keep every store below ``file_root``, whatever its URL says.
+        opener: makes the store of a URL; by default :func:`~.stores.open_store`.
+    """
+
+    def __init__(
+        self,
+        file_root: Path | None = None,
+        file_only: bool = False,  # noqa: FBT001, FBT002 - the flag of that name
+        *,
+        opener: Callable[[str], Store] | None = None,
+    ) -> None:
+        self._opener = opener or (
+            lambda url: open_store(url, file_root=file_root, file_only=file_only)
+        )
+        self._lock = threading.Lock()
+        self._opening: dict[str, threading.Lock] = {}
+        self._stores: dict[str, Store] = {}
+        self._health: dict[str, StoreHealth] = {}
+        self._used: set[str] = set()  # URLs used since the last sweep
+        self._closed = False
+
+    def get(self, url: str) -> Store:
+        """The store of a URL; the same one as long as it is in use.
+
+        The first use of a URL blocks for imports: on an event loop use :meth:`aget`.
+
+        Raises:
+            StoreError: it cannot be made. The next use tries again.
+            ClosedError: the registry is closed.
+        """
+        self._used.add(url)
+        return self._obtain(url)
+
+    async def aget(self, url: str) -> Store:
+        """The store of a URL, made in a thread when it is not there yet."""
+        if url in self._stores:
+            return self.get(url)
+        return await asyncio.to_thread(self.get, url)
+
+    def health(self, url: str) -> StoreHealth:
+        """The health of a URL's store; the first use begins to check it. Call it on the loop."""
+        self._ensure_open()
+        self._used.add(url)
+        if url not in self._health:
+            # Its checks are no use of the store, so they do not mark it.
+            self._health[url] = StoreHealth(url, lambda: self._obtain(url))
+        return self._health[url]
+
+    async def sweep(self) -> None:
+        """Drop stores which nobody used since the last sweep. Servers do it hourly."""
+        with self._lock:
+            idle = (self._stores.keys() | self._health.keys()) - self._used
+            self._used.clear()
+            dropped = [self._stores.pop(url) for url in idle if url in self._stores]
+        unwatched = [self._health.pop(url) for url in idle if url in self._health]
+        await self._release(dropped, unwatched)
+
+    async def aclose(self) -> None:
+        """Stop all checks, and close all stores."""
+        with self._lock:
+            self._closed = True
+            dropped = list(self._stores.values())
+            self._stores.clear()
+        unwatched = list(self._health.values())
+        self._health.clear()
+        await self._release(dropped, unwatched)
+
+    # -------------------------------------------------------------- inside
+
+    def _obtain(self, url: str) -> Store:
+        """The store of a URL, made when it is not there."""
+        with self._lock:
+            self._ensure_open()
+            if store := self._stores.get(url):
+                return store
+            opening = self._opening.setdefault(url, threading.Lock())
+        with opening:  # and not the registry's lock: for stores which are there nobody waits
+            with self._lock:
+                if store := self._stores.get(url):
+                    return store
+            store = self._open(url)
+            with self._lock:
+                self._opening.pop(url, None)
+                if self._closed:
+                    store.close()
+                self._ensure_open()
+                self._stores[url] = store
+                metrics.STORE_ACTIVE.inc()
+                return store
+
+    def _ensure_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the registry of fragment stores is closed")
+
+    def _open(self, url: str) -> Store:
+        try:
+            return self._opener(url)
+        except ValidationError as error:
+            raise StoreError(f"fragment store {url!r}: {error}", store=url) from error
+
+    @staticmethod
+    async def _release(stores: list[Store], unwatched: list[StoreHealth]) -> None:
+        await asyncio.gather(*(health.aclose() for health in unwatched))
+        for store in stores:
+            metrics.STORE_ACTIVE.dec()
+            await asyncio.to_thread(store.close)

@@ -1,0 +1,96 @@
+"""Where fragments are stored: one class per kind of store, made from its URL.
+
+In reading order: :mod:`~.base` (what a store can do, and how its errors read), :mod:`~.file`
+(a directory), :mod:`~.memory`, :mod:`~.objects` (what stores over a network share), and the
+backends :mod:`~.s3`, :mod:`~.gs` and :mod:`~.azure`, which are imported when first used, since
+each needs an extra of the package.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from pathlib import Path
+from typing import Final
+
+from gazette_sdk.errors import StoreError
+from gazette_sdk.fragment.stores.base import Store, StoredContent, StoredObject
+from gazette_sdk.fragment.stores.file import FileStore
+from gazette_sdk.fragment.stores.memory import MemoryStore
+from gazette_sdk.protocol.urls import StoreURL, parse_store_url
+
+__all__ = [
+    "FileStore",
+    "MemoryStore",
+    "Store",
+    "StoredContent",
+    "StoredObject",
+    "open_store",
+]
+
+_AZURE: Final = ("gazette_sdk.fragment.stores.azure:AzureStore", "azure")
+_BACKENDS: Final = {
+    "s3": ("gazette_sdk.fragment.stores.s3:S3Store", "s3"),
+    "gs": ("gazette_sdk.fragment.stores.gs:GCSStore", "gcs"),
+    "azure": _AZURE,
+    "az": _AZURE,
+    "abfs": _AZURE,
+    "azure-ad": ("gazette_sdk.fragment.stores.azure:AzureADStore", "azure"),
+}
+"""Class of each scheme over a network, and the extra of this package that it needs."""
+
+
+def open_store(url: str, *, file_root: Path | None = None, file_only: bool = False) -> Store:
+    """Make the store of a URL. Nothing is asked of it yet.
+
+    The first store of a kind may take a second, for imports: call this in a thread.
+
+    Args:
+        url: the store's URL (protocol section 8).
+        file_root: directory below which ``file`` stores lie.
+        file_only: store everything below ``file_root``, whatever the URL says.
+
+    Raises:
+        ValidationError: no URL of a store.
+        StoreError: an argument is unknown, the file root or credentials are missing, or the
+            package's extra for this kind of store is not installed.
+    """
+    parsed = parse_store_url(url)
+    if file_only:
+        mapped = dataclasses.replace(parsed, prefix="", arguments={}, unknown_arguments=())
+        return FileStore(mapped, _root(parsed, file_root))
+    if parsed.unknown_arguments:
+        raise StoreError(
+            f"{url}: {parsed.scheme} stores know no argument "
+            f"{', '.join(map(repr, parsed.unknown_arguments))}; remove it from the URL",
+            store=url,
+        )
+    if parsed.scheme == "file":
+        return FileStore(parsed, _root(parsed, file_root))
+    if parsed.scheme == "memory":
+        return MemoryStore(parsed)
+    return _backend(parsed)
+
+
+def _root(parsed: StoreURL, file_root: Path | None) -> Path:
+    if file_root is None:
+        raise StoreError(
+            f"{parsed.url}: no file root is given; start with `--broker.file-root DIRECTORY`, "
+            "below which file stores lie",
+            store=parsed.url,
+        )
+    return file_root
+
+
+def _backend(parsed: StoreURL) -> Store:
+    target, extra = _BACKENDS[parsed.scheme]
+    module, _, name = target.partition(":")
+    try:
+        backend: type[Store] = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise StoreError(
+            f"{parsed.url}: {parsed.scheme} stores need the Python package {error.name!r}; "
+            f'run `pip install "gazette-sdk[{extra}]"`',
+            store=parsed.url,
+        ) from error
+    return backend(parsed)

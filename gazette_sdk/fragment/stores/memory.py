@@ -1,0 +1,62 @@
+"""A store within this process, on fsspec's file system in memory: for tests and notebooks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from fsspec.implementations.memory import MemoryFileSystem
+
+from gazette_sdk.fragment.stores.base import Store, StoredContent, StoredObject, read_exactly
+from gazette_sdk.protocol.urls import StoreURL
+
+__all__ = ["MemoryStore"]
+
+
+class MemoryStore(Store):
+    """A fragment store in the memory of this process, shared by all stores of one URL.
+
+    Args:
+        parsed: a ``memory`` URL; its host is like a bucket's name.
+    """
+
+    def __init__(self, parsed: StoreURL) -> None:
+        super().__init__(parsed)
+        self._fs = MemoryFileSystem()
+
+    def _sign_get(self, key: str, ttl_s: float) -> str:  # noqa: ARG002 - nothing expires here
+        return f"memory://{self._parsed.bucket}/{key}"
+
+    def _exists(self, key: str) -> bool:
+        return bool(self._fs.isfile(self._path(key)))
+
+    def _open(self, key: str) -> StoredContent:
+        data: bytes = self._fs.cat_file(self._path(key))
+        return StoredContent(io.BytesIO(data), len(data))
+
+    def _put(
+        self,
+        key: str,
+        content: BinaryIO,
+        length: int,
+        content_encoding: str,  # noqa: ARG002 - there is no place for it
+        overwrite: bool,  # noqa: FBT001
+    ) -> None:
+        data = read_exactly(content, length)
+        if overwrite or not self._exists(key):
+            self._fs.pipe_file(self._path(key), data)
+
+    def _list(self, prefix: str) -> Iterator[StoredObject]:
+        top = self._path(prefix).rstrip("/") + "/"
+        for path, found in self._fs.find(top, detail=True).items():
+            yield StoredObject(path.removeprefix(top), int(found["created"].timestamp()))
+
+    def _remove(self, key: str) -> None:
+        self._fs.rm_file(self._path(key))
+
+    def _is_refusal(self, error: BaseException) -> bool:
+        return isinstance(error, PermissionError)
+
+    def _path(self, key: str) -> str:
+        return f"/{self._parsed.bucket}/{key}"

@@ -1,0 +1,89 @@
+"""Messages of one journal on their way: stamped, encoded, batched, appended.
+
+The thread that publishes does all the work for its message, under the publisher's lock: so a
+later clock never stands before an earlier one in a journal. The event loop is woken once for
+a batch, not for a message: while one append is in flight, what is published meanwhile gathers
+in the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+from gazette_sdk.errors import ValidationError
+from gazette_sdk.framing import Framing
+from gazette_sdk.message.kinds import Kind, kind_of
+from gazette_sdk.message.receipt import Batch, Receipt
+from gazette_sdk.message.uuid import Stamp
+
+__all__ = ["BATCH_BYTES_MAX", "Outbox"]
+
+BATCH_BYTES_MAX = 4 << 20
+"""A batch which is larger takes no further messages: a failed attempt sends all of it again, and
+its first message waits for the last."""
+
+
+class Outbox:
+    """What is published to one journal and not appended yet.
+
+    All methods are called under the publisher's lock.
+
+    Args:
+        journal: name of the journal.
+        framing: its framing.
+
+    Attributes:
+        journal: name of the journal.
+        sender: the task that appends its batches, while there are some.
+        is_sending: whether the sender runs, or was asked for.
+    """
+
+    def __init__(self, journal: str, framing: Framing) -> None:
+        self.journal = journal
+        self.sender: asyncio.Task[None] | None = None
+        self.is_sending = False
+        self._framing = framing
+        self._encoders: dict[type, Kind[Any]] = {}
+        self._batches: deque[Batch] = deque()
+
+    def add(self, message: Any, stamp: Stamp) -> Receipt:
+        """Encode a message at the end of what waits.
+
+        Raises:
+            ValidationError: it cannot be encoded; nothing was added.
+            FramingError: likewise.
+        """
+        kind = self._encoders.get(type(message)) or self._encoder(type(message))
+        payload = kind.encode(message, stamp)
+        batch = self._batches[-1] if self._batches else None
+        if batch is None or len(batch.content) >= BATCH_BYTES_MAX:
+            fresh = Batch(self.journal)
+            self._framing.encode(payload, fresh.content)
+            self._batches.append(fresh)
+            return Receipt(fresh, 0, len(fresh.content))
+        content = batch.content
+        begin = len(content)
+        self._framing.encode(payload, content)
+        return Receipt(batch, begin, len(content))
+
+    def take(self) -> Batch | None:
+        """The oldest batch, which then takes no further messages; None if nothing waits."""
+        return self._batches.popleft() if self._batches else None
+
+    def drain(self) -> list[Batch]:
+        """Everything that waits: nothing of it will be sent."""
+        batches = list(self._batches)
+        self._batches.clear()
+        return batches
+
+    def _encoder(self, message_type: type[Any]) -> Kind[Any]:
+        try:
+            kind = kind_of(message_type, self._framing.form)
+        except ValidationError as error:
+            raise ValidationError(
+                error.reason, kind=error.kind, path=error.path, journal=self.journal
+            ) from error
+        self._encoders[message_type] = kind
+        return kind

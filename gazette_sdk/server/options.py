@@ -1,0 +1,372 @@
+"""Tables of options, and the layers their values come from (cli sections 1.1, 1.2 and 1.5).
+
+A group of options is a pydantic model whose fields are annotated with an :class:`Option`; the
+:class:`Group` adds the names' prefixes and the INI section. From that one table follow the command
+line, the INI file, the environment, the checks of values and ``print-config``::
+
+    class Etcd(Settings):
+        address: Annotated[str, Option("Address", "Etcd service address")] = "http://localhost:2379"
+
+    ETCD = Group("Etcd", Etcd, prefix="etcd.", env_prefix="ETCD_")
+    arguments = parse_arguments([ETCD], sys.argv[1:])
+    etcd = load(ETCD, Sources(arguments.values, find_ini("gazette.ini"), os.environ))
+
+The highest layer wins as a whole: command line, INI file, environment, default.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import ValidationError as PydanticValidationError
+
+from gazette_sdk.errors import ConfigurationError, ValidationError
+from gazette_sdk.protocol.durations import SECOND_NS, format_duration, parse_duration
+from gazette_sdk.server.ini import IniFile, ini_value
+
+__all__ = [
+    "Arguments",
+    "BoundOption",
+    "Group",
+    "Option",
+    "Seconds",
+    "Settings",
+    "Sources",
+    "load",
+    "parse_arguments",
+    "print_config",
+    "public_values",
+]
+
+
+class Settings(BaseModel):
+    """Base of a group's values: immutable, and nothing but what is declared."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+def _seconds(value: Any) -> Any:
+    """Seconds of a Go duration; numbers are seconds already."""
+    if isinstance(value, str):
+        try:
+            return parse_duration(value) / SECOND_NS
+        except ValidationError as error:
+            raise ValueError(str(error)) from error
+    return value
+
+
+_DURATION = BeforeValidator(_seconds)
+
+Seconds = Annotated[float, _DURATION]
+"""Type of a field that is a duration: seconds, written in Go's syntax (``1m30s``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a field of a group is called outside of the program, and what it means.
+
+    Attributes:
+        key: its name in an INI file.
+        description: one line of help.
+        long: its long option, behind the group's prefix; by default the field's name.
+        env: its environment variable, behind the group's prefix; by default the field's name.
+        short: one letter, or empty.
+        secret: whether its value is kept out of logs and ``print-config``.
+        in_ini: whether an INI file may hold it.
+    """
+
+    key: str
+    description: str
+    long: str = ""
+    env: str = ""
+    short: str = ""
+    secret: bool = False
+    in_ini: bool = True
+
+
+S = TypeVar("S", bound=Settings)
+
+Kind = Literal["text", "flag", "integer", "number", "duration", "choice", "list"]
+
+
+@dataclass(frozen=True, slots=True)
+class BoundOption:
+    """One option of one group, with its full names.
+
+    Attributes:
+        field: name of the model's field.
+        long: long option without its dashes, such as ``broker.zone``.
+        env: environment variable; empty for none.
+        kind: what its values are. A ``flag`` takes no value, a ``list`` may be repeated.
+        choices: the values of a ``choice``.
+        default: its default; ``None`` for a required one.
+        required: whether it must be given.
+        option: the rest.
+    """
+
+    field: str
+    long: str
+    env: str
+    kind: Kind
+    choices: tuple[str, ...]
+    default: Any
+    required: bool
+    option: Option
+
+
+@dataclass(frozen=True)
+class Group(Generic[S]):
+    """Options under one INI section.
+
+    Attributes:
+        title: the INI section, with the path of its command where it belongs to one
+            (``journals.list``).
+        model: type of the values.
+        prefix: what long options begin with, such as ``broker.``.
+        env_prefix: what environment variables begin with; ``None`` when there are none.
+    """
+
+    title: str
+    model: type[S]
+    prefix: str = ""
+    env_prefix: str | None = None
+
+    @functools.cached_property
+    def options(self) -> tuple[BoundOption, ...]:
+        """Its options, in the order of the model's fields."""
+        return tuple(self._options())
+
+    def _options(self) -> Iterable[BoundOption]:
+        for name, info in self.model.model_fields.items():
+            option = next((item for item in info.metadata if isinstance(item, Option)), None)
+            if option is None:
+                continue
+            kind, choices = _kind(info.annotation, info.metadata)
+            env = option.env or name.removesuffix("_s").upper()
+            yield BoundOption(
+                field=name,
+                long=self.prefix + (option.long or name.removesuffix("_s").replace("_", "-")),
+                env=self.env_prefix + env if self.env_prefix is not None else "",
+                kind=kind,
+                choices=choices,
+                default=None if info.is_required() else info.get_default(call_default_factory=True),
+                required=info.is_required(),
+                option=option,
+            )
+
+
+def _kind(annotation: Any, metadata: Sequence[Any]) -> tuple[Kind, tuple[str, ...]]:
+    if _DURATION in metadata:
+        return "duration", ()
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return "choice", get_args(annotation)
+    if origin in {list, tuple}:
+        return "list", ()
+    kinds: dict[Any, Kind] = {bool: "flag", int: "integer", float: "number", str: "text"}
+    return kinds[annotation], ()
+
+
+# ------------------------------------------------------------------ layers
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where values come from.
+
+    Attributes:
+        arguments: texts given on the command line, by long option.
+        ini: the INI file, if there is one.
+        environ: the environment.
+    """
+
+    arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    ini: IniFile | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+def load(group: Group[S], sources: Sources) -> S:
+    """A group's values.
+
+    Raises:
+        ConfigurationError: a value cannot be used, or a required one is missing; names where
+            it was given.
+    """
+    texts: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for bound in group.options:
+        found = _find(group, bound, sources)
+        if found is not None:
+            given, origins[bound.field] = found
+            texts[bound.field] = given if bound.kind == "list" else given[-1]
+            if bound.kind == "flag":
+                texts[bound.field] = given[-1] or "true"
+    try:
+        return group.model.model_validate(texts)
+    except PydanticValidationError as error:
+        raise ConfigurationError(_explain(group, error, origins)) from error
+
+
+def _find(
+    group: Group[Any], bound: BoundOption, sources: Sources
+) -> tuple[Sequence[str], str] | None:
+    """The texts of the highest layer that has the option, and where that is."""
+    if bound.long in sources.arguments:
+        return sources.arguments[bound.long], f"--{bound.long}"
+    if sources.ini is not None and bound.option.in_ini:
+        names = (bound.option.key, bound.long, bound.option.short)
+        values = sources.ini.values_of(group.title, [name for name in names if name])
+        if values:
+            return values, f"{sources.ini.path} [{group.title}] {bound.option.key}"
+    if bound.env and bound.env in sources.environ:
+        return [sources.environ[bound.env]], f"environment variable {bound.env}"
+    return None
+
+
+def _explain(group: Group[Any], error: PydanticValidationError, origins: Mapping[str, str]) -> str:
+    by_field = {bound.field: bound for bound in group.options}
+    problems: list[str] = []
+    for problem in error.errors(include_url=False):
+        bound = by_field.get(str(problem["loc"][0])) if problem["loc"] else None
+        reason = problem["msg"].removeprefix("Value error, ")
+        if bound is None:
+            problems.append(reason)
+        elif problem["type"] == "missing":
+            problems.append(f"the required option --{bound.long} was not given")
+        else:
+            where = origins.get(bound.field, f"--{bound.long}")
+            hint = f" (one of: {', '.join(bound.choices)})" if bound.choices else ""
+            problems.append(f"{where}: {reason}{hint}")
+    return "; ".join(problems)
+
+
+# ------------------------------------------------------------- command line
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """A command line, taken apart.
+
+    Attributes:
+        values: texts of options, by long option; a flag's text is ``true``.
+        positional: what is no option.
+        wants_help: whether ``-h`` or ``--help`` was given.
+    """
+
+    values: dict[str, list[str]]
+    positional: list[str]
+    wants_help: bool = False
+
+
+def parse_arguments(groups: Sequence[Group[Any]], arguments: Sequence[str]) -> Arguments:
+    """Take a command line apart: ``--name=value``, ``--name value``, ``-n value``, ``-nvalue``.
+
+    Flags take no value. ``--`` ends options.
+
+    Raises:
+        ConfigurationError: an option is unknown, or has no value, or has one and must not.
+    """
+    by_name = dict(_names(groups))
+    parsed = Arguments({}, [])
+    wants_help = False
+    rest = iter(arguments)
+    for argument in rest:
+        if argument == "--":
+            parsed.positional.extend(rest)
+        elif argument in {"-h", "--help"}:
+            wants_help = True
+        elif argument == "-" or not argument.startswith("-"):
+            parsed.positional.append(argument)
+        else:
+            name, value = _split(argument)
+            option = by_name.get(name)
+            if option is None:
+                raise ConfigurationError(f"unknown option {name}; --help lists those there are")
+            parsed.values.setdefault(option.long, []).append(_text(option, name, value, rest))
+    return Arguments(parsed.values, parsed.positional, wants_help)
+
+
+def _names(groups: Sequence[Group[Any]]) -> Iterator[tuple[str, BoundOption]]:
+    for group in groups:
+        for bound in group.options:
+            yield f"--{bound.long}", bound
+            if bound.option.short:
+                yield f"-{bound.option.short}", bound
+
+
+def _text(option: BoundOption, name: str, value: str | None, rest: Iterator[str]) -> str:
+    """An option's text: attached to it, or the argument behind it."""
+    if option.kind == "flag":
+        if value is not None:
+            raise ConfigurationError(f"{name} is a flag: it takes no value")
+        return "true"
+    if value is None:
+        value = next(rest, None)
+    if value is None:
+        raise ConfigurationError(f"{name} needs a value")
+    return value
+
+
+def _split(argument: str) -> tuple[str, str | None]:
+    if argument.startswith("--"):
+        name, equals, value = argument.partition("=")
+        return name, value if equals else None
+    attached = argument[2:].removeprefix("=")
+    return argument[:2], attached or None
+
+
+# -------------------------------------------------------------- print-config
+
+
+def print_config(
+    groups: Iterable[tuple[Group[Any], Settings]], *, show_secrets: bool = False
+) -> str:
+    """Effective values as an INI file; what equals its default is commented.
+
+    Args:
+        groups: groups with their values.
+        show_secrets: whether to write keys and tokens; otherwise a comment stands for them.
+    """
+    lines: list[str] = []
+    for group, values in groups:
+        lines.append(f"[{group.title}]")
+        for bound in group.options:
+            if not bound.option.in_ini:
+                continue
+            value = getattr(values, bound.field)
+            texts = [ini_value(text) for text in _texts(bound, value)]
+            comment = "; " if value == bound.default else ""
+            if bound.option.secret and value and not show_secrets:
+                texts, comment = ["(not shown)"], "; "
+            lines.append(f"; {bound.option.description}")
+            lines += [f"{comment}{bound.option.key} = {text}".rstrip() for text in texts]
+            if not texts:
+                lines.append(f"; {bound.option.key} =")
+            lines.append("")
+    return "\n".join([*lines, ""])
+
+
+def public_values(group: Group[Any], values: Settings) -> dict[str, Any]:
+    """Values by INI key, without secrets: what a log may hold."""
+    return {
+        bound.option.key: "…"
+        if bound.option.secret and getattr(values, bound.field)
+        else _texts(bound, getattr(values, bound.field))
+        if bound.kind == "list"
+        else getattr(values, bound.field)
+        for bound in group.options
+    }
+
+
+def _texts(bound: BoundOption, value: Any) -> list[str]:
+    if bound.kind == "list":
+        return [str(item) for item in value]
+    if bound.kind == "duration":
+        return [format_duration(round(value * SECOND_NS))]
+    if bound.kind == "flag":
+        return ["true" if value else "false"]
+    return ["" if value is None else str(value)]

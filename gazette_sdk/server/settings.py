@@ -1,0 +1,193 @@
+"""The option groups of server processes (cli sections 2 and 3.1)."""
+
+from __future__ import annotations
+
+import random
+import socket
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from gazette_sdk.server.options import Group, Option, Seconds, Settings
+
+__all__ = [
+    "BROKER",
+    "DEBUG",
+    "ETCD",
+    "LOGGING",
+    "BrokerSettings",
+    "DebugSettings",
+    "EtcdSettings",
+    "LoggingSettings",
+    "ProcessSettings",
+    "pet_name",
+]
+
+
+class LoggingSettings(Settings):
+    """What is logged, and how."""
+
+    level: Annotated[
+        Literal["trace", "debug", "info", "warn", "error", "fatal"],
+        Option("Level", "Least level of records to log"),
+    ] = "warn"
+    format: Annotated[
+        Literal["text", "json", "color"], Option("Format", "Format of log records")
+    ] = "text"
+
+
+class DebugSettings(Settings):
+    """Where the diagnostics are served."""
+
+    port: Annotated[
+        str, Option("Port", "Port of the diagnostics, over plain HTTP; empty for none of its own")
+    ] = ""
+    private: Annotated[bool, Option("Private", "Keep the diagnostics off the service port")] = False
+
+
+class EtcdSettings(Settings):
+    """The Etcd of a cluster."""
+
+    address: Annotated[str, Option("Address", "Address of Etcd")] = "http://localhost:2379"
+    cert_file: Annotated[
+        str, Option("CertFile", "Client certificate toward Etcd, PEM (with https)")
+    ] = ""
+    cert_key_file: Annotated[str, Option("CertKeyFile", "Its key, PEM")] = ""
+    trusted_ca_file: Annotated[
+        str, Option("TrustedCAFile", "Authorities that sign Etcd's certificate, PEM")
+    ] = ""
+    lease_s: Annotated[
+        Seconds,
+        Option("LeaseTTL", "Lifetime of this process's lease in Etcd", env="LEASE_TTL"),
+        Field(ge=1),
+    ] = 20.0
+    prefix: Annotated[str, Option("Prefix", "Prefix of the cluster's keys in Etcd")] = (
+        "/gazette/cluster"
+    )
+
+
+class ProcessSettings(Settings):
+    """A server process: how it is reached and known."""
+
+    zone: Annotated[str, Option("Zone", "Availability zone of this process")] = "local"
+    id: Annotated[
+        str, Option("ID", "Unique id of this process within its zone; empty for a random name")
+    ] = ""
+    host: Annotated[
+        str, Option("Host", "Host name to advertise; empty for that of this machine")
+    ] = ""
+    port: Annotated[
+        str, Option("Port", "Port to serve on, or unix:///path; empty for a random free port")
+    ] = ""
+    server_cert_file: Annotated[
+        str, Option("ServerCertFile", "Server certificate, PEM; turns TLS on")
+    ] = ""
+    server_cert_key_file: Annotated[str, Option("ServerCertKeyFile", "Its key, PEM")] = ""
+    server_ca_file: Annotated[
+        str, Option("ServerCAFile", "Authorities that client certificates must be signed by, PEM")
+    ] = ""
+    peer_cert_file: Annotated[
+        str, Option("PeerCertFile", "Client certificate toward peers, PEM")
+    ] = ""
+    peer_cert_key_file: Annotated[str, Option("PeerCertKeyFile", "Its key, PEM")] = ""
+    peer_ca_file: Annotated[
+        str, Option("PeerCAFile", "Authorities that sign certificates of peers, PEM")
+    ] = ""
+    max_grpc_recv_size: Annotated[
+        int, Option("MaxGRPCRecvSize", "Greatest gRPC message accepted, in bytes"), Field(ge=1)
+    ] = 4194304
+    allow_origin: Annotated[
+        tuple[str, ...],
+        Option("AllowOrigin", "Origin that may call /v1/ from browsers; repeatable"),
+    ] = ()
+
+    @property
+    def advertise_host(self) -> str:
+        """The host name to advertise."""
+        return self.host or socket.gethostname()
+
+
+class BrokerSettings(ProcessSettings):
+    """A broker."""
+
+    limit: Annotated[
+        int,
+        Option("Limit", "Greatest number of journal replicas this broker takes"),
+        Field(ge=0, le=131072),
+    ] = 1024
+    file_root: Annotated[
+        str, Option("FileRoot", "Directory behind file:// fragment stores; must exist")
+    ] = ""
+    file_only: Annotated[
+        bool, Option("FileOnly", "Serve fragment stores of every scheme from the file root")
+    ] = False
+    max_append_rate: Annotated[
+        int,
+        Option("MaxAppendRate", "Greatest append rate of a journal, bytes/s; 0: no limit"),
+        Field(ge=0),
+    ] = 0
+    max_replication: Annotated[
+        int, Option("MaxReplication", "Greatest replication of any journal"), Field(ge=1)
+    ] = 9
+    min_append_rate: Annotated[
+        int,
+        Option("MinAppendRate", "Slower append streams are aborted, bytes/s; 0: never"),
+        Field(ge=0),
+    ] = 65536
+    watch_delay_s: Annotated[
+        Seconds, Option("WatchDelay", "How long changes in Etcd are gathered"), Field(ge=0)
+    ] = 0.03
+    auth_keys: Annotated[
+        str,
+        Option(
+            "AuthKeys",
+            "Base64 keys, separated by spaces or commas: the first signs, all verify; the extra "
+            "key AA== admits requests without a token",
+            secret=True,
+        ),
+        Field(repr=False),
+    ] = ""
+    auto_suspend: Annotated[
+        bool, Option("AutoSuspend", "Suspend journals whose fragments are all persisted")
+    ] = False
+    durability: Annotated[
+        Literal["replicated", "persisted"],
+        Option(
+            "Durability",
+            "When an append is acknowledged: once every replica has it, or has it on disk",
+        ),
+    ] = "replicated"
+
+    @model_validator(mode="after")
+    def _file_only_has_a_root(self) -> Self:
+        if self.file_only and not self.file_root:
+            raise ValueError(
+                "a file root must be defined when using --broker.file-only: set --broker.file-root"
+            )
+        return self
+
+
+BROKER = Group("Broker", BrokerSettings, prefix="broker.", env_prefix="BROKER_")
+ETCD = Group("Etcd", EtcdSettings, prefix="etcd.", env_prefix="ETCD_")
+LOGGING = Group("Logging", LoggingSettings, prefix="log.", env_prefix="LOG_")
+DEBUG = Group("Debug", DebugSettings, prefix="debug.", env_prefix="DEBUG_")
+
+
+_ADJECTIVES = """
+able amber bold brave brief bright calm clear clever coral crisp deep eager early fair fast fine
+firm fond free fresh gentle glad gold grand great green happy keen kind large late lively loyal
+lucky mellow merry mild neat noble open plain polite prime proper proud pure quick quiet rapid
+ready rich robust sharp silent smart solid steady sunny swift tidy true vivid warm wise
+"""
+_ANIMALS = """
+badger bear beaver bee bison bobcat buck camel cat cobra condor cougar crab crane cricket crow deer
+dolphin dove duck eagle eel elk falcon ferret finch fox frog gazelle gecko goose hawk hen heron
+horse ibex jackal jay kite koala lark lemur lion lynx marten mole moose newt otter owl panda perch
+pigeon pony quail rabbit raven robin seal shrew snail swan tiger trout turtle wolf
+"""
+
+
+def pet_name() -> str:
+    """A random two-word name, for a process that was given none."""
+    chance = random.SystemRandom()
+    return f"{chance.choice(_ADJECTIVES.split())}-{chance.choice(_ANIMALS.split())}"

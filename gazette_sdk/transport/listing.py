@@ -1,0 +1,321 @@
+"""Which journals there are: listings, watches, changes, fragments, the health of stores.
+
+Client section 8. Responses come with status OK from here; other statuses are raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+from gazette_sdk.errors import CallError, GazetteError, JournalNotFoundError, for_status
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.names import strip_meta
+from gazette_sdk.protocol.selectors import journal_selector, parse_selector
+from gazette_sdk.transport.backoff import Pause, pause
+from gazette_sdk.transport.base import ANYWHERE, Target, Transport
+
+__all__ = [
+    "WatchedList",
+    "apply_in_batches",
+    "apply_journals",
+    "get_journal",
+    "list_all_fragments",
+    "list_journals",
+    "store_health",
+]
+
+logger = logging.getLogger(__name__)
+
+
+async def list_journals(
+    transport: Transport, selector: pb.LabelSelector | str = ""
+) -> pb.ListResponse:
+    """All journals that match a selector, as of one moment.
+
+    Args:
+        transport: how to reach them.
+        selector: the selector, or its text (``topic=orders``); empty for every journal.
+
+    Raises:
+        StatusError: the broker answered another status than OK.
+        CallError: the call failed.
+    """
+    if isinstance(selector, str):
+        selector = parse_selector(selector)
+    request = pb.ListRequest(selector=selector)
+    async with _closing(transport.list(request)) as responses:
+        listing = await _read_snapshot(responses, is_watch=False)
+    if listing is None:
+        raise CallError("a listing ended without a message", code="INTERNAL")
+    return listing
+
+
+async def get_journal(transport: Transport, name: str) -> pb.ListResponse.Journal:
+    """One journal by its name; metadata in the name is left out.
+
+    Raises:
+        JournalNotFoundError: there is no such journal.
+        CallError: the call failed.
+    """
+    listing = await list_journals(transport, journal_selector(name))
+    if not listing.journals:
+        raise JournalNotFoundError("named journal does not exist", journal=strip_meta(name))
+    return listing.journals[0]
+
+
+async def apply_journals(transport: Transport, request: pb.ApplyRequest) -> pb.ApplyResponse:
+    """Create, change and delete journals in one transaction.
+
+    Raises:
+        EtcdTransactionFailedError: a journal was changed by somebody else; nothing was applied.
+        ValidationError: a specification is malformed.
+        CallError: the call failed.
+    """
+    response = await transport.apply(request)
+    if response.status != pb.OK:
+        raise for_status(response.status)
+    return response
+
+
+async def apply_in_batches(
+    transport: Transport, request: pb.ApplyRequest, size: int
+) -> pb.ApplyResponse:
+    """Apply many changes in transactions of ``size`` changes each, stopping at the first failure.
+
+    Batches before a failed one stay applied.
+
+    Args:
+        transport: how to reach the cluster.
+        request: the changes.
+        size: changes per transaction; 0 for all in one (Etcd's own limit is 128 by default).
+
+    Returns:
+        The response of the last batch.
+    """
+    count = len(request.changes)
+    size = size or max(count, 1)
+    response = pb.ApplyResponse()
+    for begin in range(0, max(count, 1), size):
+        batch = pb.ApplyRequest(changes=request.changes[begin : begin + size])
+        response = await apply_journals(transport, batch)
+    return response
+
+
+async def list_all_fragments(
+    transport: Transport, request: pb.FragmentsRequest, target: Target = ANYWHERE
+) -> pb.FragmentsResponse:
+    """Fragments of a journal, of all pages.
+
+    Returns:
+        The first page's response, with the fragments of all of them and no further token.
+
+    Raises:
+        StatusError: the broker answered another status than OK.
+        CallError: the call failed.
+    """
+    page = pb.FragmentsRequest()
+    page.CopyFrom(request)
+    first: pb.FragmentsResponse | None = None
+    while True:
+        response = await transport.list_fragments(page, target)
+        if response.status != pb.OK:
+            raise for_status(response.status, journal=request.journal)
+        token = response.next_page_token
+        if first is None:
+            first = response
+            first.next_page_token = 0
+        else:
+            first.fragments.extend(response.fragments)
+        if token == 0:
+            return first
+        page.next_page_token = token
+
+
+async def store_health(
+    transport: Transport, store: str, delete_prefix: str | None = None
+) -> pb.FragmentStoreHealthResponse:
+    """The health of a fragment store as brokers see it.
+
+    Args:
+        transport: how to reach the cluster.
+        store: the store's URL.
+        delete_prefix: check, too, that objects below this prefix (which may be empty) can be
+            deleted; ``None`` checks no deletion.
+
+    Returns:
+        A response of status OK or FRAGMENT_STORE_UNHEALTHY.
+
+    Raises:
+        StatusError: any other status.
+        CallError: the call failed.
+    """
+    response = await transport.fragment_store_health(
+        pb.FragmentStoreHealthRequest(
+            fragment_store=store,
+            check_delete=delete_prefix is not None,
+            check_delete_prefix=delete_prefix or "",
+        )
+    )
+    if response.status not in (pb.OK, pb.FRAGMENT_STORE_UNHEALTHY):
+        raise for_status(response.status)
+    return response
+
+
+class WatchedList:
+    """The journals that match a selector, kept up to date.
+
+    Owns a task, which never gives up until it is closed::
+
+        async with WatchedList(transport, "topic=orders") as watched:
+            while True:
+                use(watched.snapshot)
+                await watched.changed()
+
+    Routes within a snapshot can be old: brokers push when specifications change, and only then.
+
+    Args:
+        transport: how to reach the cluster.
+        selector: the selector, or its text.
+        pause: waits between attempts.
+
+    Attributes:
+        snapshot: the current listing; ``None`` before the first one.
+        error: why the last attempt failed, until the next snapshot.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        selector: pb.LabelSelector | str = "",
+        *,
+        pause: Pause = pause,
+    ) -> None:
+        self.snapshot: pb.ListResponse | None = None
+        self.error: GazetteError | None = None
+        self._transport = transport
+        self._request = pb.ListRequest(
+            selector=parse_selector(selector) if isinstance(selector, str) else selector,
+            watch=True,
+        )
+        self._pause = pause
+        self._signal = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> WatchedList:
+        self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def start(self) -> None:
+        """Begin to watch. Twice is once."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._watch(), name="watched list of journals")
+
+    async def changed(self) -> None:
+        """Wait for a snapshot or a failure that came since the last such wait.
+
+        Raises:
+            GazetteError: the watch was interrupted; it goes on by itself, and the snapshot
+                stays readable.
+        """
+        await self._signal.wait()
+        self._signal.clear()
+        if self.error is not None:
+            raise self.error
+
+    async def first_snapshot(self) -> pb.ListResponse:
+        """The current snapshot; waits for the first one.
+
+        Raises:
+            GazetteError: the first attempt failed; the watch goes on by itself.
+        """
+        while self.snapshot is None:
+            await self.changed()
+        return self.snapshot
+
+    async def aclose(self) -> None:
+        """Stop watching. The last snapshot stays readable."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _watch(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                async for snapshot in self._snapshots():
+                    self.snapshot, self.error = snapshot, None
+                    self._request.watch_resume.CopyFrom(snapshot.header)
+                    attempt = 0
+                    self._signal.set()
+            except GazetteError as error:
+                self.error = error
+                self._signal.set()
+                if attempt > 0:
+                    logger.warning("watch of journals is begun again: %s", error)
+                await self._pause(attempt)
+                attempt += 1
+            else:
+                attempt = 0
+                await self._pause(attempt)
+
+    async def _snapshots(self) -> AsyncIterator[pb.ListResponse]:
+        """Snapshots of one call, until the server ends it."""
+        resumed = 0
+        if self._request.HasField("watch_resume"):
+            resumed = self._request.watch_resume.etcd.revision
+        async with _closing(self._transport.list(self._request)) as responses:
+            while (snapshot := await _read_snapshot(responses, is_watch=True)) is not None:
+                revision = snapshot.header.etcd.revision
+                if revision <= resumed:
+                    raise CallError(
+                        f"a watch resumed at revision {resumed} got a snapshot of revision "
+                        f"{revision}",
+                        code="INTERNAL",
+                    )
+                resumed = revision
+                yield snapshot
+
+
+@asynccontextmanager
+async def _closing(
+    responses: AsyncIterator[pb.ListResponse],
+) -> AsyncIterator[AsyncIterator[pb.ListResponse]]:
+    """End the call behind ``responses`` when they are not wanted any more."""
+    try:
+        yield responses
+    finally:
+        if isinstance(responses, AsyncGenerator):
+            await responses.aclose()
+
+
+async def _read_snapshot(
+    responses: AsyncIterator[pb.ListResponse], *, is_watch: bool
+) -> pb.ListResponse | None:
+    """The next snapshot: its first message, with the journals of those that follow.
+
+    A snapshot ends with the stream or, where it is watched, with a message without journals.
+
+    Returns:
+        The snapshot; ``None`` when the stream had ended before.
+    """
+    snapshot = await anext(responses, None)
+    if snapshot is None:
+        return None
+    if snapshot.status != pb.OK:
+        raise for_status(snapshot.status)
+    async for response in responses:
+        if response.journals:
+            snapshot.journals.extend(response.journals)
+        elif is_watch:
+            return snapshot
+        else:
+            raise CallError("a message of a listing has no journals", code="INTERNAL")
+    if is_watch:
+        raise CallError("a watch ended in the middle of a snapshot", code="INTERNAL")
+    return snapshot
