@@ -20,6 +20,7 @@
     ├── FramingError                 bytes of a journal are not the messages they should be
     │   └── DecodeError, DesyncError, TornFrameError
     ├── MappingError                 a message maps to no journal
+    ├── BackPressureError            more waits to be sent than may wait
     └── ClosedError                  used after it was closed
 
 Each error carries what it is about (``journal``, ``offset``, ``status``; ``None`` where that
@@ -32,6 +33,7 @@ from typing import ClassVar
 
 __all__ = [
     "STATUS_NAMES",
+    "BackPressureError",
     "CallCancelledError",
     "CallError",
     "ClosedError",
@@ -423,6 +425,10 @@ class TornFrameError(FramingError):
 
 class MappingError(GazetteError):
     """A message maps to no journal."""
+
+
+class BackPressureError(GazetteError):
+    """More waits to be sent than may wait. Wait until some of it is sent, then go on."""
 
 
 class ClosedError(GazetteError):

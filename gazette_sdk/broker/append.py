@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from gazette_sdk.broker.append_machine import (
     SYNC_ROUNDS_MAX,
@@ -27,7 +28,14 @@ from gazette_sdk.broker.append_machine import (
 )
 from gazette_sdk.broker.assignments import write_route, write_suspend
 from gazette_sdk.broker.content import Content, Pace
-from gazette_sdk.broker.pipeline import Answer, OpenStream, PeerStream, Pipeline, judge_acks, judge_sync
+from gazette_sdk.broker.pipeline import (
+    Answer,
+    OpenStream,
+    PeerStream,
+    Pipeline,
+    judge_acks,
+    judge_sync,
+)
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.resolver import Resolution, Resolver
 from gazette_sdk.broker.slot import InvalidatedError
@@ -112,7 +120,7 @@ class _Append:
         self._roll_to = 0
         self._sync_rounds = 0
         self._suspend = pb.JournalSpec.Suspend()
-        self._status: int = pb.OK
+        self._status: pb.Status = pb.OK
         self._store_error = ""
         self._cause: BaseException | None = None
 
@@ -149,7 +157,7 @@ class _Append:
     async def _act(self, state: State) -> Input:
         """Perform the action of a state. What goes wrong is an input like any other."""
         try:
-            return await _ACTIONS[state](self)
+            return await self._ACTIONS[state](self)
         except InvalidatedError:
             return Input.INVALIDATED
         except asyncio.CancelledError as cancelled:
@@ -297,9 +305,7 @@ class _Append:
         return given
 
     async def _update_suspend(self) -> Input:
-        self._read_through = await write_suspend(
-            self._shared.etcd, self._resolution, self._suspend
-        )
+        self._read_through = await write_suspend(self._shared.etcd, self._resolution, self._suspend)
         return Input.WRITTEN
 
     # -------------------------------------------------------- preconditions
@@ -352,12 +358,8 @@ class _Append:
             may_have_content=may_write(resolution.spec) and may_carry_content(request.suspend)
         )
         flow = replica.flow
-        flow.reset(
-            resolution.spec.max_append_rate, int(asyncio.get_running_loop().time() * 1000)
-        )
-        await content.receive(
-            self._items, pipeline, Pace(flow, resolution.invalidated), self._roll
-        )
+        flow.reset(resolution.spec.max_append_rate, int(asyncio.get_running_loop().time() * 1000))
+        await content.receive(self._items, pipeline, Pace(flow, resolution.invalidated), self._roll)
         self._total_chunks, self._delayed_chunks = flow.total_chunks, flow.delayed_chunks
 
         self._cause = content.error
@@ -454,20 +456,19 @@ class _Append:
         assert self._pipeline is not None, "the machine is in a state which has a pipeline"
         return self._pipeline
 
-
-_ACTIONS: dict[State, Callable[[_Append], Awaitable[Input]]] = {
-    State.RESOLVE: _Append._resolve,
-    State.ACQUIRE_PIPELINE: _Append._acquire_pipeline,
-    State.START_PIPELINE: _Append._start_pipeline,
-    State.SEND_SYNC: _Append._send_sync,
-    State.RECV_SYNC: _Append._recv_sync,
-    State.UPDATE_ASSIGNMENTS: _Append._update_assignments,
-    State.AWAIT_REPLICAS: _Append._await_replicas,
-    State.VALIDATE_PRECONDITIONS: _Append._validate_preconditions,
-    State.UPDATE_SUSPEND: _Append._update_suspend,
-    State.STREAM_CONTENT: _Append._stream_content,
-    State.READ_ACKS: _Append._read_acks,
-}
+    _ACTIONS: ClassVar[Mapping[State, Callable[[_Append], Awaitable[Input]]]] = {
+        State.RESOLVE: _resolve,
+        State.ACQUIRE_PIPELINE: _acquire_pipeline,
+        State.START_PIPELINE: _start_pipeline,
+        State.SEND_SYNC: _send_sync,
+        State.RECV_SYNC: _recv_sync,
+        State.UPDATE_ASSIGNMENTS: _update_assignments,
+        State.AWAIT_REPLICAS: _await_replicas,
+        State.VALIDATE_PRECONDITIONS: _validate_preconditions,
+        State.UPDATE_SUSPEND: _update_suspend,
+        State.STREAM_CONTENT: _stream_content,
+        State.READ_ACKS: _read_acks,
+    }
 
 
 async def _tear_down(replica: Replica, pipeline: Pipeline) -> None:

@@ -153,27 +153,22 @@ APPEND: Mapping[tuple[State, Input], Step] = {
     (State.RESOLVE, Input.REFUSED): Step(_RELEASE, State.ERROR),
     (State.RESOLVE, Input.FAILED): Step(_RELEASE, State.ERROR),
     (State.RESOLVE, Input.CANCELLED): Step(_RELEASE, State.ERROR),
-    #
     (State.ACQUIRE_PIPELINE, Input.ACQUIRED): Step(_NOTHING, State.START_PIPELINE),
     (State.ACQUIRE_PIPELINE, Input.INVALIDATED): Step(_NOTHING, State.RESOLVE),
     (State.ACQUIRE_PIPELINE, Input.CANCELLED): Step(_NOTHING, State.ERROR),
-    #
     (State.START_PIPELINE, Input.REUSED): Step(_NOTHING, State.UPDATE_ASSIGNMENTS),
     (State.START_PIPELINE, Input.STARTED): Step(_NOTHING, State.SEND_SYNC),
     (State.START_PIPELINE, Input.INVALIDATED): Step(_NOTHING, State.RESOLVE),
     (State.START_PIPELINE, Input.FAILED): Step(_DISCARD, State.ERROR),
     (State.START_PIPELINE, Input.CANCELLED): Step(_DISCARD, State.ERROR),
-    #
     (State.SEND_SYNC, Input.SENT): Step(_NOTHING, State.RECV_SYNC),
     (State.SEND_SYNC, Input.FAILED): Step(_DISCARD, State.ERROR),
     (State.SEND_SYNC, Input.CANCELLED): Step(_DISCARD, State.ERROR),
-    #
     (State.RECV_SYNC, Input.AGREED): Step(_NOTHING, State.UPDATE_ASSIGNMENTS),
     (State.RECV_SYNC, Input.ROLL): Step(_NOTHING, State.SEND_SYNC),
     (State.RECV_SYNC, Input.LATER): Step(_TEAR_DOWN, State.RESOLVE),
     (State.RECV_SYNC, Input.FAILED): Step(_DISCARD, State.ERROR),
     (State.RECV_SYNC, Input.CANCELLED): Step(_DISCARD, State.ERROR),
-    #
     (State.UPDATE_ASSIGNMENTS, Input.AGREED): Step(_NOTHING, State.AWAIT_REPLICAS),
     (State.UPDATE_ASSIGNMENTS, Input.WRITTEN): Step(_NOTHING, State.RESOLVE),
     (State.UPDATE_ASSIGNMENTS, Input.FAILED): Step(_RELEASE, State.ERROR),
@@ -184,7 +179,6 @@ APPEND: Mapping[tuple[State, Input], Step] = {
     (State.AWAIT_REPLICAS, Input.TOO_FEW): Step(_RELEASE, State.ERROR),
     (State.AWAIT_REPLICAS, Input.REMOTE): Step(_NOTHING, State.PROXY),
     (State.AWAIT_REPLICAS, Input.LOCAL): Step(_NOTHING, State.VALIDATE_PRECONDITIONS),
-    #
     (State.VALIDATE_PRECONDITIONS, Input.AGREED): Step(_NOTHING, State.STREAM_CONTENT),
     (State.VALIDATE_PRECONDITIONS, Input.ROLL): Step(_NOTHING, State.SEND_SYNC),
     (State.VALIDATE_PRECONDITIONS, Input.SUSPENSION): Step(_NOTHING, State.UPDATE_SUSPEND),
@@ -200,7 +194,6 @@ APPEND: Mapping[tuple[State, Input], Step] = {
     (State.STREAM_CONTENT, Input.STREAMED): Step(_RELEASE, State.READ_ACKS),
     (State.STREAM_CONTENT, Input.FAILED): Step(_DISCARD, State.ERROR),
     (State.STREAM_CONTENT, Input.CANCELLED): Step(_DISCARD, State.ERROR),
-    #
     (State.READ_ACKS, Input.AGREED): Step(_NOTHING, State.FINISHED),
     (State.READ_ACKS, Input.REFUSED): Step(_NOTHING, State.ERROR),
     (State.READ_ACKS, Input.FAILED): Step(_NOTHING, State.ERROR),
@@ -224,9 +217,7 @@ def step(state: State, given: Input) -> Step:
 # ----------------------------------------------------------------- judgements
 
 
-def judge_resolution(
-    status: int, suspend: int, *, is_local: bool, holds_pipeline: bool
-) -> Input:
+def judge_resolution(status: int, suspend: int, *, is_local: bool, holds_pipeline: bool) -> Input:
     """What a resolution means.
 
     Args:
@@ -293,12 +284,12 @@ class Verdict:
     """
 
     input: Input
-    status: int = pb.OK
+    status: pb.Status = pb.OK
     roll_to: int = 0
     suspend: pb.JournalSpec.Suspend | None = None
 
 
-def judge_preconditions(facts: Facts) -> Verdict:
+def judge_preconditions(facts: Facts) -> Verdict:  # noqa: PLR0911 - one per precondition
     """Preconditions 2 to 9 of broker section 5.1, in their order.
 
     The first, a refreshed index and a healthy store, is a wait and stands in the shell.
@@ -458,9 +449,7 @@ CONTENT: Mapping[tuple[ContentState, ContentInput], ContentStep] = {
     (ContentState.OPEN, ContentInput.BROKEN): ContentStep(
         ContentEffect.ROLL_BACK, ContentState.DONE, "the client's stream failed"
     ),
-    (ContentState.OPEN, ContentInput.FORBIDDEN): ContentStep(
-        ContentEffect.DENY, ContentState.DONE
-    ),
+    (ContentState.OPEN, ContentInput.FORBIDDEN): ContentStep(ContentEffect.DENY, ContentState.DONE),
     (ContentState.INTENT, ContentInput.CHUNK): ContentStep(
         ContentEffect.ROLL_BACK, ContentState.DONE, _MORE
     ),

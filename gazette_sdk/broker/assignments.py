@@ -36,9 +36,7 @@ async def write_route(etcd: Etcd, resolution: Resolution) -> int | None:
     return result.revision if result.succeeded else resolution.revision + 1
 
 
-async def write_suspend(
-    etcd: Etcd, resolution: Resolution, suspend: pb.JournalSpec.Suspend
-) -> int:
+async def write_suspend(etcd: Etcd, resolution: Resolution, suspend: pb.JournalSpec.Suspend) -> int:
     """Write a journal's suspension into its spec.
 
     Args:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import os
 import tempfile
 import threading
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import BinaryIO, Protocol, cast
 from gazette_sdk.errors import CorruptFragmentError
 from gazette_sdk.fragment.codecs import Compressor, compressor
 
-__all__ = ["COMPRESSION_BATCH_BYTES", "Compression"]
+__all__ = ["COMPRESSION_BATCH_BYTES", "Compression", "Content", "UnnamedFile"]
 
 COMPRESSION_BATCH_BYTES = 1 << 20
 """Committed bytes which make it worth to compress them: a batch, and a member of gzip content."""
@@ -28,34 +29,73 @@ _STEP_BYTES = 256 << 10
 _log = logging.getLogger(__name__)
 
 
-class _Content(Protocol):
-    path: Path
+class UnnamedFile:
+    """A file which no directory names, open as long as anybody holds this object.
 
-    def read_at(self, position: int, length: int) -> bytes: ...
+    Args:
+        directory: on whose disk it stands; ``None`` for the system's place of temporary files.
+
+    Attributes:
+        fd: its descriptor.
+        length_bytes: what was written to it.
+    """
+
+    __slots__ = ("fd", "length_bytes")
+
+    def __init__(self, directory: Path | None) -> None:
+        self.fd = -1
+        self.fd, name = tempfile.mkstemp(dir=directory)
+        os.unlink(name)  # noqa: PTH108 - mkstemp gives a string
+        self.length_bytes = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        """Write all of ``data`` behind what is there."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self.fd, view) :]
+        self.length_bytes += len(data)
+        return len(data)
+
+    def __del__(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
+class Content(Protocol):
+    """What a compression needs of a content file."""
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+
+    def read_at(self, position: int, length: int) -> bytes:
+        """Bytes from ``position`` on."""
 
 
 class Compression:
     """The compressed form of one content file. Methods block, and may be called in any thread.
 
     Args:
-        content: the file to compress.
         codec: a compression codec other than NONE.
 
     The compressed bytes stand in a file without a name: a crash leaves nothing of it behind.
     """
 
-    def __init__(self, content: _Content, codec: int) -> None:
-        self._content = content
+    def __init__(self, codec: int) -> None:
         self._codec = codec
         self._lock = threading.Lock()
-        self._file: BinaryIO | None = None
+        self._file: UnnamedFile | None = None
         self._compressor: Compressor | None = None
         self._sum = hashlib.sha1(usedforsecurity=False)
         self._position = 0
         self._finished = False
 
-    def through(self, end: int) -> None:
-        """Compress up to ``end``, a committed position in the file, and end a batch there.
+    def through(self, content: Content, end: int) -> None:
+        """Compress up to a position, and end a batch there.
+
+        Args:
+            content: the content file, always the same one.
+            end: a committed position in it.
 
         Raises:
             OSError: the content cannot be read, or the result not be written. Whatever comes next
@@ -63,17 +103,18 @@ class Compression:
         """
         with self._lock:
             if not self._finished:
-                self._through(end)
+                self._through(content, end)
 
-    def finish(self, length_bytes: int, digest: bytes) -> tuple[BinaryIO, int]:
+    def finish(self, content: Content, length_bytes: int, digest: bytes) -> UnnamedFile:
         """Compress all of the content, and verify it.
 
         Args:
+            content: the content file, always the same one.
             length_bytes: of the content.
             digest: SHA-1 which the content must have.
 
         Returns:
-            the file of compressed bytes, which stays this object's, and its length.
+            the file of compressed bytes, complete.
 
         Raises:
             OSError: see :meth:`through`.
@@ -81,25 +122,28 @@ class Compression:
         """
         with self._lock:
             if not self._finished:
-                self._through(length_bytes)
+                self._through(content, length_bytes)
                 assert self._compressor is not None
                 if self._sum.digest() != digest:
                     found = self._sum.hexdigest()
                     self._restart()
                     raise CorruptFragmentError(
-                        f"{self._content.path} has changed since it was committed: its SHA-1 is "
+                        f"{content.path} has changed since it was committed: its SHA-1 is "
                         f"{found}, and was {digest.hex()}; it is not uploaded. Check the disk, "
                         "and restart this broker, which then recovers the part that is good"
                     )
-                self._compressor.close()
+                try:
+                    self._compressor.close()
+                except OSError:
+                    self._restart()
+                    raise
                 self._finished = True
             assert self._file is not None
-            self._file.flush()
-            return self._file, self._file.seek(0, 2)
+            return self._file
 
-    def _through(self, end: int) -> None:
+    def _through(self, content: Content, end: int) -> None:
         try:
-            self._compress(end)
+            self._compress(content, end, beside=True)
         except OSError as error:
             self._restart()
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -107,32 +151,29 @@ class Compression:
             # Spools go when they are uploaded, and that needs them compressed: a full disk must
             # not keep itself full.
             _log.warning(
-                "no room to compress %s beside it; using %s", self._content.path,
+                "no room to compress %s beside it; using %s", content.path,
                 tempfile.gettempdir(),
             )  # fmt: skip
             try:
-                self._compress(end, directory=None)
+                self._compress(content, end, beside=False)
             except OSError:
                 self._restart()
                 raise
 
-    def _compress(self, end: int, directory: Path | str | None = "") -> None:
+    def _compress(self, content: Content, end: int, *, beside: bool) -> None:
         if self._compressor is None:
-            beside = self._content.path.parent if directory == "" else directory
-            self._file = cast("BinaryIO", tempfile.TemporaryFile(dir=beside))  # noqa: SIM115
-            self._compressor = compressor(self._codec, self._file)
+            self._file = UnnamedFile(content.path.parent if beside else None)
+            self._compressor = compressor(self._codec, cast("BinaryIO", self._file))
         while self._position < end:
-            data = self._content.read_at(self._position, min(_STEP_BYTES, end - self._position))
+            data = content.read_at(self._position, min(_STEP_BYTES, end - self._position))
             if not data:
-                raise OSError(errno.EIO, f"{self._content.path} ends before its committed content")
+                raise OSError(errno.EIO, f"{content.path} ends before its committed content")
             self._sum.update(data)
             self._compressor.write(data)
             self._position += len(data)
         self._compressor.end_batch()
 
     def _restart(self) -> None:
-        if self._file is not None:
-            self._file.close()
         self._file = self._compressor = None
         self._sum = hashlib.sha1(usedforsecurity=False)
         self._position = 0

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
+
 from gazette_sdk.broker.append_machine import (
     ContentEffect,
     ContentInput,

@@ -189,13 +189,13 @@ class ContentFile:
         if self.codec == pb.NONE:
             self.verify(length_bytes, digest)
             return FileView(self, self.fd, length_bytes).as_binary(), length_bytes
-        file, length = self._made_compression().finish(length_bytes, digest)
-        return FileView(file, file.fileno(), length).as_binary(), length
+        file = self._made_compression().finish(self, length_bytes, digest)
+        return FileView(file, file.fd, file.length_bytes).as_binary(), file.length_bytes
 
     def _made_compression(self) -> Compression:
         with self._lock:
             if self._compression is None:
-                self._compression = Compression(self, self.codec)
+                self._compression = Compression(self.codec)
             return self._compression
 
     def _compress_batches(self) -> None:
@@ -207,7 +207,7 @@ class ContentFile:
                     return
                 end = self._batches.popleft()
             try:
-                compression.through(end)
+                compression.through(self, end)
             except Exception:  # noqa: BLE001 - the task's outermost boundary
                 # Whoever uploads the file compresses it again.
                 _log.exception("cannot compress %s while it grows", self.path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -50,33 +49,22 @@ class Listing:
         known = self.keyspace.member(self.local_id.zone, self.local_id.suffix) is not None
         return unrouted_header(self.local_id if known else None, self.keyspace.header)
 
-    async def list(
-        self,
-        request: pb.ListRequest,
-        claims: Claims,
-        *,
-        timeout_s: float | None,
-        ended: asyncio.Event,
+    async def snapshots(
+        self, request: pb.ListRequest, claims: Claims
     ) -> AsyncGenerator[pb.ListResponse]:
         """Snapshots of the journals which match the request and the caller's claims.
 
         A watch sends another snapshot when journals came or went or a spec changed. Each of its
-        snapshots ends with an empty response.
+        snapshots ends with an empty response. It goes on until it is closed.
 
         Args:
             request: a valid request.
             claims: what the caller may see.
-            timeout_s: seconds until a watch ends, cleanly; ``None`` for no end.
-            ended: set when watches have to end, cleanly.
         """
         selectors = [rewrite_prefix(request.selector), rewrite_prefix(claims.selector)]
-        ends_at = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         mark: _Mark | None = None
-        revision = 0
         if request.HasField("watch_resume"):
-            revision = request.watch_resume.etcd.revision
-            if not await self._reached(revision + 1, ends_at, ended):
-                return
+            await self.keyspace.wait_for_revision(request.watch_resume.etcd.revision + 1)
         while True:
             revision = self.keyspace.revision
             matching = [
@@ -94,8 +82,7 @@ class Listing:
                     yield complete(pb.ListResponse())
             if not request.watch:
                 return
-            if not await self._reached(revision + 1, ends_at, ended):
-                return
+            await self.keyspace.wait_for_revision(revision + 1)
 
     def _pages(self, matching: Sequence[JournalEntry]) -> list[pb.ListResponse]:
         pages = [pb.ListResponse(header=self.header())]
@@ -114,27 +101,6 @@ class Listing:
             create_revision=item.create_revision,
             route=route,
         )
-
-    async def _reached(
-        self, revision: int, ends_at: float | None, ended: asyncio.Event
-    ) -> bool:
-        """Wait for a revision of the key space; false if the watch is over before."""
-        if ended.is_set():
-            return False
-        reached = asyncio.ensure_future(self.keyspace.wait_for_revision(revision))
-        over = asyncio.ensure_future(ended.wait())
-        timeout_s = None if ends_at is None else ends_at - asyncio.get_running_loop().time()
-        try:
-            await asyncio.wait(
-                [reached, over], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not reached.done():
-                return False
-            await reached
-            return True
-        finally:
-            reached.cancel()
-            over.cancel()
 
     async def apply(self, request: pb.ApplyRequest, claims: Claims) -> pb.ApplyResponse:
         """Create, change and delete journals, all in one transaction.
@@ -166,9 +132,7 @@ class Listing:
         return complete(response)
 
 
-def _compares(
-    keyspace: BrokerKeySpace, changes: Iterable[pb.ApplyRequest.Change]
-) -> list[Compare]:
+def _compares(keyspace: BrokerKeySpace, changes: Iterable[pb.ApplyRequest.Change]) -> list[Compare]:
     return [
         Compare.mod_revision(
             keyspace.item_key(change.delete or change.upsert.name), change.expect_mod_revision

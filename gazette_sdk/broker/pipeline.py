@@ -342,9 +342,7 @@ def judge_sync(
         elif answer.status == pb.PROPOSAL_MISMATCH and (
             # It may lack the beginning of our fragment; or be ahead, but behind another peer.
             answer.fragment.end > head
-            or (
-                answer.fragment.end == head and answer.fragment.begin == answer.fragment.end
-            )
+            or (answer.fragment.end == head and answer.fragment.begin == answer.fragment.end)
         ):
             roll_to = max(roll_to, answer.fragment.end)
         else:

@@ -94,9 +94,7 @@ class Replica:
         self._tasks: set[asyncio.Task[None]] = set()
         for spool in recovered:
             self.index.commit(spool.fragment, spool.file)
-        self.spool = Slot(
-            Spool(storage, on_commit=self.index.commit, on_complete=parts.complete)
-        )
+        self.spool = Slot(Spool(storage, on_commit=self.index.commit, on_complete=parts.complete))
 
     # ---------------------------------------------------------- assignments
 
@@ -106,9 +104,7 @@ class Replica:
         Not if the journal was deleted and created again: nothing of the old one may come back.
         And not if we are no longer its primary: the spool has to be closed, and stored.
         """
-        return self.create_revision == item.create_revision and (
-            is_primary or not self.is_primary
-        )
+        return self.create_revision == item.create_revision and (is_primary or not self.is_primary)
 
     def update(
         self, item: JournalEntry, assignments: Sequence[BrokerAssignment], *, is_primary: bool

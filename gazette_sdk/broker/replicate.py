@@ -84,9 +84,7 @@ async def replicate(
                 validate(request)
 
 
-async def _resolve(
-    resolver: Resolver, first: pb.ReplicateRequest, claims: Claims
-) -> Resolution:
+async def _resolve(resolver: Resolver, first: pb.ReplicateRequest, claims: Claims) -> Resolution:
     return await resolver.resolve(
         first.proposal.journal,
         claims,

@@ -52,7 +52,7 @@ class Resolution:
     """
 
     journal: str
-    status: int
+    status: pb.Status
     header: pb.Header
     spec: pb.JournalSpec | None
     item: JournalEntry | None
@@ -218,9 +218,7 @@ class Resolver:
             return self._resolve(name, None, may_proxy=may_proxy, require_primary=require_primary)
         known = self._known.get((name, may_proxy, require_primary))
         if known is None:
-            known = self._resolve(
-                name, item, may_proxy=may_proxy, require_primary=require_primary
-            )
+            known = self._resolve(name, item, may_proxy=may_proxy, require_primary=require_primary)
             if item is not None:
                 self._known[name, may_proxy, require_primary] = known
         return known
@@ -266,6 +264,7 @@ class Resolver:
                 journal=journal,
             )
 
+        status: pb.Status
         if item is None:
             status = pb.JOURNAL_NOT_FOUND
         elif item.value.suspend.level == pb.JournalSpec.Suspend.FULL:
@@ -275,9 +274,7 @@ class Resolver:
         elif not route.members:
             status = pb.INSUFFICIENT_JOURNAL_BROKERS
         elif not may_proxy and not is_local:
-            status = (
-                pb.NOT_JOURNAL_PRIMARY_BROKER if require_primary else pb.NOT_JOURNAL_BROKER
-            )
+            status = pb.NOT_JOURNAL_PRIMARY_BROKER if require_primary else pb.NOT_JOURNAL_BROKER
         else:
             status = pb.OK
 

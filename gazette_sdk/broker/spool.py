@@ -212,7 +212,7 @@ class Spool:
 
     # ------------------------------------------------------------- its steps
 
-    def _begin_fragment(self, offset: int, codec: int) -> None:
+    def _begin_fragment(self, offset: int, codec: pb.CompressionCodec) -> None:
         self.fragment = _empty_fragment(self.journal, offset, codec)
         self.first_append_time = None
         self._first_append_us = 0
@@ -333,13 +333,13 @@ class Spool:
         raise self._storage.disk_error(doing, error) from error
 
 
-def _empty_fragment(journal: str, offset: int, codec: int) -> pb.Fragment:
+def _empty_fragment(journal: str, offset: int, codec: pb.CompressionCodec) -> pb.Fragment:
     return pb.Fragment(
         journal=journal,
         begin=offset,
         end=offset,
         sum=pb.SHA1Sum(),
-        compression_codec=pb.CompressionCodec(codec),
+        compression_codec=codec,
     )
 
 

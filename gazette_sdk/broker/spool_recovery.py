@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
 from gazette_sdk.broker.commit_log import (
     Commit,
@@ -132,7 +133,7 @@ def _recover_spool(
         begin=origin.begin,
         end=good.end,
         sum=sum_of(good.digest),
-        compression_codec=pb.CompressionCodec(origin.codec),
+        compression_codec=cast("pb.CompressionCodec", origin.codec),
     )
     return CompletedSpool(
         fragment,

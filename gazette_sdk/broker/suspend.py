@@ -32,7 +32,7 @@ class Suspension:
     is_suspended: bool = False
 
 
-def judge_suspension(
+def judge_suspension(  # noqa: PLR0911 - one per rule of the table
     spec: pb.JournalSpec,
     mode: int,
     *,
@@ -65,9 +65,7 @@ def judge_suspension(
         return Suspension(write=_Level(level=_Level.FULL, offset=head))
     if level == _Level.NONE:
         if mode == _Mode.SUSPEND_NOW or not is_dirty(spec, index_mod_time, now):
-            return Suspension(
-                write=_Level(level=_Level.PARTIAL, offset=head), close_fragment=True
-            )
+            return Suspension(write=_Level(level=_Level.PARTIAL, offset=head), close_fragment=True)
         return Suspension()
     return Suspension(is_suspended=True)
 

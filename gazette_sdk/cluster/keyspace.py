@@ -390,8 +390,8 @@ def check_root(root: str) -> None:
     Raises:
         ConfigurationError: it is not.
     """
-    parts = root.split("/")
-    if root != "/" and (parts[0] or any(part in ("", ".", "..") for part in parts[1:])):
+    first, *parts = root.split("/")
+    if root != "/" and (first or not parts or any(part in ("", ".", "..") for part in parts)):
         raise ConfigurationError(
             f"{root!r} can not be a prefix of Etcd keys: it must be an absolute clean path "
             "without trailing slash, as /gazette/cluster"

@@ -213,7 +213,7 @@ def _times(uuids: pa.Array, kind: pa.DataType) -> pa.Array:
         # Timestamp bits 48..59, then 32..47, then 0..31 (message section 1).
         for position in (15, 16, 17, 9, 10, 11, 12, 0, 1, 2, 3, 4, 5, 6, 7):
             clock = (clock << 4) | (nibbles[:, position] & 0x0F)
-            good &= nibbles[:, position] < 16  # noqa: PLR2004 - 255 marks what is no digit
+            good &= nibbles[:, position] < 16
         units[valid] = clock
         valid[valid] = good & (clock > 0)
     micros = (units - _UNIX_EPOCH_UUID_UNITS) // 10

@@ -72,3 +72,7 @@ class Clock:
             value = self.value
             self.value = value = ((max(value, candidate)) + TICK) & _MASK
             return value
+
+    def unlock(self) -> None:
+        """In a forked child: another thread of the parent may have held the lock."""
+        self._lock = threading.Lock()

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
 import uuid
 from collections.abc import Callable
 from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar
@@ -28,7 +27,7 @@ from gazette_sdk.framing import Frames, Framing
 from gazette_sdk.framing.base import Buffer
 from gazette_sdk.message.uuid import Stamp
 
-__all__ = ["Decoded", "JsonMessage", "Kind", "RawUuid", "kind_of"]
+__all__ = ["Decoded", "JsonMessage", "Kind", "RawUuid", "kind_of", "validator_of"]
 
 M = TypeVar("M")
 
@@ -123,7 +122,6 @@ class Kind(abc.ABC, Generic[M]):
         """An empty message which, with an acknowledging UUID, ends ``message``'s transaction."""
 
 
-@functools.lru_cache(maxsize=1024)
 def kind_of(message_type: type[M], form: str) -> Kind[M]:
     """The adapter of a class.
 
@@ -134,23 +132,46 @@ def kind_of(message_type: type[M], form: str) -> Kind[M]:
     Raises:
         ValidationError: objects of the class can carry no UUID, or have no such form.
     """
-    from gazette_sdk.message import json_kinds, protobuf_kind  # noqa: PLC0415 - they use this one
-
-    found: Kind[Any] | None = None
-    name = getattr(message_type, "__qualname__", repr(message_type))
-    if not isinstance(message_type, type):
-        raise ValidationError(f"{name} is no class of messages", kind="message_type")
-    found = json_kinds.find(message_type) or protobuf_kind.find(message_type)
-    if found is None:
-        raise ValidationError(
-            f"{name} can carry no message UUID: use a dataclass on JsonMessage, a pydantic model,"
-            " a msgspec Struct, a dict, or a generated protobuf class",
-            kind="no_uuid",
-        )
+    found = _known_kind(message_type)
     if found.form != form:
         raise ValidationError(
-            f"{name} is a {found.form} message, but the journal's framing holds {form}; use"
-            " another class, or a journal with another content-type label",
+            f"{message_type.__qualname__} is a {found.form} message, but the journal's framing"
+            f" holds {form}; use another class, or a journal with another content-type label",
             kind="message_form",
         )
+    return found
+
+
+def validator_of(message_type: type[M]) -> Callable[[M], object] | None:
+    """What refuses messages of a class before they are published; None where nothing does.
+
+    Raises:
+        ValidationError: objects of the class can carry no UUID.
+    """
+    return _known_kind(message_type).validate
+
+
+_known: dict[type, Kind[Any]] = {}
+"""Adapters by class; classes of messages live as long as the program."""
+
+
+def _known_kind(message_type: type[M]) -> Kind[M]:
+    if not isinstance(message_type, type):
+        raise ValidationError(f"{message_type!r} is no class of messages", kind="message_type")
+    found: Kind[M] = _known.get(message_type) or _find(message_type)
+    return found
+
+
+def _find(message_type: type[M]) -> Kind[M]:
+    from gazette_sdk.message import json_kinds, protobuf_kind  # noqa: PLC0415 - they use this one
+
+    found: Kind[M] | None = json_kinds.find(message_type) or protobuf_kind.find(message_type)
+    if found is None:
+        raise ValidationError(
+            f"{message_type.__qualname__} can carry no message UUID: use a dataclass on"
+            " JsonMessage, a pydantic model, a msgspec Struct, a dict, or a generated protobuf"
+            " class",
+            kind="no_uuid",
+        )
+    _known[message_type] = found
     return found

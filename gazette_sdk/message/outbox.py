@@ -47,6 +47,7 @@ class Outbox:
         self._framing = framing
         self._encoders: dict[type, Kind[Any]] = {}
         self._batches: deque[Batch] = deque()
+        self._sent: Batch | None = None
 
     def add(self, message: Any, stamp: Stamp) -> Receipt:
         """Encode a message at the end of what waits.
@@ -70,13 +71,18 @@ class Outbox:
 
     def take(self) -> Batch | None:
         """The oldest batch, which then takes no further messages; None if nothing waits."""
-        return self._batches.popleft() if self._batches else None
+        self._sent = self._batches.popleft() if self._batches else None
+        return self._sent
 
-    def drain(self) -> list[Batch]:
-        """Everything that waits: nothing of it will be sent."""
-        batches = list(self._batches)
+    def pending(self) -> list[Batch]:
+        """Batches which are not acknowledged, oldest first."""
+        return [*([self._sent] if self._sent is not None else ()), *self._batches]
+
+    def drop(self) -> list[Batch]:
+        """Everything that waits, which then will not be sent."""
+        dropped = list(self._batches)
         self._batches.clear()
-        return batches
+        return dropped
 
     def _encoder(self, message_type: type[Any]) -> Kind[Any]:
         try:

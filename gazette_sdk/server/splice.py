@@ -60,6 +60,7 @@ class _End(asyncio.BufferedProtocol):
     def __init__(self, splicer: Splicer) -> None:
         self.transport: asyncio.Transport
         self.other: _End | None = None
+        self._ended = False
         self._splicer = splicer
         self._buffer = memoryview(bytearray(READ_BYTES))
 
@@ -88,10 +89,11 @@ class _End(asyncio.BufferedProtocol):
             self.other.transport.resume_reading()
 
     def eof_received(self) -> bool:
+        self._ended = True
         if self.other is None or not self.other.transport.can_write_eof():
             return False
         self.other.transport.write_eof()
-        return True
+        return not self.other._ended  # noqa: SLF001 - of this class
 
     def connection_lost(self, error: Exception | None) -> None:
         self._splicer._ends.discard(self)  # noqa: SLF001 - of this module

@@ -36,7 +36,7 @@ from gazette_sdk.transport.appender import TRANSIENT, append_once, check_opening
 from gazette_sdk.transport.backoff import Pause, pause
 from gazette_sdk.transport.base import Transport
 
-__all__ = ["AppendService", "AsyncAppend", "DependencyFailedError", "Dependency"]
+__all__ = ["AppendService", "AsyncAppend", "Dependency", "DependencyFailedError"]
 
 logger = logging.getLogger(__name__)
 
@@ -115,18 +115,19 @@ class AsyncAppend:
         """Whether it has committed, or failed for good."""
         return self.future.done()
 
-    def write(self, content: bytes) -> None:
+    def write(self, content: bytes | bytearray | memoryview) -> None:
         """Add content. Only between ``start`` and ``release``.
 
         Raises:
-            TypeError: it is not bytes; the release will roll back.
+            TypeError: it is not bytes-like; the release will roll back.
         """
-        if not isinstance(content, bytes):
-            error = TypeError(f"content must be bytes, not {type(content).__name__}")
+        try:
+            kept = content if isinstance(content, bytes) else memoryview(content).tobytes()
+        except TypeError as error:
             self.require(error)
-            raise error
+            raise
         if not self.future.done():
-            self.buffer.write(content)
+            self.buffer.write(kept)
 
     def require(self, error: Exception | None) -> Self:
         """Remember the first error: the release raises it, and rolls back."""

@@ -21,7 +21,7 @@ DELAY_S_MAX = 5.0
 
 
 def delay_s(attempt: int) -> float:
-    """Seconds to wait after attempt number ``attempt`` failed; −1 means at once."""
+    """Seconds to wait after attempt number ``attempt`` failed; -1 means at once."""
     if attempt < 0:
         return 0.0
     return _DELAYS_S[attempt] if attempt < len(_DELAYS_S) else DELAY_S_MAX

@@ -197,8 +197,11 @@ class Channels:
         stubs = self._open(peer)
         self._marks.begin(peer)
         try:
-            if action_for(peer, _HEALTH[stubs.channel.get_state()]) is not Action.USE:
-                await self._connect(peer, stubs)
+            match action_for(peer, _HEALTH[stubs.channel.get_state()]):
+                case Action.FAIL:
+                    raise UnavailableError(f"cannot connect to {self.where(peer)}")
+                case Action.WAIT:
+                    await self._connect(peer, stubs)
             yield stubs
         finally:
             self._marks.end(peer)

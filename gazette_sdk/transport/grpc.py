@@ -34,9 +34,7 @@ from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, T
 from gazette_sdk.transport.channels import Channels, Stubs, Tls
 from gazette_sdk.transport.dispatcher import (
     SERVICE,
-    Action,
     Peer,
-    action_for,
     candidates,
     choose,
 )
@@ -274,8 +272,6 @@ class GrpcTransport(Transport):
             peers = candidates(target, needs_primary=needs_primary)
             peer = choose(peers, self._zone, self._channels.health)
             where = self._channels.where(peer)
-            if action_for(peer, self._channels.health(peer)) is Action.FAIL:
-                raise UnavailableError(f"{method}: cannot connect to {where}", journal=journal)
             async with self._channels.use(peer) as stubs:
                 yield _Call(method, journal, peer, where, self._metadata(opening), stubs)
         except UnavailableError as error:
@@ -309,7 +305,7 @@ class GrpcTransport(Transport):
                 except Exception:
                     await self._roll_back(stream, receiving)
                     raise
-                response = await receiving
+                response: pb.AppendResponse | None = await receiving
         finally:
             stream.cancel()
             await _ended(receiving)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Self
 
 from gazette_sdk.errors import CallError, GazetteError, JournalNotFoundError, for_status
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -204,7 +205,7 @@ class WatchedList:
         self._signal = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    async def __aenter__(self) -> WatchedList:
+    async def __aenter__(self) -> Self:
         self.start()
         return self
 

@@ -99,7 +99,13 @@ def _forget_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_parent)
-atexit.register(lambda: _loops.stop())
+
+
+def _stop() -> None:
+    _loops.stop()  # whichever it is by then
+
+
+atexit.register(_stop)
 
 
 def sdk_loop() -> asyncio.AbstractEventLoop:

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
-from typing import BinaryIO, TypeAlias
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
 
 from gazette_sdk.errors import CallError, ClosedError, GazetteError, for_status
+from gazette_sdk.fragment.content import FragmentReader
 from gazette_sdk.fragment.remote import open_url
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import metrics
 from gazette_sdk.transport.base import ReadItem, Target, Transport
+from gazette_sdk.transport.read_ahead import ReadAhead
 
 __all__ = [
     "ByteReader",
@@ -25,13 +29,8 @@ __all__ = [
     "SeekRequiresNewReaderError",
 ]
 
-OpenFragment: TypeAlias = Callable[[str, pb.Fragment, int, str | None], BinaryIO]
-"""Opens a fragment's URL at an offset, decompressed; called in a thread. The last argument is
-the local root of ``file://`` URLs."""
-
-PIECE_BYTES = 1 << 20
-"""What one turn in a thread reads of a directly opened fragment: a hop to a thread costs some
-50 µs, which this makes small beside decompression."""
+OpenFragment: TypeAlias = Callable[[str, pb.Fragment, int], FragmentReader]
+"""Opens a fragment's URL at an offset, decompressed; called in a thread."""
 
 
 class OffsetJumpError(GazetteError):
@@ -61,7 +60,7 @@ class ByteReader:
         request: what to read. The reader works on a copy, whose ``offset`` advances.
         last_response: the last metadata of the reader before; its route is where to begin.
         file_root: local directory which stands for the root of ``file://`` fragment URLs.
-        open_fragment: opens a fragment's URL.
+        open_fragment: opens a fragment's URL; by default, as the scheme of the URL says.
     """
 
     def __init__(
@@ -70,16 +69,15 @@ class ByteReader:
         request: pb.ReadRequest,
         *,
         last_response: pb.ReadResponse | None = None,
-        file_root: str | None = None,
-        open_fragment: OpenFragment = open_url,
+        file_root: Path | None = None,
+        open_fragment: OpenFragment | None = None,
     ) -> None:
         self.request = pb.ReadRequest()
         self.request.CopyFrom(request)
         self.response: pb.ReadResponse | None = None
         self.hint = last_response
         self._transport = transport
-        self._file_root = file_root
-        self._open_fragment = open_fragment
+        self._open_fragment = open_fragment or partial(open_url, file_root=file_root)
         self._items: AsyncIterator[ReadItem] | None = None
         self._direct: _DirectFragment | None = None
         self._rest = memoryview(b"")
@@ -140,15 +138,13 @@ class ByteReader:
                 journal=self.request.journal,
                 offset=target,
             )
-        while self.request.offset < target:
-            skip = min(target - self.request.offset, len(self._rest))
-            if skip:
-                self._rest = self._rest[skip:]
-            else:
-                self._rest = memoryview(await direct.read())
-                continue
-            self.request.offset += skip
-            direct.count_discarded(skip)
+        while (left := target - self.request.offset) > 0:
+            if not self._rest:
+                self._rest = memoryview(await direct.content.read())
+            skipped = min(left, len(self._rest))
+            self._rest = self._rest[skipped:]
+            self.request.offset += skipped
+            direct.count_discarded(skipped)
         return target
 
     def adjusted_offset(self, buffered_bytes: int) -> int:
@@ -162,9 +158,10 @@ class ByteReader:
         if self._failure is None:
             self._failure = ClosedError("the reader was closed", journal=self.request.journal)
         if direct is not None:
-            direct.close()
-        if items is not None:
-            await _close(items)
+            await direct.content.aclose()
+        if isinstance(items, AsyncGenerator):
+            with suppress(GazetteError):
+                await items.aclose()
 
     # ------------------------------------------------------------------ parts
 
@@ -172,33 +169,42 @@ class ByteReader:
         if self._shows_metadata:
             self._shows_metadata = False
             return b""
-        if self._rest:
-            return self._take(size_max)
-        if self._direct is not None:
-            content = await self._direct.read()
-            if not content:
+        if not self._rest:
+            item = await self._next()
+            if item is None:
                 return None
-            self._rest = memoryview(content)
-            return self._take(size_max)
+            if not isinstance(item, bytes):
+                return await self._receive(item, size_max)
+            if not size_max or len(item) <= size_max:  # the usual case makes no copy
+                return self._deliver(item)
+            self._rest = memoryview(item)
+        return self._take(size_max)
+
+    async def _next(self) -> ReadItem | None:
+        """What comes next from the broker or, behind its stream, of the fragment it named."""
+        if self._direct is None:
+            item = await self._next_item()
+            if item is not None:
+                return item
+            self._direct = await self._open_direct()
+        if self._direct is None:
+            return None
+        return await self._direct.content.read() or None
+
+    async def _next_item(self) -> ReadItem | None:
+        """What the broker sends next; ``None`` at the end of its stream."""
         if self._items is None:
             header = self.header
             target = Target(header.route) if header is not None else Target()
             self._items = self._transport.read(self.request, target)
-        item = await anext(self._items, None)
-        if item is None:
-            return await self._end()
-        if isinstance(item, bytes):
-            if not size_max or len(item) <= size_max:  # the usual case makes no copy
-                self.request.offset += len(item)
-                self._count(len(item))
-                return item
-            self._rest = memoryview(item)
-            return self._take(size_max)
-        return await self._receive(item, size_max)
+        return await anext(self._items, None)
 
     def _take(self, size_max: int) -> bytes:
-        content = bytes(self._rest[:size_max] if size_max else self._rest)
+        content = bytes(self._rest[: size_max or None])
         self._rest = self._rest[len(content) :]
+        return self._deliver(content)
+
+    def _deliver(self, content: bytes) -> bytes:
         self.request.offset += len(content)
         self._count(len(content))
         if self._direct is not None:
@@ -235,88 +241,39 @@ class ByteReader:
 
     def _keep(self, item: pb.ReadResponse) -> None:
         """Remember metadata; the header comes with the first message only."""
-        if not item.HasField("header") and self.response is not None:
-            if self.response.HasField("header"):
-                item.header.CopyFrom(self.response.header)
+        last = self.response
+        if last is not None and last.HasField("header") and not item.HasField("header"):
+            item.header.CopyFrom(last.header)
         self.response = item
 
-    async def _end(self) -> bytes | None:
-        """The stream ended cleanly: go on in the fragment it named, or this is the end."""
+    async def _open_direct(self) -> _DirectFragment | None:
+        """The fragment that the stream which just ended named, if it did."""
         response = self.response
         if response is None or not response.fragment_url or self.request.metadata_only:
             return None
-        file = await asyncio.to_thread(
-            self._open_fragment,
-            response.fragment_url,
-            response.fragment,
-            self.request.offset,
-            self._file_root,
+        reader = await asyncio.to_thread(
+            self._open_fragment, response.fragment_url, response.fragment, self.request.offset
         )
-        end = response.fragment.end
-        if self.request.end_offset:
-            end = min(end, self.request.end_offset)
-        self._direct = _DirectFragment(file, response.fragment, self.request.offset, end)
-        return await self._read(0)
+        end = min(response.fragment.end, self.request.end_offset or response.fragment.end)
+        return _DirectFragment(reader, self.request.offset, end)
 
 
 class _DirectFragment:
-    """A directly opened fragment, read ahead by one piece in a thread.
+    """A directly opened fragment.
 
     Args:
-        file: its content from ``begin`` on; raises if it isn't what the fragment promises.
-        fragment: the fragment.
-        begin: offset at which the file stands.
-        end: offset at which to stop reading.
+        reader: its content from ``begin`` on.
+        begin: offset at which the reader stands.
+        end: offset at which to stop.
     """
 
-    def __init__(self, file: BinaryIO, fragment: pb.Fragment, begin: int, end: int) -> None:
-        labels = (fragment.journal, pb.CompressionCodec.Name(fragment.compression_codec))
-        metrics.FRAGMENT_OPEN.labels(*labels).inc()
-        metrics.FRAGMENT_OPEN_BYTES.labels(*labels).inc(fragment.end - fragment.begin)
-        length = getattr(file, "content_length", None)
-        if length is not None:
-            metrics.FRAGMENT_OPEN_CONTENT_LENGTH.labels(*labels).inc(length)
-        self.count_read = metrics.READ_FRAGMENT_BYTES.labels(*labels).inc
-        self.count_discarded = metrics.DISCARD_FRAGMENT_BYTES.labels(*labels).inc
+    def __init__(self, reader: FragmentReader, begin: int, end: int) -> None:
+        fragment = reader.fragment
+        names = (fragment.journal, pb.CompressionCodec.Name(fragment.compression_codec))
+        metrics.FRAGMENT_OPEN.labels(*names).inc()
+        metrics.FRAGMENT_OPEN_BYTES.labels(*names).inc(fragment.end - fragment.begin)
+        self.count_read = metrics.READ_FRAGMENT_BYTES.labels(*names).inc
+        self.count_discarded = metrics.DISCARD_FRAGMENT_BYTES.labels(*names).inc
         self.count_discarded(begin - fragment.begin)
+        self.content = ReadAhead(reader, begin, end)
         self.end = end
-        self._file = file
-        self._stops_early = end < fragment.end
-        self._left = end - begin
-        self._ahead: asyncio.Task[bytes] | None = None
-
-    async def read(self) -> bytes:
-        """The next piece; empty at the end."""
-        if self._ahead is None:
-            self._begin_piece()
-        assert self._ahead is not None
-        content = await asyncio.shield(self._ahead)
-        self._left -= len(content)
-        if content:
-            self._begin_piece()
-        return content
-
-    def _begin_piece(self) -> None:
-        size = min(self._left, PIECE_BYTES)
-        if size == 0 and not self._stops_early:
-            size = 1  # lets the file check that it ends here
-        self._ahead = asyncio.create_task(asyncio.to_thread(self._file.read, size))
-
-    def close(self) -> None:
-        """Close the file, after the piece being read in its thread."""
-        if self._ahead is None or self._ahead.done():
-            self._close_file()
-        else:
-            self._ahead.add_done_callback(lambda _: self._close_file())
-
-    def _close_file(self) -> None:
-        if self._ahead is not None and not self._ahead.cancelled():
-            self._ahead.exception()  # raised to the reader, if it still wanted to know
-        self._file.close()
-
-
-async def _close(items: AsyncIterator[ReadItem]) -> None:
-    closing = getattr(items, "aclose", None)
-    if closing is not None:
-        with suppress(GazetteError):
-            await closing()

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from gazette_sdk.errors import (
     CallCancelledError,
@@ -43,7 +44,7 @@ class RetryReader:
 
     Args:
         transport: how to reach the journal.
-        request: what to read; ``offset`` −1 is the write head.
+        request: what to read; ``offset`` -1 is the write head.
         file_root: local directory which stands for the root of ``file://`` fragment URLs.
         pause: waits between attempts.
         new_reader: begins one read; for readers over something else than a transport.
@@ -57,7 +58,7 @@ class RetryReader:
         transport: Transport,
         request: pb.ReadRequest,
         *,
-        file_root: str | None = None,
+        file_root: Path | None = None,
         pause: Pause = pause,
         new_reader: Callable[[pb.ReadRequest, pb.ReadResponse | None], ByteReader] | None = None,
     ) -> None:
@@ -71,7 +72,7 @@ class RetryReader:
         )
         self._reader = self._new_reader(request, None)
         self._is_broken = False
-        self._is_cancelled = False
+        self._cancelled = asyncio.Event()
         self._attempt = 0
         self._task: asyncio.Task[object] | None = None
         self._is_idle = asyncio.Event()
@@ -113,8 +114,8 @@ class RetryReader:
             JournalNotFoundError: it does not exist.
             CallCancelledError: :meth:`cancel` was called.
         """
-        if self._is_cancelled:
-            raise self._cancelled()
+        if self._cancelled.is_set():
+            raise self._cancellation()
         self._task = asyncio.current_task()
         self._is_idle.clear()
         try:
@@ -124,8 +125,8 @@ class RetryReader:
                     return content
         except asyncio.CancelledError:
             task = self._task
-            if self._is_cancelled and task is not None and task.uncancel() == 0:
-                raise self._cancelled() from None
+            if self._cancelled.is_set() and task is not None and task.uncancel() == 0:
+                raise self._cancellation() from None
             raise
         finally:
             self._task = None
@@ -169,8 +170,8 @@ class RetryReader:
 
     def cancel(self) -> None:
         """End reading for good; a read under way raises ``CallCancelledError``."""
-        if not self._is_cancelled:
-            self._is_cancelled = True
+        if not self._cancelled.is_set():
+            self._cancelled.set()
             if self._task is not None:
                 self._task.cancel()
 
@@ -186,27 +187,22 @@ class RetryReader:
         """Content, or nothing when this attempt was in vain; ``None`` at the wanted end."""
         if self._is_broken:
             await self._restart(self.offset)
+        self._is_broken = True  # unless it turns out otherwise; also for a caller that gives up
         try:
             content = await self._reader.read(size_max)
         except OffsetJumpError:
+            self._is_broken = False
             self._attempt = 0
             raise
-        except GazetteError as error:
-            self._is_broken = True
+        except (GazetteError, OSError) as error:
             if not self._mends(error):
                 self._attempt = 0
                 raise
-        except OSError as error:  # of a directly opened fragment
-            self._is_broken = True
-            logger.warning("read of %s is begun again: %s", self.journal, error)
-        except asyncio.CancelledError:
-            self._is_broken = True  # a caller that only lost patience may read again
-            raise
         else:
             if content is not None:
+                self._is_broken = False
                 self._attempt = 0 if content else self._attempt
                 return content
-            self._is_broken = True
             end_offset = self._reader.request.end_offset
             if end_offset and self.offset >= end_offset:
                 return None
@@ -217,7 +213,7 @@ class RetryReader:
         self._attempt += 1
         return b""
 
-    def _mends(self, error: GazetteError) -> bool:
+    def _mends(self, error: GazetteError | OSError) -> bool:
         """Whether another attempt may do better than ``error``."""
         if isinstance(error, OffsetNotYetAvailableError):
             return self.block
@@ -245,5 +241,5 @@ class RetryReader:
         self._reader = self._new_reader(request, ended.response or ended.hint)
         self._is_broken = False
 
-    def _cancelled(self) -> CallCancelledError:
+    def _cancellation(self) -> CallCancelledError:
         return CallCancelledError(f"read of {self.journal} was cancelled", journal=self.journal)

@@ -50,7 +50,7 @@ def encode_append_item(item: AppendItem) -> bytes:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The non-negative number at ``at`` and the position behind it; −1 when it is not one."""
+    """The non-negative number at ``at`` and the position behind it; -1 when it is not one."""
     value = shift = 0
     for position in range(at, min(at + _INT64_VARINT_BYTES_MAX, len(data))):
         byte = data[position]

@@ -9,6 +9,10 @@ flow that push/relabel finds is the answer. In the order of what is given up fir
 2. a member holds no more than its fair share of items,
 3. an item with several replicas is spread over two zones at least,
 4. as many replicas as possible are placed; where slots are short, the first items get theirs.
+
+Around it stand two steps that make sure of what push/relabel, which is greedy in its relaxations,
+does nearly always: a state that is good already is kept as it is, and what has no place though
+there is one is placed.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gazette_sdk.cluster.allocator.push_relabel import SINK, SOURCE, Arc, PushRelabel
+from gazette_sdk.cluster.allocator.placement import complete, current_if_good, scaled
 from gazette_sdk.cluster.allocator.state import State
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry
 
@@ -37,17 +42,22 @@ def solve(state: State) -> list[list[int]]:
     Returns:
         For each item the ascending indices of members.
     """
-    desired: list[list[int]] = []
-    for begin in range(0, len(state.items), NETWORK_ITEMS_MAX):
-        network = FlowNetwork(state, begin, min(begin + NETWORK_ITEMS_MAX, len(state.items)))
-        solver = PushRelabel(network)
-        solver.solve()
-        desired += network.extract(solver)
+    desired = current_if_good(state)
+    if desired is None:
+        desired = []
+        for begin in range(0, len(state.items), NETWORK_ITEMS_MAX):
+            network = FlowNetwork(state, begin, min(begin + NETWORK_ITEMS_MAX, len(state.items)))
+            solver = PushRelabel(network)
+            solver.solve()
+            desired += network.extract(solver)
+        complete(state, desired)
     return desired
 
 
 class FlowNetwork:
     """The network of the items ``[begin, end)`` of a state, and all of its members.
+
+    Where slots are short they are reserved in order of items.
 
     Nodes are numbered: source, sink, items, zone-items (by item, then zone), members.
     """
@@ -63,9 +73,9 @@ class FlowNetwork:
         self._source_arcs: list[Arc] = []
         remaining = state.member_slots
         for item, replication in enumerate(self._replication):
-            capacity = min(replication, remaining)
-            self._source_arcs.append((2 + item, capacity, False))
-            remaining -= capacity
+            slots = min(replication, remaining)
+            remaining -= slots
+            self._source_arcs.append((2 + item, slots, False))
 
         zone_index = {zone: index for index, zone in enumerate(state.zones)}
         self._zone_members: list[list[Arc]] = [[] for _ in state.zones]
@@ -162,15 +172,8 @@ class FlowNetwork:
             return None
         state = self._state
         limit = state.effective_limit(member)
-        capacity = _scaled(limit, self._item_slots, state.item_slots)
+        capacity = scaled(limit, self._item_slots, state.item_slots)
         if height < -1:
             # Not yet about to overflow: no more than the fair share.
-            capacity = _scaled(capacity, state.item_slots, state.member_slots)
+            capacity = scaled(capacity, state.item_slots, state.member_slots)
         return [(SINK, capacity, False)]
-
-
-def _scaled(value: int, numerator: int, denominator: int) -> int:
-    """``value`` times a fraction, rounded up; ``value`` where the fraction is above 1."""
-    if numerator > denominator:
-        return value
-    return -(-value * numerator // denominator) if denominator else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 import time
@@ -29,7 +30,12 @@ from fsspec.asyn import get_loop, sync
 
 from gazette_sdk.errors import StoreError
 from gazette_sdk.fragment.stores.base import PUT_TIMEOUT_S, describe, read_exactly
-from gazette_sdk.fragment.stores.objects import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ObjectStore
+from gazette_sdk.fragment.stores.objects import (
+    ATTEMPTS,
+    CONNECT_TIMEOUT_S,
+    READ_TIMEOUT_S,
+    ObjectStore,
+)
 from gazette_sdk.protocol.urls import StoreURL
 
 __all__ = ["AzureADStore", "AzureStore"]
@@ -138,7 +144,7 @@ class AzureStore(ObjectStore):
 
     async def _fetch(self, key: str, begin: int, end: int) -> bytes:
         stream = await self._blob(key).download_blob(
-            offset=begin, length=end - begin, max_concurrency=1, **_LIMITS
+            offset=begin, length=end - begin, max_concurrency=1, decompress=False, **_LIMITS
         )
         data: bytes = await stream.readall()
         return data
@@ -168,11 +174,11 @@ class AzureStore(ObjectStore):
             content_type="application/octet-stream", content_encoding=content_encoding or None
         )
         # Small ones may be sent again when a connection breaks. Large ones are sent in blocks.
-        data = read_exactly(content, length) if length <= _IN_MEMORY_BYTES else content
+        data = read_exactly(content, length) if length <= _IN_MEMORY_BYTES else None
 
         async def send() -> None:
             await self._blob(key).upload_blob(
-                data,
+                content if data is None else io.BytesIO(data),
                 length=length,
                 overwrite=overwrite,
                 content_settings=settings,
@@ -181,10 +187,7 @@ class AzureStore(ObjectStore):
             )
 
         try:
-            if data is content:
-                self._call(send, limit_s=PUT_TIMEOUT_S, attempts=1)
-            else:
-                self._call(send, limit_s=PUT_TIMEOUT_S)
+            self._call(send, limit_s=PUT_TIMEOUT_S, attempts=1 if data is None else ATTEMPTS)
         except ResourceExistsError as error:
             if overwrite or _code(error) != "BlobAlreadyExists":
                 raise

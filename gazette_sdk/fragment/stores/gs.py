@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from datetime import timedelta
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 from urllib.parse import quote
 
 import aiohttp
@@ -156,7 +157,7 @@ class GCSStore(ObjectStore):
         }
         if token:
             query["pageToken"] = token
-        _, found = await self._request("GET", f"/storage/v1/b/{quote(self._bucket)}/o", query)
+        _, found = await self._of_bucket("GET", f"/storage/v1/b/{quote(self._bucket)}/o", query)
         answer = json.loads(found)
         page = [
             (item["name"], int(self._fs._parse_timestamp(item["updated"]).timestamp()))  # noqa: SLF001
@@ -189,7 +190,7 @@ class GCSStore(ObjectStore):
                 raise
 
     async def _begin_upload(self, attributes: dict[str, str], condition: dict[str, str]) -> str:
-        headers, _ = await self._request(
+        headers, _ = await self._of_bucket(
             "POST",
             f"/upload/storage/v1/b/{quote(self._bucket)}/o",
             {"uploadType": "resumable", "name": attributes["name"], **condition},
@@ -211,6 +212,15 @@ class GCSStore(ObjectStore):
     def _object(self, key: str) -> str:
         return f"/storage/v1/b/{quote(self._bucket)}/o/{quote(key, safe='')}"
 
+    async def _of_bucket(self, *arguments: Any, **more: Any) -> tuple[dict[str, str], bytes]:
+        """A request which finds nothing only when there is no bucket."""
+        try:
+            return await self._request(*arguments, **more)
+        except GCSError as error:
+            if error.code == 404 and not self._is_refusal(error):
+                raise GCSError(404, f"no bucket {self._bucket!r}; {error.message}") from error
+            raise
+
     async def _request(
         self,
         method: str,
@@ -231,7 +241,7 @@ class GCSStore(ObjectStore):
             method,
             url.update_query(query) if query else url,
             headers=fs._get_headers(headers),  # noqa: SLF001
-            data=body,
+            data=None if body is None else io.BytesIO(body),  # sent without holding up the loop
             allow_redirects=False,  # 308 is the answer to a chunk that is not the last
         ) as answer:
             data = await answer.read()

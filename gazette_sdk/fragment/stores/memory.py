@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from datetime import datetime
 from typing import BinaryIO
 
 from fsspec.implementations.memory import MemoryFileSystem
@@ -50,7 +51,7 @@ class MemoryStore(Store):
     def _list(self, prefix: str) -> Iterator[StoredObject]:
         top = self._path(prefix).rstrip("/") + "/"
         for path, found in self._fs.find(top, detail=True).items():
-            yield StoredObject(path.removeprefix(top), int(found["created"].timestamp()))
+            yield StoredObject(path.removeprefix(top), int(_seconds(found["created"])))
 
     def _remove(self, key: str) -> None:
         self._fs.rm_file(self._path(key))
@@ -60,3 +61,8 @@ class MemoryStore(Store):
 
     def _path(self, key: str) -> str:
         return f"/{self._parsed.bucket}/{key}"
+
+
+def _seconds(created: datetime | float) -> float:
+    """Older and newer releases of fsspec tell a file's time in different ways."""
+    return created.timestamp() if isinstance(created, datetime) else created

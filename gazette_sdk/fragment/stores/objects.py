@@ -19,7 +19,7 @@ from gazette_sdk.fragment.stores.base import (
     StoredObject,
 )
 
-__all__ = ["CONNECT_TIMEOUT_S", "READ_TIMEOUT_S", "ObjectStore"]
+__all__ = ["ATTEMPTS", "CONNECT_TIMEOUT_S", "READ_TIMEOUT_S", "ObjectStore"]
 
 T = TypeVar("T")
 

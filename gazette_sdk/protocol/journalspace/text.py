@@ -20,8 +20,9 @@ from gazette_sdk.protocol.names import at
 
 __all__ = ["dump", "flag_of", "flag_text", "parse"]
 
-_DEPTH_MOST = 256
-"""Directories are nested at most this deep: a name of 512 bytes has no more components."""
+_DEPTH_MOST = 64
+"""Directories are nested at most this deep: ends documents which hold themselves, in an error
+that says so, long before the interpreter's stack does."""
 
 # ---------------------------------------------------------------- reading
 
@@ -269,7 +270,10 @@ def _number_of(enum: Any, value: str | int) -> int:
 
 
 def dump(root: Node) -> str:
-    """The YAML document of a tree. Zero values are left out, but for values of labels."""
+    """The YAML document of a tree.
+
+    Zero values are left out, but for values of labels, and a present ``suspend``.
+    """
     text: str = yaml.dump(
         _node_keys(root),
         Dumper=_Dumper,
@@ -293,13 +297,7 @@ def _node_keys(node: Node) -> dict[str, Any]:
             "fragment": _fragment_keys(spec.fragment),
             "flags": spec.flags and flag_text(spec.flags),
             "max_append_rate": spec.max_append_rate,
-            "suspend": _without_zeros(
-                {
-                    "level": spec.suspend.level
-                    and _name_of(pb.JournalSpec.Suspend.Level, spec.suspend.level),
-                    "offset": spec.suspend.offset,
-                }
-            ),
+            "suspend": _suspend_keys(spec.suspend) if spec.HasField("suspend") else None,
             "revision": node.revision,
             "children": [_node_keys(child) for child in node.children],
         }
@@ -321,6 +319,15 @@ def _fragment_keys(fragment: pb.JournalSpec.Fragment) -> dict[str, Any]:
     )
 
 
+def _suspend_keys(suspend: pb.JournalSpec.Suspend) -> dict[str, Any]:
+    return _without_zeros(
+        {
+            "level": suspend.level and _name_of(pb.JournalSpec.Suspend.Level, suspend.level),
+            "offset": suspend.offset,
+        }
+    )
+
+
 def _duration_text(ns: int) -> str:
     return format_duration(ns) if ns else ""
 
@@ -330,7 +337,12 @@ def _name_of(enum: Any, number: int) -> str | int:
 
 
 def _without_zeros(keys: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in keys.items() if value or value is False}
+    """Without zero values; of messages only `suspend` is kept when it is present but empty."""
+    return {
+        key: value
+        for key, value in keys.items()
+        if value or value is False or (key == "suspend" and value is not None)
+    }
 
 
 class _Dumper(yaml.SafeDumper):

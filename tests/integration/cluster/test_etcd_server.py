@@ -111,10 +111,16 @@ def test_a_directory_in_use_is_refused_and_its_user_goes_on(tmp_path, monkeypatc
 
 def test_a_cancelled_start_leaves_nothing_running(tmp_path):
     async def scenario():
-        server = EtcdServer(tmp_path, sync_writes=False)
+        loop, launched = asyncio.get_running_loop(), asyncio.Event()
+
+        class Observed(EtcdServer):
+            def _command(self, binary, port):
+                loop.call_soon_threadsafe(launched.set)
+                return super()._command(binary, port)
+
+        server = Observed(tmp_path, sync_writes=False)
         starting = asyncio.create_task(server.start())
-        while server._child is None:
-            await asyncio.sleep(0.001)
+        await launched.wait()
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -70,7 +71,7 @@ def test_ranges():
     keyspace = keyspace_of(*VECTORS["search"]["keys"])
     for begin, end, first, last in VECTORS["range"]["from_to_begin_end"]:
         found = keyspace.bounds(begin.encode(), end.encode())
-        assert found == (first, last) or found[0] == found[1] and first == last
+        assert found == (first, last) or (found[0] == found[1] and first == last)
 
 
 def test_prefixes():
@@ -283,7 +284,7 @@ def test_any_events_in_any_batches_give_what_a_dictionary_gives(operations, cuts
         groups.setdefault(e.kv.mod_revision, []).append(e)
     responses = [batch(*group) for group in groups.values()]
     bounds = sorted({0, len(responses), *(c for c in cuts if c < len(responses))})
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in pairwise(bounds):
         keyspace.apply(responses[begin:end])
     assert values(keyspace) == oracle
     assert [e.key for e in keyspace.entries] == sorted(k.encode() for k in oracle)

@@ -31,14 +31,25 @@ def test_durations_are_written_as_go_does(text, ns):
 
 
 @pytest.mark.parametrize(
-    ("text", "ns"), [("0", 0), ("+5s", 5 * 10**9), ("1.s", 10**9), (".5s", 5 * 10**8), ("1us", 1000),
-                     ("1μs", 1000), ("90m", 5400 * 10**9), ("1s1h", 3601 * 10**9)]
+    ("text", "ns"),
+    [
+        ("0", 0),
+        ("+5s", 5 * 10**9),
+        ("1.s", 10**9),
+        (".5s", 5 * 10**8),
+        ("1us", 1000),
+        ("1μs", 1000),
+        ("90m", 5400 * 10**9),
+        ("1s1h", 3601 * 10**9),
+    ],
 )
 def test_other_spellings_are_read(text, ns):
     assert durations.parse_duration(text) == ns
 
 
-@pytest.mark.parametrize("text", ["", "5", "s", "1 s", "1d", "1h-1m", "--1s", ".s", "1_0s", "٣s", "2562048h"])
+@pytest.mark.parametrize(
+    "text", ["", "5", "s", "1 s", "1d", "1h-1m", "--1s", ".s", "1_0s", "٣s", "2562048h"]
+)
 def test_what_is_no_duration_is_refused(text):
     with pytest.raises(ValidationError) as caught:
         durations.parse_duration(text)

@@ -93,8 +93,10 @@ def test_combined_flags_are_refused(flags):
         ([("content-type", "")], ("invalid_content_type", "Labels")),
         ([("bad label", "x")], ("invalid_token", "Labels.Labels[0].Name")),
         ([("app.gazette.dev/message-type", "T")], ("content_type_required", "Labels")),
-        ([("app.gazette.dev/message-subtype", "T"), ("content-type", "text/csv")],
-         ("message_type_required", "Labels")),
+        (
+            [("app.gazette.dev/message-subtype", "T"), ("content-type", "text/csv")],
+            ("message_type_required", "Labels"),
+        ),
         ([("app.gazette.dev/tag", "a"), ("app.gazette.dev/tag", "b")], None),
     ],
 )

@@ -31,8 +31,10 @@ def evaluate(text, time=TIME):
         ("", ""),
         ("a=1/b=2", "a=1/b=2"),
         (
-            'date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}'
-            '/hour={{ .Spool.FirstAppendTime.Format "15" }}',
+            (
+                'date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}'
+                '/hour={{ .Spool.FirstAppendTime.Format "15" }}'
+            ),
             "date=2026-03-05/hour=07",
         ),
         ("{{ .Spool.Begin }}-{{.Spool.End}}", "5-25"),

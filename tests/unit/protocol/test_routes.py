@@ -81,12 +81,21 @@ def test_unrouted_headers_follow_the_vectors(case):
 @pytest.mark.parametrize(
     ("given", "kind", "path"),
     [
-        ({"members": [{"zone": "b", "suffix": "aaaa"}, {"zone": "a", "suffix": "bbbb"}]},
-         "not_sorted_unique", ""),
-        ({"members": [{"zone": "a", "suffix": "aaaa"}], "endpoints": ["http://a", "http://b"]},
-         "endpoints_length", ""),
-        ({"members": [{"zone": "a", "suffix": "aaaa"}], "endpoints": ["http:///x"]},
-         "missing_host", "Endpoints[0]"),
+        (
+            {"members": [{"zone": "b", "suffix": "aaaa"}, {"zone": "a", "suffix": "bbbb"}]},
+            "not_sorted_unique",
+            "",
+        ),
+        (
+            {"members": [{"zone": "a", "suffix": "aaaa"}], "endpoints": ["http://a", "http://b"]},
+            "endpoints_length",
+            "",
+        ),
+        (
+            {"members": [{"zone": "a", "suffix": "aaaa"}], "endpoints": ["http:///x"]},
+            "missing_host",
+            "Endpoints[0]",
+        ),
         ({"members": [{"zone": "a", "suffix": "aa"}]}, "invalid_length", "Members[0].Suffix"),
         ({}, "invalid_primary", ""),
     ],

@@ -156,15 +156,29 @@ def test_a_rewritten_path_must_not_climb():
     assert urls.parse_store_url("file:///p/?find=a&replace=").key("a/aa") == "p//aa"
 
 
-@pytest.mark.parametrize("url", ["", "http://host/x?y#z", "opaque:b/%", "relative/path", "/rooted", "mailto:me"])
+@pytest.mark.parametrize(
+    "url", ["", "http://host/x?y#z", "opaque:b/%", "relative/path", "/rooted", "mailto:me"]
+)
 def test_urls_need_not_be_absolute(url):
     urls.validate_url(url)
 
 
 @pytest.mark.parametrize(
     "url",
-    [":x", "x y:z", "1a:b", "http://a b/", "http://h:1x/", "http://h%zz/", "http://u|@h/",
-     "http://[::1]x/", "http://[::1", "http://h/%a", "http://h\x7f/", "http://a<b/"],
+    [
+        ":x",
+        "x y:z",
+        "1a:b",
+        "http://a b/",
+        "http://h:1x/",
+        "http://h%zz/",
+        "http://u|@h/",
+        "http://[::1]x/",
+        "http://[::1",
+        "http://h/%a",
+        "http://h\x7f/",
+        "http://a<b/",
+    ],
 )
 def test_what_is_no_url_is_refused(url):
     assert kind_of(urls.validate_url, url) == "url_parse"

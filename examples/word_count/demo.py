@@ -1,0 +1,145 @@
+"""The demo: publish text, count its words, read it back with Spark, compare the counts.
+
+Runs on a cluster of its own within this process: a real Etcd and a real broker, whose fragments
+are plain files in `demo-data/`. Ends by itself; a count that differs is a failure.
+"""
+
+import shutil
+import sys
+import time
+from collections import Counter
+from operator import attrgetter
+from pathlib import Path
+
+from examples.word_count.words import Line, all_lines, count
+from gazette_sdk import GazetteError, Publisher, Reader, mapping
+from gazette_sdk.embedded import EmbeddedCluster
+
+DATA = Path("demo-data")
+MARK = DATA / "made-by-the-demo"
+PARTITIONS = 4
+
+JOURNALS = f"""
+name: examples/words/
+replication: 1
+labels:
+  - name: content-type
+    value: application/x-ndjson
+  - name: topic
+    value: words
+fragment:
+  length: 1048576
+  compression_codec: GZIP
+  stores: ["file:///"]
+  refresh_interval: 10s
+children:
+{"".join(f"  - name: examples/words/part-{i:03d}{chr(10)}" for i in range(PARTITIONS))}
+"""
+
+
+def main() -> int:
+    """Run the demo; the process's exit status."""
+    _make_room()
+    expected = count(line.text for line in all_lines())
+    with EmbeddedCluster(DATA) as cluster:
+        print(f"A cluster runs at {cluster.address}; its data is in {DATA}/.")
+        cluster.apply(JOURNALS)
+        _publish(cluster)
+        counted = _count_with_a_reader(cluster)
+    print("\nThe ten most frequent words:")
+    for word, occurrences in counted.most_common(10):
+        print(f"  {occurrences:>6}  {word}")
+    in_files = _count_with_spark()
+    agrees = _compare("the Reader", counted, expected) & _compare("Spark", in_files, expected)
+    return 0 if agrees else 1
+
+
+def _make_room() -> None:
+    """Begin with an empty directory; only what an earlier demo made is removed."""
+    if DATA.exists():
+        if not MARK.exists():
+            raise GazetteError(f"{DATA}/ exists and is not the demo's; move it away")
+        shutil.rmtree(DATA)
+    DATA.mkdir()
+    MARK.touch()
+
+
+def _publish(cluster: EmbeddedCluster) -> None:
+    by_topic = mapping.modulo("topic=words", key=attrgetter("topic"))
+    begun = time.perf_counter()
+    published = 0
+    with Publisher(mapping=by_topic, transport=cluster.transport) as publisher:
+        for line in all_lines():
+            publisher.publish(line)
+            published += 1
+    elapsed = time.perf_counter() - begun
+    print(
+        f"Published {published:,} lines of text to {PARTITIONS} journals"
+        f" in {elapsed:.1f} s; every one is acknowledged."
+    )
+
+
+def _count_with_a_reader(cluster: EmbeddedCluster) -> Counter[str]:
+    begun = time.perf_counter()
+    words: Counter[str] = Counter()
+    read = 0
+    with Reader(Line, "topic=words", transport=cluster.transport, block=False) as reader:
+        for envelope in reader:
+            words.update(count([envelope.message.text]))
+            read += 1
+    print(f"Read {read:,} messages back in {time.perf_counter() - begun:.1f} s.")
+    return words
+
+
+def _count_with_spark() -> Counter[str]:
+    from gazette_spark import GazetteDataSource
+    from pyspark.sql import SparkSession
+    from pyspark.sql import functions as f
+
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .appName("gazette demo")
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.shuffle.partitions", "2")
+        .getOrCreate()
+    )
+    try:
+        spark.dataSource.register(GazetteDataSource)
+        words = (
+            spark.read.format("gazette")
+            .option("store", f"file://{(DATA / 'fragments').resolve()}/")
+            .option("journals", "examples/words/")
+            .schema("topic string, text string")
+            .load()
+            .select(f.explode(f.split(f.lower("text"), "[^a-z]+")).alias("word"))
+            .where("word != ''")
+            .groupBy("word")
+            .count()
+        )
+        counts = Counter({row["word"]: row["count"] for row in words.collect()})
+    finally:
+        spark.stop()
+    files = sorted((DATA / "fragments" / "examples").rglob("*.gz"))
+    print(f"\nSpark read the same journals from {len(files)} fragment files, such as\n  {files[0]}")
+    return counts
+
+
+def _compare(who: str, counted: Counter[str], expected: Counter[str]) -> bool:
+    if counted == expected:
+        print(f"{who} counted {counted.total():,} words: the same as a plain Counter.")
+        return True
+    differing = sorted(word for word in counted | expected if counted[word] != expected[word])
+    print(
+        f"{who} counted {counted.total():,} words, a plain Counter {expected.total():,};"
+        f" they differ in {len(differing)} words, such as {differing[:5]}",
+        file=sys.stderr,
+    )
+    return False
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except GazetteError as error:
+        sys.exit(f"demo: {error}")

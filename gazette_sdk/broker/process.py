@@ -1,0 +1,444 @@
+"""A whole broker: what it is made of, in which order it starts, and how it ends (broker 17).
+
+::
+
+    broker = Broker(BrokerConfig(suffix="broker-1", endpoint="http://…", …))
+    await broker.start()
+    serve(broker.service)            # behind whatever fronts
+    await broker.ended               # until it drained, or cannot go on
+    await broker.stop()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gazette_sdk.broker.append import Appends
+from gazette_sdk.broker.authorize import Authorization
+from gazette_sdk.broker.listing import Listing
+from gazette_sdk.broker.persister import JournalLookup, Persister
+from gazette_sdk.broker.pulse import Pulses
+from gazette_sdk.broker.refresh import refresh_index
+from gazette_sdk.broker.replica import Replica, ReplicaParts
+from gazette_sdk.broker.resolver import Resolver
+from gazette_sdk.broker.serve_read import ReadServer
+from gazette_sdk.broker.service import JournalService
+from gazette_sdk.broker.spool_directory import CompletedSpool, Durability, SpoolDirectory
+from gazette_sdk.broker.succession import RevisionNote, is_without, succeeded_journals
+from gazette_sdk.cluster.allocator.loop import run_allocator
+from gazette_sdk.cluster.broker_keys import (
+    BrokerKeySpace,
+    JournalAllocation,
+    JournalEntry,
+)
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.item_keyspace import AssignmentEntry
+from gazette_sdk.cluster.keyspace import WATCH_DELAY_S
+from gazette_sdk.cluster.membership import LEASE_TTL_S, Membership
+from gazette_sdk.errors import ConfigurationError, EtcdUnavailableError
+from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.authorization import authority_for
+from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION
+from gazette_sdk.protocol.routes import validate_broker_spec
+from gazette_sdk.transport.grpc import GrpcTransport, Tls
+
+__all__ = ["Broker", "BrokerConfig"]
+
+SWEEP_PERIOD_S = 60 * 60.0
+"""Stores that nobody used for this long are let go."""
+
+DIAL_RETRY_S = 1.0
+"""Pause between attempts to reach Etcd at the start."""
+
+SHUTDOWN_TIMEOUT_S = 5.0
+"""How long a stop waits for appends under way before it cancels them, and how long for that."""
+
+PERSIST_TIMEOUT_S = 10.0
+"""How long a stop goes on uploading, by default. What is left then is recovered at the next start
+from the spool directory."""
+
+RECONNECT_BACKOFF_MAX_S = 0.5
+"""A lost peer is dialled again at least this often."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """How a broker is configured; defaults are those of an unconfigured process.
+
+    Attributes:
+        suffix: id of the process within its zone.
+        endpoint: URL at which others reach it.
+        spool_dir: directory of its spools; they survive the process there.
+        zone: zone of the process.
+        etcd_endpoint: URL of Etcd.
+        etcd_prefix: prefix of the cluster's keys.
+        etcd_cert_file: client certificate toward Etcd.
+        etcd_cert_key_file: its key.
+        etcd_trusted_ca_file: authorities to trust with Etcd.
+        lease_ttl_s: how long it still counts as a member once it went silent.
+        journal_limit: journals it offers to hold.
+        file_root: directory of ``file://`` stores.
+        file_only: keep all stores below ``file_root``.
+        durability: what an acknowledged append has survived.
+        max_append_rate: bytes per second, for journals with a greater limit; 0 for none.
+        min_append_rate: bytes per second which a client has to sustain; 0 for no minimum.
+        max_replication: cap of every journal's replication.
+        watch_delay_s: how long changes of Etcd are gathered.
+        auth_keys: base64 keys which verify callers and sign calls to peers; empty for none.
+        auto_suspend: suspend idle journals.
+        peer_tls: certificates toward peers.
+    """
+
+    suffix: str
+    endpoint: str
+    spool_dir: Path
+    zone: str = "local"
+    etcd_endpoint: str = "http://localhost:2379"
+    etcd_prefix: str = "/gazette/cluster"
+    etcd_cert_file: Path | None = None
+    etcd_cert_key_file: Path | None = None
+    etcd_trusted_ca_file: Path | None = None
+    lease_ttl_s: int = LEASE_TTL_S
+    journal_limit: int = 1024
+    file_root: Path | None = None
+    file_only: bool = False
+    durability: Durability = Durability.REPLICATED
+    max_append_rate: int = 0
+    min_append_rate: int = 65536
+    max_replication: int = DEFAULT_MAX_REPLICATION
+    watch_delay_s: float = WATCH_DELAY_S
+    auth_keys: str = ""
+    auto_suspend: bool = False
+    peer_tls: Tls | None = None
+
+
+class Broker:
+    """A broker of a cluster, on the running event loop.
+
+    Args:
+        config: its configuration.
+
+    Attributes:
+        service: what its fronts serve; there once it started.
+        keyspace: its mirror of Etcd.
+        ended: done when it has drained, or with the error for which it cannot go on: a
+            :class:`~gazette_sdk.errors.LeaseLostError` above all. Stop it then.
+
+    Raises:
+        ConfigurationError: the configuration cannot be used.
+    """
+
+    service: JournalService
+    resolver: Resolver
+    persister: Persister
+
+    def __init__(self, config: BrokerConfig) -> None:
+        if config.file_only and config.file_root is None:
+            raise ConfigurationError("a file root must be given to keep all stores in files")
+        if config.file_root is not None and not config.file_root.is_dir():
+            raise ConfigurationError(f"the file root {config.file_root} is no directory; make it")
+        self.config = config
+        self.keyspace = BrokerKeySpace(config.etcd_prefix)
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._id = pb.ProcessSpec.ID(zone=config.zone, suffix=config.suffix)
+        self._authority = authority_for(config.auth_keys)
+        self._etcd: Etcd | None = None
+        self._membership: Membership | None = None
+        self._stores: StoreRegistry | None = None
+        self._spools: SpoolDirectory | None = None
+        self._note: RevisionNote | None = None
+        self._reads: ReadServer | None = None
+        self._peers: GrpcTransport | None = None
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._recovered: dict[tuple[str, int], list[CompletedSpool]] = {}
+
+    # ---------------------------------------------------------------- start
+
+    async def start(self) -> None:
+        """Join the cluster, recover what an earlier process left, and begin to serve.
+
+        It waits for Etcd, and for as long as another process holds this broker's id. Cancel it
+        to give up. After an error, :meth:`stop` cleans up.
+
+        Raises:
+            ConfigurationError: Etcd's address or the spool directory cannot be used.
+            EtcdError: Etcd refused.
+        """
+        config = self.config
+        spec = pb.BrokerSpec(
+            process_spec=pb.ProcessSpec(id=self._id, endpoint=config.endpoint),
+            journal_limit=config.journal_limit,
+        )
+        validate_broker_spec(spec)
+        spools = self._spools = await asyncio.to_thread(
+            lambda: SpoolDirectory(config.spool_dir, durability=config.durability)
+        )
+        self._stores = StoreRegistry(config.file_root, config.file_only)
+        self._etcd = await self._connect()
+        self._membership = Membership(
+            self._etcd,
+            self.keyspace.member_key(config.zone, config.suffix),
+            ttl_s=config.lease_ttl_s,
+        )
+        await self._membership.start()
+        self._membership.lost.add_done_callback(self._lease_ended)
+        revision = await self._membership.announce(spec)
+        await self.keyspace.load(self._etcd, revision)
+
+        await self._recover(spools)
+        self._compose(self._etcd, self._stores, spools)
+        self._run("watch", self.keyspace.watch(self._etcd, delay_s=config.watch_delay_s))
+        self._run("allocator", self._allocate(self._etcd))
+        self._run("persister", self.persister.run())
+        self._run("sweeper", self._sweep(self._stores))
+
+    async def _connect(self) -> Etcd:
+        config, is_first = self.config, True
+        while True:
+            try:
+                return await Etcd.connect(
+                    config.etcd_endpoint,
+                    dial_timeout_s=max(1.0, config.lease_ttl_s / 20),
+                    cert_file=config.etcd_cert_file,
+                    cert_key_file=config.etcd_cert_key_file,
+                    trusted_ca_file=config.etcd_trusted_ca_file,
+                )
+            except EtcdUnavailableError as error:
+                if is_first:
+                    _log.warning("waiting for Etcd: %s", error)
+                is_first = False
+            await asyncio.sleep(DIAL_RETRY_S)
+
+    async def _recover(self, spools: SpoolDirectory) -> None:
+        """Verify what an earlier process left, and what of it is still good."""
+        assert self._etcd is not None
+        cluster_id = self.keyspace.header.cluster_id
+        for spool in await asyncio.to_thread(spools.recover, cluster_id):
+            key = (spool.fragment.journal, spool.create_revision)
+            self._recovered.setdefault(key, []).append(spool)
+        await asyncio.to_thread(spools.sweep, self._exists)
+
+        self._note = RevisionNote(spools.root / "revision")
+        succeeded = await succeeded_journals(
+            self._etcd, self.keyspace, self._id, self._note.read(cluster_id)
+        )
+        known = [item.id for item in self.keyspace.items()]
+        for journal in known if succeeded is None else sorted(succeeded):
+            spools.forget_head(journal)
+        self._note.note(self.keyspace.header)
+        self._note.flush()
+
+    def _compose(self, etcd: Etcd, stores: StoreRegistry, spools: SpoolDirectory) -> None:
+        config = self.config
+        self.persister = Persister(stores, self._lookup)
+        for recovered in self._recovered.values():
+            for spool in recovered:
+                # Nobody else may have it: it is uploaded at once, as a primary's is.
+                self.persister.complete(replace(spool, primary=True))
+
+        self._peers = GrpcTransport(
+            config.endpoint,
+            zone=config.zone,
+            cache_size=0,
+            tls=config.peer_tls,
+            auth_keys=config.auth_keys,
+            reconnect_backoff_max_s=RECONNECT_BACKOFF_MAX_S,
+        )
+        self._reads = ReadServer(stores)
+
+        def make_replica(item: JournalEntry) -> Replica:
+            return Replica(
+                item.id,
+                item.create_revision,
+                spools.journal(
+                    item.id,
+                    create_revision=item.create_revision,
+                    cluster_id=self.keyspace.header.cluster_id,
+                ),
+                parts,
+                self._recovered.pop((item.id, item.create_revision), ()),
+            )
+
+        self.resolver = Resolver(self.keyspace, self._id, make_replica)
+        appends = Appends(
+            resolver=self.resolver,
+            etcd=etcd,
+            stores=stores,
+            peers=self._peers,
+            max_replication=config.max_replication,
+        )
+        parts = ReplicaParts(
+            complete=self.persister.complete,
+            refresh=lambda replica: refresh_index(
+                replica.journal, replica.index, stores, self._spec_of
+            ),
+            pulse=Pulses(appends.append, auto_suspend=config.auto_suspend).run,
+            min_append_rate=config.min_append_rate,
+            max_append_rate=config.max_append_rate,
+        )
+        self.service = JournalService(
+            resolver=self.resolver,
+            appends=appends,
+            listing=Listing(self.keyspace, etcd, self._id),
+            reads=self._reads,
+            stores=stores,
+            peers=self._peers,
+            authorization=Authorization(self._authority),
+        )
+        self.keyspace.observers.append(self._observe)
+        self.resolver.refresh()
+
+    # ------------------------------------------------------------------ end
+
+    async def drain(self) -> None:
+        """Ask to leave the cluster, and go on serving.
+
+        The allocator gives this broker's journals to others; :attr:`ended` is done when none is
+        left. A member whose leaving would leave too few for a journal's replication, such as a
+        lone broker with any journal, keeps its journals and serves on.
+
+        Raises:
+            EtcdError: it could not be announced.
+        """
+        if self._membership is not None:
+            self.persister.set_exiting()
+            await self._membership.set_exiting()
+
+    async def stop(self, *, persist_timeout_s: float = PERSIST_TIMEOUT_S) -> None:
+        """End: streams, replicas, membership, uploads, connections, in this order. Bounded.
+
+        What could not be uploaded stays in the spool directory, and is recovered at the next
+        start. Stop the fronts first, or at the same time.
+
+        Args:
+            persist_timeout_s: how long uploads may take.
+        """
+        await self._cancel("allocator", "sweeper")
+        if hasattr(self, "service"):
+            self.service.end_streams()
+            self.resolver.stop_local()
+            await self._shut_down_replicas()
+            self.persister.set_exiting()
+        if self._note is not None:
+            self._note.note(self.keyspace.header)
+            self._note.flush()
+        await self._cancel("watch", "persister")
+        if self._membership is not None:
+            await self._membership.revoke()
+        if hasattr(self, "service"):
+            await self._persist(persist_timeout_s)
+        if self._reads is not None:
+            self._reads.close()
+        if self._peers is not None:
+            await self._peers.aclose()
+        if self._stores is not None:
+            await self._stores.aclose()
+        if self._etcd is not None:
+            await self._etcd.aclose()
+        if self._spools is not None:
+            await asyncio.to_thread(self._spools.close)
+        if not self.ended.done():
+            self.ended.cancel()
+
+    async def _shut_down_replicas(self) -> None:
+        for cancel in (False, True):
+            if cancel:
+                self.service.cancel_writes()
+            try:
+                async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+                    await self.resolver.shutdowns()
+            except TimeoutError:
+                _log.warning("replicas still wait for what writes to them")
+            else:
+                return
+
+    async def _persist(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.persister.finish()
+        except TimeoutError:
+            _log.warning(
+                "%d fragments could not be uploaded; they stay in %s until the next start",
+                self.persister.pending,
+                self.config.spool_dir,
+            )
+        await self.persister.aclose()
+
+    # --------------------------------------------------------------- inside
+
+    def _run(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=f"broker {name}")
+        self._tasks[name] = task
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or self.ended.done():
+            return
+        error = task.exception()
+        if error is not None:
+            self._fail(error)
+
+    def _lease_ended(self, lost: asyncio.Future[None]) -> None:
+        if not lost.cancelled() and (error := lost.exception()) is not None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.ended.done():
+            self.ended.set_exception(error)
+            # Whoever looks sees it; a broker which is being stopped anyway needs not.
+            self.ended.exception()
+
+    async def _allocate(self, etcd: Etcd) -> None:
+        await run_allocator(
+            etcd,
+            self.keyspace,
+            self.config.zone,
+            self.config.suffix,
+            JournalAllocation(self.config.max_replication),
+        )
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    async def _cancel(self, *names: str) -> None:
+        tasks = [self._tasks.pop(name) for name in names if name in self._tasks]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _sweep(self, stores: StoreRegistry) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_PERIOD_S)
+            await stores.sweep()
+
+    def _observe(self) -> None:
+        """After each batch of changes of Etcd: forget heads which others have passed."""
+        assert self._spools is not None
+        assert self._note is not None
+        for change in self.keyspace.changes:
+            new = change.new
+            if isinstance(new, AssignmentEntry) and is_without(new.value, self._id):
+                self._spools.forget_head(new.item)
+        member = self.keyspace.member(self.config.zone, self.config.suffix)
+        if member is not None:
+            self._note.note(self.keyspace.header)
+
+    def _exists(self, journal: str, create_revision: int) -> bool:
+        item = self.keyspace.item(journal)
+        return item is not None and item.create_revision == create_revision
+
+    def _lookup(self, journal: str) -> JournalLookup | None:
+        item = self.keyspace.item(journal)
+        return JournalLookup(item.value, item.create_revision) if item is not None else None
+
+    def _spec_of(self, journal: str) -> pb.JournalSpec | None:
+        item = self.keyspace.item(journal)
+        return item.value if item is not None else None

@@ -1,0 +1,326 @@
+"""The journal service: what a broker answers, whatever the front it is asked through.
+
+Each call goes the same way: authorize, validate, resolve, then serve or proxy. Requests and
+responses are the protocol's messages; a call which fails raises a
+:class:`~gazette_sdk.errors.GazetteError`. Cancelling a call is safe at any moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gazette_sdk.broker.append import Appends
+from gazette_sdk.broker.authorize import Authorization
+from gazette_sdk.broker.fragments_rpc import check_store, list_page
+from gazette_sdk.broker.listing import Listing
+from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED
+from gazette_sdk.broker.replicate import replicate
+from gazette_sdk.broker.resolver import Resolution, Resolver
+from gazette_sdk.broker.serve_read import FileSpan, ReadServer
+from gazette_sdk.broker.slot import Signal
+from gazette_sdk.errors import STATUS_NAMES, CallError, UnavailableError
+from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.authorization import Capability
+from gazette_sdk.protocol.journal_spec import may_read
+from gazette_sdk.protocol.rpc import validate
+from gazette_sdk.protocol.wire import complete
+from gazette_sdk.server.call import Call
+from gazette_sdk.transport.base import AppendItem, Target, Transport
+
+__all__ = ["JournalService", "ReadItem"]
+
+ReadItem = pb.ReadResponse | FileSpan | bytes
+"""What a read yields: metadata, or content which continues where the item before it ended."""
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """What a call came to, for its metric."""
+
+    status: pb.Status = pb.OK
+
+
+class JournalService:
+    """The calls of a broker.
+
+    Args:
+        resolver: resolves journals.
+        appends: serves appends.
+        listing: serves List and Apply.
+        reads: serves reads.
+        stores: fragment stores.
+        peers: carries calls to other brokers.
+        authorization: verifies callers.
+    """
+
+    def __init__(
+        self,
+        *,
+        resolver: Resolver,
+        appends: Appends,
+        listing: Listing,
+        reads: ReadServer,
+        stores: StoreRegistry,
+        peers: Transport,
+        authorization: Authorization,
+    ) -> None:
+        self._resolver = resolver
+        self._appends = appends
+        self._listing = listing
+        self._reads = reads
+        self._stores = stores
+        self._peers = peers
+        self._authorization = authorization
+        self._stopping = Signal()
+        self._writing: set[asyncio.Task[object]] = set()
+
+    def end_streams(self) -> None:
+        """End reads and watches, cleanly: their clients go to another broker."""
+        self._stopping.fire()
+
+    def cancel_writes(self) -> None:
+        """Cancel appends and replication under way; they are rolled back."""
+        for task in self._writing:
+            task.cancel()
+
+    # --------------------------------------------------------- List, Apply
+
+    async def list(self, request: pb.ListRequest, call: Call) -> AsyncGenerator[pb.ListResponse]:
+        """Snapshots of the journals that match; with ``watch`` one after each change."""
+        with _counted("List"):
+            claims = self._authorization.verify(call, Capability.LIST)
+            validate(request)
+            timeout_s = self._authorization.remaining_s(claims)
+            responses = self._listing.snapshots(request, claims)
+            async for response in _ending(responses, timeout_s, self._stopping):
+                yield response
+
+    async def apply(self, request: pb.ApplyRequest, call: Call) -> pb.ApplyResponse:
+        """Create, change and delete journals, in one transaction."""
+        with _counted("Apply") as outcome:
+            claims = self._authorization.verify(call, Capability.APPLY)
+            validate(request)
+            async with self._authorization.bound(claims, call):
+                response = await self._listing.apply(request, claims)
+            outcome.status = response.status
+            return response
+
+    # ---------------------------------------------------------------- Read
+
+    async def read(self, request: pb.ReadRequest, call: Call) -> AsyncGenerator[ReadItem]:
+        """Metadata and content of a journal, from an offset on."""
+        with _counted("Read") as outcome:
+            claims = self._authorization.verify(call, Capability.READ)
+            validate(request)
+            async with self._authorization.bound(claims, call):
+                resolution = await self._resolver.resolve(
+                    request.journal,
+                    claims,
+                    may_proxy=not request.do_not_proxy,
+                    require_primary=False,
+                    min_revision=request.min_etcd_revision,
+                    proxy_header=request.header if request.HasField("header") else None,
+                )
+            outcome.status = _status_to_read(resolution)
+            if outcome.status != pb.OK:
+                yield pb.ReadResponse(
+                    status=outcome.status,
+                    header=self._authored(resolution),
+                )
+                return
+            items: AsyncIterator[ReadItem]
+            if resolution.is_local:
+                assert resolution.replica is not None, "it resolves to us where we have a replica"
+                items = self._reads.serve(
+                    request,
+                    resolution.replica.index,
+                    resolution.header,
+                    chunk_bytes=call.chunk_bytes,
+                )
+            else:
+                proxied = pb.ReadRequest()
+                proxied.CopyFrom(request)
+                proxied.header.CopyFrom(resolution.header)
+                items = self._peers.read(proxied, _target(resolution))
+            timeout_s = self._authorization.remaining_s(claims)
+            async for item in _ending(items, timeout_s, self._stopping):
+                if isinstance(item, pb.ReadResponse):
+                    outcome.status = item.status
+                yield item
+
+    # -------------------------------------------------------------- Append
+
+    async def append(self, requests: AsyncIterator[AppendItem], call: Call) -> pb.AppendResponse:
+        """Append the content of a stream to a journal, atomically."""
+        with _counted("Append") as outcome, self._tracked():
+            claims = self._authorization.verify(call, Capability.APPEND)
+            opening = await anext(requests, None)
+            if opening is None:
+                raise CallError("append stream: it ended before its first request")
+            if not isinstance(opening, pb.AppendRequest):
+                # Content where the journal should be named: a request without a journal.
+                opening = pb.AppendRequest()
+            validate(opening)
+            if self._authorization.remaining_s(claims, call) is None:
+                response = await self._appends.append(opening, requests, claims)
+            else:
+                async with self._authorization.bound(claims, call):
+                    response = await self._appends.append(opening, requests, claims)
+            outcome.status = response.status
+            return response
+
+    async def replicate(
+        self, requests: AsyncIterator[pb.ReplicateRequest], call: Call
+    ) -> AsyncGenerator[pb.ReplicateResponse]:
+        """Apply the stream of a journal's primary to our replica."""
+        with _counted("Replicate") as outcome, self._tracked():
+            claims = self._authorization.verify(call, Capability.REPLICATE)
+            async with aclosing(replicate(self._resolver, requests, claims)) as responses:
+                async for response in responses:
+                    outcome.status = response.status
+                    yield response
+
+    # ----------------------------------------------------------- fragments
+
+    async def list_fragments(
+        self, request: pb.FragmentsRequest, call: Call
+    ) -> pb.FragmentsResponse:
+        """One page of a journal's fragments."""
+        with _counted("ListFragments") as outcome:
+            claims = self._authorization.verify(call, Capability.READ)
+            validate(request)
+            async with self._authorization.bound(claims, call):
+                resolution = await self._resolver.resolve(
+                    request.journal,
+                    claims,
+                    may_proxy=not request.do_not_proxy,
+                    require_primary=False,
+                    proxy_header=request.header if request.HasField("header") else None,
+                )
+                outcome.status = _status_to_read(resolution)
+                if outcome.status != pb.OK:
+                    response = pb.FragmentsResponse(
+                        status=outcome.status,
+                        header=self._authored(resolution),
+                    )
+                elif resolution.replica is None:
+                    proxied = pb.FragmentsRequest()
+                    proxied.CopyFrom(request)
+                    proxied.header.CopyFrom(resolution.header)
+                    return await self._peers.list_fragments(proxied, _target(resolution))
+                else:
+                    response = await list_page(request, resolution.replica.index, self._stores)
+                    response.header.CopyFrom(resolution.header)
+            return complete(response)
+
+    async def fragment_store_health(
+        self, request: pb.FragmentStoreHealthRequest, call: Call
+    ) -> pb.FragmentStoreHealthResponse:
+        """The health of a fragment store, as this broker sees it."""
+        with _counted("FragmentStoreHealth") as outcome:
+            claims = self._authorization.verify(call, Capability.READ)
+            validate(request)
+            async with self._authorization.bound(claims, call):
+                response = await check_store(request, self._stores)
+            response.header.CopyFrom(self._listing.header())
+            outcome.status = response.status
+            return complete(response)
+
+    # -------------------------------------------------------------- inside
+
+    def _authored(self, resolution: Resolution) -> pb.Header:
+        """The header of an answer other than OK: it names us, who gave it."""
+        header = pb.Header()
+        header.CopyFrom(resolution.header)
+        header.process_id.CopyFrom(self._resolver.local_id)
+        return header
+
+    @contextmanager
+    def _tracked(self) -> Iterator[None]:
+        task = asyncio.current_task()
+        assert task is not None
+        self._writing.add(task)
+        try:
+            yield
+        finally:
+            self._writing.discard(task)
+
+
+def _status_to_read(resolution: Resolution) -> pb.Status:
+    if resolution.status == pb.OK:
+        assert resolution.spec is not None
+        if not may_read(resolution.spec):
+            return pb.NOT_ALLOWED
+    return resolution.status
+
+
+def _target(resolution: Resolution) -> Target:
+    """The member to proxy to, or any of the route.
+
+    Raises:
+        UnavailableError: nobody knows where it is: its member key is gone.
+    """
+    header = resolution.header
+    if not any(header.route.endpoints):
+        raise UnavailableError(
+            "the brokers of this journal are gone from Etcd; try again", journal=resolution.journal
+        )
+    return Target(route=header.route)
+
+
+@contextmanager
+def _counted(operation: str) -> Iterator[_Outcome]:
+    """Count a call, and what it came to."""
+    SERVER_STARTED.inc(operation)
+    outcome = _Outcome()
+    try:
+        yield outcome
+    except GeneratorExit:
+        SERVER_COMPLETED.inc(operation, "ok")  # the client left a stream that it had enough of
+        raise
+    except BaseException:
+        SERVER_COMPLETED.inc(operation, "<error>")
+        raise
+    name = "ok" if outcome.status == pb.OK else STATUS_NAMES[outcome.status]
+    SERVER_COMPLETED.inc(operation, name)
+
+
+async def _ending(
+    items: AsyncIterator[T], timeout_s: float | None, stopping: Signal
+) -> AsyncIterator[T]:
+    """What ``items`` yields, until the time is over or the broker stops: then a clean end."""
+    loop = asyncio.get_running_loop()
+    deadline = None if timeout_s is None else loop.time() + timeout_s
+    waiting: asyncio.Timeout | None = None
+
+    def end() -> None:
+        if waiting is not None and not waiting.expired():
+            waiting.reschedule(loop.time())
+
+    handle = stopping.on_fire(end)
+    try:
+        while not stopping.fired:
+            # Only the wait for the next item is bounded, never what our own caller does with it.
+            try:
+                async with asyncio.timeout_at(deadline) as waiting:
+                    item = await anext(items)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                if waiting is not None and waiting.expired():
+                    return
+                raise
+            finally:
+                waiting = None
+            yield item
+    finally:
+        stopping.forget(handle)
+        if isinstance(items, AsyncGenerator):
+            await items.aclose()

@@ -1,0 +1,125 @@
+"""Placements: is one good as it is, and can it be completed (guarantees of allocator section 6).
+
+A placement lists for each item the indices of the members that hold it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gazette_sdk.cluster.allocator.state import State
+
+__all__ = ["complete", "current_if_good", "scaled"]
+
+
+def current_if_good(state: State) -> list[list[int]] | None:
+    """The current placement where it leaves nothing to be wished for, else ``None``.
+
+    That is: each item has as many members as it wants, in two zones at least where there are,
+    and no member holds more than its fair share. Solving such a state must not move anything,
+    or each new leader would.
+    """
+    counts = [0] * len(state.members)
+    placement: list[list[int]] = []
+    for assignments, replication in zip(state.item_assignments, state.replication, strict=True):
+        holders: set[int] = set()
+        for assignment in assignments:
+            member = state.member_index(assignment.zone, assignment.suffix)
+            if member is None:
+                return None
+            holders.add(member)
+            counts[member] += 1
+        if len(holders) != replication or len(assignments) != replication:
+            return None
+        if replication > 1 and len(state.zones) > 1:
+            zones = {assignment.zone for assignment in assignments}
+            if len(zones) < 2:
+                return None
+        placement.append(sorted(holders))
+    for member, count in enumerate(counts):
+        if count > fair_share(state, member):
+            return None
+    return placement
+
+
+def fair_share(state: State, member: int) -> int:
+    """Items a member holds at most when all members are loaded alike."""
+    return scaled(state.effective_limit(member), state.item_slots, state.member_slots)
+
+
+def scaled(value: int, numerator: int, denominator: int) -> int:
+    """``value`` times a fraction, rounded up; ``value`` where the fraction is above 1."""
+    if numerator > denominator:
+        return value
+    return -(-value * numerator // denominator) if denominator else value
+
+
+def complete(state: State, placement: list[list[int]]) -> None:
+    """Place what has no place though there is one, in order of items.
+
+    A replica goes to a member with room; or it takes the place of another item's, which moves
+    on in turn: an augmenting path of a maximum matching, the shortest one. Limits are the only
+    bound here, because fair share and zones are what is given up for it.
+
+    Args:
+        state: the cluster.
+        placement: completed in place.
+    """
+    room = [state.effective_limit(member) for member in range(len(state.members))]
+    items_of: list[set[int]] = [set() for _ in state.members]
+    for item, holders in enumerate(placement):
+        for member in holders:
+            room[member] -= 1
+            items_of[member].add(item)
+    # Members from which no path leads to one with room. None ever will, so none is tried again.
+    dead: set[int] = set()
+    for item, replication in enumerate(state.replication):
+        while len(items_of) - len(dead) > 0 and len(placement[item]) < replication:
+            path = _augmenting_path(item, placement, items_of, room, dead)
+            if not path:
+                break
+            room[path[-1][1]] -= 1
+            for mover, member in reversed(path):
+                placement[mover].append(member)
+                items_of[member].add(mover)
+            for (_, member), (mover, _) in zip(path, path[1:], strict=False):
+                placement[mover].remove(member)
+                items_of[member].discard(mover)
+    for holders in placement:
+        holders.sort()
+
+
+def _augmenting_path(
+    item: int,
+    placement: Sequence[Sequence[int]],
+    items_of: Sequence[set[int]],
+    room: Sequence[int],
+    dead: set[int],
+) -> list[tuple[int, int]]:
+    """The shortest chain of moves that gives ``item`` one more member.
+
+    Returns:
+        Pairs of an item and the member it goes to. Each item but the first leaves the member of
+        the pair before it. Empty where there is none; the members tried are dead then.
+    """
+    came_from: dict[int, tuple[int, int | None]] = {}
+    queue: list[tuple[int, int | None]] = [(item, None)]
+    moved = {item}
+    for mover, left in queue:
+        for member in range(len(room)):
+            if member in came_from or member in dead or member in placement[mover]:
+                continue
+            came_from[member] = (mover, left)
+            if room[member] > 0:
+                path = []
+                at: int | None = member
+                while at is not None:
+                    who, previous = came_from[at]
+                    path.append((who, at))
+                    at = previous
+                return path[::-1]
+            for other in sorted(items_of[member] - moved):
+                moved.add(other)
+                queue.append((other, member))
+    dead.update(came_from)
+    return []

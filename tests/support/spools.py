@@ -1,0 +1,105 @@
+"""Spools for tests: a directory, a spool in it, and what is done with one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+from gazette_sdk.broker.content_file import ContentFile
+from gazette_sdk.broker.spool import Spool
+from gazette_sdk.broker.spool_directory import CompletedSpool, SpoolDirectory
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.fragments import sum_of
+
+CLUSTER = 77
+REVISION = 5
+
+
+def sum_of_content(content: bytes) -> pb.SHA1Sum:
+    """The sum of a fragment's content: zero of none."""
+    return sum_of(hashlib.sha1(content).digest()) if content else pb.SHA1Sum()
+
+
+class SpoolUser:
+    """A spool, and all it told: commits and closed fragments."""
+
+    def __init__(
+        self,
+        directory: SpoolDirectory,
+        journal: str = "a/journal",
+        *,
+        revision: int = REVISION,
+        cluster: int = CLUSTER,
+        batch_bytes: int = 1 << 20,
+        on_commit: Callable[[pb.Fragment, ContentFile], None] | None = None,
+    ) -> None:
+        self.commits: list[pb.Fragment] = []
+        self.completed: list[CompletedSpool] = []
+        self._told = on_commit
+        self.spool = Spool(
+            directory.journal(journal, create_revision=revision, cluster_id=cluster),
+            on_commit=self._committed,
+            on_complete=self.completed.append,
+            compression_batch_bytes=batch_bytes,
+        )
+
+    def _committed(self, fragment: pb.Fragment, file: ContentFile) -> None:
+        self.commits.append(fragment)
+        if self._told is not None:
+            self._told(fragment, file)
+
+    async def propose(
+        self,
+        fragment: pb.Fragment,
+        registers: pb.LabelSet | None = None,
+        *,
+        primary: bool = True,
+    ) -> pb.ReplicateResponse:
+        """Apply a proposal, with the spool's own registers unless others are given."""
+        return await self.spool.apply(
+            pb.ReplicateRequest(
+                proposal=fragment,
+                registers=self.spool.registers if registers is None else registers,
+                acknowledge=True,
+            ),
+            primary=primary,
+        )
+
+    async def append(
+        self, content: bytes, registers: pb.LabelSet | None = None, *, primary: bool = True
+    ) -> None:
+        """Write and commit."""
+        await self.spool.write(content, self.spool.uncommitted_bytes)
+        response = await self.propose(self.spool.next(), registers, primary=primary)
+        assert response.status == pb.OK
+
+    async def roll(
+        self,
+        to: int | None = None,
+        codec: pb.CompressionCodec = pb.NONE,
+        registers: pb.LabelSet | None = None,
+        *,
+        primary: bool = True,
+    ) -> None:
+        """Close the fragment, and begin the next."""
+        at = self.spool.fragment.end if to is None else to
+        empty = pb.Fragment(
+            journal=self.spool.journal,
+            begin=at,
+            end=at,
+            sum=pb.SHA1Sum(),
+            compression_codec=codec,
+        )
+        response = await self.propose(empty, registers, primary=primary)
+        assert response.status == pb.OK
+
+
+def content_of(spool: CompletedSpool) -> bytes:
+    """The content of a closed spool."""
+    return spool.file.read_at(0, spool.fragment.end - spool.fragment.begin)
+
+
+def files_below(root: Path) -> list[str]:
+    """Names of all files below a directory, sorted."""
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())

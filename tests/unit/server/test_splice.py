@@ -1,0 +1,159 @@
+import asyncio
+import hashlib
+import os
+import socket
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from gazette_sdk.server.listener import Listener, Wire
+from gazette_sdk.server.splice import READ_BYTES, Splicer
+from gazette_sdk.transport.loop import run
+
+
+@asynccontextmanager
+async def spliced(path: Path, behind):
+    """A port whose connections are spliced to a Unix socket, where ``behind`` serves."""
+    server = await asyncio.start_unix_server(behind, path)
+    splicer = Splicer(path)
+    listener = Listener()
+    listener.add(Wire("splice", (b"X",), splicer))
+    listener.bind("127.0.0.1", 0)
+    await listener.start()
+    try:
+        yield listener.port, splicer
+    finally:
+        listener.close()
+        await splicer.aclose()
+        server.close()
+
+
+async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(1 << 16):
+        writer.write(data)
+        await writer.drain()
+    writer.close()
+
+
+def test_bytes_arrive_unchanged_in_both_directions_with_a_half_close(tmp_path):
+    async def scenario():
+        async with spliced(tmp_path / "s", _echo) as (port, splicer):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            sent = b"X" + os.urandom(20 * READ_BYTES)
+
+            async def send() -> None:
+                writer.write(sent)
+                await writer.drain()
+                writer.write_eof()
+
+            sending = asyncio.create_task(send())
+            received = await asyncio.wait_for(reader.read(), 20)
+            await sending
+            assert hashlib.sha1(received).digest() == hashlib.sha1(sent).digest()
+            writer.close()
+            while len(splicer):
+                await asyncio.sleep(0)
+
+    run(scenario(), 30)
+
+
+def test_a_slow_reader_holds_the_sender_back_and_gets_everything(tmp_path):
+    total = 64 << 20
+    pattern = os.urandom(1 << 20)
+    sent = 0
+
+    async def pour(reader, writer):
+        nonlocal sent
+        await reader.readexactly(1)
+        for _ in range(total >> 20):
+            writer.write(pattern)
+            await writer.drain()
+            sent += len(pattern)
+        writer.close()
+
+    async def scenario():
+        async with spliced(tmp_path / "s", pour) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 16)
+            writer.write(b"X")
+            received = hashlib.sha1(await reader.readexactly(1000))
+            stalled = -1
+            while stalled != sent:  # until the sender does not get on any more
+                stalled = sent
+                await asyncio.sleep(0.05)
+            assert sent < total // 2
+            while data := await reader.read(1 << 20):
+                received.update(data)
+            assert received.digest() == hashlib.sha1(pattern * (total >> 20)).digest()
+            writer.transport.abort()
+
+    run(scenario(), 30)
+
+
+def test_a_reset_on_one_side_ends_the_other(tmp_path):
+    ended = asyncio.Event()
+
+    async def wait_for_end(reader, writer):
+        try:
+            await reader.read()
+        except ConnectionResetError:
+            pass
+        finally:
+            writer.transport.abort()
+            ended.set()
+
+    async def scenario():
+        async with spliced(tmp_path / "s", wait_for_end) as (port, splicer):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"X")
+            while len(splicer) != 1:
+                await asyncio.sleep(0)
+            raw = writer.get_extra_info("socket")
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            writer.transport.abort()
+            await asyncio.wait_for(ended.wait(), 5)
+
+    run(scenario(), 10)
+
+
+def test_the_server_behind_closing_closes_the_client(tmp_path):
+    async def hang_up(reader, writer):
+        await reader.readexactly(1)
+        writer.write(b"bye")
+        writer.close()
+
+    async def scenario():
+        async with spliced(tmp_path / "s", hang_up) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"X")
+            assert await asyncio.wait_for(reader.read(), 5) == b"bye"
+            writer.close()
+
+    run(scenario(), 10)
+
+
+def test_without_a_server_behind_the_connection_ends(tmp_path):
+    async def scenario():
+        async with spliced(tmp_path / "s", _echo) as (port, splicer):
+            splicer._path = tmp_path / "missing"
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"X")
+            with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+                await asyncio.wait_for(reader.readexactly(1), 5)
+            writer.transport.abort()
+
+    run(scenario(), 10)
+
+
+def test_closing_ends_what_is_spliced(tmp_path):
+    async def scenario():
+        async with spliced(tmp_path / "s", _echo) as (port, splicer):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"X")
+            assert await reader.readexactly(1) == b"X"
+            await splicer.aclose()
+            with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
+                await asyncio.wait_for(reader.readexactly(1), 5)
+            writer.transport.abort()
+
+    run(scenario(), 10)

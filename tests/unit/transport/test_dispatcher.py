@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import pytest
+from support.vectors import group
+
+from gazette_sdk.errors import UnavailableError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.base import Target
+from gazette_sdk.transport.dispatcher import (
+    SERVICE,
+    Action,
+    Health,
+    Marks,
+    Peer,
+    action_for,
+    candidates,
+    choose,
+)
+
+MEMBERS = ("remote/primary", "local/replica", "local/other-replica")
+PEERS = {"default": SERVICE} | {name: Peer(*name.split("/"), f"http://{name}") for name in MEMBERS}
+ROUTE = pb.Route(
+    members=[pb.ProcessSpec.ID(zone=p.zone, suffix=p.suffix) for p in list(PEERS.values())[1:]],
+    endpoints=[p.endpoint for p in list(PEERS.values())[1:]],
+    primary=0,
+)
+HEALTH = {"ready": Health.READY, "failed": Health.FAILED}
+
+
+class Dispatching:
+    """What the vector's steps do, over the pure functions and a table of states."""
+
+    def __init__(self):
+        self.health: dict[Peer, Health] = {}
+
+    def health_of(self, peer):
+        return self.health.get(peer, Health.IDLE)
+
+    def pick(self, target, *, needs_primary=False):
+        peer = choose(candidates(target, needs_primary=needs_primary), "local", self.health_of)
+        was_open = peer in self.health
+        self.health.setdefault(peer, Health.IDLE)
+        return peer, action_for(peer, self.health_of(peer)), not was_open
+
+
+def target_of(step):
+    if "member" in step:
+        zone, suffix = step["member"].split("/")
+        return Target(ROUTE, pb.ProcessSpec.ID(zone=zone, suffix=suffix))
+    if step.get("route") == "empty":
+        return Target(pb.Route(primary=-1))
+    return Target(ROUTE)
+
+
+def test_picks_follow_the_vectors():
+    dispatching = Dispatching()
+    steps = group("broker", "dispatcher_pick")["cases"][0]["steps"]
+    for step in steps:
+        for name, state in step.get("set", {}).items():
+            dispatching.health[PEERS[name]] = HEALTH[state]
+        if "expect" not in step:
+            continue
+        peer, action, dialed = dispatching.pick(
+            target_of(step), needs_primary=step.get("require_primary", False)
+        )
+        expect = step["expect"]
+        if expect.startswith("fail"):
+            assert action is Action.FAIL, step
+        elif "dial" in expect:
+            wanted = "default" if "default" in expect else step.get("member")
+            wanted = wanted or expect.split()[1].rstrip(",")
+            assert (peer, action, dialed) == (PEERS[wanted], Action.WAIT, True), step
+        else:
+            assert (peer, action, dialed) == (PEERS[expect], Action.USE, False), step
+
+
+def test_sweeps_follow_the_vectors():
+    marks, opened = Marks(), set()
+    for step in group("broker", "dispatcher_pick")["cases"][1]["steps"]:
+        for name in step.get("dial", []) + step.get("use", []):
+            if step.get("expect") == "re-dialed":
+                assert PEERS[name] not in opened
+            opened.add(PEERS[name])
+            marks.begin(PEERS[name])
+            marks.end(PEERS[name])
+        if "sweep" in step:
+            swept = marks.sweep(sorted(opened, key=str))
+            assert swept == [PEERS[name] for name in step["sweep"]]
+            opened -= set(swept)
+
+
+def test_a_peer_with_a_call_under_way_is_not_swept():
+    marks, peer = Marks(), PEERS["local/replica"]
+    marks.begin(peer)
+    assert marks.sweep([peer]) == []
+    assert marks.sweep([peer]) == []
+    marks.end(peer)
+    assert marks.sweep([peer]) == [peer]
+
+
+def test_the_service_address_is_never_swept():
+    assert Marks().sweep([SERVICE]) == []
+
+
+def test_members_without_an_endpoint_are_passed_over():
+    route = pb.Route()
+    route.CopyFrom(ROUTE)
+    route.endpoints[1] = ""
+    assert [p.suffix for p in candidates(Target(route), needs_primary=False)] == [
+        "primary",
+        "other-replica",
+    ]
+    route.endpoints[0] = ""
+    assert candidates(Target(route), needs_primary=True) == [SERVICE]
+
+
+def test_a_route_without_endpoints_leads_to_the_service_address():
+    route = pb.Route(members=ROUTE.members, primary=0)
+    assert candidates(Target(route), needs_primary=False) == [SERVICE]
+    assert candidates(Target(pb.Route(primary=-1)), needs_primary=True) == [SERVICE]
+
+
+def test_an_exact_member_of_unknown_endpoint_is_unavailable():
+    with pytest.raises(UnavailableError, match="remote/other"):
+        candidates(
+            Target(ROUTE, pb.ProcessSpec.ID(zone="remote", suffix="other")), needs_primary=False
+        )
+
+
+def test_a_failed_service_address_is_waited_for():
+    assert action_for(SERVICE, Health.FAILED) is Action.WAIT
