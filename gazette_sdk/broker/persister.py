@@ -37,8 +37,9 @@ UPLOAD_TIMEOUT_S: Final = 300.0
 TICK_S: Final = 60.0
 """Between rotations of the queues."""
 
-RETRY_S_MIN: Final = 1.0
-RETRY_S_MAX: Final = 60.0
+RETRY_S_MIN: Final = 0.5
+RETRY_S_MAX: Final = 10.0
+"""A store that is back is noticed within this; a probe costs it one or two requests."""
 
 _FINISH_PAUSE_S: Final = 1.0
 _OFFLOADED_ENCODING = "gzip"
@@ -63,8 +64,9 @@ class _Backlog:
     """Spools which wait for one store, or for one journal where the store is not to blame."""
 
     spools: deque[CompletedSpool] = field(default_factory=deque)
-    failures: int = 0
+    failures: int = 0  # of probes, one after the other
     probe_at: float = 0.0
+    is_probed: bool = False
 
 
 class Persister:
@@ -133,7 +135,9 @@ class Persister:
             if loop.time() >= tick_at:
                 tick_at += self._tick_s
                 self._rotate()
-            probes = [backlog.probe_at for backlog in self._backlogs.values() if backlog.spools]
+            probes = [
+                backlog.probe_at for backlog in self._backlogs.values() if not backlog.is_probed
+            ]
             until = min([tick_at, *probes])
             self._wake.clear()
             try:
@@ -177,12 +181,14 @@ class Persister:
 
     def _probe(self, now: float) -> None:
         """Try one spool of each backlog whose time has come."""
-        for key in [key for key, backlog in self._backlogs.items() if not backlog.spools]:
-            del self._backlogs[key]
-        for backlog in self._backlogs.values():
-            if backlog.probe_at <= now:
-                backlog.probe_at = now + self._retry_delay(backlog.failures)
-                self._start(backlog.spools.popleft())
+        for key, backlog in list(self._backlogs.items()):
+            if backlog.is_probed or backlog.probe_at > now:
+                continue
+            if backlog.spools:
+                backlog.is_probed = True
+                self._start(backlog.spools.popleft(), backlog)
+            else:
+                del self._backlogs[key]
 
     def _retry_delay(self, failures: int) -> float:
         return float(min(self._retry_s_min * 2.0 ** min(failures, 16), RETRY_S_MAX))
@@ -191,22 +197,26 @@ class Persister:
         while spools:
             self._start(spools.popleft())
 
-    def _start(self, spool: CompletedSpool) -> None:
+    def _start(self, spool: CompletedSpool, probed: _Backlog | None = None) -> None:
         task = asyncio.get_running_loop().create_task(
-            self._attempt(spool), name=f"persist {spool.fragment.journal}"
+            self._attempt(spool, probed), name=f"persist {spool.fragment.journal}"
         )
         self._attempts[task] = spool
         task.add_done_callback(self._attempts.pop)
 
-    def _failed(self, spool: CompletedSpool, key: str, error: BaseException) -> None:
-        loop = asyncio.get_running_loop()
+    def _failed(
+        self, spool: CompletedSpool, key: str, error: Exception, probed: _Backlog | None
+    ) -> None:
+        """Put a spool back. Only probes make pauses longer: many may have failed at once."""
         backlog = self._backlogs.setdefault(key, _Backlog())
         backlog.spools.append(spool)
+        if backlog.failures > 0 and backlog is not probed:
+            return
+        delay_s = self._retry_delay(backlog.failures)
         backlog.failures += 1
-        delay_s = self._retry_delay(backlog.failures - 1)
-        backlog.probe_at = loop.time() + delay_s
+        backlog.probe_at = asyncio.get_running_loop().time() + delay_s
         _log.warning(
-            "cannot persist %s (again in %.0f s, %d wait for %s): %s",
+            "cannot persist %s (again in %.1f s, %d wait for %s): %s",
             content_path(spool.fragment), delay_s, len(backlog.spools), key, error,
         )  # fmt: skip
         self._wake.set()
@@ -218,34 +228,42 @@ class Persister:
 
     # ------------------------------------------------------------- attempts
 
-    async def _attempt(self, spool: CompletedSpool) -> None:
-        async with self._room:
-            journal = spool.fragment.journal
-            found = self._lookup(journal)
-            if found is None or found.create_revision != spool.create_revision:
-                _log.info("dropping %s: its journal is deleted", content_path(spool.fragment))
-                self._release(spool)
-                return
-            urls = list(found.spec.fragment.stores)
-            if not urls:
-                self._storeless.append(spool)
-                return
-            key = urls[0]
-            try:
-                await self._persist(spool, found.spec, urls)
-            except CorruptFragmentError as error:
-                self._failed(spool, f"journal {journal}", error)
-            except (StoreError, OSError, TimeoutError) as error:
-                self._failed(spool, key, error)
-            except GazetteError as error:
-                self._failed(spool, f"journal {journal}", error)
-            except Exception as error:  # noqa: BLE001 - the task's outermost boundary
-                # Whatever it is, the spool must not be lost.
-                _log.exception("persisting %s failed", content_path(spool.fragment))
-                self._failed(spool, f"journal {journal}", error)
-            else:
-                self._release(spool)
-                self._succeeded(key)
+    async def _attempt(self, spool: CompletedSpool, probed: _Backlog | None) -> None:
+        try:
+            async with self._room:
+                await self._attempt_now(spool, probed)
+        finally:
+            if probed is not None:
+                probed.is_probed = False
+                self._wake.set()
+
+    async def _attempt_now(self, spool: CompletedSpool, probed: _Backlog | None) -> None:
+        journal = spool.fragment.journal
+        found = self._lookup(journal)
+        if found is None or found.create_revision != spool.create_revision:
+            _log.info("dropping %s: its journal is deleted", content_path(spool.fragment))
+            self._release(spool)
+            return
+        urls = list(found.spec.fragment.stores)
+        if not urls:
+            self._storeless.append(spool)
+            return
+        key = urls[0]
+        try:
+            await self._persist(spool, found.spec, urls)
+        except CorruptFragmentError as error:
+            self._failed(spool, f"journal {journal}", error, probed)
+        except (StoreError, OSError) as error:
+            self._failed(spool, key, error, probed)
+        except GazetteError as error:
+            self._failed(spool, f"journal {journal}", error, probed)
+        except Exception as error:  # noqa: BLE001 - the task's outermost boundary
+            # Whatever it is, the spool must not be lost.
+            _log.exception("persisting %s failed", content_path(spool.fragment))
+            self._failed(spool, f"journal {journal}", error, probed)
+        else:
+            self._release(spool)
+            self._succeeded(key)
 
     def _release(self, spool: CompletedSpool) -> None:
         SPOOLS_PERSISTED.inc()

@@ -76,8 +76,8 @@ class Pulses:
     async def run(self, replica: Replica) -> None:
         """Pulse at once, at each change of the journal's assignments, and every minute."""
         undisturbed = 0
-        while True:
-            signal = replica.signal
+        # A signal which fired and was not replaced is the last one: the replica shuts down.
+        while not (signal := replica.signal).fired:
             if replica.is_primary:
                 mode = pulse_mode(undisturbed, auto_suspend=self.auto_suspend)
                 await self._pulse(replica.journal, mode)

@@ -28,8 +28,9 @@ _STEP_BYTES: Final = 256 << 10
 _THREAD_FROM_BYTES: Final = 4 << 20
 """Fragments at least this long are summed by a thread of their own, beside the decoding."""
 
-_QUEUE_STEPS: Final = 8
-"""How many steps the decoding may be ahead of the summing."""
+_HANDED_OVER_BYTES: Final = 1 << 20
+_QUEUE_LENGTH: Final = 4
+"""How much is handed to that thread at once, and how often before it must have caught up."""
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
@@ -232,28 +233,37 @@ class FragmentReader(io.RawIOBase):
 
 
 class _Sum:
-    """A running SHA-1, of a thread of its own where that is worth it.
+    """A running SHA-1, by a thread of its own where that is worth it.
 
     Summing costs about as much as decoding, and both leave Python's lock: on two cores they take
-    the time of one.
+    the time of one. What is handed over is gathered first, since handing over costs as well.
     """
 
     def __init__(self, length: int) -> None:
         self._hash = hashlib.sha1(usedforsecurity=False)
+        self._gathered: list[bytes] = []
+        self._gathered_bytes = 0
         self._thread: threading.Thread | None = None
         if length >= _THREAD_FROM_BYTES and (os.cpu_count() or 1) > 1:
-            self._queue: queue.Queue[bytes | None] = queue.Queue(_QUEUE_STEPS)
+            self._queue: queue.Queue[list[bytes] | None] = queue.Queue(_QUEUE_LENGTH)
             self._thread = threading.Thread(target=self._run, name="fragment-sum", daemon=True)
             self._thread.start()
 
     def update(self, data: bytes) -> None:
         if self._thread is None:
             self._hash.update(data)
-        else:
-            self._queue.put(data)
+            return
+        self._gathered.append(data)
+        self._gathered_bytes += len(data)
+        if self._gathered_bytes >= _HANDED_OVER_BYTES:
+            self._queue.put(self._gathered)
+            self._gathered, self._gathered_bytes = [], 0
 
     def digest(self) -> bytes:
         self.abandon()
+        for data in self._gathered:
+            self._hash.update(data)
+        self._gathered.clear()
         return self._hash.digest()
 
     def abandon(self) -> None:
@@ -264,5 +274,6 @@ class _Sum:
             self._thread = None
 
     def _run(self) -> None:
-        while (data := self._queue.get()) is not None:
-            self._hash.update(data)
+        while (gathered := self._queue.get()) is not None:
+            for data in gathered:
+                self._hash.update(data)

@@ -16,7 +16,8 @@ T = TypeVar("T")
 class Mailbox(Generic[T]):
     """A queue with one consumer, which is plain code or a coroutine of any loop.
 
-    It is not bounded: who puts items bounds them.
+    An item stays until the consumer is done with it, so that an interrupt loses nothing. It is
+    not bounded: who puts items bounds them.
     """
 
     def __init__(self) -> None:
@@ -36,24 +37,29 @@ class Mailbox(Generic[T]):
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(_wake, future)
 
-    def get(self) -> T:
-        """The next item, in plain code. An interrupt leaves everything as it was."""
+    def first(self) -> T:
+        """Wait for the first item, in plain code; it stays until :meth:`drop`."""
         with self._arrived:
             while not self._items:
                 self._arrived.wait()
-            return self._items.popleft()
+            return self._items[0]
 
-    async def aget(self) -> T:
-        """The next item, in a coroutine. Lets other coroutines run at least once."""
+    async def afirst(self) -> T:
+        """As :meth:`first`, in a coroutine. Lets other coroutines run at least once."""
         await asyncio.sleep(0)
         while True:
             loop = asyncio.get_running_loop()
             with self._arrived:
                 if self._items:
-                    return self._items.popleft()
+                    return self._items[0]
                 future = loop.create_future()
                 self._waiter = (loop, future)
             await future
+
+    def drop(self) -> None:
+        """Remove the first item: the consumer is done with it."""
+        with self._arrived:
+            self._items.popleft()
 
 
 def _wake(future: asyncio.Future[None]) -> None:

@@ -25,9 +25,9 @@ from gazette_sdk.errors import (
 from gazette_sdk.message.mailbox import Mailbox
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
-from gazette_sdk.protocol.names import split_meta, strip_meta
+from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.selectors import journal_selector
-from gazette_sdk.transport.backoff import DELAY_S_MAX
+from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.listing import WatchedList, list_journals
@@ -70,11 +70,13 @@ class Opened:
         journal: its name, as content is to be known under.
         content_type: its ``content-type`` label.
         offset: where reading begins; -1 for the write head.
+        continues: content goes on where it ended before the journal vanished for a while.
     """
 
     journal: str
     content_type: str
     offset: int
+    continues: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +172,17 @@ class Prefetch:
         self._slots = asyncio.Semaphore(CONCURRENT_READS_MAX)
         self._task: asyncio.Task[None] | None = None
         self._stops = False
+        self._left_at: dict[tuple[str, int], int] = {}
         self._loop.call_soon_threadsafe(self._start)
 
     # ------------------------------------------------------ for the consumer
 
-    def taken(self, item: Item) -> None:
-        """The consumer has taken an item, and is about to work on it."""
+    def drop(self, item: Item) -> None:
+        """The consumer is done with the mailbox's first item."""
+        self.mailbox.drop()
         if isinstance(item, Content):
             # Once per chunk of content, which is many messages.
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and reading with it
                 self._loop.call_soon_threadsafe(self._release, len(item.content))
 
     def stop(self) -> None:
@@ -215,7 +219,7 @@ class Prefetch:
             await self._read_all()
         except GazetteError as error:
             self.mailbox.put(Failed(error))
-        except Exception as error:  # the outermost boundary: the consumer raises it
+        except Exception as error:  # noqa: BLE001 - the task's boundary: the consumer raises it
             _log.exception("reading %s failed", self._plan.text)
             self.mailbox.put(Failed(error))
         finally:
@@ -237,57 +241,12 @@ class Prefetch:
         else:
             await self._read_once(selector)
 
-    async def _list(self, selector: pb.LabelSelector) -> list[pb.JournalSpec]:
+    async def _list(self, selector: pb.LabelSelector) -> list[pb.ListResponse.Journal]:
         try:
             async with asyncio.timeout(LISTING_TIMEOUT_S):
-                listing = await list_journals(self._transport, selector)
+                return list((await list_journals(self._transport, selector)).journals)
         except TimeoutError:
-            raise UnavailableError(
-                f"the journals of {self._plan.text!r} could not be listed within"
-                f" {LISTING_TIMEOUT_S:g} s; check the address of the broker (GAZETTE_ADDRESS, or"
-                " transport=)"
-            ) from None
-        return [journal.spec for journal in listing.journals]
-
-    async def _read_once(self, selector: pb.LabelSelector) -> None:
-        specs = await self._list(selector)
-        if not specs:
-            raise JournalNotFoundError(f"no journal matches {self._plan.text!r}")
-        async with asyncio.TaskGroup() as group:
-            for spec in specs:
-                group.create_task(self._read_in_turn(spec))
-
-    async def _read_in_turn(self, spec: pb.JournalSpec) -> None:
-        async with self._slots:
-            await self._read(spec, appeared=False)
-
-    async def _follow(self, selector: pb.LabelSelector) -> None:
-        """Read the selector's journals as they come and go."""
-        reads: dict[str, asyncio.Task[None]] = {}
-        seen_any = False
-        async with WatchedList(self._transport, selector) as watched, asyncio.TaskGroup() as group:
-            while True:
-                try:
-                    # An unreachable broker is an error at the begin, and waited out later.
-                    async with asyncio.timeout(None if seen_any else LISTING_TIMEOUT_S):
-                        await watched.changed()
-                except (UnauthenticatedError, ValidationError):
-                    if not seen_any:
-                        raise
-                    continue
-                except TimeoutError:
-                    raise self._no_listing(watched.error) from watched.error
-                except GazetteError:
-                    continue  # it is tried again, and logged, by the watch
-                assert watched.snapshot is not None
-                listed = {each.spec.name: each.spec for each in watched.snapshot.journals}
-                for name in reads.keys() - listed.keys():
-                    reads.pop(name).cancel()
-                    self.mailbox.put(Vanished(self._named(name)))
-                for name in listed.keys() - reads.keys():
-                    read = self._read(listed[name], appeared=seen_any)
-                    reads[name] = group.create_task(read)
-                seen_any = True
+            raise self._no_listing(None) from None
 
     def _no_listing(self, cause: GazetteError | None) -> UnavailableError:
         return UnavailableError(
@@ -296,42 +255,103 @@ class Prefetch:
             " (GAZETTE_ADDRESS, or transport=)"
         )
 
+    async def _read_once(self, selector: pb.LabelSelector) -> None:
+        journals = await self._list(selector)
+        if not journals:
+            raise JournalNotFoundError(f"no journal matches {self._plan.text!r}")
+        async with asyncio.TaskGroup() as group:
+            for journal in journals:
+                group.create_task(self._read_in_turn(journal))
+
+    async def _read_in_turn(self, journal: pb.ListResponse.Journal) -> None:
+        async with self._slots:
+            await self._read(journal, is_new=False)
+
+    async def _follow(self, selector: pb.LabelSelector) -> None:
+        """Read the selector's journals as they come and go."""
+        async with WatchedList(self._transport, selector) as watched:
+            await self._first_listing(watched)
+            reads: dict[str, asyncio.Task[None]] = {}
+            is_new = False
+            async with asyncio.TaskGroup() as group:
+                while True:
+                    assert watched.snapshot is not None
+                    listed = {each.spec.name: each for each in watched.snapshot.journals}
+                    for name in sorted(reads.keys() - listed.keys()):
+                        reads.pop(name).cancel()
+                        self.mailbox.put(Vanished(self._named(name)))
+                    for name in sorted(listed.keys() - reads.keys()):
+                        read = self._read(listed[name], is_new=is_new)
+                        reads[name] = group.create_task(read)
+                    is_new = True
+                    # Interruptions are waited out, and logged, by the watch itself.
+                    with contextlib.suppress(GazetteError):
+                        await watched.changed()
+
+    async def _first_listing(self, watched: WatchedList) -> None:
+        """Wait for it: at the begin, unlike later, an unreachable broker is an error."""
+        try:
+            async with asyncio.timeout(LISTING_TIMEOUT_S):
+                while watched.snapshot is None:
+                    try:
+                        await watched.changed()
+                    except (UnauthenticatedError, ValidationError):
+                        raise
+                    except GazetteError:
+                        continue
+        except TimeoutError:
+            raise self._no_listing(watched.error) from watched.error
+
     def _named(self, name: str) -> str:
         """The name under which content is known: with the metadata it was asked for."""
         asked = self._plan.name
-        return asked if asked is not None and split_meta(asked)[0] == name else name
+        return asked if asked is not None and strip_meta(asked) == name else name
 
-    async def _read(self, spec: pb.JournalSpec, *, appeared: bool) -> None:
+    async def _read(self, journal: pb.ListResponse.Journal, *, is_new: bool) -> None:
         """Read one journal to its end, or without end.
 
         Args:
-            spec: its spec.
-            appeared: it was not there when reading began: all its content is new.
+            journal: the journal, as listed.
+            is_new: it was not there when reading began, and is read from its begin.
         """
-        name = self._named(spec.name)
-        offset = self._plan.offsets.get(name, 0 if appeared else self._plan.begin)
+        name = self._named(journal.spec.name)
+        offset = self._plan.offsets.get(name, 0 if is_new else self._plan.begin)
+        left_at = self._left_at.get((name, journal.create_revision))
+        continues = left_at is not None
+        if left_at is not None:
+            offset = left_at
         end_offset = self._plan.end_offsets.get(name, 0)
-        self.mailbox.put(Opened(name, value_of(spec.labels, CONTENT_TYPE), offset))
+        content_type = value_of(journal.spec.labels, CONTENT_TYPE)
+        self.mailbox.put(Opened(name, content_type, offset, continues))
         if name in self._plan.end_offsets and end_offset <= offset:
             # A read that ends at 0 would have no end, and there is nothing to read anyway.
             self.mailbox.put(Ended(name, offset))
             return
-        request = pb.ReadRequest(
-            journal=name, offset=offset, block=self._plan.block, end_offset=end_offset
-        )
-        try:
-            reader = RetryReader(self._transport, request)
+        attempt = 0
+        while True:
+            request = pb.ReadRequest(
+                journal=name, offset=offset, block=self._plan.block, end_offset=end_offset
+            )
             try:
-                await self._move(reader, name)
-            finally:
-                await reader.aclose()
-        except JournalNotFoundError as error:
-            if self._plan.block:
-                self.mailbox.put(Vanished(name))
-            else:
+                reader = RetryReader(self._transport, request)
+                try:
+                    await self._move(reader, name)
+                finally:
+                    offset = reader.offset
+                    self._left_at[name, journal.create_revision] = offset
+                    await reader.aclose()
+            except (SuspendedError, JournalNotFoundError) as error:
+                if not self._plan.block:
+                    self.mailbox.put(Failed(error))
+                    return
+                # An append resumes it; or the listing, which ends this task, lags behind.
+                await pause(attempt)
+                attempt += 1
+            except GazetteError as error:
                 self.mailbox.put(Failed(error))
-        except GazetteError as error:
-            self.mailbox.put(Failed(error))
+                return
+            else:
+                return
 
     async def _move(self, reader: RetryReader, name: str) -> None:
         """Move content to the mailbox until the journal's end."""
@@ -339,6 +359,7 @@ class Prefetch:
             while self._queued_bytes >= PREFETCH_BYTES_MAX:
                 self._has_room.clear()
                 await self._has_room.wait()
+            content: bytes | None
             try:
                 content = await reader.read()
             except OffsetJumpError:
@@ -347,11 +368,9 @@ class Prefetch:
             except OffsetNotYetAvailableError:
                 content = None
             except SuspendedError:
-                # It holds nothing to read until an append resumes it.
-                content = None
                 if self._plan.block:
-                    await asyncio.sleep(DELAY_S_MAX)
-                    continue
+                    raise
+                content = None  # it holds nothing that could be read
             if content is None:
                 self.mailbox.put(Ended(name, reader.offset))
                 return

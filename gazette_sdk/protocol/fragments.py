@@ -141,11 +141,8 @@ def codec_extension(codec: pb.CompressionCodec) -> str:
     Raises:
         ValidationError: the codec is INVALID or unknown.
     """
-    extension = _EXTENSIONS.get(codec)
-    if extension is None:
-        validate_codec(codec, "CompressionCodec")
-        raise AssertionError(f"codec {codec} is valid but has no extension")
-    return extension
+    validate_codec(codec, "CompressionCodec")
+    return _EXTENSIONS[codec]
 
 
 def codec_of_extension(extension: str) -> pb.CompressionCodec:

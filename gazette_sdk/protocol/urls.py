@@ -241,11 +241,19 @@ def validate_endpoint(url: str, path: str = "") -> None:
     Raises:
         ValidationError: kind ``url_parse``, ``not_absolute`` or ``missing_host``.
     """
-    parts = _split(url, path)
+    try:
+        _check_endpoint(url)
+    except ValidationError as error:
+        raise (error.within(path) if path else error) from None
+
+
+@lru_cache(maxsize=1024)  # every header of every call names the same few endpoints
+def _check_endpoint(url: str) -> None:
+    parts = _split(url, "")
     if not parts.scheme:
-        raise ValidationError(f"not absolute ({url!r})", kind="not_absolute", path=path)
+        raise ValidationError(f"not absolute ({url!r})", kind="not_absolute")
     if not _host(parts):
-        raise ValidationError(f"missing host ({url!r})", kind="missing_host", path=path)
+        raise ValidationError(f"missing host ({url!r})", kind="missing_host")
 
 
 def dial_address(endpoint: str) -> str:

@@ -40,8 +40,6 @@ KEEPALIVE_TIMEOUT_S = 75.0
 MAX_BUFFERED_BODY_BYTES = 4 * 1024 * 1024
 """Greatest body of a request that is read as a whole (JSON); streamed bodies have no bound."""
 
-_BEGUN = "gazette.answer_begun"
-
 _PATH_SAFE = "/-_.~$&+,:;=@"
 """Bytes of a path which need no escape."""
 
@@ -205,7 +203,7 @@ class HttpHost:
             return text_error(500, str(error))
         except Exception as error:
             _log.exception("request failed unexpectedly", extra={"path": request.raw_path})
-            if request.get(_BEGUN):
+            if request.writer.output_size:
                 raise ConnectionError("the answer had begun: only closing tells") from error
             return text_error(500, f"{type(error).__name__}: {error}")
 
@@ -222,9 +220,8 @@ class HttpHost:
         return text_error(404, "not found")
 
 
-async def _prepare(request: web.Request, response: web.StreamResponse) -> None:
-    """Remove what aiohttp adds to every response by itself, and note that an answer begins."""
-    request[_BEGUN] = True
+async def _prepare(_request: web.Request, response: web.StreamResponse) -> None:
+    """Remove what aiohttp adds to every response by itself, and nobody asked for."""
     response.headers.popall(hdrs.SERVER, None)
     if isinstance(response, TrailedResponse):
         response.headers.popall(hdrs.CONTENT_TYPE, None)

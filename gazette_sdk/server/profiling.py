@@ -10,11 +10,16 @@ import time
 import traceback
 import tracemalloc
 from collections import Counter
+from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 from prometheus_client import REGISTRY
 
 __all__ = ["dump_tasks", "dump_threads", "heap_statistics", "memory_statistics", "sample_stacks"]
+
+_SUSPENDED = ("cr", "ag", "gi")
+"""What the attributes of coroutines, asynchronous and plain generators begin with."""
 
 SAMPLE_INTERVAL_S = 0.01
 """Seconds between two samples of a CPU profile."""
@@ -29,10 +34,21 @@ def dump_tasks() -> str:
     out = [f"{len(tasks)} tasks\n"]
     for task in tasks:
         out.append(f"\n{task.get_name()}: {task.get_coro()!r}\n")
-        # Frames of compiled coroutines (those of grpcio) know no line.
-        stack = ((frame, frame.f_lineno or 1) for frame in task.get_stack())
-        out += traceback.StackSummary.extract(stack).format()
+        out += traceback.StackSummary.extract(_awaited(task.get_coro())).format()
     return "".join(out)
+
+
+def _awaited(waiting: Any) -> Iterator[tuple[FrameType, int]]:
+    """The frames of a suspended coroutine, from the outermost to where it waits."""
+    while waiting is not None:
+        kind = next((kind for kind in _SUSPENDED if hasattr(waiting, f"{kind}_frame")), None)
+        if kind is None:
+            return
+        frame = getattr(waiting, f"{kind}_frame")
+        if frame is not None:
+            # Frames of compiled coroutines (those of grpcio) know no line.
+            yield frame, frame.f_lineno or 1
+        waiting = getattr(waiting, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
 
 
 def dump_threads() -> str:

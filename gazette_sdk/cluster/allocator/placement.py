@@ -1,4 +1,4 @@
-"""Placements: is one good as it is, and can it be completed (guarantees of allocator section 6).
+"""Placements: what one lacks, and how to complete one (guarantees of allocator section 6).
 
 A placement lists for each item the indices of the members that hold it.
 """
@@ -6,19 +6,29 @@ A placement lists for each item the indices of the members that hold it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 from gazette_sdk.cluster.allocator.state import State
 
-__all__ = ["complete", "current_if_good", "scaled"]
+__all__ = ["Shortfall", "complete", "current_placement", "scaled", "shortfall"]
 
 
-def current_if_good(state: State) -> list[list[int]] | None:
-    """The current placement where it leaves nothing to be wished for, else ``None``.
+class Shortfall(NamedTuple):
+    """What a placement lacks, the most important first. All 0: nothing.
 
-    That is: each item has as many members as it wants, in two zones at least where there are,
-    and no member holds more than its fair share. Solving such a state must not move anything,
-    or each new leader would.
+    ``unplaced``: replicas without a member. ``single_zone``: items with several replicas, all in
+    one zone though there are more. ``above_share``: items that members hold above their fair
+    share, summed.
     """
+
+    unplaced: int
+    single_zone: int
+    above_share: int
+
+
+def current_placement(state: State) -> list[list[int]] | None:
+    """The placement of now; ``None`` where a limit or a replication forbids to keep it whole."""
     counts = [0] * len(state.members)
     placement: list[list[int]] = []
     for assignments, replication in zip(state.item_assignments, state.replication, strict=True):
@@ -29,17 +39,27 @@ def current_if_good(state: State) -> list[list[int]] | None:
                 return None
             holders.add(member)
             counts[member] += 1
-        if len(holders) != replication or len(assignments) != replication:
+        if len(assignments) > replication or len(holders) < len(assignments):
             return None
-        if replication > 1 and len(state.zones) > 1:
-            zones = {assignment.zone for assignment in assignments}
-            if len(zones) < 2:
-                return None
         placement.append(sorted(holders))
-    for member, count in enumerate(counts):
-        if count > fair_share(state, member):
-            return None
+    if any(count > state.effective_limit(member) for member, count in enumerate(counts)):
+        return None
     return placement
+
+
+def shortfall(state: State, placement: Sequence[Sequence[int]]) -> Shortfall:
+    """What a placement lacks."""
+    counts = [0] * len(state.members)
+    unplaced = single_zone = 0
+    for holders, replication in zip(placement, state.replication, strict=True):
+        unplaced += replication - len(holders)
+        for member in holders:
+            counts[member] += 1
+        if len(holders) > 1 and len(state.zones) > 1:
+            first = state.members[holders[0]].zone
+            single_zone += all(state.members[member].zone == first for member in holders)
+    above = sum(max(0, count - fair_share(state, m)) for m, count in enumerate(counts))
+    return Shortfall(unplaced, single_zone, above)
 
 
 def fair_share(state: State, member: int) -> int:
@@ -82,7 +102,7 @@ def complete(state: State, placement: list[list[int]]) -> None:
             for mover, member in reversed(path):
                 placement[mover].append(member)
                 items_of[member].add(mover)
-            for (_, member), (mover, _) in zip(path, path[1:], strict=False):
+            for (_, member), (mover, _) in pairwise(path):
                 placement[mover].remove(member)
                 items_of[member].discard(mover)
     for holders in placement:

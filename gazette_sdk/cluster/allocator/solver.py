@@ -11,8 +11,8 @@ flow that push/relabel finds is the answer. In the order of what is given up fir
 4. as many replicas as possible are placed; where slots are short, the first items get theirs.
 
 Around it stand two steps that make sure of what push/relabel, which is greedy in its relaxations,
-does nearly always: a state that is good already is kept as it is, and what has no place though
-there is one is placed.
+does nearly always: what has no place though there is one is placed, and a complete placement is
+given up only for a better one, so that a new leader moves nothing.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gazette_sdk.cluster.allocator.placement import (
+    complete,
+    current_placement,
+    scaled,
+    shortfall,
+)
 from gazette_sdk.cluster.allocator.push_relabel import SINK, SOURCE, Arc, PushRelabel
-from gazette_sdk.cluster.allocator.placement import complete, current_if_good, scaled
 from gazette_sdk.cluster.allocator.state import State
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry
 
@@ -42,15 +47,20 @@ def solve(state: State) -> list[list[int]]:
     Returns:
         For each item the ascending indices of members.
     """
-    desired = current_if_good(state)
-    if desired is None:
-        desired = []
-        for begin in range(0, len(state.items), NETWORK_ITEMS_MAX):
-            network = FlowNetwork(state, begin, min(begin + NETWORK_ITEMS_MAX, len(state.items)))
-            solver = PushRelabel(network)
-            solver.solve()
-            desired += network.extract(solver)
-        complete(state, desired)
+    current = current_placement(state)
+    lacks = shortfall(state, current) if current is not None else None
+    if current is not None and lacks == (0, 0, 0):
+        return current
+    desired: list[list[int]] = []
+    for begin in range(0, len(state.items), NETWORK_ITEMS_MAX):
+        network = FlowNetwork(state, begin, min(begin + NETWORK_ITEMS_MAX, len(state.items)))
+        solver = PushRelabel(network)
+        solver.solve()
+        desired += network.extract(solver)
+    complete(state, desired)
+    if current is not None and lacks is not None and lacks.unplaced == 0:
+        # Another placement which is no better is no reason to move anything.
+        return current if lacks <= shortfall(state, desired) else desired
     return desired
 
 

@@ -139,14 +139,25 @@ def _list(value: _Value, path: str, decoder: _Decoder) -> list[Any]:
 def _string(value: _Value, path: str) -> str:
     if not isinstance(value, yaml.ScalarNode):
         _fail(value, path, f"expected a text, not {_shown(value)}", "wrong_type")
-    return str(value.value)
+    text = str(value.value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        _fail(value, path, f"not valid Unicode ({text!r})", "wrong_type")
+    return text
 
 
 def _integer(value: _Value, path: str) -> int:
     found = _scalar(value)
     if not isinstance(found, int) or isinstance(found, bool):
         _fail(value, path, f"expected an integer, not {_shown(value)}", "wrong_type")
-    return found
+    return _bounded(found, value, path)
+
+
+def _bounded(number: int, value: _Value, path: str) -> int:
+    if not -(1 << 63) <= number < 1 << 63:
+        _fail(value, path, f"out of range ({number})", "wrong_type")
+    return number
 
 
 def _boolean(value: _Value, path: str) -> bool:
@@ -159,7 +170,7 @@ def _boolean(value: _Value, path: str) -> bool:
 def _duration(value: _Value, path: str) -> int:
     found = _scalar(value)
     if isinstance(found, int) and not isinstance(found, bool):
-        return found
+        return _bounded(found, value, path)
     try:
         return parse_duration(_string(value, path))
     except ValidationError as error:

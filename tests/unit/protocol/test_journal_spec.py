@@ -122,6 +122,7 @@ def test_the_name_of_a_spec_has_no_metadata():
         ({"stores": ["file:///?find=a&replace=../../etc"]}, "Fragment.Stores[0]"),
         ({"stores": ["file:///?find=a/j&replace=./.%2E/."]}, "Fragment.Stores[0]"),
         ({"stores": ["file:///?find=journal&replace=.."]}, "Fragment.Stores[0]"),
+        ({"name": "a/.x/b", "stores": ["s3://b/?find=x/&replace=./"]}, "Fragment.Stores[0]"),
         ({"template": "../x"}, "Fragment.PathPostfixTemplate"),
         ({"template": "x/{{ .Spool.BackingStore }}../y"}, "Fragment.PathPostfixTemplate"),
     ],

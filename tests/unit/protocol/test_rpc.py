@@ -186,6 +186,7 @@ def test_the_first_broken_rule_is_reported(message_type, given, kind, path):
         (pb.ReplicateRequest, {"proposal": FRAGMENT}),
         (pb.ListRequest, {}),
         (pb.ListResponse, {"header": HEADER}),
+        (pb.ApplyRequest, {}),
         (pb.FragmentStoreHealthRequest, {"fragment_store": "memory:///"}),
         (pb.FragmentStoreHealthResponse, {"header": HEADER}),
     ],

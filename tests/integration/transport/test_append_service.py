@@ -1,0 +1,402 @@
+"""AppendService over a real gRPC connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import grpc
+import pytest
+from support.scripted_broker import (
+    Refusal,
+    ScriptedBroker,
+    append_ok,
+    append_status,
+    drain,
+    in_loop,
+    no_pause,
+)
+from support.vectors import cases
+
+from gazette_sdk import errors
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport import append_buffer
+from gazette_sdk.transport.append_service import AppendService, DependencyFailedError
+from gazette_sdk.transport.grpc import GrpcTransport
+
+BATCHING = {
+    param.values[0]["id"][-3:]: param.values[0]
+    for param in cases("broker", "append_service_batching")
+}
+
+
+class Journals:
+    """Answers appends, and remembers what was committed of each journal."""
+
+    def __init__(self, broker):
+        self.committed: dict[str, list[bytes]] = {}
+        self.order: list[str] = []
+        self.answers: dict[str, list[object]] = {}
+        self.gates: dict[str, asyncio.Event] = {}
+        self.attempts = 0
+        self.opened = asyncio.Event()
+        broker.on_append = self.on_append
+
+    async def on_append(self, requests):
+        self.attempts += 1
+        opening = await anext(requests)
+        self.opened.set()
+        if opening.journal in self.gates:
+            await self.gates[opening.journal].wait()
+        received = await drain(requests)
+        answers = self.answers.get(opening.journal)
+        if answers:
+            answer = answers.pop(0) if len(answers) > 1 else answers[0]
+            if isinstance(answer, Exception):
+                raise answer
+            if answer.status != pb.OK:
+                return answer
+        assert received[-1] == pb.AppendRequest()
+        content = b"".join(request.content for request in received)
+        self.committed.setdefault(opening.journal, []).append(content)
+        self.order.append(opening.journal)
+        begin = sum(map(len, self.committed[opening.journal])) - len(content)
+        return append_ok(begin, begin + len(content))
+
+
+@contextlib.asynccontextmanager
+async def served(**options):
+    async with ScriptedBroker() as broker, GrpcTransport(broker.address) as transport:
+        service = AppendService(transport, **({"pause": no_pause} | options))
+        try:
+            yield service, Journals(broker)
+        finally:
+            await service.aclose()
+            assert service.budget.used_bytes == 0
+
+
+def to(journal, **fields):
+    return pb.AppendRequest(journal=journal, **fields)
+
+
+A, B, C = to("journal/a"), to("journal/b"), to("journal/c")
+
+
+@in_loop
+async def test_writes_that_are_rolled_back_leave_no_trace_in_the_batch():
+    case = BATCHING["001"]
+    async with served(memory_bytes_max=2 * case["memory_buffer"]) as (service, journals):
+        for content, outcome in case["appends"]:
+            append = await service.start(A)
+            append.write(content.encode())
+            if outcome == "abort":
+                append.require(ZeroDivisionError("abort"))
+                with pytest.raises(ZeroDivisionError):
+                    append.release()
+            else:
+                append.release()
+        await append
+        assert journals.committed == {"journal/a": [r.encode() for r in case["expect_rpcs"]]}
+
+
+@in_loop
+async def test_a_batch_above_the_cut_off_takes_no_more():
+    case = BATCHING["002"]
+    async with served(batch_bytes_max=case["cutoff"]) as (service, journals):
+        appends = [await service.append(A, content.encode()) for content, _ in case["appends"]]
+        responses = await asyncio.gather(*appends)
+        assert journals.committed["journal/a"] == [r.encode() for r in case["expect_rpcs"]]
+        assert [r.commit.begin for r in responses] == [0, 12, 24]
+
+
+@in_loop
+async def test_what_queues_while_an_append_is_in_flight_becomes_one_batch():
+    async with served() as (service, journals):
+        journals.gates["journal/a"] = asyncio.Event()
+        first = await service.append(A, b"first")
+        await journals.opened.wait()
+        later = [await service.append(A, b"%d" % i) for i in range(100)]
+        assert len({append.future for append in later}) == 1
+        journals.gates["journal/a"].set()
+        await asyncio.gather(first, *later)
+        assert journals.committed["journal/a"] == [
+            b"first",
+            b"".join(b"%d" % i for i in range(100)),
+        ]
+
+
+@in_loop
+async def test_different_requests_never_share_a_batch():
+    async with served() as (service, journals):
+        await service.append(A, b"1")
+        await service.append(to("journal/a", offset=1), b"2")
+        last = await service.append(A, b"3")
+        await last
+        assert journals.committed["journal/a"] == [b"1", b"2", b"3"]
+
+
+@in_loop
+async def test_a_failed_dependency_fails_the_journal_for_good():
+    async with served() as (service, journals):
+        journals.answers["journal/a"] = [append_status(pb.NOT_ALLOWED)]
+        first = await service.append(A, b"x")
+        dependent = await service.append(B, b"y", [first.future])
+        with pytest.raises(errors.NotAllowedError):
+            await first
+        with pytest.raises(DependencyFailedError, match="NOT_ALLOWED"):
+            await dependent
+        later = await service.append(B, b"z")
+        with pytest.raises(DependencyFailedError):
+            await later
+        assert all(future.exception() for future in service.pending_except(""))
+        assert len(service.pending_except("")) == 2
+        assert len(service.pending_except("journal/a")) == 1
+        assert "journal/b" not in journals.committed
+
+
+@in_loop
+async def test_closing_the_service_gives_up_what_is_pending():
+    async with served() as (service, journals):
+        journals.gates["journal/a"] = asyncio.Event()
+        first = await service.append(A, b"x")
+        dependent = await service.append(B, b"y", [first.future])
+        await journals.opened.wait()
+        await service.aclose()
+        with pytest.raises(errors.ClosedError):
+            await first
+        with pytest.raises(DependencyFailedError):
+            await dependent
+        with pytest.raises(errors.ClosedError):
+            await service.start(A)
+
+
+@in_loop
+async def test_an_error_of_a_write_is_raised_by_release_and_the_next_write_proceeds():
+    async with served() as (service, journals):
+        append = await service.start(A)
+        append.write(b"before")
+        with pytest.raises(TypeError):
+            append.write("text")
+        with pytest.raises(TypeError):
+            append.release()
+        await (await service.append(A, b"after"))
+        assert journals.committed["journal/a"] == [b"after"]
+
+
+@in_loop
+async def test_an_error_in_the_with_block_rolls_back():
+    async with served() as (service, journals):
+        with pytest.raises(ZeroDivisionError):
+            with await service.start(A) as append:
+                append.write(b"before")
+                raise ZeroDivisionError
+        await (await service.append(A, b"after"))
+        assert journals.committed["journal/a"] == [b"after"]
+
+
+@pytest.mark.parametrize("case", cases("broker", "append_service_terminal"))
+@in_loop
+async def test_statuses_end_the_journal_or_are_tried_again_as_the_vectors_say(case):
+    async with served() as (service, journals):
+        if case["status"].startswith("gRPC"):
+            refused = Refusal(grpc.StatusCode.UNKNOWN, "scripted")
+        else:
+            refused = append_status(pb.Status.Value(case["status"]))
+        journals.answers["journal/a"] = [refused, refused, append_ok()]
+        append = await service.append(A, b"x")
+        if case["terminal"]:
+            with pytest.raises(errors.StatusError, match=case["status"]):
+                await append
+            with pytest.raises(errors.StatusError, match=case["status"]):
+                await (await service.append(A, b"y"))
+            assert journals.attempts == 1
+        else:
+            await append
+            assert journals.attempts == 3
+            assert append.last_error is not None
+
+
+@pytest.mark.parametrize("status", [pb.NOT_ALLOWED, pb.REGISTER_MISMATCH])
+@in_loop
+async def test_terminal_statuses_of_checked_registers_are_tried_again_on_request_only(status):
+    checked = to("journal/a")
+    checked.check_registers.include.labels.add(name="author", value="me")
+    async with served(retry_checked_registers=True) as (service, journals):
+        journals.answers["journal/a"] = [append_status(status), append_ok()]
+        await (await service.append(checked, b"x"))
+        journals.answers["journal/a"] = [append_status(status)]
+        with pytest.raises(errors.StatusError):
+            await (await service.append(A, b"x"))
+    async with served() as (service, journals):
+        journals.answers["journal/a"] = [append_status(status)]
+        with pytest.raises(errors.StatusError):
+            await (await service.append(checked, b"x"))
+
+
+@pytest.mark.parametrize("case", cases("broker", "op_futures_subset"))
+@in_loop
+async def test_subsets_of_dependencies_follow_the_vectors(case):
+    loop = asyncio.get_running_loop()
+    futures = {name: loop.create_future() for name in {*case["a"], *case["b"]}}
+    async with served() as (service, journals):
+        first = await service.append(A, b"1", [futures[name] for name in case["b"]])
+        second = await service.append(A, b"2", [futures[name] for name in case["a"]])
+        assert (first is second) == case["expect"]
+        for future in futures.values():
+            future.set_result(None)
+        await asyncio.gather(first, second)
+        batches = [b"12"] if case["expect"] else [b"1", b"2"]
+        assert journals.committed["journal/a"] == batches
+
+
+@in_loop
+async def test_an_append_waits_for_its_dependencies():
+    async with served() as (service, journals):
+        journals.gates["journal/a"] = asyncio.Event()
+        await service.append(A, b"first")
+        barrier = await service.append(B, b"second", service.pending_except("journal/b"))
+        await journals.opened.wait()
+        free = await service.append(C, b"third")
+        await free
+        assert journals.order == ["journal/c"]
+        journals.gates["journal/a"].set()
+        await barrier
+        assert journals.order == ["journal/c", "journal/a", "journal/b"]
+
+
+@in_loop
+async def test_barriers_that_cycle_between_journals_do_not_dead_lock():
+    async with served() as (service, journals):
+        for i in range(20):
+            journal = (A, B)[i % 2]
+            await service.append(journal, b"%d" % i, service.pending_except(journal.journal))
+        await service.flush()
+        assert service.pending_except("") == set()
+        assert b"".join(journals.committed["journal/a"]) == b"".join(
+            b"%d" % i for i in range(0, 20, 2)
+        )
+
+
+@in_loop
+async def test_an_append_of_zero_bytes_is_a_barrier_with_a_response():
+    async with served() as (service, journals):
+        await (await service.append(A, b"12345"))
+        response = await (await service.append(A, b""))
+        assert response.commit.begin == response.commit.end == 5
+        assert journals.committed["journal/a"] == [b"12345", b""]
+
+
+@in_loop
+async def test_starts_of_one_journal_are_served_in_order():
+    async with served() as (service, journals):
+        held = await service.start(A)
+
+        async def later(number):
+            await service.append(A, b"%d" % number)
+
+        tasks = [asyncio.create_task(later(number)) for number in range(10)]
+        await asyncio.sleep(0)
+        held.write(b"held ")
+        assert not any(task.done() for task in tasks)
+        held.release()
+        await asyncio.gather(*tasks)
+        await service.flush()
+        assert b"".join(journals.committed["journal/a"]) == b"held 0123456789"
+
+
+@in_loop
+async def test_a_start_that_is_cancelled_while_it_waits_holds_nothing():
+    async with served() as (service, journals):
+        held = await service.start(A)
+        waiting = asyncio.create_task(service.start(A))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        held.release()
+        await (await service.append(A, b"x"))
+        assert b"".join(journals.committed["journal/a"]) == b"x"
+
+
+@in_loop
+async def test_an_idle_journal_is_forgotten():
+    async with served() as (service, _):
+        await (await service.append(A, b"x"))
+        while service._chains:
+            await asyncio.sleep(0)
+        await (await service.append(A, b"x"))
+
+
+@in_loop
+async def test_a_cancelled_waiter_does_not_cancel_the_append():
+    async with served() as (service, journals):
+        journals.gates["journal/a"] = asyncio.Event()
+        append = await service.append(A, b"x")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await append
+        journals.gates["journal/a"].set()
+        await append
+        assert journals.committed["journal/a"] == [b"x"]
+
+
+@in_loop
+async def test_metadata_of_a_name_is_stripped():
+    async with served() as (service, journals):
+        await (await service.append(to("journal/a;meta"), b"x"))
+        assert list(journals.committed) == ["journal/a"]
+
+
+@in_loop
+async def test_a_malformed_request_is_refused_at_once():
+    async with served() as (service, _):
+        with pytest.raises(errors.ValidationError):
+            await service.start(to("not//clean"))
+        with pytest.raises(errors.ValidationError):
+            await service.start(pb.AppendRequest())
+
+
+# ---------------------------------------------------------------------- memory
+
+
+@in_loop
+async def test_content_beyond_the_memory_bound_waits_in_files_and_is_sent_whole():
+    async with served(memory_bytes_max=1 << 20) as (service, journals):
+        journals.gates = {name: asyncio.Event() for name in ("journal/a", "journal/b")}
+        expected = {"journal/a": b"", "journal/b": b""}
+        for i in range(24):
+            request = (A, B)[i % 2]
+            content = bytes([i]) * (200 << 10)
+            expected[request.journal] += content
+            await service.append(request, content)
+            assert service.budget.used_bytes < (1 << 20) + (200 << 10)
+        for gate in journals.gates.values():
+            gate.set()
+        await service.flush()
+        assert {name: b"".join(c) for name, c in journals.committed.items()} == expected
+        assert service.budget.used_bytes == 0
+
+
+@in_loop
+async def test_a_failing_disk_loses_nothing(monkeypatch):
+    failures = 3
+    write = append_buffer._append_to_file
+
+    def failing(file, position, parts):
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise OSError(28, "No space left on device")
+        return write(file, position, parts)
+
+    monkeypatch.setattr(append_buffer, "_append_to_file", failing)
+    async with served(memory_bytes_max=100_000) as (service, journals):
+        journals.gates["journal/a"] = asyncio.Event()
+        await service.append(A, b"first")
+        await journals.opened.wait()
+        for i in range(10):
+            await service.append(A, bytes([i]) * 60_000)
+        journals.gates["journal/a"].set()
+        await service.flush()
+        assert failures == 0
+        content = b"".join(journals.committed["journal/a"])
+        assert content == b"first" + b"".join(bytes([i]) * 60_000 for i in range(10))

@@ -1,0 +1,288 @@
+"""Appender and the append helper over a real gRPC connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+
+import grpc
+import pytest
+from support.scripted_broker import (
+    Refusal,
+    ScriptedBroker,
+    append_ok,
+    append_status,
+    drain,
+    in_loop,
+    no_pause,
+    route_to,
+)
+from support.vectors import cases
+
+from gazette_sdk import errors
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport import metrics
+from gazette_sdk.transport.appender import CHUNK_BYTES, Appender, append
+from gazette_sdk.transport.grpc import GrpcTransport
+
+REQUEST = pb.AppendRequest(journal="a/journal")
+CASES = {param.values[0]["id"][-3:]: param.values[0] for param in cases("broker", "appender_frames")}
+
+
+@contextlib.asynccontextmanager
+async def served(*answers):
+    """A broker whose appends are answered in turn, the last one for ever."""
+    async with ScriptedBroker() as broker, GrpcTransport(broker.address) as transport:
+        left = list(answers)
+
+        async def on_append(requests):
+            answer = left.pop(0) if len(left) > 1 else left[0]
+            await drain(requests)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        broker.on_append = on_append
+        yield broker, transport
+
+
+def frames(case):
+    return [pb.AppendRequest(**_encoded(sent)) for sent in case["sent"]]
+
+
+def _encoded(sent):
+    return {k: v.encode() if k == "content" else v for k, v in sent.items()}
+
+
+@in_loop
+async def test_writes_then_close_send_the_vectors_frames():
+    case = CASES["001"]
+    route = route_to("http://localhost:1")
+    async with served(append_ok(route=route)) as (broker, transport):
+        appender = Appender(transport, REQUEST)
+        assert broker.received == []
+        for content in case["writes"]:
+            await appender.write(content.encode())
+        await appender.write(b"")
+        assert (await appender.close()).status == pb.OK
+        assert broker.received == frames(case)
+        assert broker.half_closes == 1
+        assert transport.routes.route("a/journal") == route
+
+
+@in_loop
+async def test_a_write_after_the_broker_failed_raises_its_error():
+    async with ScriptedBroker() as broker, GrpcTransport(broker.address) as transport:
+        failed = asyncio.Event()
+
+        async def on_append(requests):
+            await anext(requests)
+            await anext(requests)
+            failed.set()
+            raise Refusal(grpc.StatusCode.UNKNOWN, "disk on fire")
+
+        broker.on_append = on_append
+        appender = Appender(transport, REQUEST)
+        await appender.write(b"foo")
+        await failed.wait()
+        with pytest.raises(errors.CallError, match="disk on fire"):
+            while True:
+                await appender.write(b"bar" * 100000)
+        with pytest.raises(errors.CallError, match="disk on fire"):
+            await appender.close()
+
+
+@in_loop
+async def test_a_write_after_an_early_answer_raises_what_it_says():
+    async with ScriptedBroker() as broker, GrpcTransport(broker.address) as transport:
+
+        async def on_append(requests):
+            await anext(requests)
+            return append_status(pb.REGISTER_MISMATCH)
+
+        broker.on_append = on_append
+        appender = Appender(transport, REQUEST)
+        with pytest.raises(errors.RegisterMismatchError):
+            while True:
+                await appender.write(b"bar" * 100000)
+
+
+@in_loop
+async def test_a_close_without_writes_is_an_append_of_zero_bytes():
+    async with served(append_ok()) as (broker, transport):
+        await Appender(transport, REQUEST).close()
+        assert broker.received == [REQUEST, pb.AppendRequest()]
+
+
+@in_loop
+async def test_an_abort_half_closes_without_commit_if_anything_was_sent():
+    refusal = Refusal(grpc.StatusCode.UNKNOWN, "ended without commit")
+    async with served(refusal) as (broker, transport):
+        await Appender(transport, REQUEST).abort()
+        assert broker.received == []
+        appender = Appender(transport, REQUEST)
+        await appender.write(b"foo")
+        await appender.write(b"bar")
+        await appender.abort()
+        assert pb.AppendRequest() not in broker.received
+        assert broker.half_closes == 1
+        with pytest.raises(errors.GazetteError):
+            await appender.write(b"more")
+
+
+@in_loop
+async def test_a_reset_arms_for_another_attempt():
+    async with served(Refusal(grpc.StatusCode.UNKNOWN), append_ok(0, 3)) as (_, transport):
+        appender = Appender(transport, REQUEST)
+        await appender.write(b"foo")
+        with pytest.raises(errors.CallError):
+            await appender.close()
+        await appender.reset()
+        await appender.write(b"foo")
+        assert (await appender.close()).commit.end == 3
+
+
+@in_loop
+async def test_a_write_after_close_is_refused():
+    async with served(append_ok()) as (_, transport):
+        appender = Appender(transport, REQUEST)
+        await appender.close()
+        with pytest.raises(errors.ClosedError):
+            await appender.write(b"x")
+
+
+def test_a_request_without_journal_is_refused():
+    with pytest.raises(errors.ValidationError):
+        Appender(GrpcTransport("http://localhost:1"), pb.AppendRequest())
+
+
+@pytest.mark.parametrize("case", cases("broker", "client_error_mapping"))
+@in_loop
+async def test_responses_map_to_errors_as_the_vectors_say(case):
+    route = route_to("http://localhost:1")
+    text = case["response"]
+    if text.startswith("gRPC"):
+        answer, error = Refusal(grpc.StatusCode.UNKNOWN, "cause"), errors.CallError
+    elif text.startswith("OK"):
+        answer, error = append_ok(route=route), errors.ValidationError
+        answer.commit.compression_codec = pb.INVALID
+    else:
+        status = pb.Status.Value(text)
+        answer, error = append_status(status, route), type(errors.for_status(status))
+        assert error is not errors.StatusError
+    async with served(answer) as (_, transport):
+        appender = Appender(transport, REQUEST)
+        with pytest.raises(error):
+            await appender.close()
+        assert (len(transport.routes) == 1) == case["route_cached"]
+
+
+@in_loop
+async def test_a_register_mismatch_reports_selector_and_registers():
+    answer = append_status(pb.REGISTER_MISMATCH)
+    answer.registers.labels.add(name="owner", value="other")
+    request = pb.AppendRequest(journal="a/journal")
+    request.check_registers.include.labels.add(name="owner", value="me")
+    async with served(answer) as (_, transport):
+        with pytest.raises(errors.RegisterMismatchError, match=r"\{owner=other\}.*\{owner=me\}"):
+            await Appender(transport, request).close()
+
+
+@in_loop
+async def test_an_unhealthy_store_is_reported_with_its_cause():
+    answer = append_status(pb.FRAGMENT_STORE_UNHEALTHY)
+    answer.store_health_error = "bucket is gone"
+    async with served(answer) as (_, transport):
+        with pytest.raises(errors.FragmentStoreUnhealthyError, match="bucket is gone"):
+            await Appender(transport, REQUEST).close()
+
+
+# ------------------------------------------------------------------- the helper
+
+
+@in_loop
+async def test_sources_of_every_kind_are_one_append():
+    async def iterate():
+        yield b"c"
+        yield b"d"
+
+    async with served(append_ok()) as (broker, transport):
+        before = metrics.APPEND_BYTES.labels("a/journal")._value.get()
+        large = b"x" * (CHUNK_BYTES + 1)
+        await append(transport, REQUEST, [b"a", io.BytesIO(b"b"), iterate, large])
+        contents = [request.content for request in broker.received[1:]]
+        assert b"".join(contents) == b"abcd" + large
+        assert contents[-1] == b""
+        assert b"" not in contents[:-1]
+        assert max(map(len, contents)) == CHUNK_BYTES
+        assert metrics.APPEND_BYTES.labels("a/journal")._value.get() - before == 4 + len(large)
+
+
+@in_loop
+async def test_an_error_of_a_source_rolls_back():
+    case = CASES["004"]
+    refusal = Refusal(grpc.StatusCode.UNKNOWN, "ended without commit")
+    async with served(refusal) as (broker, transport):
+
+        def failing():
+            raise ZeroDivisionError("the source")
+
+        with pytest.raises(ZeroDivisionError):
+            await append(transport, REQUEST, [case["sources"][0].encode(), failing])
+        assert broker.received == frames(case)
+        assert broker.half_closes == 1
+
+
+@pytest.mark.parametrize("case", [c for c in CASES.values() if isinstance(c.get("server"), list)])
+@in_loop
+async def test_failures_are_tried_again_or_not_as_the_vectors_say(case):
+    answers = []
+    for text in case["server"]:
+        if text == "OK":
+            answers.append(append_ok())
+        elif text.startswith("UNAVAILABLE"):
+            answers.append(Refusal(grpc.StatusCode.UNAVAILABLE))
+        elif text.startswith("gRPC"):
+            answers.append(Refusal(grpc.StatusCode.UNKNOWN))
+        else:
+            answers.append(append_status(pb.Status.Value(text)))
+    async with served(*answers) as (broker, transport):
+        sources = [source.encode() for source in case["sources"]]
+        if case["expect"].startswith("success"):
+            await append(transport, REQUEST, sources, pause=no_pause)
+            content = b"".join(request.content for request in broker.received)
+            assert content == b"content" * len(answers)
+        else:
+            with pytest.raises((errors.StatusError, errors.CallError)):
+                await append(transport, REQUEST, sources, pause=no_pause)
+            assert broker.half_closes == 1
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        pb.NOT_JOURNAL_PRIMARY_BROKER,
+        pb.NO_JOURNAL_PRIMARY_BROKER,
+        pb.INSUFFICIENT_JOURNAL_BROKERS,
+    ],
+)
+@in_loop
+async def test_routing_statuses_are_tried_again(status):
+    attempts = []
+
+    async def pause(attempt):
+        attempts.append(attempt)
+
+    refused = append_status(status)
+    async with served(refused, refused, refused, append_ok()) as (_, transport):
+        await append(transport, REQUEST, [io.BytesIO(b"x")], pause=pause)
+        assert attempts == [0, 1, 2]
+
+
+@in_loop
+async def test_a_deadline_of_the_caller_surfaces_as_such():
+    async with served(append_status(pb.NO_JOURNAL_PRIMARY_BROKER)) as (_, transport):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await append(transport, REQUEST, [b"x"])

@@ -1,0 +1,164 @@
+import asyncio
+import json
+import logging
+import sys
+
+import pytest
+from support.raw_http import exchange
+from support.scripted_journals import ScriptedJournals, items, serving, stub
+from support.vectors import golden
+
+import grpc.aio
+
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.server.logging import RECENT
+from gazette_sdk.transport.loop import run
+
+
+def ask(*targets: str, **options):
+    async def scenario():
+        async with serving(ScriptedJournals(), **options) as server:
+            return [await exchange(server.endpoint, "GET", target) for target in targets]
+
+    return run(scenario(), 20)
+
+
+def test_every_recorded_page_exists():
+    recorded = {name: page for name, page in golden("broker/debug_endpoints.json").items()}
+    names = [name for name in recorded if name != "/debug/nope"]
+    for name, answer in zip(names, ask(*names), strict=True):
+        assert answer.status_line == recorded[name]["status_line"], name
+        media_types = [value for key, value in recorded[name]["headers"] if key == "Content-Type"]
+        if media_types and name in {"/debug/vars", "/debug/pprof/"}:
+            assert answer.header("Content-Type") == media_types[0]
+
+
+def test_ready_is_an_empty_success():
+    (answer,) = ask("/debug/ready")
+    assert (answer.status, answer.body) == (200, b"")
+
+
+def test_metrics_are_prometheus_text():
+    (answer,) = ask("/debug/metrics")
+    assert answer.header("Content-Type") == "text/plain; version=0.0.4; charset=utf-8"
+    recorded = golden("broker/debug_endpoints.json")["/debug/metrics"]["metrics"]
+    shown = dict(
+        line.removeprefix("# TYPE ").split(" ")
+        for line in answer.body.decode().splitlines()
+        if line.startswith("# TYPE ")
+    )
+    for name, metric in recorded.items():
+        if name.startswith("grpc_server_"):
+            assert shown[name] == metric["type"]
+
+
+def test_grpc_metrics_have_the_recorded_labels_and_buckets():
+    (answer,) = ask("/debug/metrics")
+    recorded = golden("broker/debug_endpoints.json")["/debug/metrics"]["metrics"]
+    buckets = [
+        line.partition('le="')[2].partition('"')[0]
+        for line in answer.body.decode().splitlines()
+        if line.startswith("grpc_server_handling_seconds_bucket") and 'grpc_method="Apply"' in line
+    ]
+    assert buckets == recorded["grpc_server_handling_seconds"]["buckets"]
+    started = next(
+        line
+        for line in answer.body.decode().splitlines()
+        if line.startswith("grpc_server_started_total{")
+    )
+    labels = sorted(pair.partition("=")[0] for pair in started[26:].split("}")[0].split(","))
+    assert labels == recorded["grpc_server_started_total"]["labels"]
+
+
+def test_variables_are_json_without_keys(monkeypatch):
+    monkeypatch.setattr(
+        sys, "argv", ["gazette", "--broker.auth-keys", "c2VjcmV0", "--broker.auth-keys=c2VjcmV0", "x"]
+    )
+    variables, command_line = ask("/debug/vars", "/debug/pprof/cmdline")
+    shown = json.loads(variables.body)
+    assert sorted(shown) == ["cmdline", "memstats"]
+    assert shown["cmdline"] == ["gazette", "--broker.auth-keys", "…", "--broker.auth-keys=…", "x"]
+    assert b"c2VjcmV0" not in command_line.body
+
+
+@pytest.mark.parametrize(
+    ("page", "holds"),
+    [
+        ("tasks", "DebugPages"),
+        ("threads", "gazette-sdk-loop"),
+        ("goroutine", "threads"),
+        ("heap", "objects under garbage collection"),
+        ("profile?seconds=0.1", ";"),
+    ],
+)
+def test_profiles_show_the_process(page, holds):
+    (answer,) = ask(f"/debug/pprof/{page}")
+    assert answer.status == 200
+    assert holds in answer.body.decode()
+
+
+@pytest.mark.parametrize("seconds", ["x", "0", "-1", "nan", "1e9"])
+def test_a_bad_duration_of_a_profile_is_refused(seconds):
+    (answer,) = ask(f"/debug/pprof/profile?seconds={seconds}")
+    assert answer.status == 400
+
+
+def test_calls_under_way_are_listed():
+    async def scenario():
+        async def blocked():
+            yield pb.ListResponse()
+            await asyncio.Event().wait()
+
+        journals = ScriptedJournals()
+        journals.on_list = lambda *_: blocked()
+        async with (
+            serving(journals) as server,
+            grpc.aio.insecure_channel(f"127.0.0.1:{server.listener.port}") as channel,
+        ):
+            call = stub(channel, "List")(pb.ListRequest(watch=True))
+            await call.read()
+            answer = await exchange(server.endpoint, "GET", "/debug/requests")
+            call.cancel()
+            return answer.body.decode()
+
+    page = run(scenario(), 10)
+    assert "1 calls under way" in page
+    assert "/protocol.Journal/List" in page
+
+
+def test_recent_warnings_are_shown():
+    RECENT.handle(logging.makeLogRecord({"msg": "store failed", "levelno": 30, "store": "s3://x"}))
+    (answer,) = ask("/debug/events")
+    assert "store=s3://x" in answer.body.decode()
+
+
+def test_an_unknown_page_is_left_to_the_gateway():
+    async def scenario():
+        journals = ScriptedJournals()
+        journals.on_read = lambda *_: items(pb.ReadResponse(status=pb.JOURNAL_NOT_FOUND))
+        async with serving(journals) as server:
+            return await exchange(server.endpoint, "GET", "/debug/nope")
+
+    answer = run(scenario(), 10)
+    recorded = golden("broker/debug_endpoints.json")["/debug/nope"]
+    assert answer.status_line == recorded["status_line"]
+    assert answer.body.decode() == recorded["body"]
+
+
+def test_private_diagnostics_are_on_their_own_port_only():
+    async def scenario():
+        journals = ScriptedJournals()
+        journals.on_read = lambda *_: items(pb.ReadResponse(status=pb.JOURNAL_NOT_FOUND))
+        async with serving(journals, debug_port="0", debug_private=True) as server:
+            public = await exchange(server.endpoint, "GET", "/debug/ready")
+            private = await exchange(server.debug_endpoint, "GET", "/debug/ready")
+            elsewhere = await exchange(server.debug_endpoint, "GET", "/a/journal")
+            return public.status, private.status, elsewhere.status
+
+    assert run(scenario(), 10) == (404, 200, 404)
+
+
+def test_private_diagnostics_without_a_port_are_warned_of(caplog):
+    with caplog.at_level(logging.WARNING):
+        ask(debug_private=True)
+    assert "unreachable" in caplog.text

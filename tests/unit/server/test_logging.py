@@ -1,0 +1,129 @@
+import io
+import json
+import logging
+
+import pytest
+
+from gazette_sdk.server.logging import (
+    RECENT,
+    configure_logging,
+    fields_of,
+    redact,
+)
+
+TOKEN = "eyJhbGciOiJIUzI1NiJ9.eyJjYXAiOjh9.c2lnbmF0dXJl"
+
+
+@pytest.fixture
+def logged():
+    """Configures logging for a test, gives the output, and undoes it."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    out = io.StringIO()
+
+    def configure(*arguments) -> io.StringIO:
+        configure_logging(*arguments, stream=out)
+        return out
+
+    yield configure
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    RECENT.lines.clear()
+
+
+def test_json_is_one_object_per_line(logged):
+    out = logged("info", "json")
+    log = logging.getLogger("a")
+    log.info("line\nbreak", extra={"journal": "a/b", "count": 3, "tags": ("x", b"y")})
+    try:
+        raise ZeroDivisionError("oops")
+    except ZeroDivisionError:
+        log.exception("failed")
+    first, second = (json.loads(line) for line in out.getvalue().splitlines())
+    assert first["msg"] == "line\nbreak"
+    assert (first["level"], first["journal"], first["count"]) == ("info", "a/b", 3)
+    assert first["tags"] == ["x", "b'y'"]
+    assert first["time"].endswith("Z")
+    assert "ZeroDivisionError: oops" in second["traceback"]
+
+
+def test_text_is_pairs_quoted_where_needed(logged):
+    out = logged("debug", "text")
+    logging.getLogger("a").debug("two words", extra={"plain": "x", "quoted": 'a "b"', "n": None})
+    line = out.getvalue().strip()
+    assert line.split(" ", 1)[0].startswith("time=")
+    assert line.endswith('level=debug msg="two words" plain=x quoted="a \\"b\\"" n=null')
+
+
+def test_colour_names_level_and_fields(logged):
+    out = logged("warn", "color")
+    logging.getLogger("a").warning("careful", extra={"store": "s3://x"})
+    assert "\x1b[33mWARNING\x1b[0m" in out.getvalue()
+    assert "\x1b[33mstore\x1b[0m=s3://x" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [
+        ("trace", ["trace", "debug", "info", "warning", "error", "fatal"]),
+        ("warn", ["warning", "error", "fatal"]),
+        ("fatal", ["fatal"]),
+    ],
+)
+def test_levels_below_are_left_out(logged, level, shown):
+    out = logged(level, "json")
+    for number in (5, 10, 20, 30, 40, 50):
+        logging.getLogger("a").log(number, "x")
+    assert [json.loads(line)["level"] for line in out.getvalue().splitlines()] == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"authorization: Bearer {TOKEN} end", "authorization: Bearer … end"),
+        ("authorization: bearer abc.def", "authorization: bearer …"),
+        (f"token {TOKEN}!", "token …!"),
+        (
+            "https://b.s3.amazonaws.com/x?X-Amz-Credential=AKIA%2F2&X-Amz-Signature=abc&y=1",
+            "https://b.s3.amazonaws.com/x?X-Amz-Credential=…&X-Amz-Signature=…&y=1",
+        ),
+        ("https://a.blob.core.windows.net/c?sv=1&sig=q%3D", "https://a.blob.core.windows.net/c?sv=1&sig=…"),
+        ("https://storage.googleapis.com/x?GoogleAccessId=me&Signature=abc", "https://storage.googleapis.com/x?GoogleAccessId=…&Signature=…"),
+        ("postgres://me:pass@host/db", "postgres://me:…@host/db"),
+        ("nothing secret at http://host:8080/a?offset=1", "nothing secret at http://host:8080/a?offset=1"),
+    ],
+)
+def test_secrets_are_taken_out_of_text(text, shown):
+    assert redact(text) == shown
+
+
+def test_secrets_are_taken_out_of_fields():
+    record = logging.makeLogRecord(
+        {
+            "auth_keys": "c2VjcmV0",
+            "authorization": "Basic x",
+            "empty_auth_keys": "",
+            "config": {"AuthKeys": "c2VjcmV0", "Zone": "a", "urls": ["x?sig=abc"]},
+            "url": "x?sig=abc",
+        }
+    )
+    assert fields_of(record) == {
+        "auth_keys": "…",
+        "authorization": "…",
+        "empty_auth_keys": "",
+        "config": {"AuthKeys": "…", "Zone": "a", "urls": ["x?sig=…"]},
+        "url": "x?sig=…",
+    }
+
+
+@pytest.mark.parametrize("style", ["text", "json", "color"])
+def test_no_secret_reaches_the_output(logged, style):
+    out = logged("debug", style)
+    try:
+        raise RuntimeError(f"refused: Bearer {TOKEN}")
+    except RuntimeError:
+        logging.getLogger("a").exception("failed with %s", TOKEN, extra={"auth_token": TOKEN})
+    assert TOKEN not in out.getvalue()
+    assert TOKEN not in "".join(RECENT.lines)
+
+

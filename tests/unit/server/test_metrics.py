@@ -1,0 +1,61 @@
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+
+from gazette_sdk.server.metrics import _code_label, metrics_text
+
+
+def test_names_are_exactly_those_of_dashboards():
+    registry = CollectorRegistry()
+    Counter("gazette_journal_server_started_totals", "Begun.", ["operation"], registry=registry).labels(
+        "Read"
+    ).inc()
+    Counter("gazette_sequencer_queued", "Queued.", registry=registry).inc(2)
+    Counter("gazette_spool_commits_total", "Commits.", registry=registry).inc(3)
+    Gauge("gazette_write_head", "Next offset.", ["journal"], registry=registry).labels('a/"b"').set(7)
+    assert metrics_text(registry).splitlines() == [
+        "# HELP gazette_journal_server_started_totals Begun.",
+        "# TYPE gazette_journal_server_started_totals counter",
+        'gazette_journal_server_started_totals{operation="Read"} 1.0',
+        "# HELP gazette_sequencer_queued Queued.",
+        "# TYPE gazette_sequencer_queued counter",
+        "gazette_sequencer_queued 2.0",
+        "# HELP gazette_spool_commits_total Commits.",
+        "# TYPE gazette_spool_commits_total counter",
+        "gazette_spool_commits_total 3.0",
+        "# HELP gazette_write_head Next offset.",
+        "# TYPE gazette_write_head gauge",
+        'gazette_write_head{journal="a/\\"b\\""} 7.0',
+    ]
+
+
+def test_buckets_are_written_as_others_write_them():
+    registry = CollectorRegistry()
+    Histogram("h", "Help\nin two lines.", buckets=(0.5, 1, 10), registry=registry).observe(2)
+    lines = metrics_text(registry).splitlines()
+    assert "# HELP h Help\\nin two lines." in lines
+    assert [line for line in lines if "bucket" in line] == [
+        'h_bucket{le="0.5"} 0.0',
+        'h_bucket{le="1"} 0.0',
+        'h_bucket{le="10"} 1.0',
+        'h_bucket{le="+Inf"} 1.0',
+    ]
+    assert "h_count 1.0" in lines
+    assert not any("created" in line for line in lines)
+
+
+def test_infos_are_gauges():
+    registry = CollectorRegistry()
+    Info("build", "Build.", registry=registry).info({"version": "1"})
+    assert metrics_text(registry).splitlines() == [
+        "# HELP build_info Build.",
+        "# TYPE build_info gauge",
+        'build_info{version="1"} 1.0',
+    ]
+
+
+def test_codes_are_spelled_as_grpc_labels_spell_them():
+    assert [_code_label(code) for code in ("OK", "CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED")] == [
+        "OK",
+        "Canceled",
+        "Unknown",
+        "DeadlineExceeded",
+    ]

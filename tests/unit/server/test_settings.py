@@ -1,0 +1,90 @@
+import re
+
+import pytest
+
+from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.server.options import Sources, load, print_config
+from gazette_sdk.server.settings import BROKER, DEBUG, ETCD, LOGGING, pet_name
+
+OPTIONS = [
+    # option, INI key, environment, default
+    ("broker.zone", "Zone", "BROKER_ZONE", "local"),
+    ("broker.id", "ID", "BROKER_ID", ""),
+    ("broker.host", "Host", "BROKER_HOST", ""),
+    ("broker.port", "Port", "BROKER_PORT", ""),
+    ("broker.server-cert-file", "ServerCertFile", "BROKER_SERVER_CERT_FILE", ""),
+    ("broker.server-cert-key-file", "ServerCertKeyFile", "BROKER_SERVER_CERT_KEY_FILE", ""),
+    ("broker.server-ca-file", "ServerCAFile", "BROKER_SERVER_CA_FILE", ""),
+    ("broker.peer-cert-file", "PeerCertFile", "BROKER_PEER_CERT_FILE", ""),
+    ("broker.peer-cert-key-file", "PeerCertKeyFile", "BROKER_PEER_CERT_KEY_FILE", ""),
+    ("broker.peer-ca-file", "PeerCAFile", "BROKER_PEER_CA_FILE", ""),
+    ("broker.max-grpc-recv-size", "MaxGRPCRecvSize", "BROKER_MAX_GRPC_RECV_SIZE", 4194304),
+    ("broker.allow-origin", "AllowOrigin", "BROKER_ALLOW_ORIGIN", ()),
+    ("broker.limit", "Limit", "BROKER_LIMIT", 1024),
+    ("broker.file-root", "FileRoot", "BROKER_FILE_ROOT", ""),
+    ("broker.file-only", "FileOnly", "BROKER_FILE_ONLY", False),
+    ("broker.max-append-rate", "MaxAppendRate", "BROKER_MAX_APPEND_RATE", 0),
+    ("broker.max-replication", "MaxReplication", "BROKER_MAX_REPLICATION", 9),
+    ("broker.min-append-rate", "MinAppendRate", "BROKER_MIN_APPEND_RATE", 65536),
+    ("broker.watch-delay", "WatchDelay", "BROKER_WATCH_DELAY", 0.03),
+    ("broker.auth-keys", "AuthKeys", "BROKER_AUTH_KEYS", ""),
+    ("broker.auto-suspend", "AutoSuspend", "BROKER_AUTO_SUSPEND", False),
+    ("broker.durability", "Durability", "BROKER_DURABILITY", "replicated"),
+    ("etcd.address", "Address", "ETCD_ADDRESS", "http://localhost:2379"),
+    ("etcd.cert-file", "CertFile", "ETCD_CERT_FILE", ""),
+    ("etcd.cert-key-file", "CertKeyFile", "ETCD_CERT_KEY_FILE", ""),
+    ("etcd.trusted-ca-file", "TrustedCAFile", "ETCD_TRUSTED_CA_FILE", ""),
+    ("etcd.lease", "LeaseTTL", "ETCD_LEASE_TTL", 20.0),
+    ("etcd.prefix", "Prefix", "ETCD_PREFIX", "/gazette/cluster"),
+    ("log.level", "Level", "LOG_LEVEL", "warn"),
+    ("log.format", "Format", "LOG_FORMAT", "text"),
+    ("debug.port", "Port", "DEBUG_PORT", ""),
+    ("debug.private", "Private", "DEBUG_PRIVATE", False),
+]
+
+
+def test_every_option_has_its_names_and_its_default():
+    groups = (BROKER, ETCD, LOGGING, DEBUG)
+    assert [
+        (bound.long, bound.option.key, bound.env, bound.default)
+        for group in groups
+        for bound in group.options
+    ] == OPTIONS
+    assert [group.title for group in groups] == ["Broker", "Etcd", "Logging", "Debug"]
+
+
+def test_defaults_print_as_comments_only():
+    printed = print_config([(group, load(group, Sources())) for group in (BROKER, ETCD)])
+    assert all(line[:1] in {"", ";", "["} for line in printed.splitlines())
+    assert "; WatchDelay = 30ms" in printed
+    assert "; LeaseTTL = 20s" in printed
+
+
+def test_file_only_without_a_root_is_refused():
+    arguments = {"broker.file-only": ["true"]}
+    with pytest.raises(ConfigurationError, match="file root must be defined"):
+        load(BROKER, Sources(arguments))
+    assert load(BROKER, Sources({**arguments, "broker.file-root": ["/x"]})).file_only
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("limit", "131073"), ("limit", "-1"), ("max-replication", "0"), ("watch-delay", "-1s")],
+)
+def test_values_out_of_range_are_refused(option, value):
+    with pytest.raises(ConfigurationError, match=f"--broker.{option}"):
+        load(BROKER, Sources({f"broker.{option}": [value]}))
+
+
+def test_keys_are_not_in_the_text_form():
+    values = load(BROKER, Sources({"broker.auth-keys": ["c2VjcmV0"]}))
+    assert "c2VjcmV0" not in repr(values)
+
+
+def test_a_random_name_has_two_words():
+    assert re.fullmatch("[a-z]+-[a-z]+", pet_name())
+
+
+def test_the_advertised_host_is_this_machine_unless_told_otherwise():
+    assert load(BROKER, Sources()).advertise_host
+    assert load(BROKER, Sources({"broker.host": ["h.example"]})).advertise_host == "h.example"
