@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from gazette_sdk.broker.append_machine import (
+    ENDS,
     SYNC_ROUNDS_MAX,
     ContentEffect,
     Effect,
@@ -135,7 +136,7 @@ class _Append:
         """Go through the machine's states to one of its ends."""
         state = State.RESOLVE
         try:
-            while not state.terminal:
+            while state not in ENDS:
                 given = await self._act(state)
                 effects, state = step(state, given)
                 for effect in effects:
@@ -371,9 +372,10 @@ class _Append:
         proposal = spool.fragment
         if self._cause is None and self._status == pb.OK and content.length > 0:
             proposal = spool.next()
-            self._registers = union(
-                request.union_registers, subtract(self._registers, request.subtract_registers)
-            )
+            if _changes_registers(request):
+                self._registers = union(
+                    request.union_registers, subtract(self._registers, request.subtract_registers)
+                )
         self._answers = await pipeline.scatter(
             pb.ReplicateRequest(proposal=proposal, registers=self._registers, acknowledge=True)
         )
@@ -412,7 +414,11 @@ class _Append:
             return Input.CANCELLED
         if self._cause is not None:
             return Input.FAILED
-        return Input.AGREED if self._status == pb.OK else Input.REFUSED
+        if self._status != pb.OK:
+            return Input.REFUSED
+        assert self._resolution.replica is not None
+        self._resolution.replica.write_head.set(self._commit.end)
+        return Input.AGREED
 
     def _next_proposal(self, pipeline: Pipeline) -> pb.Fragment:
         assert self._resolution.spec is not None
@@ -431,6 +437,8 @@ class _Append:
     def _response(self) -> pb.AppendResponse:
         """The answer: an append's outcome, or the status which refused it."""
         response = pb.AppendResponse(status=self._status, header=self._resolution.header)
+        if self._status != pb.OK:
+            response.header.process_id.CopyFrom(self._shared.resolver.local_id)
         if self._status == pb.OK:
             response.commit.CopyFrom(self._commit)
             response.total_chunks = self._total_chunks

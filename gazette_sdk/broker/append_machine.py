@@ -26,6 +26,7 @@ from gazette_sdk.protocol.selectors import matches
 __all__ = [
     "APPEND",
     "CONTENT",
+    "ENDS",
     "SYNC_ROUNDS_MAX",
     "ContentEffect",
     "ContentInput",
@@ -58,6 +59,8 @@ class UnexpectedInputError(AssertionError):
 class State(enum.Enum):
     """Where an append stands. The last three are its ends."""
 
+    __hash__ = object.__hash__  # members are singletons; hashing their names costs far more
+
     RESOLVE = enum.auto()
     ACQUIRE_PIPELINE = enum.auto()
     START_PIPELINE = enum.auto()
@@ -73,14 +76,15 @@ class State(enum.Enum):
     FINISHED = enum.auto()
     ERROR = enum.auto()
 
-    @property
-    def terminal(self) -> bool:
-        """Whether the append ends here."""
-        return self in (State.PROXY, State.FINISHED, State.ERROR)
+
+ENDS = frozenset({State.PROXY, State.FINISHED, State.ERROR})
+"""States in which an append has ended."""
 
 
 class Input(enum.Enum):
     """What came of a state's action."""
+
+    __hash__ = object.__hash__
 
     HELD = enum.auto()
     """Resolved to us, and the pipeline's slot is ours already."""
@@ -386,6 +390,8 @@ def next_proposal(
 class ContentState(enum.Enum):
     """Where the client's stream stands."""
 
+    __hash__ = object.__hash__
+
     OPEN = enum.auto()
     """Content may follow."""
     INTENT = enum.auto()
@@ -396,6 +402,8 @@ class ContentState(enum.Enum):
 
 class ContentInput(enum.Enum):
     """What the client's stream brings."""
+
+    __hash__ = object.__hash__
 
     CHUNK = enum.auto()
     """Content."""

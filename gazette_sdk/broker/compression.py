@@ -13,6 +13,7 @@ import logging
 import os
 import tempfile
 import threading
+from collections import deque
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
@@ -84,26 +85,44 @@ class Compression:
     def __init__(self, codec: int) -> None:
         self._codec = codec
         self._lock = threading.Lock()
+        self._batches: deque[int] = deque()
         self._file: UnnamedFile | None = None
         self._compressor: Compressor | None = None
         self._sum = hashlib.sha1(usedforsecurity=False)
         self._position = 0
         self._finished = False
 
-    def through(self, content: Content, end: int) -> None:
-        """Compress up to a position, and end a batch there.
+    def add_batch(self, end: int) -> bool:
+        """Note that a batch ends at ``end``, a committed position of the content.
+
+        Returns:
+            whether it is the only one: then nobody compresses yet, and somebody should.
+        """
+        self._batches.append(end)
+        return len(self._batches) == 1
+
+    def compress_batch(self, content: Content) -> bool:
+        """Compress the next batch that was added.
 
         Args:
             content: the content file, always the same one.
-            end: a committed position in it.
+
+        Returns:
+            whether there are more.
 
         Raises:
             OSError: the content cannot be read, or the result not be written. Whatever comes next
                 starts again from the beginning of the file.
         """
         with self._lock:
-            if not self._finished:
-                self._through(content, end)
+            if not self._batches:
+                return False
+            try:
+                if not self._finished:
+                    self._through(content, self._batches[0])
+            finally:
+                self._batches.popleft()
+            return bool(self._batches)
 
     def finish(self, content: Content, length_bytes: int, digest: bytes) -> UnnamedFile:
         """Compress all of the content, and verify it.
@@ -117,12 +136,13 @@ class Compression:
             the file of compressed bytes, complete.
 
         Raises:
-            OSError: see :meth:`through`.
+            OSError: see :meth:`compress_batch`.
             CorruptFragmentError: the content is not what it was when it was committed.
         """
         with self._lock:
             if not self._finished:
-                self._through(content, length_bytes)
+                for end in [*self._batches, length_bytes]:
+                    self._through(content, end)
                 assert self._compressor is not None
                 if self._sum.digest() != digest:
                     found = self._sum.hexdigest()

@@ -193,6 +193,8 @@ class Content:
     def _classify(self, item: AppendItem) -> tuple[ContentInput, bytes, str]:
         """What a message of the client is, its content, and what is wrong with it."""
         if isinstance(item, pb.AppendRequest):
+            if item.ByteSize() == 0:
+                return ContentInput.EMPTY, b"", ""
             try:
                 validate(item)
             except ValidationError as error:

@@ -14,12 +14,11 @@ import io
 import logging
 import os
 import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Protocol, cast
 
 from gazette_sdk.broker.compression import Compression
 from gazette_sdk.errors import CorruptFragmentError, GazetteError
@@ -40,13 +39,20 @@ class SpoolDiskError(SpoolError):
     """The disk of a spool does not take content, or a commit. Nothing acknowledged is lost."""
 
 
+class Submit(Protocol):
+    """Runs something in the background."""
+
+    def __call__(self, work: Callable[[], None], *, is_needed: bool) -> None:
+        """Run ``work`` soon; not at all if it is not needed and everything is about to end."""
+
+
 class ContentFile:
     """The content of one spool.
 
     Args:
         path: the file.
         codec: compression codec of the fragment.
-        submit: runs something in the background: compression, and removal.
+        submit: runs compression and removal in the background.
         on_discard: removes the name from the directory; called once, in the background.
         create: create the file, which must not exist, now; else it is opened when first used.
 
@@ -56,8 +62,6 @@ class ContentFile:
 
     __slots__ = (
         "__weakref__",
-        "_batches",
-        "_compressing",
         "_compression",
         "_discarded",
         "_fd",
@@ -72,7 +76,7 @@ class ContentFile:
         self,
         path: Path,
         codec: int,
-        submit: Callable[[Callable[[], None]], None],
+        submit: Submit,
         on_discard: Callable[[], None],
         *,
         create: bool = False,
@@ -85,8 +89,6 @@ class ContentFile:
         self._lock = threading.Lock()
         self._discarded = False
         self._compression: Compression | None = None
-        self._batches: deque[int] = deque()
-        self._compressing = False
         if create:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
@@ -165,12 +167,8 @@ class ContentFile:
 
     def compress_later(self, end: int) -> None:
         """Compress up to ``end``, a committed position, in the background."""
-        with self._lock:
-            self._batches.append(end)
-            if self._compressing:
-                return
-            self._compressing = True
-        self._submit(self._compress_batches)
+        if self._made_compression().add_batch(end):
+            self._submit(self._compress_batch, is_needed=False)
 
     def stored_form(self, length_bytes: int, digest: bytes) -> tuple[BinaryIO, int]:
         """What is to be uploaded: the content, verified, and compressed by its codec. Blocks.
@@ -198,19 +196,17 @@ class ContentFile:
                 self._compression = Compression(self.codec)
             return self._compression
 
-    def _compress_batches(self) -> None:
+    def _compress_batch(self) -> None:
+        """Compress one batch, and queue for the next one: other journals have theirs, too."""
         compression = self._made_compression()
-        while True:
-            with self._lock:
-                if not self._batches:
-                    self._compressing = False
-                    return
-                end = self._batches.popleft()
-            try:
-                compression.through(self, end)
-            except Exception:  # noqa: BLE001 - the task's outermost boundary
-                # Whoever uploads the file compresses it again.
-                _log.exception("cannot compress %s while it grows", self.path)
+        more = True
+        try:
+            more = compression.compress_batch(self)
+        except Exception:  # noqa: BLE001 - the task's outermost boundary
+            # Whoever uploads the file compresses it again.
+            _log.exception("cannot compress %s while it grows", self.path)
+        if more:
+            self._submit(self._compress_batch, is_needed=False)
 
     # -------------------------------------------------------------- removal
 
@@ -224,7 +220,7 @@ class ContentFile:
             if self._discarded:
                 return
             self._discarded = True
-        self._submit(self._remove)
+        self._submit(self._remove, is_needed=True)
 
     def _remove(self) -> None:
         try:

@@ -115,12 +115,15 @@ async def _parsed(request: web.Request, message: M) -> M:
         json_format.ParseError: it is not the JSON of such a message.
     """
     body = await request.read()
+    if not body.strip():
+        return message
     try:
-        text = body.decode()
-    except UnicodeDecodeError as error:
-        raise json_format.ParseError("the body is not valid UTF-8") from error
-    if text.strip():
-        json_format.Parse(text, message, ignore_unknown_fields=True)
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise json_format.ParseError(f"the body is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise json_format.ParseError("the body must be a JSON object")
+    json_format.ParseDict(value, message, ignore_unknown_fields=True)
     return message
 
 

@@ -252,6 +252,7 @@ class Persister:
         try:
             await self._persist(spool, found.spec, urls)
         except CorruptFragmentError as error:
+            _log.error("%s", error)
             self._failed(spool, f"journal {journal}", error, probed)
         except (StoreError, OSError) as error:
             self._failed(spool, key, error, probed)

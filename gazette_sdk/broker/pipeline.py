@@ -114,10 +114,7 @@ class PeerStream:
             self.error = error
         self._outgoing.clear()
         self._outgoing_bytes = 0
-        while self._expected:
-            answer = self._expected.popleft()
-            if not answer.done():
-                answer.set_result(self.error)
+        self._resolve_expected(self.error)
         _wake(self._send_wanted)
         _wake(self._room_wanted)
         self._task.cancel()
@@ -142,31 +139,30 @@ class PeerStream:
             await self._send_wanted
 
     async def _run(self, open_stream: OpenStream) -> None:
-        error: GazetteError | None = None
+        ended = CallError(f"{_name(self.peer)} ended its stream before answering")
         try:
             async for response in open_stream(self.peer, self._requests()):
                 if not self._expected:
-                    error = CallError(f"{_name(self.peer)} sent an answer nobody asked for")
+                    ended = CallError(f"{_name(self.peer)} sent an answer nobody asked for")
+                    self.error = ended
                     break
                 answer = self._expected.popleft()
                 if not answer.done():
                     answer.set_result(response)
-        except GazetteError as caught:
-            error = caught
-        except asyncio.CancelledError:
-            if self.error is None:
-                raise
+        except GazetteError as error:
+            self.error = self.error or error
         finally:
-            if error is None and (self._expected or not self._half_closed):
-                error = CallError(f"{_name(self.peer)} ended its stream before answering")
-            if error is not None and self.error is None:
-                self.error = error
-            while self._expected:
-                answer = self._expected.popleft()
-                if not answer.done():
-                    assert self.error is not None
-                    answer.set_result(self.error)
+            if self._expected or not self._half_closed:
+                self.error = self.error or ended
+            self._resolve_expected(self.error or ended)
             _wake(self._room_wanted)
+
+    def _resolve_expected(self, error: GazetteError) -> None:
+        """No more answers will come."""
+        while self._expected:
+            answer = self._expected.popleft()
+            if not answer.done():
+                answer.set_result(error)
 
 
 @dataclass(slots=True)

@@ -157,6 +157,7 @@ class Broker:
         self._note: RevisionNote | None = None
         self._reads: ReadServer | None = None
         self._peers: GrpcTransport | None = None
+        self._is_composed = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._recovered: dict[tuple[str, int], list[CompletedSpool]] = {}
 
@@ -293,6 +294,7 @@ class Broker:
             peers=self._peers,
             authorization=Authorization(self._authority),
         )
+        self._is_composed = True
         self.keyspace.observers.append(self._observe)
         self.resolver.refresh()
 
@@ -322,19 +324,23 @@ class Broker:
             persist_timeout_s: how long uploads may take.
         """
         await self._cancel("allocator", "sweeper")
-        if hasattr(self, "service"):
+        if self._is_composed:
             self.service.end_streams()
             self.resolver.stop_local()
             await self._shut_down_replicas()
-            self.persister.set_exiting()
         if self._note is not None:
-            self._note.note(self.keyspace.header)
             self._note.flush()
         await self._cancel("watch", "persister")
         if self._membership is not None:
             await self._membership.revoke()
-        if hasattr(self, "service"):
+        if self._is_composed:
             await self._persist(persist_timeout_s)
+        await self._close()
+        if not self.ended.done():
+            self.ended.cancel()
+
+    async def _close(self) -> None:
+        """Let go of connections and files."""
         if self._reads is not None:
             self._reads.close()
         if self._peers is not None:
@@ -345,8 +351,6 @@ class Broker:
             await self._etcd.aclose()
         if self._spools is not None:
             await asyncio.to_thread(self._spools.close)
-        if not self.ended.done():
-            self.ended.cancel()
 
     async def _shut_down_replicas(self) -> None:
         for cancel in (False, True):
@@ -361,6 +365,7 @@ class Broker:
                 return
 
     async def _persist(self, timeout_s: float) -> None:
+        self.persister.set_exiting()
         try:
             async with asyncio.timeout(timeout_s):
                 await self.persister.finish()

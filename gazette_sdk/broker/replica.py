@@ -15,6 +15,7 @@ from typing import Any
 
 from gazette_sdk.broker.flow_control import FlowControl
 from gazette_sdk.broker.index import Index
+from gazette_sdk.broker.metrics import WRITE_HEAD
 from gazette_sdk.broker.pipeline import Pipeline
 from gazette_sdk.broker.slot import Signal, Slot
 from gazette_sdk.broker.spool import Spool
@@ -67,6 +68,7 @@ class Replica:
         flow: flow control of appends.
         ended: fires when the replica has been shut down: reads end.
         settled: the resolution whose route was found in every assignment.
+        write_head: the metric of the offset of the next byte.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Replica:
             min_rate=parts.min_append_rate, global_max_rate=parts.max_append_rate
         )
         self.settled: object | None = None
+        self.write_head = WRITE_HEAD.labels(journal)
         self._storage = storage
         self._parts = parts
         self._mark: object = None

@@ -48,21 +48,13 @@ async def replicate(
             "the first request must have a header", kind="expected_header", path="Header"
         )
 
-    while True:
-        resolution = await _resolve(resolver, first, claims)
-        if resolution.status != pb.OK:
-            yield pb.ReplicateResponse(status=resolution.status, header=resolution.header)
-            return
-        if not equivalent(resolution.header.route, first.header.route):
-            yield pb.ReplicateResponse(status=pb.WRONG_ROUTE, header=resolution.header)
-            return
-        assert resolution.replica is not None, "it resolves to us only where we have a replica"
-        try:
-            spool = await resolution.replica.spool.take(resolution.invalidated)
-        except InvalidatedError:
-            continue
-        break
-
+    resolution, spool = await _take_spool(resolver, first, claims)
+    if resolution.replica is None or spool is None:
+        yield pb.ReplicateResponse(
+            status=pb.WRONG_ROUTE if resolution.status == pb.OK else resolution.status,
+            header=resolution.header,
+        )
+        return
     async with _owning(resolution.replica, spool):
         header: pb.Header | None = resolution.header
         request: pb.ReplicateRequest | None = first
@@ -84,14 +76,27 @@ async def replicate(
                 validate(request)
 
 
-async def _resolve(resolver: Resolver, first: pb.ReplicateRequest, claims: Claims) -> Resolution:
-    return await resolver.resolve(
-        first.proposal.journal,
-        claims,
-        may_proxy=False,
-        require_primary=False,
-        proxy_header=first.header,
-    )
+async def _take_spool(
+    resolver: Resolver, first: pb.ReplicateRequest, claims: Claims
+) -> tuple[Resolution, Spool | None]:
+    """Resolve, and take our spool; none if it is not for us, or we resolve another route."""
+    while True:
+        resolution = await resolver.resolve(
+            first.proposal.journal,
+            claims,
+            may_proxy=False,
+            require_primary=False,
+            proxy_header=first.header,
+        )
+        if resolution.status != pb.OK or not equivalent(
+            resolution.header.route, first.header.route
+        ):
+            return resolution, None
+        assert resolution.replica is not None, "it resolves to us only where we have a replica"
+        try:
+            return resolution, await resolution.replica.spool.take(resolution.invalidated)
+        except InvalidatedError:
+            continue
 
 
 @asynccontextmanager

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from gazette_sdk.broker.metrics import WRITE_HEAD
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.slot import Signal
 from gazette_sdk.cluster.broker_keys import BrokerAssignment, BrokerKeySpace, JournalEntry
@@ -107,15 +108,10 @@ class Resolver:
         self._known.clear()
         if self._stopped:
             return
-        touched: dict[str, None] = {}
-        for change in self._keyspace.changes:
-            match change.new or change.old:
-                case AssignmentEntry(item=journal) | ItemEntry(id=journal):
-                    touched[journal] = None
-        is_member = self._keyspace.member(self._local_id.zone, self._local_id.suffix) is not None
         started: list[Replica] = []
         gone: list[tuple[Replica, bool]] = []
-        for journal in touched:
+        is_member = self._keyspace.member(self._local_id.zone, self._local_id.suffix) is not None
+        for journal in self._touched():
             before = self._replicas.get(journal)
             after = self._reconcile(journal, before)
             if after is before:
@@ -127,14 +123,20 @@ class Resolver:
             if after is not None:
                 started.append(after)
                 self._replicas[journal] = after
-        # First tell all who wait for them to resolve again, then shut down: so that waiters and
-        # the shutdown do not race for the spool.
-        for replica, _ in gone:
-            replica.signal.fire()
-        for replica, succeeded in gone:
-            self._shut_down(replica, succeeded=succeeded)
+            else:
+                WRITE_HEAD.remove(journal)
+        self._shut_down(gone)
         for replica in started:
             replica.start()
+
+    def _touched(self) -> Iterable[str]:
+        """Journals which the last changes of the KeySpace are about."""
+        touched: dict[str, None] = {}
+        for change in self._keyspace.changes:
+            match change.new or change.old:
+                case AssignmentEntry(item=journal) | ItemEntry(id=journal):
+                    touched[journal] = None
+        return touched
 
     def _reconcile(self, journal: str, replica: Replica | None) -> Replica | None:
         """The replica of a journal as its keys are now: the one there is, a new one, none."""
@@ -162,23 +164,31 @@ class Resolver:
         self._stopped = True
         self._known.clear()
         gone, self._replicas = list(self._replicas.values()), {}
-        for replica in gone:
-            replica.signal.fire()
-        for replica in gone:
-            self._shut_down(replica, succeeded=False)
+        self._shut_down([(replica, False) for replica in gone])
 
     async def shutdowns(self) -> None:
         """Return when every replica that was stopped has been shut down."""
         while self._stopping:
             await asyncio.wait(set(self._stopping))
 
-    def _shut_down(self, replica: Replica, *, succeeded: bool) -> None:
-        _log.info("stopping the replica of %s", replica.journal)
-        task = asyncio.get_running_loop().create_task(
-            replica.shut_down(succeeded=succeeded), name=f"shut down {replica.journal}"
-        )
-        self._stopping.add(task)
-        task.add_done_callback(self._stopping.discard)
+    def _shut_down(self, gone: Sequence[tuple[Replica, bool]]) -> None:
+        """Shut replicas down in the background, each with whether others succeeded us."""
+        # First tell all who wait for them to resolve again: so that waiters and the shutdown do
+        # not race for the spool.
+        for replica, _ in gone:
+            replica.signal.fire()
+        for replica, succeeded in gone:
+            _log.info("stopping the replica of %s", replica.journal)
+            task = asyncio.get_running_loop().create_task(
+                replica.shut_down(succeeded=succeeded), name=f"shut down {replica.journal}"
+            )
+            self._stopping.add(task)
+            task.add_done_callback(self._shut_down_ended)
+
+    def _shut_down_ended(self, task: asyncio.Task[None]) -> None:
+        self._stopping.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("%s failed", task.get_name(), exc_info=error)
 
     # ----------------------------------------------------------- resolution
 
@@ -214,7 +224,11 @@ class Resolver:
 
         name = strip_meta(journal)
         item = self._keyspace.item(name)
-        if item is not None and not matches_journal(claims.selector, item.value):
+        if (
+            item is not None
+            and claims.selector.ByteSize() > 0  # which spares a look at every label
+            and not matches_journal(claims.selector, item.value)
+        ):
             return self._resolve(name, None, may_proxy=may_proxy, require_primary=require_primary)
         known = self._known.get((name, may_proxy, require_primary))
         if known is None:

@@ -235,12 +235,13 @@ class SpoolDirectory:
             raise
         return file, log
 
-    def submit(self, work: Callable[[], None]) -> None:
-        """Run ``work`` in the background; at once where the directory is closed already."""
-        if self._background is None:
+    def submit(self, work: Callable[[], None], *, is_needed: bool) -> None:
+        """Run ``work`` in the background; once this is closed, at once or not at all."""
+        background = self._background
+        if background is not None:
+            background.submit(work)
+        elif is_needed:
             work()
-        else:
-            self._background.submit(work)
 
     def sync_names(self, journal: str) -> None:
         """Force the names of a journal's files to disk. Blocks."""

@@ -39,6 +39,12 @@ HEARTBEAT_MS = 20
 ELECTION_MS = 200
 """Election time-out; etcd asks for at least five ticks. Also bounds the shortest lease: 1 s."""
 
+HISTORY_REVISIONS = 50_000
+"""Revisions that are kept at least, for those who resume after a break, however long it was.
+
+By count and not by time: what a cluster that was stopped for a month last did shall be known.
+"""
+
 LOCK_TIMEOUT_S = 5
 """A killed predecessor may take a moment to be gone; after that the directory is in use."""
 
@@ -244,9 +250,8 @@ class EtcdServer:
             f"--initial-cluster=embedded={peer}",
             f"--heartbeat-interval={HEARTBEAT_MS}",
             f"--election-timeout={ELECTION_MS}",
-            # History is only read by watches that resume after a short break.
-            "--auto-compaction-mode=periodic",
-            "--auto-compaction-retention=1h",
+            "--auto-compaction-mode=revision",
+            f"--auto-compaction-retention={HISTORY_REVISIONS}",
             "--log-level=warn",
             "--logger=zap",
         ]

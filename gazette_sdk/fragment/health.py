@@ -58,6 +58,7 @@ _PROBE_PATH: Final = ".test/health-check"
 _PROBE_CONTENT: Final = b"health-check\n"
 _PROBE_TTL_S: Final = 300.0
 _FETCH_TIMEOUT_S: Final = 10.0
+_CLOSE_TIMEOUT_S: Final = 1.0
 _DELETE_PROBE_NAME: Final = ".gazette-delete-probe"
 
 _DELAYS_S: Final = (0.0, 0.1, 1.0, 1.0, 10.0, 10.0)
@@ -191,7 +192,7 @@ class StoreHealth:
         self._first = asyncio.Event()
         self._wanted = asyncio.Event()
         self._wanted_until = 0.0
-        self._running = 0
+        self._running: set[asyncio.Future[str | None]] = set()
         self._task = self._loop.create_task(self._run(), name=f"store-health {url}")
 
     @property
@@ -224,9 +225,11 @@ class StoreHealth:
         await asyncio.to_thread(lambda: check_delete(self._open_store(), prefix))
 
     async def aclose(self) -> None:
-        """Stop checking. A check that hangs is left to its own time limit."""
+        """Stop checking. A check that hangs is left to its own time limit, after a second."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        if self._running:
+            await asyncio.wait(self._running, timeout=_CLOSE_TIMEOUT_S)
         if not self._changed.done():
             self._changed.set_result(None)
 
@@ -239,7 +242,7 @@ class StoreHealth:
 
     async def _check_once(self) -> None:
         """Begin a check, and wait for its outcome or until it counts as failed."""
-        if self._running >= _OVERLAPPING_CHECKS_MAX:
+        if len(self._running) >= _OVERLAPPING_CHECKS_MAX:
             return  # one of those that hang must end first, and its limit sees to that
         outcome = self._begin()
         limit_s = CHECK_TIMEOUT_S if self.healthy else FAILING_BOUND_S
@@ -253,11 +256,8 @@ class StoreHealth:
     def _begin(self) -> asyncio.Future[str | None]:
         """Check in a thread of its own: one that hangs shall not take a shared thread away."""
         outcome: asyncio.Future[str | None] = self._loop.create_future()
-        self._running += 1
-
-        def settle(error: str | None) -> None:
-            self._running -= 1
-            outcome.set_result(error)
+        self._running.add(outcome)
+        outcome.add_done_callback(self._running.discard)
 
         def run() -> None:
             try:
@@ -270,7 +270,7 @@ class StoreHealth:
             else:
                 error = None
             with contextlib.suppress(RuntimeError):  # the loop ended meanwhile
-                self._loop.call_soon_threadsafe(settle, error)
+                self._loop.call_soon_threadsafe(outcome.set_result, error)
 
         threading.Thread(target=run, name=f"store-health {self.url}", daemon=True).start()
         return outcome

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import threading
-import time
 from datetime import UTC, datetime, timedelta
 
-__all__ = ["TICK", "Clock", "clock_of_unix_ns", "time_of_clock", "unix_100ns_of_clock"]
+__all__ = [
+    "TICK",
+    "UNIX_EPOCH",
+    "Clock",
+    "clock_of_unix_ns",
+    "time_of_clock",
+    "unix_100ns_of_clock",
+]
 
 TICK = 160
 """What a tick adds: one microsecond, in units of 100 ns which are shifted by four bits."""
 
-_UNIX_EPOCH = 122_192_928_000_000_000
+UNIX_EPOCH = 122_192_928_000_000_000
 """From 1582-10-15, where UUIDs begin to count, to 1970-01-01, in units of 100 ns."""
 
 _MASK = (1 << 64) - 1
@@ -19,12 +25,12 @@ _MASK = (1 << 64) - 1
 
 def clock_of_unix_ns(unix_ns: int) -> int:
     """The clock at a time, which is given in nanoseconds since 1970."""
-    return ((unix_ns // 100 + _UNIX_EPOCH) << 4) & _MASK
+    return ((unix_ns // 100 + UNIX_EPOCH) << 4) & _MASK
 
 
 def unix_100ns_of_clock(clock: int) -> int:
     """The time within a clock, in units of 100 ns since 1970."""
-    return (clock >> 4) - _UNIX_EPOCH
+    return (clock >> 4) - UNIX_EPOCH
 
 
 def time_of_clock(clock: int) -> datetime:
@@ -64,14 +70,6 @@ class Clock:
         with self._lock:
             self.value = (self.value + TICK) & _MASK
             return self.value
-
-    def tick_now(self) -> int:
-        """Move on to the wall clock's time and tick, in one step; returns the new value."""
-        candidate = (time.time_ns() // 100 + _UNIX_EPOCH) << 4
-        with self._lock:
-            value = self.value
-            self.value = value = ((max(value, candidate)) + TICK) & _MASK
-            return value
 
     def unlock(self) -> None:
         """In a forked child: another thread of the parent may have held the lock."""

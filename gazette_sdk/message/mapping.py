@@ -12,7 +12,6 @@ A key is a str (its UTF-8 bytes), bytes (as they are), or an int (its decimal te
 
 from __future__ import annotations
 
-import abc
 import functools
 from collections.abc import Callable, Iterable
 from random import Random
@@ -119,7 +118,7 @@ class Partitions:
 # ----------------------------------------------------------------- mappings
 
 
-class SelectorMapping(abc.ABC):
+class SelectorMapping:
     """A mapping over the journals that match a label selector.
 
     A publisher watches the selector and asks :meth:`pick`. To use one on its own, list the
@@ -127,14 +126,18 @@ class SelectorMapping(abc.ABC):
 
     Args:
         selector: label selector, as ``"topic=orders"``.
+        choose: from a message and the journals, of which there is at least one, to an index.
 
     Raises:
         ValidationError: the selector is malformed.
     """
 
-    def __init__(self, selector: str) -> None:
+    __slots__ = ("_choose", "label_selector", "selector")
+
+    def __init__(self, selector: str, choose: Callable[[Any, Partitions], int]) -> None:
         self.selector = selector
         self.label_selector = parse_selector(selector)
+        self._choose = choose
 
     def pick(self, message: Any, partitions: Partitions) -> str:
         """The journal of ``message``.
@@ -142,45 +145,13 @@ class SelectorMapping(abc.ABC):
         Raises:
             MappingError: no journal matches the selector.
         """
-        if not partitions.names:
+        names = partitions.names
+        if not names:
             raise MappingError(
                 f"no journal matches the selector {self.selector!r} (empty ListResponse); create"
                 " one with `gazctl journals apply`, or check its labels"
             )
-        return partitions.names[self._index(message, partitions)]
-
-    @abc.abstractmethod
-    def _index(self, message: Any, partitions: Partitions) -> int:
-        """Index of the chosen one; there is at least one."""
-
-
-class _Modulo(SelectorMapping):
-    def __init__(self, selector: str, key: Callable[[Any], Key]) -> None:
-        super().__init__(selector)
-        self._key = key
-
-    def _index(self, message: Any, partitions: Partitions) -> int:
-        return _hash(self._key(message)) % len(partitions.names)
-
-
-class _Rendezvous(SelectorMapping):
-    def __init__(self, selector: str, key: Callable[[Any], Key]) -> None:
-        super().__init__(selector)
-        self._key = key
-
-    def _index(self, message: Any, partitions: Partitions) -> int:
-        # The first of equal maxima, so that ties go to the lowest index.
-        return int((partitions.hashes ^ np.uint32(_hash(self._key(message)))).argmax())
-
-
-class _Random(SelectorMapping):
-    def __init__(self, selector: str, source: Random) -> None:
-        super().__init__(selector)
-        self._source = source
-
-    def _index(self, message: Any, partitions: Partitions) -> int:
-        del message
-        return self._source.randrange(len(partitions.names))
+        return names[self._choose(message, partitions)]
 
 
 class Direct:
@@ -207,7 +178,11 @@ def modulo(selector: str, *, key: Callable[[Any], Key]) -> SelectorMapping:
         selector: label selector of the journals.
         key: from a message to its key.
     """
-    return _Modulo(selector, key)
+
+    def choose(message: Any, partitions: Partitions) -> int:
+        return _hash(key(message)) % len(partitions.names)
+
+    return SelectorMapping(selector, choose)
 
 
 def rendezvous(selector: str, *, key: Callable[[Any], Key]) -> SelectorMapping:
@@ -217,7 +192,12 @@ def rendezvous(selector: str, *, key: Callable[[Any], Key]) -> SelectorMapping:
         selector: label selector of the journals.
         key: from a message to its key.
     """
-    return _Rendezvous(selector, key)
+
+    def choose(message: Any, partitions: Partitions) -> int:
+        # The first of equal maxima, so that ties go to the lowest index.
+        return int((partitions.hashes ^ np.uint32(_hash(key(message)))).argmax())
+
+    return SelectorMapping(selector, choose)
 
 
 def random(selector: str, *, source: Random | None = None) -> SelectorMapping:
@@ -227,7 +207,10 @@ def random(selector: str, *, source: Random | None = None) -> SelectorMapping:
         selector: label selector of the journals.
         source: of randomness; its own, unless given.
     """
-    return _Random(selector, source or Random())  # noqa: S311 - spreads load, guards nothing
+    drawn_from = source or Random()  # noqa: S311 - spreads load, guards nothing
+    return SelectorMapping(
+        selector, lambda _, partitions: drawn_from.randrange(len(partitions.names))
+    )
 
 
 def direct(journal: str) -> Direct:

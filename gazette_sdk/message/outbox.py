@@ -18,11 +18,18 @@ from gazette_sdk.message.kinds import Kind, kind_of
 from gazette_sdk.message.receipt import Batch, Receipt
 from gazette_sdk.message.uuid import Stamp
 
-__all__ = ["BATCH_BYTES_MAX", "Outbox"]
+__all__ = ["Outbox"]
 
 BATCH_BYTES_MAX = 4 << 20
 """A batch which is larger takes no further messages: a failed attempt sends all of it again, and
 its first message waits for the last."""
+
+
+STREAMING_COUNT_MIN = 16
+"""A batch of so many messages says that its journal is being streamed to."""
+
+LINGER_BYTES_MAX = 256 << 10
+"""A batch of this size costs little beside its content, and waits for nothing."""
 
 
 class Outbox:
@@ -67,7 +74,18 @@ class Outbox:
         content = batch.content
         begin = len(content)
         self._framing.encode(payload, content)
+        batch.count += 1
         return Receipt(batch, begin, len(content))
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether messages come so quickly that the next batch is worth a moment's wait.
+
+        An append costs as much as encoding some hundred messages.
+        """
+        if self._sent is None or self._sent.count < STREAMING_COUNT_MIN:
+            return False
+        return not self._batches or len(self._batches[0].content) < LINGER_BYTES_MAX
 
     def take(self) -> Batch | None:
         """The oldest batch, which then takes no further messages; None if nothing waits."""

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -42,6 +42,10 @@ PENDING_BYTES_MAX = 64 << 20
 
 DEFERRED_MAX = 10_000
 """Messages which wait for a first listing, where waiting for it would block the event loop."""
+
+LINGER_S = 0.005
+"""What an append waits for more messages, where they are streaming in. A message that follows
+none, or few, never waits."""
 
 MAPPING_TIMEOUT_S = 30.0
 """Bound of a wait for the first listing of journals."""
@@ -91,7 +95,8 @@ class Publisher:
             raise ConfigurationError(f"when_full={when_full!r}: use 'block' or 'raise'")
         self._mapping = mapping
         self._transport = transport
-        self._shared_clock = clock
+        self._clock = clock
+        self._validators: dict[type, Callable[[Any], object] | None] = {}
         self._pending_bytes_max = pending_bytes_max
         self._when_full = when_full
         self._mapping_timeout_s = mapping_timeout_s
@@ -101,8 +106,6 @@ class Publisher:
 
     def _begin(self) -> None:
         """The state of a new producer, in a new process."""
-        self._clock = self._shared_clock or Clock(0)
-        self._tick = self._clock.tick if self._shared_clock is not None else self._clock.tick_now
         self._stamp = Stamp(new_producer_id())
         self._stamp.flags = OUTSIDE_TXN
         self._lock = threading.Lock()
@@ -137,7 +140,10 @@ class Publisher:
             ClosedError: the publisher is closed.
             Exception: whatever the message's own ``validate`` raises.
         """
-        validate = validator_of(type(message))
+        message_type: type = type(message)
+        if message_type not in self._validators:
+            self._validators[message_type] = validator_of(message_type)
+        validate = self._validators[message_type]
         if validate is not None:
             validate(message)
         mapping = mapping or self._mapping
@@ -176,7 +182,10 @@ class Publisher:
             if self._closed:
                 raise _closed()
             stamp = self._stamp
-            stamp.clock = self._tick()
+            if self._clock is None:
+                stamp.tick_now()
+            else:
+                stamp.clock = self._clock.tick()
             receipt = outbox.add(message, stamp)
             self._pending_bytes += receipt.length_bytes
             if outbox.is_sending:
@@ -322,6 +331,8 @@ class Publisher:
                 await link.renew_appends(outbox.journal)
             else:
                 self._settle([batch], response.commit.begin)
+            if outbox.is_streaming:
+                await asyncio.sleep(LINGER_S)
 
     def _settle(self, batches: list[Batch], outcome: int | Exception) -> None:
         """Tell receipts how an append ended. What stood behind a failed one fails with it."""
@@ -481,7 +492,8 @@ class Publisher:
             )
         if self._abandoned is not None:
             self._abandoned.detach()
-        self._clock.unlock()
+        if self._clock is not None:
+            self._clock.unlock()
         self._begin()
 
 

@@ -25,15 +25,17 @@ class Batch:
     Attributes:
         journal: name of the journal; empty while a message's journal is not known yet.
         content: their frames.
+        count: how many they are.
         done: resolves with the journal's offset of the content's first byte.
         append: the append that carries them, once it was started.
     """
 
-    __slots__ = ("append", "content", "done", "journal")
+    __slots__ = ("append", "content", "count", "done", "journal")
 
     def __init__(self, journal: str) -> None:
         self.journal = journal
         self.content = bytearray()
+        self.count = 1
         self.append: AsyncAppend | None = None
         self.done: concurrent.futures.Future[int] = concurrent.futures.Future()
         self.done.set_running_or_notify_cancel()  # from here on nobody can cancel it

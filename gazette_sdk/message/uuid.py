@@ -8,9 +8,11 @@ the flags, and the node is the producer.
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from typing import NamedTuple
 
+from gazette_sdk.message.clock import TICK, UNIX_EPOCH
 from gazette_sdk.message.flags import FLAGS_MAX
 
 __all__ = [
@@ -152,6 +154,12 @@ class Stamp:
         self._number = 0
         self._tail = b""
         self._tail_flags = -1
+
+    def tick_now(self) -> None:
+        """Move the clock on to the wall clock's time, and tick. Not synchronised."""
+        now = ((time.time_ns() // 100 + UNIX_EPOCH) << 4) + TICK
+        clock = self.clock + TICK
+        self.clock = now if now > clock else clock  # noqa: FURB136 - once per message
 
     def text(self) -> bytes:
         """The UUID as lower-case text with hyphens, ASCII."""

@@ -8,7 +8,7 @@ business of the layers above (`appender`, `reader`, `listing`), which work over 
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeAlias
@@ -50,7 +50,7 @@ class Transport(abc.ABC):
     """
 
     @abc.abstractmethod
-    def list(self, request: pb.ListRequest) -> AsyncIterator[pb.ListResponse]:
+    def list(self, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse]:
         """Snapshots of journals that match the request's selector; see protocol section 3.6."""
 
     @abc.abstractmethod
@@ -58,7 +58,7 @@ class Transport(abc.ABC):
         """Create, change and delete journals in one transaction."""
 
     @abc.abstractmethod
-    def read(self, request: pb.ReadRequest, target: Target = ANYWHERE) -> AsyncIterator[ReadItem]:
+    def read(self, request: pb.ReadRequest, target: Target = ANYWHERE) -> AsyncGenerator[ReadItem]:
         """Read a journal from an offset. Closing the iterator ends the call."""
 
     @abc.abstractmethod
@@ -70,7 +70,7 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def replicate(
         self, requests: AsyncIterator[pb.ReplicateRequest], target: Target
-    ) -> AsyncIterator[pb.ReplicateResponse]:
+    ) -> AsyncGenerator[pb.ReplicateResponse]:
         """Replicate to a peer; brokers only."""
 
     @abc.abstractmethod

@@ -31,6 +31,7 @@ class ReadAhead:
         self._checks_end = end == reader.fragment.end
         self._pieces: deque[bytes] = deque()
         self._turn: asyncio.Task[list[bytes]] | None = None
+        self._failure: Exception | None = None
 
     async def read(self) -> bytes:
         """The next piece; empty at the end.
@@ -61,18 +62,26 @@ class ReadAhead:
 
     def _read_turn(self) -> list[bytes]:
         """In a thread, and one turn at a time."""
+        if self._failure is not None:
+            raise self._failure
+        if self._left == 0 and self._checks_end:
+            self._checks_end = False
+            self._reader.read(1)
         pieces: list[bytes] = []
         turn_left = TURN_BYTES
         while self._left > 0 and turn_left > 0:
-            piece = self._reader.read(min(self._left, TURN_BYTES))
+            try:
+                piece = self._reader.read(min(self._left, TURN_BYTES))
+            except Exception as error:
+                if not pieces:
+                    raise
+                self._failure = error  # what came before it is delivered first
+                break
             if not piece:
                 break
             pieces.append(piece)
             self._left -= len(piece)
             turn_left -= len(piece)
-        if self._left == 0 and self._checks_end:
-            self._checks_end = False
-            self._reader.read(1)
         return pieces
 
     def _close_behind(self, turn: asyncio.Task[list[bytes]]) -> None:

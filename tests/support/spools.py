@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +99,18 @@ class SpoolUser:
 def content_of(spool: CompletedSpool) -> bytes:
     """The content of a closed spool."""
     return spool.file.read_at(0, spool.fragment.end - spool.fragment.begin)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Return when a condition holds which nobody tells of: of files, of log lines, of counts."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.002)
+
+
+def open_files() -> int:
+    """How many descriptors this process has open."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
 def files_below(root: Path) -> list[str]:

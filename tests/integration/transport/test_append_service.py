@@ -85,7 +85,7 @@ A, B, C = to("journal/a"), to("journal/b"), to("journal/c")
 @in_loop
 async def test_writes_that_are_rolled_back_leave_no_trace_in_the_batch():
     case = BATCHING["001"]
-    async with served(memory_bytes_max=2 * case["memory_buffer"]) as (service, journals):
+    async with served(memory_bytes_max=8 * case["memory_buffer"]) as (service, journals):
         for content, outcome in case["appends"]:
             append = await service.start(A)
             append.write(content.encode())

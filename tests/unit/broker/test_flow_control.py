@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.vectors import cases
 
 from gazette_sdk.broker.flow_control import FlowControl, Verdict
-from support.vectors import cases
 
 
 @pytest.mark.parametrize("case", cases("broker", "flow_control"))
@@ -14,9 +14,7 @@ def test_vectors(case):
     for step in case["steps"]:
         verdict = None
         if step["op"] == "reset":
-            flow = FlowControl(
-                min_rate=case["min_rate"], global_max_rate=step.get("global_max", 0)
-            )
+            flow = FlowControl(min_rate=case["min_rate"], global_max_rate=step.get("global_max", 0))
             now = step["now"]
             flow.reset(step["max_rate"], now)
         elif step["op"] == "chunk":

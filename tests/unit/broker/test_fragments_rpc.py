@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from support.vectors import cases
 
 from gazette_sdk.broker.fragments_rpc import check_store, list_page
 from gazette_sdk.broker.index import Index
@@ -13,20 +14,19 @@ from gazette_sdk.fragment.stores import FileStore, open_store
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import from_ns
 from gazette_sdk.protocol.rpc import validate
-from support.vectors import cases
 
 
 def index_of(case):
-    index, fragments = Index(), []
-    for entry in case["fragments"]:
-        fragments.append(
-            pb.Fragment(
-                journal="a/journal",
-                compression_codec=pb.NONE,
-                backing_store="file:///store/" if entry["mod_time"] else "",
-                **entry,
-            )
+    index = Index()
+    fragments = [
+        pb.Fragment(
+            journal="a/journal",
+            compression_codec=pb.NONE,
+            backing_store="file:///store/" if entry["mod_time"] else "",
+            **entry,
         )
+        for entry in case["fragments"]
+    ]
     index.replace_remote(CoverSet(fragments))
     return index, fragments
 

@@ -6,14 +6,14 @@ import os
 import weakref
 
 import pytest
+from support.spools import SpoolUser
+from support.vectors import cases
 
 from gazette_sdk.broker.index import OFFSET_JUMP_AGE_S, Index, Summary
 from gazette_sdk.broker.spool_directory import SpoolDirectory
 from gazette_sdk.errors import ClosedError
 from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
-from support.spools import SpoolUser
-from support.vectors import cases
 
 
 @pytest.fixture
@@ -160,8 +160,7 @@ def test_a_replica_that_ends_wakes_all_readers(directory):
     async def scenario():
         index = Index()
         waiting = [
-            asyncio.create_task(index.query(pb.ReadRequest(offset=5, block=True)))
-            for _ in range(3)
+            asyncio.create_task(index.query(pb.ReadRequest(offset=5, block=True))) for _ in range(3)
         ]
         await asyncio.sleep(0)
         index.close()

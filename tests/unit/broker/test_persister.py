@@ -7,6 +7,8 @@ import threading
 from datetime import UTC, datetime
 
 import pytest
+from support.spools import REVISION, SpoolUser, files_below, until
+from support.vectors import cases
 
 from gazette_sdk.broker.persister import JournalLookup, Persister
 from gazette_sdk.broker.spool_directory import SpoolDirectory
@@ -15,8 +17,6 @@ from gazette_sdk.fragment.stores import FileStore, open_store
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_name
 from gazette_sdk.protocol.labels import label_set
-from support.spools import REVISION, SpoolUser, files_below
-from support.vectors import cases
 
 JOURNAL = "a/journal"
 GOOD = "file:///good/"
@@ -51,14 +51,9 @@ class Setting:
     def stored(self):
         return files_below(self.root)
 
-    async def until(self, condition):
-        async with asyncio.timeout(10):
-            while not condition():
-                await asyncio.sleep(0.002)
-
     async def settled(self):
         """Wait for the attempts under way."""
-        await self.until(lambda: not self.persister._attempts)
+        await until(lambda: not self.persister._attempts)
 
     @contextlib.asynccontextmanager
     async def running(self):
@@ -101,7 +96,7 @@ def test_fallback_to_later_stores(case, tmp_path):
             [name] = setting.stored()
             assert name.startswith("2/a/journal/")
             assert setting.persister.pending == 0
-            await setting.until(lambda: not done.file.path.exists())
+            await until(lambda: not done.file.path.exists())
         else:
             assert setting.stored() == []
             assert done.file.path.exists(), "the only copy is not removed"
@@ -156,7 +151,7 @@ def test_ticks_come_by_themselves(tmp_path):
     async def body(setting):
         async with setting.running():
             setting.persister.complete(await setting.spool(primary=False))
-            await setting.until(setting.stored)
+            await until(setting.stored)
 
     scenario(tmp_path, body, tick_s=0.01)
 
@@ -172,7 +167,7 @@ def test_a_replica_that_finds_the_fragment_does_not_upload_it_again(tmp_path):
             setting.persister._rotate()
         await setting.settled()
         assert path.read_bytes() == b"what the primary stored"
-        await setting.until(lambda: not done.file.path.exists())
+        await until(lambda: not done.file.path.exists())
 
     scenario(tmp_path, body)
 
@@ -188,7 +183,7 @@ def test_what_a_deleted_journal_left_is_dropped(how, tmp_path):
         setting.persister.complete(done)
         await setting.settled()
         assert (setting.stored(), setting.persister.pending) == ([], 0)
-        await setting.until(lambda: not done.file.path.exists())
+        await until(lambda: not done.file.path.exists())
 
     scenario(tmp_path, body)
 
@@ -198,10 +193,10 @@ def test_a_failed_attempt_uses_the_stores_of_its_time_when_tried_again(tmp_path)
         setting.spec.fragment.stores[:] = ["file:///missing/"]
         setting.persister.complete(await setting.spool())
         async with setting.running():
-            await setting.until(lambda: setting.persister._backlogs)
+            await until(lambda: setting.persister._backlogs)
             assert setting.persister.pending == 1
             setting.spec.fragment.stores[:] = [GOOD]
-            await setting.until(setting.stored)
+            await until(setting.stored)
 
     scenario(tmp_path, body)
 
@@ -213,16 +208,16 @@ def test_when_a_store_recovers_its_whole_backlog_goes_out(tmp_path):
         for done in spools:
             setting.persister.complete(done)
         async with setting.running():
-            await setting.until(lambda: len(setting.persister._backlogs) == 1)
+            await until(lambda: len(setting.persister._backlogs) == 1)
             [backlog] = setting.persister._backlogs.values()
-            await setting.until(lambda: len(backlog.spools) == 50)
-            await setting.until(lambda: backlog.failures >= 3)
+            await until(lambda: len(backlog.spools) == 50)
+            await until(lambda: backlog.failures >= 3)
             assert backlog.failures < 10, "only probes make pauses longer"
             assert setting.persister.pending == 50
             (setting.root / "later").mkdir()
-            await setting.until(lambda: setting.persister.pending == 0)
+            await until(lambda: setting.persister.pending == 0)
         assert len(setting.stored()) == 50
-        await setting.until(lambda: not any(done.file.path.exists() for done in spools))
+        await until(lambda: not any(done.file.path.exists() for done in spools))
 
     scenario(tmp_path, body)
 
@@ -258,9 +253,7 @@ def test_postfix_codec_and_encoding_of_what_is_stored(tmp_path):
         await setting.settled()
         [name] = setting.stored()
         date = done.first_append_time.strftime("%Y-%m-%d")
-        assert name == (
-            f"good/a/journal/date={date}/region=north/{content_name(done.fragment)}"
-        )
+        assert name == (f"good/a/journal/date={date}/region=north/{content_name(done.fragment)}")
         assert gzip.decompress((setting.root / name).read_bytes()) == b"content"
         assert done.fragment.path_postfix == "", "the local fragment is not changed"
 
@@ -300,7 +293,7 @@ def test_content_of_a_journal_without_stores_stays_until_it_gets_one_or_is_delet
         setting.spec = None
         setting.persister._rotate()
         await setting.settled()
-        await setting.until(lambda: not two.file.path.exists())
+        await until(lambda: not two.file.path.exists())
 
     scenario(tmp_path, body)
 
@@ -348,9 +341,9 @@ def test_an_upload_that_hangs_is_given_up_and_tried_again(tmp_path):
     async def body(setting):
         setting.persister.complete(await setting.spool())
         async with setting.running():
-            await setting.until(setting.stored)
+            await until(setting.stored)
             assert hanging.is_set()
-            await setting.until(lambda: setting.persister.pending == 0)
+            await until(lambda: setting.persister.pending == 0)
         release.set()
 
     scenario(tmp_path, body, opener=opener, upload_timeout_s=0.05)

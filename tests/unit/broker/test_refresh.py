@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 
 import pytest
+from support.spools import SpoolUser, until
+from support.vectors import cases
 
 from gazette_sdk.broker.index import Index, Summary
 from gazette_sdk.broker.refresh import FIRST_RETRY_S_MAX, list_stores, refresh_index, retry_delay
@@ -12,8 +14,6 @@ from gazette_sdk.errors import StoreError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import from_ns
-from support.spools import SpoolUser
-from support.vectors import cases
 
 
 @pytest.mark.parametrize("case", cases("broker", "walk_stores"))
@@ -59,12 +59,6 @@ def put(root, begin, end):
     target = root / "a" / "journal" / NAME.format(begin, end)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(bytes(end - begin))
-
-
-async def until(condition):
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 @contextlib.asynccontextmanager
@@ -126,11 +120,11 @@ def test_a_store_that_fails_leaves_the_index_as_it_is(tmp_path, caplog):
     asyncio.run(scenario())
 
 
-def test_a_failed_first_listing_does_not_set_first_refresh(tmp_path):
+def test_a_failed_first_listing_does_not_set_first_refresh(tmp_path, caplog):
     async def scenario():
         index, specs = Index(), [spec_of("s3://bucket/?unknown=argument", interval_s=300)]
         async with refreshing(index, StoreRegistry(tmp_path), lambda _: specs[0]):
-            await asyncio.sleep(0.05)
+            await until(lambda: "cannot list the fragments of a/journal" in caplog.text)
             assert not index.first_refresh.is_set()
             specs[0] = spec_of("file:///store/")
             await asyncio.wait_for(index.first_refresh.wait(), 5)

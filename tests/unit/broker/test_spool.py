@@ -5,13 +5,19 @@ import gc
 import gzip
 import io
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import zlib
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import vectors
+from support.spools import CLUSTER, SpoolUser, content_of, open_files, sum_of_content
+from support.vectors import cases, normal
 
 from gazette_sdk.broker import spool as spool_module
 from gazette_sdk.broker.spool import SpoolDiskError, SpoolError
@@ -19,10 +25,8 @@ from gazette_sdk.broker.spool_directory import Durability, SpoolDirectory
 from gazette_sdk.fragment.codecs import decompressor
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import digest_of
-from gazette_sdk.protocol.labels import label_set
-from support import vectors
-from support.spools import SpoolUser, content_of, sum_of_content
-from support.vectors import cases, normal
+from gazette_sdk.protocol.labels import label_set, subtract, union
+from gazette_sdk.protocol.selectors import matches, parse_selector
 
 
 @pytest.fixture
@@ -34,9 +38,7 @@ def directory(tmp_path):
 def stored(spool):
     """What an upload of a closed spool would hold, decompressed."""
     fragment = spool.fragment
-    reader, length = spool.file.stored_form(
-        fragment.end - fragment.begin, digest_of(fragment.sum)
-    )
+    reader, length = spool.file.stored_form(fragment.end - fragment.begin, digest_of(fragment.sum))
     raw = reader.read()
     assert len(raw) == length
     if fragment.compression_codec == pb.NONE:
@@ -100,9 +102,7 @@ def test_each_batch_is_a_gzip_member(case, directory):
             return
         [done] = user.completed
         fragment = done.fragment
-        reader, _ = done.file.stored_form(
-            fragment.end - fragment.begin, digest_of(fragment.sum)
-        )
+        reader, _ = done.file.stored_form(fragment.end - fragment.begin, digest_of(fragment.sum))
         raw = reader.read()
         assert gzip.decompress(raw).decode() == "".join(case["writes"])
         if "expect_members" in case:
@@ -199,12 +199,42 @@ def test_first_append_time_is_that_of_the_first_commit(directory):
 def test_nothing_stands_on_disk_before_there_is_content(directory):
     async def scenario():
         gc.collect()  # what other tests left
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_files()
         users = [SpoolUser(directory, f"a/journal-{number}") for number in range(1000)]
         for user in users[:100]:
             await user.roll(codec=pb.GZIP)  # as each minute's pulse does
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_files() == before
         assert not list((directory.root / "journals").iterdir())
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("case", cases("broker", "registers_sequence"))
+def test_registers_are_committed_with_content_and_recovered(case, directory, tmp_path):
+    async def scenario():
+        user = SpoolUser(directory)
+        expect = pb.LabelSet()
+        for step in case["steps"]:
+            request, registers = step["request"], user.spool.registers
+            check = parse_selector(request.get("check", ""))
+            if registers.labels and not matches(check, registers):
+                assert step["expect"]["status"] == "REGISTER_MISMATCH"
+            elif step["bytes"]:
+                registers = subtract(registers, vectors.label_set(request.get("subtract")))
+                registers = union(registers, vectors.label_set(request.get("union")))
+                await user.append(b"x" * step["bytes"], registers)
+            else:
+                # Without bytes nothing is committed, so registers cannot change either.
+                changed = union(registers, vectors.label_set(request.get("union")))
+                response = await user.propose(user.spool.next(), changed)
+                assert (response.status == pb.OK) == (changed == registers)
+            if "registers" in step["expect"]:
+                expect = vectors.label_set(step["expect"]["registers"])
+            assert user.spool.registers == expect
+        if user.commits:
+            shutil.copytree(directory.root, tmp_path / "crashed")
+            with SpoolDirectory(tmp_path / "crashed") as crashed:
+                assert [spool.registers for spool in crashed.recover(CLUSTER)] == [expect]
 
     asyncio.run(scenario())
 
@@ -281,12 +311,14 @@ def test_with_durability_persisted_a_commit_is_synced_before_it_is_acknowledged(
         with SpoolDirectory(tmp_path, durability=Durability.PERSISTED) as directory:
             user = SpoolUser(directory)
             synced = []
-            sync = user.spool._storage.sync
-            monkeypatch.setattr(
-                type(user.spool._storage),
-                "sync",
-                lambda self, file, fd, *, is_new: (synced.append(is_new), sync(file, fd, is_new=is_new)),
-            )
+            storage = type(user.spool._storage)
+            sync = storage.sync
+
+            def noted(self, file, fd, *, is_new):
+                sync(self, file, fd, is_new=is_new)
+                synced.append(is_new)
+
+            monkeypatch.setattr(storage, "sync", noted)
             await user.append(b"one")
             await user.append(b"two")
             assert synced == [True, False]
@@ -294,7 +326,7 @@ def test_with_durability_persisted_a_commit_is_synced_before_it_is_acknowledged(
             def fails(self, file, fd, *, is_new):
                 raise OSError(5, "Input/output error")
 
-            monkeypatch.setattr(type(user.spool._storage), "sync", fails)
+            monkeypatch.setattr(storage, "sync", fails)
             with pytest.raises(SpoolDiskError, match="check that disk"):
                 await user.append(b"three")
             monkeypatch.undo()
@@ -313,7 +345,7 @@ from pathlib import Path
 from gazette_sdk.broker import spool as spool_module
 from gazette_sdk.broker.spool import SpoolDiskError
 from gazette_sdk.broker.spool_directory import SpoolDirectory
-from support.spools import SpoolUser, content_of
+from support.spools import CLUSTER, SpoolUser, content_of
 spool_module.DISK_RETRIES_S = (0.01, 0.01)
 async def main():
     root = Path(sys.argv[1])
@@ -396,9 +428,6 @@ class Oracle:
 @given(steps, st.sampled_from([pb.NONE, pb.GZIP, pb.SNAPPY]), st.booleans())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_spool_holds_what_a_plain_string_of_bytes_would(steps, codec, primary):
-    import tempfile
-    from pathlib import Path
-
     async def scenario(root):
         with SpoolDirectory(root) as directory:
             user, oracle = SpoolUser(directory, batch_bytes=50), Oracle()

@@ -14,6 +14,15 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.spools import (
+    CLUSTER,
+    REVISION,
+    SpoolUser,
+    content_of,
+    files_below,
+    sum_of_content,
+    until,
+)
 
 from gazette_sdk.broker.commit_log import (
     Commit,
@@ -28,7 +37,6 @@ from gazette_sdk.broker.spool_directory import Durability, SpoolDirectory
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import label_set
-from support.spools import CLUSTER, REVISION, SpoolUser, content_of, files_below, sum_of_content
 
 JOURNAL = "a/journal"
 
@@ -361,8 +369,7 @@ def test_a_crash_at_any_point_loses_nothing_that_was_committed(steps):
                     done = user.completed[released]
                     released += 1
                     done.file.discard()
-                    while done.file.path.exists():
-                        await asyncio.sleep(0.001)
+                    await until(lambda file=done.file: not file.path.exists())
                     del expect[done.fragment.begin]
                 crashed = as_after_a_crash(root, base / f"crashed-{number}")
                 found, head = recover(crashed)

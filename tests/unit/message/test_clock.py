@@ -13,6 +13,7 @@ from gazette_sdk.message.clock import (
     time_of_clock,
     unix_100ns_of_clock,
 )
+from gazette_sdk.message.uuid import Stamp
 
 
 def nanoseconds(time: list[int]) -> int:
@@ -60,13 +61,18 @@ def test_golden_clock_values_are_met():
     assert [str(value) for value in met] == values
 
 
-def test_ticking_by_the_wall_clock_never_repeats():
-    clock = Clock()
-    values = [clock.tick_now() for _ in range(1000)]
+def test_a_stamp_ticks_by_the_wall_clock_and_never_repeats():
+    stamp = Stamp(bytes(6))
+    values = []
+    for _ in range(1000):
+        stamp.tick_now()
+        values.append(stamp.clock)
     assert values == sorted(set(values))
     assert abs(time_of_clock(values[0]).timestamp() - datetime.now(UTC).timestamp()) < 60
 
 
-def test_a_clock_far_ahead_of_the_wall_clock_only_ticks():
-    ahead = clock_of_unix_ns(2**62)
-    assert Clock(ahead).tick_now() == ahead + TICK
+def test_a_stamp_far_ahead_of_the_wall_clock_only_ticks():
+    stamp = Stamp(bytes(6))
+    stamp.clock = ahead = clock_of_unix_ns(2**62)
+    stamp.tick_now()
+    assert stamp.clock == ahead + TICK

@@ -3,12 +3,11 @@ import json
 import logging
 import sys
 
+import grpc.aio
 import pytest
 from support.raw_http import exchange
 from support.scripted_journals import ScriptedJournals, items, serving, stub
 from support.vectors import golden
-
-import grpc.aio
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.server.logging import RECENT
@@ -72,7 +71,9 @@ def test_grpc_metrics_have_the_recorded_labels_and_buckets():
 
 def test_variables_are_json_without_keys(monkeypatch):
     monkeypatch.setattr(
-        sys, "argv", ["gazette", "--broker.auth-keys", "c2VjcmV0", "--broker.auth-keys=c2VjcmV0", "x"]
+        sys,
+        "argv",
+        ["gazette", "--broker.auth-keys", "c2VjcmV0", "--broker.auth-keys=c2VjcmV0", "x"],
     )
     variables, command_line = ask("/debug/vars", "/debug/pprof/cmdline")
     shown = json.loads(variables.body)
@@ -84,7 +85,7 @@ def test_variables_are_json_without_keys(monkeypatch):
 @pytest.mark.parametrize(
     ("page", "holds"),
     [
-        ("tasks", "DebugPages"),
+        ("tasks", "in _received"),
         ("threads", "gazette-sdk-loop"),
         ("goroutine", "threads"),
         ("heap", "objects under garbage collection"),

@@ -140,7 +140,11 @@ def test_a_call_knows_its_token_its_deadline_and_its_chunk_size():
         assert plain.chunk_bytes == FOREIGN_CHUNK_BYTES
         assert with_token.authorization == "Bearer x"
         assert 50 < with_token.timeout_s < 62  # wire timeouts are rounded up
-        assert [call.chunk_bytes for call in sizes] == [FOREIGN_CHUNK_BYTES, 131072, MAX_CHUNK_BYTES]
+        assert [call.chunk_bytes for call in sizes] == [
+            FOREIGN_CHUNK_BYTES,
+            131072,
+            MAX_CHUNK_BYTES,
+        ]
 
     run(scenario(), 10)
 
@@ -383,7 +387,13 @@ def test_calls_are_counted():
             before.append(counted("grpc_server_handled_total", "List", grpc_code="Unauthenticated"))
             before.append(counted("grpc_server_msg_sent_total", "Read", grpc_type="server_stream"))
             await stub(channel, "Append")(
-                iter([pb.AppendRequest(journal="a/b"), pb.AppendRequest(content=b"x"), pb.AppendRequest()])
+                iter(
+                    [
+                        pb.AppendRequest(journal="a/b"),
+                        pb.AppendRequest(content=b"x"),
+                        pb.AppendRequest(),
+                    ]
+                )
             )
             await _refused(stub(channel, "List")(pb.ListRequest()))
             async for _ in stub(channel, "Read")(pb.ReadRequest()):

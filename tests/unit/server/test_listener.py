@@ -108,7 +108,9 @@ def test_a_connection_is_handed_over_with_all_it_said():
     run(scenario(), 10)
 
 
-@pytest.mark.parametrize("opening", [b"PATCH / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02", b"hello\r\n"])
+@pytest.mark.parametrize(
+    "opening", [b"PATCH / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02", b"hello\r\n"]
+)
 def test_an_unknown_protocol_closes_the_connection(opening):
     async def scenario():
         seen: list[tuple[str, bytes]] = []
@@ -176,7 +178,9 @@ def test_a_port_in_use_is_named_with_the_remedy():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ConfigurationError, match=rf"port {port} of .* in use; stop the process"):
+        with pytest.raises(
+            ConfigurationError, match=rf"port {port} of .* in use; stop the process"
+        ):
             Listener().bind("127.0.0.1", port)
         with pytest.raises(ConfigurationError, match="in use"):
             Listener().bind("localhost", port)
@@ -194,7 +198,9 @@ def test_localhost_is_every_loopback_address():
         port = listener.bind("localhost", 0)
         await listener.start()
         try:
-            hosts = ["127.0.0.1", "::1"] if socket.has_ipv6 and _has_ipv6_loopback() else ["127.0.0.1"]
+            hosts = (
+                ["127.0.0.1", "::1"] if socket.has_ipv6 and _has_ipv6_loopback() else ["127.0.0.1"]
+            )
             for host in hosts:
                 reader, writer = await asyncio.open_connection(host, port)
                 writer.write(b"GET /")

@@ -87,10 +87,19 @@ def test_levels_below_are_left_out(logged, level, shown):
             "https://b.s3.amazonaws.com/x?X-Amz-Credential=AKIA%2F2&X-Amz-Signature=abc&y=1",
             "https://b.s3.amazonaws.com/x?X-Amz-Credential=…&X-Amz-Signature=…&y=1",
         ),
-        ("https://a.blob.core.windows.net/c?sv=1&sig=q%3D", "https://a.blob.core.windows.net/c?sv=1&sig=…"),
-        ("https://storage.googleapis.com/x?GoogleAccessId=me&Signature=abc", "https://storage.googleapis.com/x?GoogleAccessId=…&Signature=…"),
+        (
+            "https://a.blob.core.windows.net/c?sv=1&sig=q%3D",
+            "https://a.blob.core.windows.net/c?sv=1&sig=…",
+        ),
+        (
+            "https://storage.googleapis.com/x?GoogleAccessId=me&Signature=abc",
+            "https://storage.googleapis.com/x?GoogleAccessId=…&Signature=…",
+        ),
         ("postgres://me:pass@host/db", "postgres://me:…@host/db"),
-        ("nothing secret at http://host:8080/a?offset=1", "nothing secret at http://host:8080/a?offset=1"),
+        (
+            "nothing secret at http://host:8080/a?offset=1",
+            "nothing secret at http://host:8080/a?offset=1",
+        ),
     ],
 )
 def test_secrets_are_taken_out_of_text(text, shown):
@@ -125,5 +134,3 @@ def test_no_secret_reaches_the_output(logged, style):
         logging.getLogger("a").exception("failed with %s", TOKEN, extra={"auth_token": TOKEN})
     assert TOKEN not in out.getvalue()
     assert TOKEN not in "".join(RECENT.lines)
-
-

@@ -5,12 +5,14 @@ from gazette_sdk.server.metrics import _code_label, metrics_text
 
 def test_names_are_exactly_those_of_dashboards():
     registry = CollectorRegistry()
-    Counter("gazette_journal_server_started_totals", "Begun.", ["operation"], registry=registry).labels(
-        "Read"
-    ).inc()
+    Counter(
+        "gazette_journal_server_started_totals", "Begun.", ["operation"], registry=registry
+    ).labels("Read").inc()
     Counter("gazette_sequencer_queued", "Queued.", registry=registry).inc(2)
     Counter("gazette_spool_commits_total", "Commits.", registry=registry).inc(3)
-    Gauge("gazette_write_head", "Next offset.", ["journal"], registry=registry).labels('a/"b"').set(7)
+    Gauge("gazette_write_head", "Next offset.", ["journal"], registry=registry).labels('a/"b"').set(
+        7
+    )
     assert metrics_text(registry).splitlines() == [
         "# HELP gazette_journal_server_started_totals Begun.",
         "# TYPE gazette_journal_server_started_totals counter",

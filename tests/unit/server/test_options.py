@@ -35,7 +35,9 @@ GROUP = Group("Things.list", Values, prefix="thing.", env_prefix="THING_")
 
 
 def layers(
-    arguments: list[str] | None = None, ini: str | None = None, environ: dict[str, str] | None = None
+    arguments: list[str] | None = None,
+    ini: str | None = None,
+    environ: dict[str, str] | None = None,
 ) -> Sources:
     return Sources(
         parse_arguments([GROUP], arguments or []).values,
@@ -64,10 +66,34 @@ def test_names_follow_from_the_table():
         ("name", "--thing.name=c", "Name = i", ("THING_NAME", "e"), ["c", "i", "e", "default"]),
         ("count", "--thing.count=3", "Count = 2", ("THING_COUNT", "5"), [3, 2, 5, 1]),
         ("ratio", "--thing.ratio=3", "Ratio = 2", ("THING_RATIO", "5"), [3.0, 2.0, 5.0, 0.5]),
-        ("wait_s", "--thing.wait=1m30s", "WaitTime = 500ms", ("THING_WAIT", "1h"), [90, 0.5, 3600, 20]),
-        ("dry_run", "--thing.dry-run", "DryRun = true", ("THING_DRY_RUN", "1"), [True, True, True, False]),
-        ("kind", "--thing.kind=blue", "Kind = blue", ("THING_KIND", "blue"), ["blue"] * 3 + ["red"]),
-        ("many", "-La", "Many = b\nMany = c", ("THING_MANY", "d,e"), [("a",), ("b", "c"), ("d,e",), ()]),
+        (
+            "wait_s",
+            "--thing.wait=1m30s",
+            "WaitTime = 500ms",
+            ("THING_WAIT", "1h"),
+            [90, 0.5, 3600, 20],
+        ),
+        (
+            "dry_run",
+            "--thing.dry-run",
+            "DryRun = true",
+            ("THING_DRY_RUN", "1"),
+            [True, True, True, False],
+        ),
+        (
+            "kind",
+            "--thing.kind=blue",
+            "Kind = blue",
+            ("THING_KIND", "blue"),
+            ["blue"] * 3 + ["red"],
+        ),
+        (
+            "many",
+            "-La",
+            "Many = b\nMany = c",
+            ("THING_MANY", "d,e"),
+            [("a",), ("b", "c"), ("d,e",), ()],
+        ),
     ],
 )
 def test_the_command_line_beats_the_file_beats_the_environment(
@@ -115,7 +141,9 @@ def test_options_are_written_in_every_usual_way(arguments, expected):
 
 
 def test_arguments_that_are_no_options_are_kept_in_order():
-    parsed = parse_arguments([GROUP], ["one", "--thing.name", "a", "two", "-", "--", "-n", "--help"])
+    parsed = parse_arguments(
+        [GROUP], ["one", "--thing.name", "a", "two", "-", "--", "-n", "--help"]
+    )
     assert parsed.positional == ["one", "two", "-", "-n", "--help"]
     assert not parsed.wants_help
     assert parse_arguments([GROUP], ["one", "-h"]).wants_help
@@ -141,8 +169,14 @@ def test_a_wrong_command_line_is_explained(arguments, message):
         (layers(["--thing.count", "x"]), r"--thing.count: .*integer"),
         (layers(["--thing.count", "-1"]), r"--thing.count: .*greater than or equal to 0"),
         (layers(["--thing.wait", "20"]), r"--thing.wait: not a duration"),
-        (layers(ini="[Things.list]\nKind = green"), r"things.ini \[Things.list\] Kind: .*red, blue"),
-        (layers(environ={"THING_DRY_RUN": "perhaps"}), "environment variable THING_DRY_RUN: .*boolean"),
+        (
+            layers(ini="[Things.list]\nKind = green"),
+            r"things.ini \[Things.list\] Kind: .*red, blue",
+        ),
+        (
+            layers(environ={"THING_DRY_RUN": "perhaps"}),
+            "environment variable THING_DRY_RUN: .*boolean",
+        ),
     ],
 )
 def test_a_wrong_value_is_named_with_where_it_was_given(sources, message):

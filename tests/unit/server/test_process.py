@@ -17,7 +17,9 @@ def test_the_endpoint_is_known_once_bound():
     with pytest.raises(ConfigurationError, match="not bound yet"):
         _ = server.endpoint
     endpoint = server.bind()
-    assert endpoint == server.endpoint == server.bind() == f"http://localhost:{server.listener.port}"
+    assert (
+        endpoint == server.endpoint == server.bind() == f"http://localhost:{server.listener.port}"
+    )
     server._close_listeners()
 
 

@@ -1,0 +1,66 @@
+"""A broker behind its public port: gRPC, the HTTP gateway and the JSON gateway on one service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from gazette_sdk.broker.grpc_front import journal_methods
+from gazette_sdk.broker.http_gateway import HttpGateway
+from gazette_sdk.broker.json_gateway import JsonGateway
+from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker, BrokerConfig
+from gazette_sdk.server import Server
+from gazette_sdk.server.process import STOP_GRACE_S
+
+__all__ = ["ServedBroker"]
+
+
+class ServedBroker:
+    """A :class:`~gazette_sdk.broker.process.Broker` and the port it is reached at.
+
+    The port is bound before the broker is announced, so that whoever reads of it in Etcd can
+    connect; calls wait until the broker serves.
+
+    Args:
+        server: its port, not started yet.
+        configure: makes the broker's configuration, given the endpoint to advertise.
+        allow_origins: web origins which may use the JSON gateway.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        configure: Callable[[str], BrokerConfig],
+        *,
+        allow_origins: Iterable[str] = (),
+    ) -> None:
+        self.server = server
+        self.endpoint = server.bind()
+        self.broker = Broker(configure(self.endpoint))
+        self._allow_origins = tuple(allow_origins)
+
+    async def start(self) -> None:
+        """Start the broker, then answer on its port. After an error, or to give up: stop.
+
+        Raises:
+            GazetteError: as :meth:`Broker.start` does.
+        """
+        await self.broker.start()
+        service = self.broker.service
+        self.server.grpc.add(journal_methods(service))
+        self.server.http.mount("/v1/", JsonGateway(service, allow_origins=self._allow_origins))
+        self.server.http.mount("/", HttpGateway(service))
+        await self.server.start()
+
+    async def stop(
+        self, *, grace_s: float = STOP_GRACE_S, persist_timeout_s: float = PERSIST_TIMEOUT_S
+    ) -> None:
+        """End both. Bounded.
+
+        Args:
+            grace_s: how long calls under way may take to end by themselves.
+            persist_timeout_s: how long uploads may take.
+        """
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.broker.stop(persist_timeout_s=persist_timeout_s))
+            group.create_task(self.server.stop(grace_s))

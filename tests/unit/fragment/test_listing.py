@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import pytest
+from support.stores import put_bytes
+from support.vectors import cases
+
+from gazette_sdk.errors import StoreError
+from gazette_sdk.fragment import list_fragments, open_store, walk_stores
+from gazette_sdk.protocol.fragments import content_path
+
+SUM = "00000000000000000000000000000000000000aa"
+
+
+@pytest.fixture
+def store():
+    made = open_store("memory://listing/pre/fix/")
+    yield made
+    for found in list(made.list("")):
+        made.remove(found.path)
+
+
+@pytest.mark.parametrize("case", cases("broker", "walk_stores"))
+def test_walking_stores_follows_the_vectors(case):
+    stores = {}
+    for url, paths in case["stores"].items():
+        name = f"{case['id']}-{url.removeprefix('s3://')}"
+        stores[url] = open_store(f"memory://{name}")
+        for path in paths:
+            put_bytes(stores[url], path, b"")
+    cover = walk_stores(stores.values(), "a/journal")
+    assert len(cover) == case.get("expect_count", 0)
+    if "query" not in case:
+        assert case["expect"] == []
+        return
+    assert (cover.begin, cover.end) == (case["begin"], case["end"])
+    index, found = cover.longest_overlap(case["query"]["offset"])
+    assert found
+    best = cover[index]
+    holder = stores[case["query"]["store"]]
+    assert best.backing_store == holder.url
+    url = holder.sign_get(content_path(best), 60)
+    assert url.endswith(case["query"]["fragment_url_suffix"])
+
+
+def test_foreign_objects_are_passed_over_and_logged_once(store, caplog):
+    good = f"a/journal/day=1/{0:016x}-{10:016x}-{SUM}.gz"
+    for path in (
+        good,
+        "a/journal/README",
+        "a/journal/x/y.txt",
+        f"a/journal/{0:016x}-{10:016x}-{SUM}.bz2",
+        f"a/journal/{10:016x}-{0:016x}-{SUM}.gz",
+        "a/journal/zz",
+        f"a/other/{0:016x}-{10:016x}-{SUM}.gz",
+    ):
+        put_bytes(store, path, b"x")
+    (found,) = list_fragments(store, "a/journal")
+    assert content_path(found) == good
+    assert (found.path_postfix, found.backing_store) == ("day=1", store.url)
+    assert found.mod_time > 0
+    (record,) = [record for record in caplog.records if record.name.endswith("listing")]
+    assert "passed over 5 objects" in record.getMessage()
+    assert record.getMessage().endswith(", …")
+
+
+def test_one_failing_store_fails_the_walk(tmp_path, store):
+    root = tmp_path / "root"
+    root.mkdir()
+    broken = open_store("file:///sub/", file_root=root)
+    (root / "sub").symlink_to(tmp_path)
+    put_bytes(store, f"a/journal/{0:016x}-{10:016x}-{SUM}", b"x")
+    with pytest.raises(StoreError, match="leads out"):
+        walk_stores([store, broken], "a/journal")
+
+
+def test_the_later_store_counts_for_the_same_span(store):
+    other = open_store("memory://listing/other/")
+    for each in (store, other):
+        put_bytes(each, f"a/journal/{0:016x}-{10:016x}-{SUM}", b"x", overwrite=True)
+    (only,) = walk_stores([store, other], "a/journal")
+    assert only.backing_store == other.url
