@@ -11,9 +11,13 @@ from collections import Counter
 from operator import attrgetter
 from pathlib import Path
 
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+
 from examples.word_count.words import Line, all_lines, count
 from gazette_sdk import GazetteError, Publisher, Reader, mapping
 from gazette_sdk.embedded import EmbeddedCluster
+from gazette_spark import GazetteDataSource
 
 DATA = Path("demo-data")
 MARK = DATA / "made-by-the-demo"
@@ -92,14 +96,11 @@ def _count_with_a_reader(cluster: EmbeddedCluster) -> Counter[str]:
 
 
 def _count_with_spark() -> Counter[str]:
-    from gazette_spark import GazetteDataSource
-    from pyspark.sql import SparkSession
-    from pyspark.sql import functions as f
-
     spark = (
         SparkSession.builder.master("local[2]")
         .appName("gazette demo")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
         .config("spark.sql.shuffle.partitions", "2")
         .getOrCreate()

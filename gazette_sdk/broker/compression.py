@@ -45,7 +45,7 @@ class UnnamedFile:
 
     def __init__(self, directory: Path | None) -> None:
         self.fd = -1
-        self.fd, name = tempfile.mkstemp(dir=directory)
+        self.fd, name = tempfile.mkstemp(suffix=".new", dir=directory)
         os.unlink(name)  # noqa: PTH108 - mkstemp gives a string
         self.length_bytes = 0
 
@@ -91,6 +91,7 @@ class Compression:
         self._sum = hashlib.sha1(usedforsecurity=False)
         self._position = 0
         self._finished = False
+        self._gave_up = False
 
     def add_batch(self, end: int) -> bool:
         """Note that a batch ends at ``end``, a committed position of the content.
@@ -111,17 +112,17 @@ class Compression:
             whether there are more.
 
         Raises:
-            OSError: the content cannot be read, or the result not be written. Whatever comes next
-                starts again from the beginning of the file.
+            OSError: the content cannot be read, or the result not be written. No more batches are
+                compressed then: :meth:`finish` begins anew.
         """
         with self._lock:
             if not self._batches:
                 return False
-            try:
-                if not self._finished:
-                    self._through(content, self._batches[0])
-            finally:
-                self._batches.popleft()
+            if not self._finished and not self._gave_up:
+                self._gave_up = True
+                self._through(content, self._batches[0])
+                self._gave_up = False
+            self._batches.popleft()
             return bool(self._batches)
 
     def finish(self, content: Content, length_bytes: int, digest: bytes) -> UnnamedFile:
@@ -136,30 +137,35 @@ class Compression:
             the file of compressed bytes, complete.
 
         Raises:
-            OSError: see :meth:`compress_batch`.
+            OSError: the content cannot be read, or the result not be written. Another attempt
+                starts again from the beginning of the file.
             CorruptFragmentError: the content is not what it was when it was committed.
         """
         with self._lock:
             if not self._finished:
-                for end in [*self._batches, length_bytes]:
+                ends = [] if self._gave_up else list(self._batches)
+                for end in [*ends, length_bytes]:
                     self._through(content, end)
-                assert self._compressor is not None
-                if self._sum.digest() != digest:
-                    found = self._sum.hexdigest()
-                    self._restart()
-                    raise CorruptFragmentError(
-                        f"{content.path} has changed since it was committed: its SHA-1 is "
-                        f"{found}, and was {digest.hex()}; it is not uploaded. Check the disk, "
-                        "and restart this broker, which then recovers the part that is good"
-                    )
-                try:
-                    self._compressor.close()
-                except OSError:
-                    self._restart()
-                    raise
+                self._end(content, digest)
                 self._finished = True
             assert self._file is not None
             return self._file
+
+    def _end(self, content: Content, digest: bytes) -> None:
+        assert self._compressor is not None
+        found = self._sum.digest()
+        if found != digest:
+            self._restart()
+            raise CorruptFragmentError(
+                f"{content.path} has changed since it was committed: its SHA-1 is "
+                f"{found.hex()}, and was {digest.hex()}; it is not uploaded. Check the disk, and "
+                "restart this broker, which then recovers the part that is good"
+            )
+        try:
+            self._compressor.close()
+        except BaseException:
+            self._restart()
+            raise
 
     def _through(self, content: Content, end: int) -> None:
         try:
@@ -176,9 +182,12 @@ class Compression:
             )  # fmt: skip
             try:
                 self._compress(content, end, beside=False)
-            except OSError:
+            except BaseException:
                 self._restart()
                 raise
+        except BaseException:
+            self._restart()
+            raise
 
     def _compress(self, content: Content, end: int, *, beside: bool) -> None:
         if self._compressor is None:

@@ -198,15 +198,13 @@ class ContentFile:
 
     def _compress_batch(self) -> None:
         """Compress one batch, and queue for the next one: other journals have theirs, too."""
-        compression = self._made_compression()
-        more = True
         try:
-            more = compression.compress_batch(self)
+            more = self._made_compression().compress_batch(self)
         except Exception:  # noqa: BLE001 - the task's outermost boundary
-            # Whoever uploads the file compresses it again.
-            _log.exception("cannot compress %s while it grows", self.path)
-        if more:
-            self._submit(self._compress_batch, is_needed=False)
+            _log.exception("cannot compress %s while it grows; it is when uploaded", self.path)
+        else:
+            if more:
+                self._submit(self._compress_batch, is_needed=False)
 
     # -------------------------------------------------------------- removal
 

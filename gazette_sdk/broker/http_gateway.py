@@ -9,7 +9,7 @@ Where keys are configured the caller's own bearer token is required, as on every
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from email.utils import formatdate
 from typing import NamedTuple
@@ -82,7 +82,8 @@ class HttpGateway:
                 return await _answer_read(request, target, items)
         if request.method == "PUT":
             opening = append_request(target)
-            response = await self._service.append(_append_items(opening, request), call)
+            async with aclosing(_append_items(opening, request)) as taken:
+                response = await self._service.append(taken, call)
             return _append_response(response, target)
         return text_error(400, f"unknown method: {request.method}")
 
@@ -158,7 +159,7 @@ def _boolean(text: str) -> bool:
 
 async def _append_items(
     opening: pb.AppendRequest, request: web.Request
-) -> AsyncIterator[AppendItem]:
+) -> AsyncGenerator[AppendItem]:
     """The body of a PUT as an append; a body that breaks off raises, and so rolls back."""
     yield opening
     async for content in request.content.iter_any():

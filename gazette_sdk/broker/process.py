@@ -46,6 +46,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import authority_for
 from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION
 from gazette_sdk.protocol.routes import validate_broker_spec
+from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.grpc import GrpcTransport, Tls
 
 __all__ = ["Broker", "BrokerConfig"]
@@ -125,6 +126,7 @@ class Broker:
 
     Args:
         config: its configuration.
+        peers: carries calls to other brokers; gRPC where none is given.
 
     Attributes:
         service: what its fronts serve; there once it started.
@@ -140,7 +142,7 @@ class Broker:
     resolver: Resolver
     persister: Persister
 
-    def __init__(self, config: BrokerConfig) -> None:
+    def __init__(self, config: BrokerConfig, peers: Transport | None = None) -> None:
         if config.file_only and config.file_root is None:
             raise ConfigurationError("a file root must be given to keep all stores in files")
         if config.file_root is not None and not config.file_root.is_dir():
@@ -156,7 +158,7 @@ class Broker:
         self._spools: SpoolDirectory | None = None
         self._note: RevisionNote | None = None
         self._reads: ReadServer | None = None
-        self._peers: GrpcTransport | None = None
+        self._peers = peers
         self._is_composed = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._recovered: dict[tuple[str, int], list[CompletedSpool]] = {}
@@ -245,7 +247,7 @@ class Broker:
                 # Nobody else may have it: it is uploaded at once, as a primary's is.
                 self.persister.complete(replace(spool, primary=True))
 
-        self._peers = GrpcTransport(
+        peers = self._peers = self._peers or GrpcTransport(
             config.endpoint,
             zone=config.zone,
             cache_size=0,
@@ -273,7 +275,7 @@ class Broker:
             resolver=self.resolver,
             etcd=etcd,
             stores=stores,
-            peers=self._peers,
+            peers=peers,
             max_replication=config.max_replication,
         )
         parts = ReplicaParts(
@@ -291,7 +293,7 @@ class Broker:
             listing=Listing(self.keyspace, etcd, self._id),
             reads=self._reads,
             stores=stores,
-            peers=self._peers,
+            peers=peers,
             authorization=Authorization(self._authority),
         )
         self._is_composed = True

@@ -1,1 +1,52 @@
-"""cluster."""
+"""Who is in a cluster and who does what: Etcd, its local mirror, membership, the allocator.
+
+What a cluster knows of itself stands in Etcd under one prefix: items (journals), members (brokers)
+and assignments of items to members. Each process announces itself there under a lease, mirrors the
+prefix in memory, and acts on what it sees; the member announced first also allocates.
+
+In reading order:
+
+* :mod:`~gazette_sdk.cluster.etcd_server`: a real etcd as a child process, for embedded clusters,
+* :mod:`~gazette_sdk.cluster.etcd_messages`, :mod:`~gazette_sdk.cluster.etcd`: the Etcd client,
+* :mod:`~gazette_sdk.cluster.keyspace`: the mirror of a prefix,
+* :mod:`~gazette_sdk.cluster.keys`, :mod:`~gazette_sdk.cluster.item_keyspace`: items, members and
+  assignments; their keys, their mirror and its look-ups,
+* :mod:`~gazette_sdk.cluster.broker_keys`: what brokers store there,
+* :mod:`~gazette_sdk.cluster.membership`: a process's lease and announcement,
+* :mod:`~gazette_sdk.cluster.allocator`: which member holds what.
+"""
+
+from gazette_sdk.cluster.allocator import Allocation, run_allocator
+from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalAllocation
+from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Get, Put
+from gazette_sdk.cluster.etcd_server import EtcdServer, find_etcd
+from gazette_sdk.cluster.item_keyspace import (
+    AssignmentEntry,
+    ItemEntry,
+    ItemKeySpace,
+    MemberEntry,
+)
+from gazette_sdk.cluster.keyspace import Change, Entry, KeySpace
+from gazette_sdk.cluster.membership import Membership
+
+__all__ = [
+    "Allocation",
+    "AssignmentEntry",
+    "BrokerKeySpace",
+    "Change",
+    "Compare",
+    "Delete",
+    "Entry",
+    "Etcd",
+    "EtcdServer",
+    "Get",
+    "ItemEntry",
+    "ItemKeySpace",
+    "JournalAllocation",
+    "KeySpace",
+    "MemberEntry",
+    "Membership",
+    "Put",
+    "find_etcd",
+    "run_allocator",
+]

@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import grpc
@@ -91,6 +91,8 @@ _RETRYABLE = frozenset(
 
 _log = logging.getLogger(__name__)
 
+CallT = TypeVar("CallT", bound=grpc.aio.Call)
+
 
 # ------------------------------------------------------------------ the client
 
@@ -105,6 +107,7 @@ class Etcd:
         self._lease = stubs.LeaseStub(channel)
         self._watch = stubs.WatchStub(channel)
         self._maintenance = stubs.MaintenanceStub(channel)
+        self._calls: set[grpc.aio.Call] = set()
         self._closed = False
 
     @classmethod
@@ -161,6 +164,9 @@ class Etcd:
     async def aclose(self) -> None:
         """Close the connection. Running calls end with an error."""
         self._closed = True
+        # grpc.aio would find only some of them.
+        for call in list(self._calls):
+            call.cancel()
         await self._channel.close()
 
     @property
@@ -276,8 +282,7 @@ class Etcd:
     async def _renewals(self, lease: int, pause_s: float) -> AsyncIterator[float]:
         """Renew over one stream. Yields the loop time up to which the lease lives at least."""
         loop = asyncio.get_running_loop()
-        call = self._lease.LeaseKeepAlive(wait_for_ready=True)
-        try:
+        with self._running(self._lease.LeaseKeepAlive(wait_for_ready=True)) as call:
             while True:
                 sent_at = loop.time()
                 await call.write(rpc.LeaseKeepAliveRequest(ID=lease))
@@ -288,8 +293,6 @@ class Etcd:
                     raise LeaseLostError("the lease ran out or was revoked")
                 yield sent_at + response.TTL
                 await asyncio.sleep(pause_s)
-        finally:
-            call.cancel()
 
     # -------------------------------------------------------------- watches
 
@@ -311,22 +314,22 @@ class Etcd:
             start_revision=start_revision,
             progress_notify=True,
         )
-        with self._errors("watch"):
-            call = self._watch.Watch(metadata=(("hasleader", "true"),))
-            try:
-                await call.write(rpc.WatchRequest(create_request=create))
-                while (response := await call.read()) is not grpc.aio.EOF:
-                    if response.compact_revision:
-                        raise EtcdCompactedError(
-                            f"revision {start_revision} was compacted away; Etcd keeps changes "
-                            f"from {response.compact_revision} on: restart the process"
-                        )
-                    if response.canceled:
-                        raise _error_of_text(response.cancel_reason or "watch cancelled")
-                    if not response.created:
-                        yield watch_batch_of(response)
-            finally:
-                call.cancel()
+        metadata = (("hasleader", "true"),)
+        with (
+            self._errors("watch"),
+            self._running(self._watch.Watch(metadata=metadata, wait_for_ready=True)) as call,
+        ):
+            await call.write(rpc.WatchRequest(create_request=create))
+            while (response := await call.read()) is not grpc.aio.EOF:
+                if response.compact_revision:
+                    raise EtcdCompactedError(
+                        f"revision {start_revision} was compacted away; Etcd keeps changes "
+                        f"from {response.compact_revision} on: restart the process"
+                    )
+                if response.canceled:
+                    raise _error_of_text(response.cancel_reason or "watch cancelled")
+                if not response.created:
+                    yield watch_batch_of(response)
         raise EtcdUnavailableError("Etcd ended the watch")
 
     # -------------------------------------------------------------- plumbing
@@ -357,8 +360,19 @@ class Etcd:
     ) -> Any:
         """One unary request. Waits for a connection within the same bound."""
         with self._errors(type(request).__name__):
-            call: Awaitable[Any] = method(request, timeout=timeout_s, wait_for_ready=True)
-            return await call
+            call = method(request, timeout=timeout_s, wait_for_ready=True)
+            with self._running(call):
+                return await call
+
+    @contextlib.contextmanager
+    def _running(self, call: CallT) -> Iterator[CallT]:
+        """A call that :meth:`aclose` can end, and that ends with this block."""
+        self._calls.add(call)
+        try:
+            yield call
+        finally:
+            self._calls.discard(call)
+            call.cancel()
 
     def _check_open(self, cause: BaseException | None = None) -> None:
         if self._closed:

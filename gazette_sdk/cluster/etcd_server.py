@@ -28,7 +28,7 @@ from pathlib import Path
 
 from gazette_sdk.errors import ConfigurationError, EtcdError
 
-__all__ = ["MINIMUM_VERSION", "EtcdServer", "find_etcd"]
+__all__ = ["MINIMUM_VERSION", "EtcdServer", "find_etcd", "parse_version"]
 
 MINIMUM_VERSION = (3, 5)
 """Older servers are refused, by us as by other implementations' brokers."""
@@ -89,7 +89,7 @@ class EtcdServer:
         self._sync_writes = sync_writes
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
-        self._endpoint: str | None = None
+        self._port = 0
         self._child: _Child | None = None
 
     @property
@@ -99,9 +99,9 @@ class EtcdServer:
         Raises:
             EtcdError: it is not running.
         """
-        if self._endpoint is None or self._child is None:
+        if self._child is None:
             raise EtcdError("the embedded etcd is not running; start it first")
-        return self._endpoint
+        return f"http://127.0.0.1:{self._port}"
 
     @property
     def pid(self) -> int | None:
@@ -168,11 +168,12 @@ class EtcdServer:
         binary = self._binary if self._binary is not None else find_etcd()
         self.data_dir.mkdir(parents=True, exist_ok=True)
         for attempt in range(1, PORT_ATTEMPTS + 1):
-            port = _free_port()
+            # Started again it serves where its clients look for it, if it can.
+            port = self._port if self._port and attempt == 1 else _free_port()
             child, problem = self._launch(binary, port)
             if problem is None:
-                self._endpoint = f"http://127.0.0.1:{port}"
-                _log.info("etcd runs as process %d at %s", child.pid, self._endpoint)
+                self._port = port
+                _log.info("etcd runs as process %d at %s", child.pid, self.endpoint)
                 return
             self._child = None
             if "address already in use" not in problem or attempt == PORT_ATTEMPTS:

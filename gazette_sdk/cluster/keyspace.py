@@ -215,6 +215,7 @@ class KeySpace:
             EtcdError: what can not be resumed: the revision was compacted away, permission was
                 refused, it is another cluster. The process should end and start anew.
         """
+        self._end = None
         try:
             await self._follow(etcd, delay_s)
         except BaseException as error:

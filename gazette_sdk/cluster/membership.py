@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from gazette_sdk.cluster.etcd import Compare, Etcd, Get, Put, TxnResult
-from gazette_sdk.errors import EtcdError, EtcdUnavailableError, LeaseLostError
+from gazette_sdk.errors import EtcdError, EtcdUnavailableError, GazetteError, LeaseLostError
 
 __all__ = ["ANNOUNCE_RETRY_S", "LEASE_TTL_S", "MemberSpec", "Membership"]
 
@@ -227,13 +227,18 @@ class Membership:
     async def _renew(self) -> None:
         try:
             await self._etcd.keep_alive(self._lease, self._ttl_s)
-        except EtcdError as error:
-            if not self.lost.done():
-                self.lost.set_exception(
-                    LeaseLostError(f"unable to keep member lease alive: {error}")
-                )
-                # Whoever looks sees it; nobody has to.
-                self.lost.exception()
+        except GazetteError as error:
+            self._tell_lost(error)
+        except Exception as error:  # noqa: BLE001 -- the boundary of this task
+            # A lease that nobody renews is lost, whatever the reason.
+            _log.exception("renewing the member lease failed")
+            self._tell_lost(error)
+
+    def _tell_lost(self, error: Exception) -> None:
+        if not self.lost.done():
+            self.lost.set_exception(LeaseLostError(f"unable to keep member lease alive: {error}"))
+            # Whoever looks sees it; nobody has to.
+            self.lost.exception()
 
     async def _pause(self) -> None:
         """Wait for the next attempt, or for the loss of the lease."""

@@ -203,8 +203,6 @@ class FragmentReader(io.RawIOBase):
             return self._raw.read(size)
         except CodecError as error:
             raise self._corrupt(f"{error}, after {self._decoded}") from error
-        except EOFError as error:
-            raise self._corrupt(f"it ends too early, after {self._decoded}") from error
 
     def _verify(self, content_sum: _Sum) -> None:
         found, named = content_sum.digest(), digest_of(self.fragment.sum)

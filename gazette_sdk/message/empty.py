@@ -90,16 +90,12 @@ def _assemble(kind: type, fields: dict[str, Any], depth: int) -> Any:
     if issubclass(kind, pydantic.BaseModel):
         return kind.model_construct(**values)
     if issubclass(kind, msgspec.Struct):
-        # Constructors of Structs check nothing but __post_init__.
-        return kind(**values) if not hasattr(kind, "__post_init__") else _bare(kind, values)
-    return _bare(kind, values)
-
-
-def _bare(kind: type, values: dict[str, Any]) -> Any:
-    made = object.__new__(kind) if not issubclass(kind, msgspec.Struct) else kind.__new__(kind)
+        # Constructors of Structs check nothing but by __post_init__, which a subclass silences.
+        quiet = {"__post_init__": lambda _: None}
+        if hasattr(kind, "__post_init__"):
+            kind = msgspec.defstruct(kind.__name__, [], bases=(kind,), namespace=quiet)
+        return kind(**values)
+    made = object.__new__(kind)
     for name, value in values.items():
-        if isinstance(made, msgspec.Struct):
-            msgspec.structs.force_setattr(made, name, value)
-        else:
-            object.__setattr__(made, name, value)
+        object.__setattr__(made, name, value)
     return made

@@ -1,1 +1,5 @@
-"""testing."""
+"""What users test their own code with.
+
+- ``plugin``: the pytest fixtures ``gazette`` and ``gazette_cluster``
+- ``transports``: a suite that any :class:`~gazette_sdk.transport.base.Transport` can be run through
+"""

@@ -21,6 +21,7 @@ from typing import Any, Self, TypeAlias
 
 from gazette_sdk.errors import (
     ClosedError,
+    ConfigurationError,
     FragmentStoreUnhealthyError,
     GazetteError,
     IndexHasGreaterOffsetError,
@@ -46,6 +47,9 @@ BATCH_BYTES_MAX = 64 << 20
 MEMORY_BYTES_MAX = 256 << 20
 """Content in memory of all journals together; more than that waits on disk."""
 
+_GIVEN_UP = (ClosedError, ConfigurationError)
+"""The transport will not carry any call any more."""
+
 _TERMINAL = (
     FragmentStoreUnhealthyError,
     IndexHasGreaterOffsetError,
@@ -53,7 +57,7 @@ _TERMINAL = (
     NotAllowedError,
     RegisterMismatchError,
     WrongAppendOffsetError,
-    ClosedError,
+    *_GIVEN_UP,
 )
 """Failures which another attempt would not mend. They stick to the journal."""
 
@@ -271,7 +275,7 @@ class AppendService:
     def is_terminal(self, request: pb.AppendRequest, error: Exception) -> bool:
         """Whether an error ends the journal's appends for good."""
         if self._retry_checked_registers and request.HasField("check_registers"):
-            return isinstance(error, ClosedError)
+            return isinstance(error, _GIVEN_UP)
         return isinstance(error, _TERMINAL)
 
     def keep_within_memory(self) -> None:

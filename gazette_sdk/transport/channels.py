@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -45,6 +46,23 @@ _HEALTH: Final = {
 }
 """gRPC keeps reporting a failed connection as failed, also while it dials again, until it is
 ready: just as a dispatcher should see it."""
+
+
+class _Fork:
+    """Whether this process was forked from one that already used gRPC.
+
+    gRPC's asyncio threads do not exist in such a child, and every call would wait for ever.
+    """
+
+    grpc_was_used = False
+    grpc_is_broken = False
+
+    @classmethod
+    def entered_child(cls) -> None:
+        cls.grpc_is_broken = cls.grpc_was_used
+
+
+os.register_at_fork(after_in_child=_Fork.entered_child)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +211,7 @@ class Channels:
         Raises:
             UnavailableError: it cannot be reached.
             ClosedError: the transport is closed, or belongs to another event loop.
+            ConfigurationError: gRPC cannot be used in this process, or a certificate cannot.
         """
         stubs = self._open(peer)
         self._marks.begin(peer)
@@ -238,6 +257,13 @@ class Channels:
         if stubs is None:
             endpoint = self.address if peer == SERVICE else peer.endpoint
             target = dial(endpoint)
+            if _Fork.grpc_is_broken:
+                raise ConfigurationError(
+                    "this process was forked from one that had already used gRPC, which does "
+                    "not survive that; connect first in the child, or start it by `spawn` "
+                    "(multiprocessing.set_start_method)"
+                )
+            _Fork.grpc_was_used = True
             channel = (
                 grpc.aio.secure_channel(target, self._tls.credentials(), self._options)
                 if urls.is_tls(endpoint)

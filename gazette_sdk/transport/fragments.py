@@ -50,7 +50,9 @@ PAGE_LIMIT = 1000
 """Fragments of a page, where the request doesn't say."""
 
 LISTED_LENGTH_BYTES = 512 << 20
-"""The fragment length in specifications that are made up; nothing is written by it."""
+LISTED_REFRESH_NS = 300 * 10**9
+"""Fragment length and refresh interval in specifications that are made up: usual values, by which
+nothing is written."""
 
 
 class FragmentStoreTransport(Transport):
@@ -163,7 +165,7 @@ class FragmentStoreTransport(Transport):
                 length=LISTED_LENGTH_BYTES,
                 compression_codec=codec,
                 stores=[self.url],
-                refresh_interval=from_ns(int(self._refresh_interval_s * 1e9)),
+                refresh_interval=from_ns(LISTED_REFRESH_NS),
             ),
         )
         if self._content_type:
@@ -277,7 +279,7 @@ class FragmentStoreTransport(Transport):
         self,
         requests: AsyncIterator[pb.ReplicateRequest],  # noqa: ARG002
         target: Target,  # noqa: ARG002
-    ) -> AsyncIterator[pb.ReplicateResponse]:
+    ) -> AsyncGenerator[pb.ReplicateResponse, None]:
         """Refused: only brokers replicate."""
         raise self._refused("journals are replicated")
 

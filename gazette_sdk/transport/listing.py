@@ -7,11 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Self
 
-from gazette_sdk.errors import CallError, GazetteError, JournalNotFoundError, for_status
+from gazette_sdk.errors import (
+    CallError,
+    ClosedError,
+    ConfigurationError,
+    GazetteError,
+    JournalNotFoundError,
+    for_status,
+)
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.selectors import journal_selector, parse_selector
@@ -47,7 +54,7 @@ async def list_journals(
     if isinstance(selector, str):
         selector = parse_selector(selector)
     request = pb.ListRequest(selector=selector)
-    async with _closing(transport.list(request)) as responses:
+    async with aclosing(transport.list(request)) as responses:
         listing = await _read_snapshot(responses, is_watch=False)
     if listing is None:
         raise CallError("a listing ended without a message", code="INTERNAL")
@@ -225,7 +232,8 @@ class WatchedList:
                 stays readable.
         """
         await self._signal.wait()
-        self._signal.clear()
+        if self._task is None or not self._task.done():  # else the last signal stays
+            self._signal.clear()
         if self.error is not None:
             raise self.error
 
@@ -254,6 +262,10 @@ class WatchedList:
                     self._request.watch_resume.CopyFrom(snapshot.header)
                     attempt = 0
                     self._signal.set()
+            except (ClosedError, ConfigurationError) as error:
+                self.error = error
+                self._signal.set()
+                return  # the transport will not carry any call any more
             except GazetteError as error:
                 self.error = error
                 self._signal.set()
@@ -270,7 +282,7 @@ class WatchedList:
         resumed = 0
         if self._request.HasField("watch_resume"):
             resumed = self._request.watch_resume.etcd.revision
-        async with _closing(self._transport.list(self._request)) as responses:
+        async with aclosing(self._transport.list(self._request)) as responses:
             while (snapshot := await _read_snapshot(responses, is_watch=True)) is not None:
                 revision = snapshot.header.etcd.revision
                 if revision <= resumed:
@@ -281,18 +293,6 @@ class WatchedList:
                     )
                 resumed = revision
                 yield snapshot
-
-
-@asynccontextmanager
-async def _closing(
-    responses: AsyncIterator[pb.ListResponse],
-) -> AsyncIterator[AsyncIterator[pb.ListResponse]]:
-    """End the call behind ``responses`` when they are not wanted any more."""
-    try:
-        yield responses
-    finally:
-        if isinstance(responses, AsyncGenerator):
-            await responses.aclose()
 
 
 async def _read_snapshot(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -78,7 +78,7 @@ class ByteReader:
         self.hint = last_response
         self._transport = transport
         self._open_fragment = open_fragment or partial(open_url, file_root=file_root)
-        self._items: AsyncIterator[ReadItem] | None = None
+        self._items: AsyncGenerator[ReadItem, None] | None = None
         self._direct: _DirectFragment | None = None
         self._rest = memoryview(b"")
         self._shows_metadata = False
@@ -159,7 +159,7 @@ class ByteReader:
             self._failure = ClosedError("the reader was closed", journal=self.request.journal)
         if direct is not None:
             await direct.content.aclose()
-        if isinstance(items, AsyncGenerator):
+        if items is not None:
             with suppress(GazetteError):
                 await items.aclose()
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from gazette_sdk.errors import (
     CallCancelledError,
     ClosedError,
+    ConfigurationError,
     GazetteError,
     InsufficientJournalBrokersError,
     JournalNotFoundError,
@@ -217,7 +218,7 @@ class RetryReader:
         """Whether another attempt may do better than ``error``."""
         if isinstance(error, OffsetNotYetAvailableError):
             return self.block
-        if isinstance(error, SuspendedError | ClosedError):
+        if isinstance(error, SuspendedError | ClosedError | ConfigurationError):
             return False
         if isinstance(error, UnauthenticatedError) and self.response is None:
             return False  # nothing was ever read: a mistake to report, not a token that ran out

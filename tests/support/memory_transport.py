@@ -106,12 +106,12 @@ class MemoryTransport(Transport):
 
     async def list(self, request: pb.ListRequest) -> AsyncIterator[pb.ListResponse]:
         if request.watch and request.HasField("watch_resume"):
-            await self._until(lambda: self.revision > request.watch_resume.etcd.revision)
+            await self.until(lambda: self.revision > request.watch_resume.etcd.revision)
         yield self._snapshot(request)
         while request.watch:
             yield pb.ListResponse()
             revision = self.revision
-            await self._until(lambda known=revision: self.revision > known)
+            await self.until(lambda known=revision: self.revision > known)
             yield self._snapshot(request)
 
     async def apply(self, request: pb.ApplyRequest) -> pb.ApplyResponse:
@@ -128,6 +128,7 @@ class MemoryTransport(Transport):
         self, request: pb.ReadRequest, target: Target = ANYWHERE
     ) -> AsyncIterator[ReadItem]:
         self.reads += 1
+        self.signal()
         name = strip_meta(request.journal)
         journal = self.journals.get(name)
         if journal is None:
@@ -146,7 +147,7 @@ class MemoryTransport(Transport):
                 return
             if offset >= journal.end:
                 at = offset
-                await self._until(
+                await self.until(
                     lambda at=at: journal.end > at or self.journals.get(name) is not journal
                 )
                 if self.journals.get(name) is not journal:
@@ -183,6 +184,7 @@ class MemoryTransport(Transport):
         assert opening is not None
         name = strip_meta(opening.journal)
         self.appends_begun += 1
+        self.signal()
         self.appends.append((name, bytes(content)))
         if self.append_gate is not None:
             await self.append_gate.wait()
@@ -225,6 +227,7 @@ class MemoryTransport(Transport):
     async def aclose(self) -> None:
         self.closed = True
 
-    async def _until(self, condition: Callable[[], bool]) -> None:
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait on the loop until something holds that changes with content, specs or appends."""
         while not condition():
             await self._changed.wait()

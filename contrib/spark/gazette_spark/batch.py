@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -73,7 +74,7 @@ class GazetteBatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Record batches of one range. On an executor, in a worker of its own."""
         assert isinstance(partition, JournalRange)
-        wanted = schema = to_arrow_schema(self._schema)
+        wanted = schema = to_arrow_schema(self._schema, timezone="UTC")
         by_time = self._options.begin.time is not None or self._options.end.time is not None
         if by_time and _TIME.name not in schema.names:
             schema = schema.append(_TIME)
@@ -136,7 +137,7 @@ async def _ranges(transport: Transport, journal: str, options: Options) -> list[
 def _blocks(options: Options, partition: JournalRange) -> Iterator[Cut]:
     """Blocks of whole frames, fetched on the SDK's loop while the one before is decoded."""
 
-    async def fetch() -> AsyncIterator[Cut]:
+    async def fetch() -> AsyncGenerator[Cut]:
         cutter = Cutter(framing_for(partition.content_type), partition.begin)
         request = pb.ReadRequest(
             journal=partition.journal,
@@ -145,7 +146,9 @@ def _blocks(options: Options, partition: JournalRange) -> Iterator[Cut]:
             do_not_proxy=bool(options.file_root),
         )
         async with _connect(options) as transport:
-            reader = RetryReader(transport, request, file_root=options.file_root or None)
+            reader = RetryReader(
+                transport, request, file_root=Path(options.file_root) if options.file_root else None
+            )
             async with contextlib.aclosing(reader):
                 pieces: list[bytes] = []
                 size = 0

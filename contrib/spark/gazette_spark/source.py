@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
 from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
@@ -66,11 +68,11 @@ _SCALARS: dict[int, type[st.DataType]] = {
 }
 
 
-def _fields(message: Descriptor) -> list[st.StructField]:
+def _fields(message: Any) -> list[st.StructField]:
     return [st.StructField(field.name, _type(field)) for field in message.fields]
 
 
-def _type(field: FieldDescriptor) -> st.DataType:
+def _type(field: Any) -> st.DataType:
     kind = field.message_type
     if kind is not None and kind.GetOptions().map_entry:
         key, value = kind.fields
@@ -79,7 +81,7 @@ def _type(field: FieldDescriptor) -> st.DataType:
     return st.ArrayType(element) if field.is_repeated else element
 
 
-def _element(field: FieldDescriptor) -> st.DataType:
+def _element(field: Any) -> st.DataType:
     if field.message_type is not None:
         return st.StructType(_fields(field.message_type))
     if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:

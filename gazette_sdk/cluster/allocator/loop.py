@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,6 +23,9 @@ __all__ = ["OnRound", "run_allocator"]
 
 OnRound = Callable[[int, bool], Awaitable[None]]
 """Told of each round of the leader: its number from 0, and whether it had nothing to write."""
+
+RETRY_S = 5.0
+"""A round that failed is tried again after so long, if nothing changes meanwhile."""
 
 _log = logging.getLogger(__name__)
 
@@ -68,10 +72,15 @@ async def run_allocator(
         if leader_of(keyspace.members()) is member:
             outcome = await allocator.round(member)
             next_revision = max(next_revision, outcome.revision)
-            if outcome.succeeded:
-                if on_round is not None:
-                    await on_round(number, outcome.revision == 0)
-                number += 1
+            if not outcome.succeeded:
+                # Whatever changed will be seen soon; if Etcd was away nothing may change.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S):
+                        await keyspace.wait_for_revision(next_revision)
+                continue
+            if on_round is not None:
+                await on_round(number, outcome.revision == 0)
+            number += 1
         await keyspace.wait_for_revision(next_revision)
 
 
@@ -118,7 +127,6 @@ class _Allocator:
                 await txn.checkpoint(checkpoint)
             await txn.flush()
         except EtcdError as error:
-            # The next change of the mirror brings the next attempt.
             _log.warning("a round of the allocator failed: %s", error)
             return _Outcome(succeeded=False, revision=txn.revision)
         metrics.CONVERGE.inc()

@@ -254,7 +254,10 @@ class GCSStore(ObjectStore):
     def _is_refusal(self, error: BaseException) -> bool:
         if not isinstance(error, GCSError):
             return False
-        return error.code == 403 or (error.code == 404 and "bucket" in error.message.lower())
+        # "No such object: NAME-OF-A-BUCKET/…" mentions one as well, but is not about it.
+        message = error.message.lower()
+        of_bucket = "bucket" in message and not message.startswith("no such object")
+        return error.code == 403 or (error.code == 404 and of_bucket)
 
     def _is_missing(self, error: BaseException) -> bool:
         if isinstance(error, GCSError):

@@ -105,6 +105,7 @@ class S3Store(ObjectStore):
         arguments = self._parsed.arguments
         try:
             session = botocore.session.Session(profile=arguments.get("profile"))
+            session.get_scoped_config()  # finds out whether there is such a profile
             found = (
                 arguments.get("region")
                 or os.environ.get("AWS_REGION")

@@ -5,8 +5,6 @@ from contextlib import aclosing
 from urllib.parse import urlsplit
 
 import pytest
-from support.etcd import run, within
-from support.tcp_proxy import TcpProxy
 
 from gazette_sdk.cluster import etcd as module
 from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Get, Put, prefix_end
@@ -18,6 +16,8 @@ from gazette_sdk.errors import (
     EtcdUnavailableError,
     LeaseLostError,
 )
+from support.etcd import run, within
+from support.tcp_proxy import TcpProxy
 
 
 def port_of(etcd):

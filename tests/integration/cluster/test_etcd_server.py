@@ -9,12 +9,12 @@ import sys
 import textwrap
 
 import pytest
-from support.etcd import run, within
 
 from gazette_sdk.cluster import etcd_server as module
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_server import EtcdServer, find_etcd, parse_version
 from gazette_sdk.errors import ConfigurationError, EtcdError
+from support.etcd import run, within
 
 
 def test_it_starts_serves_stops_and_starts_again_over_the_same_directory(tmp_path):

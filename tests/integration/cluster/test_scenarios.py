@@ -11,13 +11,13 @@ import contextlib
 import json
 
 import pytest
-from support.allocation import VectorAllocation, vector_keyspace
-from support.etcd import run
-from support.vectors import group
 
 from gazette_sdk.cluster.allocator.loop import run_allocator
 from gazette_sdk.cluster.allocator.state import leader_of
 from gazette_sdk.cluster.etcd import Compare, Delete, Put, prefix_end
+from support.allocation import VectorAllocation, vector_keyspace
+from support.etcd import run
+from support.vectors import group
 
 SCENARIOS = group("allocator", "scenarios")
 ASSIGNMENTS = b"/root/assign/"

@@ -10,7 +10,6 @@ import time
 import urllib.request
 
 import pytest
-from support.stores import put_bytes
 
 from gazette_sdk.errors import FragmentNotFoundError, StoreAuthorizationError, StoreError
 from gazette_sdk.fragment import (
@@ -23,6 +22,7 @@ from gazette_sdk.fragment import (
 )
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path, sum_of
+from support.stores import put_bytes
 
 # Azure's client gives aiohttp bodies as bytes, which aiohttp advises against.
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")

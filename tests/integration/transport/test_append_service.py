@@ -7,22 +7,23 @@ import contextlib
 
 import grpc
 import pytest
-from support.scripted_broker import (
-    Refusal,
-    ScriptedBroker,
-    append_ok,
-    append_status,
-    drain,
-    in_loop,
-    no_pause,
-)
-from support.vectors import cases
 
 from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import append_buffer
 from gazette_sdk.transport.append_service import AppendService, DependencyFailedError
 from gazette_sdk.transport.grpc import GrpcTransport
+from support.scripted_broker import (
+    RefusalError,
+    ScriptedBroker,
+    append_ok,
+    append_status,
+    drain,
+    in_loop,
+    no_pause,
+    until,
+)
+from support.vectors import cases
 
 BATCHING = {
     param.values[0]["id"][-3:]: param.values[0]
@@ -186,10 +187,14 @@ async def test_an_error_of_a_write_is_raised_by_release_and_the_next_write_proce
 @in_loop
 async def test_an_error_in_the_with_block_rolls_back():
     async with served() as (service, journals):
-        with pytest.raises(ZeroDivisionError):
+
+        async def fail_within():
             with await service.start(A) as append:
                 append.write(b"before")
                 raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await fail_within()
         await (await service.append(A, b"after"))
         assert journals.committed["journal/a"] == [b"after"]
 
@@ -199,7 +204,7 @@ async def test_an_error_in_the_with_block_rolls_back():
 async def test_statuses_end_the_journal_or_are_tried_again_as_the_vectors_say(case):
     async with served() as (service, journals):
         if case["status"].startswith("gRPC"):
-            refused = Refusal(grpc.StatusCode.UNKNOWN, "scripted")
+            refused = RefusalError(grpc.StatusCode.UNKNOWN, "scripted")
         else:
             refused = append_status(pb.Status.Value(case["status"]))
         journals.answers["journal/a"] = [refused, refused, append_ok()]
@@ -321,8 +326,7 @@ async def test_a_start_that_is_cancelled_while_it_waits_holds_nothing():
 async def test_an_idle_journal_is_forgotten():
     async with served() as (service, _):
         await (await service.append(A, b"x"))
-        while service._chains:
-            await asyncio.sleep(0)
+        await until(lambda: not service._chains)
         await (await service.append(A, b"x"))
 
 
@@ -353,6 +357,25 @@ async def test_a_malformed_request_is_refused_at_once():
             await service.start(to("not//clean"))
         with pytest.raises(errors.ValidationError):
             await service.start(pb.AppendRequest())
+
+
+@in_loop
+async def test_appends_outlive_a_broker_that_restarts():
+    async with ScriptedBroker() as broker, GrpcTransport(broker.address) as transport:
+        bind = f"127.0.0.1:{broker.port}"
+        journals = Journals(broker)
+        journals.gates["journal/a"] = asyncio.Event()
+        service = AppendService(transport)
+        first = await service.append(A, b"first ")
+        await journals.opened.wait()
+        second = await service.append(A, b"second")
+        await broker.stop()
+        async with ScriptedBroker(bind) as again:
+            restarted = Journals(again)
+            await asyncio.gather(first, second)
+            assert b"".join(restarted.committed["journal/a"]) == b"first second"
+            assert isinstance(first.last_error, errors.UnavailableError)
+        await service.aclose()
 
 
 # ---------------------------------------------------------------------- memory

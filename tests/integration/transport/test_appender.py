@@ -8,8 +8,14 @@ import io
 
 import grpc
 import pytest
+
+from gazette_sdk import errors
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport import metrics
+from gazette_sdk.transport.appender import CHUNK_BYTES, Appender, append
+from gazette_sdk.transport.grpc import GrpcTransport
 from support.scripted_broker import (
-    Refusal,
+    RefusalError,
     ScriptedBroker,
     append_ok,
     append_status,
@@ -20,14 +26,8 @@ from support.scripted_broker import (
 )
 from support.vectors import cases
 
-from gazette_sdk import errors
-from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport import metrics
-from gazette_sdk.transport.appender import CHUNK_BYTES, Appender, append
-from gazette_sdk.transport.grpc import GrpcTransport
-
 REQUEST = pb.AppendRequest(journal="a/journal")
-CASES = {param.values[0]["id"][-3:]: param.values[0] for param in cases("broker", "appender_frames")}
+CASES = {p.values[0]["id"][-3:]: p.values[0] for p in cases("broker", "appender_frames")}
 
 
 @contextlib.asynccontextmanager
@@ -45,6 +45,11 @@ async def served(*answers):
 
         broker.on_append = on_append
         yield broker, transport
+
+
+async def write_for_ever(appender):
+    while True:
+        await appender.write(b"bar" * 100_000)
 
 
 def frames(case):
@@ -80,15 +85,14 @@ async def test_a_write_after_the_broker_failed_raises_its_error():
             await anext(requests)
             await anext(requests)
             failed.set()
-            raise Refusal(grpc.StatusCode.UNKNOWN, "disk on fire")
+            raise RefusalError(grpc.StatusCode.UNKNOWN, "disk on fire")
 
         broker.on_append = on_append
         appender = Appender(transport, REQUEST)
         await appender.write(b"foo")
         await failed.wait()
         with pytest.raises(errors.CallError, match="disk on fire"):
-            while True:
-                await appender.write(b"bar" * 100000)
+            await write_for_ever(appender)
         with pytest.raises(errors.CallError, match="disk on fire"):
             await appender.close()
 
@@ -104,8 +108,7 @@ async def test_a_write_after_an_early_answer_raises_what_it_says():
         broker.on_append = on_append
         appender = Appender(transport, REQUEST)
         with pytest.raises(errors.RegisterMismatchError):
-            while True:
-                await appender.write(b"bar" * 100000)
+            await write_for_ever(appender)
 
 
 @in_loop
@@ -117,7 +120,7 @@ async def test_a_close_without_writes_is_an_append_of_zero_bytes():
 
 @in_loop
 async def test_an_abort_half_closes_without_commit_if_anything_was_sent():
-    refusal = Refusal(grpc.StatusCode.UNKNOWN, "ended without commit")
+    refusal = RefusalError(grpc.StatusCode.UNKNOWN, "ended without commit")
     async with served(refusal) as (broker, transport):
         await Appender(transport, REQUEST).abort()
         assert broker.received == []
@@ -133,7 +136,7 @@ async def test_an_abort_half_closes_without_commit_if_anything_was_sent():
 
 @in_loop
 async def test_a_reset_arms_for_another_attempt():
-    async with served(Refusal(grpc.StatusCode.UNKNOWN), append_ok(0, 3)) as (_, transport):
+    async with served(RefusalError(grpc.StatusCode.UNKNOWN), append_ok(0, 3)) as (_, transport):
         appender = Appender(transport, REQUEST)
         await appender.write(b"foo")
         with pytest.raises(errors.CallError):
@@ -163,7 +166,7 @@ async def test_responses_map_to_errors_as_the_vectors_say(case):
     route = route_to("http://localhost:1")
     text = case["response"]
     if text.startswith("gRPC"):
-        answer, error = Refusal(grpc.StatusCode.UNKNOWN, "cause"), errors.CallError
+        answer, error = RefusalError(grpc.StatusCode.UNKNOWN, "cause"), errors.CallError
     elif text.startswith("OK"):
         answer, error = append_ok(route=route), errors.ValidationError
         answer.commit.compression_codec = pb.INVALID
@@ -222,7 +225,7 @@ async def test_sources_of_every_kind_are_one_append():
 @in_loop
 async def test_an_error_of_a_source_rolls_back():
     case = CASES["004"]
-    refusal = Refusal(grpc.StatusCode.UNKNOWN, "ended without commit")
+    refusal = RefusalError(grpc.StatusCode.UNKNOWN, "ended without commit")
     async with served(refusal) as (broker, transport):
 
         def failing():
@@ -242,9 +245,9 @@ async def test_failures_are_tried_again_or_not_as_the_vectors_say(case):
         if text == "OK":
             answers.append(append_ok())
         elif text.startswith("UNAVAILABLE"):
-            answers.append(Refusal(grpc.StatusCode.UNAVAILABLE))
+            answers.append(RefusalError(grpc.StatusCode.UNAVAILABLE))
         elif text.startswith("gRPC"):
-            answers.append(Refusal(grpc.StatusCode.UNKNOWN))
+            answers.append(RefusalError(grpc.StatusCode.UNKNOWN))
         else:
             answers.append(append_status(pb.Status.Value(text)))
     async with served(*answers) as (broker, transport):

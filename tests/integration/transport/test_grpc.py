@@ -8,17 +8,6 @@ import time
 
 import grpc
 import pytest
-from support.scripted_broker import (
-    Refusal,
-    ScriptedBroker,
-    append_ok,
-    append_status,
-    drain,
-    header,
-    in_loop,
-    read_metadata,
-    route_to,
-)
 
 from gazette_sdk.errors import (
     CallCancelledError,
@@ -34,7 +23,20 @@ from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.transport import channels
 from gazette_sdk.transport import grpc as grpc_module
 from gazette_sdk.transport.base import Target
+from gazette_sdk.transport.dispatcher import SERVICE, Health
 from gazette_sdk.transport.grpc import GrpcTransport
+from support.scripted_broker import (
+    RefusalError,
+    ScriptedBroker,
+    append_ok,
+    append_status,
+    drain,
+    header,
+    in_loop,
+    read_metadata,
+    route_to,
+    until,
+)
 
 KEYS = "c2VjcmV0c2VjcmV0"
 
@@ -88,7 +90,7 @@ async def test_an_error_of_the_content_rolls_back_by_a_half_close_without_commit
         async def on_append(requests):
             received = await drain(requests)
             assert received[-1] != pb.AppendRequest()
-            raise Refusal(grpc.StatusCode.UNKNOWN, "append ended without commit")
+            raise RefusalError(grpc.StatusCode.UNKNOWN, "append ended without commit")
 
         async def failing():
             yield pb.AppendRequest(journal="a/journal")
@@ -108,7 +110,7 @@ async def test_an_append_that_ends_without_commit_reports_what_the_broker_says()
 
         async def on_append(requests):
             await drain(requests)
-            raise Refusal(grpc.StatusCode.UNKNOWN, "append ended without commit")
+            raise RefusalError(grpc.StatusCode.UNKNOWN, "append ended without commit")
 
         broker.on_append = on_append
         with pytest.raises(CallError, match="append ended without commit") as caught:
@@ -124,7 +126,7 @@ async def test_an_early_refusal_is_reported_as_it_is_every_time():
 
         async def on_append(requests):
             await anext(requests)
-            raise Refusal(grpc.StatusCode.UNAUTHENTICATED, "no token")
+            raise RefusalError(grpc.StatusCode.UNAUTHENTICATED, "no token")
 
         broker.on_append = on_append
         for _ in range(150):
@@ -251,7 +253,7 @@ async def test_only_unavailable_forgets_a_route():
 
         async def on_append(requests):
             await drain(requests)
-            raise Refusal(code, "scripted")
+            raise RefusalError(code, "scripted")
 
         broker.on_append = on_append
         code = grpc.StatusCode.UNKNOWN
@@ -348,14 +350,14 @@ async def test_a_read_that_breaks_gives_its_content_then_the_error():
         broker.on_read = lambda _: [
             read_metadata(0, 0, 9),
             pb.ReadResponse(content=b"abc"),
-            Refusal(grpc.StatusCode.DATA_LOSS, "disk"),
+            RefusalError(grpc.StatusCode.DATA_LOSS, "disk"),
         ]
-        got = []
+        reading = transport.read(pb.ReadRequest(journal="a/journal"))
+        assert await anext(reading) == read_metadata(0, 0, 9)
+        assert await anext(reading) == b"abc"
         with pytest.raises(CallError, match="disk") as caught:
-            async for item in transport.read(pb.ReadRequest(journal="a/journal")):
-                got.append(item)
+            await anext(reading)
         assert caught.value.code == "DATA_LOSS"
-        assert got == [read_metadata(0, 0, 9), b"abc"]
 
 
 @in_loop
@@ -502,7 +504,7 @@ async def test_an_early_refusal_of_replication_is_reported_as_it_is():
 
         async def on_replicate(requests):
             await anext(requests)
-            raise Refusal(grpc.StatusCode.UNAUTHENTICATED, "no token")
+            raise RefusalError(grpc.StatusCode.UNAUTHENTICATED, "no token")
             yield  # pragma: no cover - makes it a generator
 
         async def requests():
@@ -534,7 +536,7 @@ async def test_grpc_codes_become_errors(code, error):
     async with served() as (broker, transport):
 
         def refuse(request):
-            raise Refusal(code, "because")
+            raise RefusalError(code, "because")
 
         broker.on_apply = refuse
         with pytest.raises(error, match="because") as caught:
@@ -561,8 +563,7 @@ async def test_a_broker_that_is_just_starting_is_waited_for():
         address, bind = broker.address, f"127.0.0.1:{broker.port}"
     async with GrpcTransport(address) as transport:
         applying = asyncio.create_task(transport.apply(pb.ApplyRequest()))
-        while not transport._channels.health(grpc_module.SERVICE):  # until it was dialled
-            await asyncio.sleep(0.01)
+        await until(lambda: transport._channels.health(SERVICE) is Health.FAILED)
         async with ScriptedBroker(bind) as started:
             started.on_apply = lambda _: pb.ApplyResponse(header=header())
             assert (await applying).header == header()
@@ -700,7 +701,10 @@ async def test_a_given_token_is_sent_unless_there_are_keys():
 async def test_unix_sockets_are_dialled(tmp_path):
     async with ScriptedBroker(f"unix:{tmp_path}/broker.sock") as broker:
         broker.on_apply = lambda _: pb.ApplyResponse(header=header())
-        for address in (f"unix://{tmp_path}/broker.sock", f"unix://localhost{tmp_path}/broker.sock"):
+        for address in (
+            f"unix://{tmp_path}/broker.sock",
+            f"unix://localhost{tmp_path}/broker.sock",
+        ):
             async with GrpcTransport(address) as transport:
                 await transport.apply(pb.ApplyRequest())
 

@@ -7,15 +7,6 @@ import contextlib
 
 import grpc
 import pytest
-from support.scripted_broker import (
-    Refusal,
-    ScriptedBroker,
-    header,
-    in_loop,
-    no_pause,
-    route_to,
-)
-from support.vectors import cases
 
 from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -28,6 +19,16 @@ from gazette_sdk.transport.listing import (
     list_journals,
     store_health,
 )
+from support.scripted_broker import (
+    RefusalError,
+    ScriptedBroker,
+    header,
+    in_loop,
+    no_pause,
+    route_to,
+    until,
+)
+from support.vectors import cases
 
 SNAPSHOTS = {p.values[0]["id"][-3:]: p.values[0] for p in cases("broker", "list_snapshot")}
 
@@ -94,8 +95,7 @@ async def test_a_listing_can_be_cancelled():
 
         broker.on_list = on_list
         listing = asyncio.create_task(list_journals(transport))
-        while not broker.received:
-            await asyncio.sleep(0.01)
+        await until(lambda: broker.received)
         listing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await listing
@@ -154,13 +154,13 @@ async def test_a_watch_is_resumed_behind_its_last_snapshot():
                 yield pb.ListResponse(journals=journals(1, start=2))
                 yield pb.ListResponse()
                 await cancels.wait()
-                raise Refusal(grpc.StatusCode.CANCELLED)
+                raise RefusalError(grpc.StatusCode.CANCELLED)
             yield pb.ListResponse(header=header(revision=resumed + 1))
             yield pb.ListResponse()
             await ends.wait()
 
         broker.on_list = on_list
-        async with WatchedList(transport, "a=b", pause=no_pause) as watched:
+        async with WatchedList(transport, "topic=orders", pause=no_pause) as watched:
             assert watched.snapshot is None
             assert len((await watched.first_snapshot()).journals) == 3
             cancels.set()
@@ -186,8 +186,7 @@ async def test_a_snapshot_that_is_not_newer_is_an_error():
         async with WatchedList(transport, pause=no_pause) as watched:
             await watched.first_snapshot()
             with pytest.raises(errors.CallError, match="56"):
-                while True:
-                    await watched.changed()
+                await watched.changed()
 
 
 @in_loop
@@ -206,9 +205,7 @@ async def test_several_snapshots_of_one_watch_are_coalesced_to_the_newest():
 
         async def on_list(request):
             for revision in range(1, 6):
-                yield pb.ListResponse(
-                    header=header(revision=revision), journals=journals(revision)
-                )
+                yield pb.ListResponse(header=header(revision=revision), journals=journals(revision))
                 yield pb.ListResponse()
             go.set()
             await ends.wait()
@@ -224,7 +221,7 @@ async def test_several_snapshots_of_one_watch_are_coalesced_to_the_newest():
 @in_loop
 async def test_an_error_of_the_first_attempt_is_reported_and_the_watch_goes_on():
     async with served() as (broker, transport):
-        answers = [[Refusal(grpc.StatusCode.UNKNOWN, "first")]]
+        answers = [[RefusalError(grpc.StatusCode.UNKNOWN, "first")]]
 
         async def on_list(request):
             for step in answers.pop(0) if answers else [pb.ListResponse(header=header())]:
@@ -241,6 +238,24 @@ async def test_an_error_of_the_first_attempt_is_reported_and_the_watch_goes_on()
             assert (await watched.first_snapshot()).header == header()
 
 
+@in_loop
+async def test_a_watch_ends_with_its_transport():
+    async with ScriptedBroker() as broker, GrpcTransport(broker.address) as transport:
+
+        async def on_list(request):
+            yield pb.ListResponse(header=header())
+            yield pb.ListResponse()
+            await asyncio.Event().wait()
+
+        broker.on_list = on_list
+        async with WatchedList(transport) as watched:
+            await watched.first_snapshot()
+            await transport.aclose()
+            for _ in range(2):
+                with pytest.raises(errors.ClosedError):
+                    await watched.changed()
+
+
 # -------------------------------------------------------------------- changes
 
 
@@ -251,7 +266,7 @@ async def test_changes_are_applied_in_batches_as_the_vectors_say(case):
 
         def on_apply(request):
             if case.get("server", "").startswith("gRPC"):
-                raise Refusal(grpc.StatusCode.UNKNOWN, "that error")
+                raise RefusalError(grpc.StatusCode.UNKNOWN, "that error")
             if "without header" in case.get("server", ""):
                 return pb.ApplyResponse()
             return pb.ApplyResponse(header=header())
@@ -308,9 +323,7 @@ async def test_pages_of_fragments_are_joined_as_the_vectors_say(case):
             )
             for i in range(page.get("fragments", 0)):
                 response.fragments.add().spec.CopyFrom(
-                    pb.Fragment(
-                        journal="a/journal", begin=i, end=i + 1, compression_codec=pb.NONE
-                    )
+                    pb.Fragment(journal="a/journal", begin=i, end=i + 1, compression_codec=pb.NONE)
                 )
             return response
 

@@ -7,9 +7,15 @@ import contextlib
 
 import grpc
 import pytest
+
+from gazette_sdk import errors
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.grpc import GrpcTransport
+from gazette_sdk.transport.reader import OffsetJumpError
+from gazette_sdk.transport.retry_reader import RetryReader
 from support.fragment_files import fragment_of, served_files
 from support.scripted_broker import (
-    Refusal,
+    RefusalError,
     ScriptedBroker,
     header,
     in_loop,
@@ -17,13 +23,7 @@ from support.scripted_broker import (
     read_metadata,
 )
 
-from gazette_sdk import errors
-from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.grpc import GrpcTransport
-from gazette_sdk.transport.reader import OffsetJumpError
-from gazette_sdk.transport.retry_reader import RetryReader
-
-BROKEN = Refusal(grpc.StatusCode.UNKNOWN, "broken")
+BROKEN = RefusalError(grpc.StatusCode.UNKNOWN, "broken")
 
 
 class Reads:
@@ -184,7 +184,7 @@ async def test_a_suspended_journal_is_reported():
 
 @in_loop
 async def test_a_missing_token_is_reported_but_an_expired_one_is_tried_again():
-    refused = Refusal(grpc.StatusCode.UNAUTHENTICATED, "token")
+    refused = RefusalError(grpc.StatusCode.UNAUTHENTICATED, "token")
     async with served([refused]) as (reader, _):
         with pytest.raises(errors.UnauthenticatedError):
             await reader.read()

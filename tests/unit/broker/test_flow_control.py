@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.vectors import cases
 
 from gazette_sdk.broker.flow_control import FlowControl, Verdict
+from support.vectors import cases
 
 
 @pytest.mark.parametrize("case", cases("broker", "flow_control"))

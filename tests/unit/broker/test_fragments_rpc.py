@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.vectors import cases
 
 from gazette_sdk.broker.fragments_rpc import check_store, list_page
 from gazette_sdk.broker.index import Index
@@ -14,6 +13,7 @@ from gazette_sdk.fragment.stores import FileStore, open_store
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import from_ns
 from gazette_sdk.protocol.rpc import validate
+from support.vectors import cases
 
 
 def index_of(case):

@@ -47,10 +47,10 @@ def test_a_file_that_ends_early_is_an_error_behind_what_it_holds():
         with tempfile.TemporaryFile() as file:
             file.write(b"012345")
             file.flush()
-            taken = []
+            pieces = chunks(items(metadata(5), FileSpan(file.fileno(), 0, 10)), 4)
+            taken = [await anext(pieces) for _ in range(3)]
             with pytest.raises(CorruptFragmentError, match="ends 4 bytes early") as caught:
-                async for item in chunks(items(metadata(5), FileSpan(file.fileno(), 0, 10)), 4):
-                    taken.append(item)  # noqa: PERF401 - it raises at the end
+                await anext(pieces)
             return taken, caught.value.offset
 
     taken, offset = run(collect(), 5)

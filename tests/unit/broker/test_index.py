@@ -6,14 +6,14 @@ import os
 import weakref
 
 import pytest
-from support.spools import SpoolUser
-from support.vectors import cases
 
 from gazette_sdk.broker.index import OFFSET_JUMP_AGE_S, Index, Summary
 from gazette_sdk.broker.spool_directory import SpoolDirectory
 from gazette_sdk.errors import ClosedError
 from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
+from support.spools import SpoolUser
+from support.vectors import cases
 
 
 @pytest.fixture

@@ -7,8 +7,6 @@ import threading
 from datetime import UTC, datetime
 
 import pytest
-from support.spools import REVISION, SpoolUser, files_below, until
-from support.vectors import cases
 
 from gazette_sdk.broker.persister import JournalLookup, Persister
 from gazette_sdk.broker.spool_directory import SpoolDirectory
@@ -17,6 +15,8 @@ from gazette_sdk.fragment.stores import FileStore, open_store
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_name
 from gazette_sdk.protocol.labels import label_set
+from support.spools import REVISION, SpoolUser, files_below, until
+from support.vectors import cases
 
 JOURNAL = "a/journal"
 GOOD = "file:///good/"
@@ -213,7 +213,7 @@ def test_when_a_store_recovers_its_whole_backlog_goes_out(tmp_path):
             await until(lambda: len(backlog.spools) == 50)
             await until(lambda: backlog.failures >= 3)
             assert backlog.failures < 10, "only probes make pauses longer"
-            assert setting.persister.pending == 50
+            await until(lambda: setting.persister.pending == 50)
             (setting.root / "later").mkdir()
             await until(lambda: setting.persister.pending == 0)
         assert len(setting.stored()) == 50

@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 
 import pytest
-from support.spools import SpoolUser, until
-from support.vectors import cases
 
 from gazette_sdk.broker.index import Index, Summary
 from gazette_sdk.broker.refresh import FIRST_RETRY_S_MAX, list_stores, refresh_index, retry_delay
@@ -14,6 +12,8 @@ from gazette_sdk.errors import StoreError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import from_ns
+from support.spools import SpoolUser, until
+from support.vectors import cases
 
 
 @pytest.mark.parametrize("case", cases("broker", "walk_stores"))

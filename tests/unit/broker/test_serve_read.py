@@ -6,8 +6,6 @@ import os
 import threading
 
 import pytest
-from support.spools import SpoolUser, sum_of_content
-from support.vectors import cases
 
 from gazette_sdk.broker.index import Index
 from gazette_sdk.broker.serve_read import FileSpan, ReadServer
@@ -19,6 +17,8 @@ from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.fragment.stores import FileStore, open_store
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path
+from support.spools import SpoolUser, sum_of_content
+from support.vectors import cases
 
 STORE = "file:///store/"
 HEADER = pb.Header(process_id=pb.ProcessSpec.ID(zone="z", suffix="broker"))

@@ -15,9 +15,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import vectors
-from support.spools import CLUSTER, SpoolUser, content_of, open_files, sum_of_content
-from support.vectors import cases, normal
 
 from gazette_sdk.broker import spool as spool_module
 from gazette_sdk.broker.spool import SpoolDiskError, SpoolError
@@ -27,6 +24,9 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import digest_of
 from gazette_sdk.protocol.labels import label_set, subtract, union
 from gazette_sdk.protocol.selectors import matches, parse_selector
+from support import vectors
+from support.spools import CLUSTER, SpoolUser, content_of, open_files, sum_of_content
+from support.vectors import cases, normal
 
 
 @pytest.fixture

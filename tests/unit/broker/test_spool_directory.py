@@ -14,15 +14,6 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.spools import (
-    CLUSTER,
-    REVISION,
-    SpoolUser,
-    content_of,
-    files_below,
-    sum_of_content,
-    until,
-)
 
 from gazette_sdk.broker.commit_log import (
     Commit,
@@ -37,6 +28,15 @@ from gazette_sdk.broker.spool_directory import Durability, SpoolDirectory
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import label_set
+from support.spools import (
+    CLUSTER,
+    REVISION,
+    SpoolUser,
+    content_of,
+    files_below,
+    sum_of_content,
+    until,
+)
 
 JOURNAL = "a/journal"
 
@@ -298,6 +298,30 @@ def test_a_long_log_is_thinned_and_keeps_the_last_commit(tmp_path):
     assert len(parsed.commits) > 100, "earlier ones serve to cut damaged content"
     assert parsed.commits[0].end < 1000
     assert not (tmp_path / "x.thin").exists()
+
+
+def test_a_log_that_cannot_be_replaced_grows_on(tmp_path, caplog):
+    (tmp_path / "x.thin").mkdir()
+    commits = commits_of(1000)
+    assert parse_log(log_of(tmp_path, commits, log_length_bytes_max=20_000)).commits == commits
+    assert "which grows on" in caplog.text
+
+
+def test_files_that_cannot_be_made_leave_no_half_of_them(root):
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            user = SpoolUser(directory)
+            await user.append(b"x")
+            await user.roll()
+            [first] = (root / "journals").glob("*/*-00000001.content")
+            in_the_way = first.with_name(f"{1:016x}-{2:08x}.content")
+            in_the_way.mkdir()
+            await user.append(b"y")  # tried again, under the next name
+            assert not in_the_way.with_suffix(".log").exists()
+            in_the_way.rmdir()
+        assert sorted(recover(root)[0].values()) == [b"x", b"y"]
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("registers", [b"", b"r" * 70_000])

@@ -6,8 +6,6 @@ from fractions import Fraction
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.allocation import VectorAllocation, filled, item_value, member_value
-from support.vectors import group
 
 from gazette_sdk.cluster.allocator.state import (
     LOAD_RATIO_MAX,
@@ -15,6 +13,8 @@ from gazette_sdk.cluster.allocator.state import (
     leader_of,
     shed_capacity,
 )
+from support.allocation import VectorAllocation, filled, item_value, member_value
+from support.vectors import group
 
 FIXTURE = list(group("allocator", "keys")["decode_fixture"]["etcd"].items())
 VECTORS = {case["source"].rpartition(":")[2]: case for case in group("allocator", "state")}

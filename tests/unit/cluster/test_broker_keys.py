@@ -3,7 +3,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from support.vectors import cases, golden, group, label_set, route
 
 from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.broker_keys import (
@@ -17,6 +16,7 @@ from gazette_sdk.cluster.etcd import KeyValue, WatchBatch, WatchEvent
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry, MemberEntry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION
+from support.vectors import cases, golden, group, label_set, route
 
 ROOT = "/gazette/cluster"
 

@@ -3,9 +3,6 @@ from __future__ import annotations
 import re
 
 import pytest
-from support.allocation import VectorAllocation, filled, item_value, member_value
-from support.etcd import run
-from support.vectors import group
 
 from gazette_sdk.cluster.allocator import metrics
 from gazette_sdk.cluster.allocator.converge import Checkpoint, ItemState, converge, remove_dead
@@ -14,6 +11,9 @@ from gazette_sdk.cluster.allocator.txn import BatchedTxn
 from gazette_sdk.cluster.etcd import Compare, Delete, Put, TxnResult
 from gazette_sdk.errors import EtcdError
 from gazette_sdk.protocol import broker_pb2 as pb
+from support.allocation import VectorAllocation, filled, item_value, member_value
+from support.etcd import run
+from support.vectors import group
 
 FIXTURE = list(group("allocator", "keys")["decode_fixture"]["etcd"].items())
 ITEM_STATES = {c["source"].rpartition(":")[2]: c for c in group("allocator", "item_state")}

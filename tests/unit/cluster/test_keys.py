@@ -6,11 +6,11 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.allocation import filled
-from support.vectors import group
 
 from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry, MemberEntry
+from support.allocation import filled
+from support.vectors import group
 
 VECTORS = group("allocator", "keys")
 FIXTURE = VECTORS["decode_fixture"]

@@ -6,13 +6,13 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.etcd import run
-from support.vectors import group
 
 from gazette_sdk.cluster.etcd import KeyValue, WatchBatch, WatchEvent
 from gazette_sdk.cluster.keyspace import Entry, KeySpace, restart_delay_s
 from gazette_sdk.errors import ConfigurationError, EtcdError
 from gazette_sdk.protocol import broker_pb2 as pb
+from support.etcd import run
+from support.vectors import group
 
 VECTORS = group("allocator", "keyspace")
 

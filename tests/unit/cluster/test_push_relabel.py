@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.vectors import group
 
 from gazette_sdk.cluster.allocator.push_relabel import SINK, SOURCE, PushRelabel
+from support.vectors import group
 
 VECTORS = {case["source"].rpartition(":")[2]: case for case in group("allocator", "push_relabel")}
 

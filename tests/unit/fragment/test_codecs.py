@@ -12,11 +12,11 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
-from support.vectors import golden
 
 from gazette_sdk.fragment.codecs import CODECS, CodecError, compressor, decompressor
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import parse_content_path
+from support.vectors import golden
 
 COMPRESSING = [codec for codec in CODECS if codec != pb.NONE]
 BYTES = st.one_of(

@@ -11,13 +11,13 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.vectors import cases, golden
 
 from gazette_sdk.errors import CorruptFragmentError, FragmentNotFoundError
 from gazette_sdk.fragment import CODECS, compressor, decode_fragment, open_fragment, open_store
 from gazette_sdk.fragment.stores import StoredContent
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path, parse_content_path, sum_of
+from support.vectors import cases, golden
 
 GOOD = b"XXXXXhello, world!!!"
 

@@ -5,10 +5,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.vectors import cases
 
 from gazette_sdk.fragment import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
+from support.vectors import cases
 
 OFFSETS = st.integers(0, 60)
 SPANS = st.tuples(OFFSETS, OFFSETS).map(sorted).map(tuple)

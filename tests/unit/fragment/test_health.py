@@ -7,8 +7,6 @@ import time
 
 import pytest
 from prometheus_client import REGISTRY
-from support.stores import put_bytes
-from support.vectors import cases
 
 from gazette_sdk.errors import StoreError
 from gazette_sdk.fragment import StoreHealth, check_delete, check_store, open_store
@@ -16,6 +14,8 @@ from gazette_sdk.fragment import health as health_module
 from gazette_sdk.fragment.health import CHECK_PENDING, next_delay
 from gazette_sdk.fragment.stores import MemoryStore, StoredContent
 from gazette_sdk.protocol.urls import parse_store_url
+from support.stores import put_bytes
+from support.vectors import cases
 
 
 class FaultyStore(MemoryStore):

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from support.stores import put_bytes
-from support.vectors import cases
 
 from gazette_sdk.errors import StoreError
 from gazette_sdk.fragment import list_fragments, open_store, walk_stores
 from gazette_sdk.protocol.fragments import content_path
+from support.stores import put_bytes
+from support.vectors import cases
 
 SUM = "00000000000000000000000000000000000000aa"
 

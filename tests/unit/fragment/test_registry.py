@@ -5,11 +5,11 @@ import threading
 
 import pytest
 from prometheus_client import REGISTRY
-from support.stores import put_bytes
-from support.vectors import group
 
 from gazette_sdk.errors import ClosedError, StoreError
 from gazette_sdk.fragment import StoreRegistry, open_store
+from support.stores import put_bytes
+from support.vectors import group
 
 
 def active():

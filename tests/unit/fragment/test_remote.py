@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from support.vectors import cases
 
 from gazette_sdk.errors import (
     CorruptFragmentError,
@@ -18,6 +17,7 @@ from gazette_sdk.errors import (
 from gazette_sdk.fragment import open_url
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
+from support.vectors import cases
 
 GOOD = b"XXXXXhello, world!!!"
 

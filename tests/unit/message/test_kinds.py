@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pydantic
 import pytest
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from support.vectors import golden, group
+from google.protobuf import descriptor_pb2
 
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.framing import Frames, JsonLines, framing_for
@@ -20,27 +19,10 @@ from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.flags import ACK_TXN, OUTSIDE_TXN
 from gazette_sdk.message.kinds import JsonMessage, kind_of
 from gazette_sdk.message.uuid import ZERO_UUID, Stamp, build_uuid, uuid_of_text
+from support.protobuf_messages import Gram, protobuf_class
+from support.vectors import golden, group
 
 PRODUCER = bytes.fromhex("0d04970419de")
-
-
-def protobuf_class(name: str, *, uuid_type: int | None) -> type:
-    """A generated class with a ``text`` and, perhaps, a ``uuid``."""
-    file = descriptor_pb2.FileDescriptorProto(
-        name=f"tests/{name}.proto", package="tests", syntax="proto3"
-    )
-    made = file.message_type.add(name=name)
-    kinds = descriptor_pb2.FieldDescriptorProto
-    if uuid_type is not None:
-        made.field.add(name="uuid", number=1, type=uuid_type, label=kinds.LABEL_OPTIONAL)
-    made.field.add(name="text", number=2, type=kinds.TYPE_STRING, label=kinds.LABEL_OPTIONAL)
-    made.field.add(name="count", number=3, type=kinds.TYPE_UINT64, label=kinds.LABEL_OPTIONAL)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"tests.{name}"))
-
-
-Gram = protobuf_class("Gram", uuid_type=descriptor_pb2.FieldDescriptorProto.TYPE_BYTES)
 
 
 @dataclass

@@ -5,6 +5,7 @@ import grpc
 import grpc.aio
 import pytest
 from support.scripted_journals import HEADER, ScriptedJournals, items, metadata, serving, stub
+from support.spools import until
 
 from gazette_sdk.errors import (
     CallError,
@@ -24,14 +25,18 @@ def channel_to(server, **options) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(f"127.0.0.1:{server.listener.port}", **options)
 
 
-async def _refused(call) -> grpc.aio.AioRpcError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
+async def _refused(call, responses: list | None = None) -> grpc.aio.AioRpcError:
+    """The error of a call, whose responses before it are collected."""
+    try:
         if hasattr(call, "__aiter__"):
-            async for _ in call:
-                pass
+            async for response in call:
+                if responses is not None:
+                    responses.append(response)
         else:
             await call
-    return caught.value
+    except grpc.aio.AioRpcError as error:
+        return error
+    raise AssertionError("the call was not refused")
 
 
 @pytest.mark.parametrize(
@@ -198,15 +203,10 @@ def test_a_replication_refused_while_its_client_sends_always_says_why():
 
     async def once(replicate) -> None:
         call = replicate(send())
-        responses = []
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for response in call:
-                responses.append(response.status)  # noqa: PERF401 - it raises at the end
-        assert responses == [pb.WRONG_ROUTE]
-        assert (caught.value.code(), caught.value.details()) == (
-            grpc.StatusCode.UNKNOWN,
-            "refused early",
-        )
+        responses: list[pb.ReplicateResponse] = []
+        refused = await _refused(call, responses)
+        assert [response.status for response in responses] == [pb.WRONG_ROUTE]
+        assert (refused.code(), refused.details()) == (grpc.StatusCode.UNKNOWN, "refused early")
 
     async def scenario():
         journals = ScriptedJournals()
@@ -257,9 +257,13 @@ def test_a_client_that_never_stops_sending_is_refused_within_a_bound(monkeypatch
                     await call.write(pb.AppendRequest(content=b"x" * 1000))
 
             sending = asyncio.create_task(send_for_ever())
-            assert await asyncio.wait_for(call.code(), 5) is grpc.StatusCode.UNKNOWN
+            code = await asyncio.wait_for(call.code(), 5)
+            # Against this client nothing helps: its own library may make INTERNAL of a write
+            # that no longer got through.
+            assert code in {grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL}
             await asyncio.wait((sending,), timeout=5)
-            assert sending.exception() is None or sending.exception()
+            assert sending.done()
+            assert not isinstance(sending.exception(), AssertionError)
 
     run(scenario(), 10)
 
@@ -284,8 +288,7 @@ def test_a_client_that_leaves_closes_the_service_generator():
             assert len(server.grpc.active) == 1
             call.cancel()
             await asyncio.wait_for(closed.wait(), 5)
-            while server.grpc.active:
-                await asyncio.sleep(0)
+            await until(lambda: not server.grpc.active)
 
     run(scenario(), 10)
 
@@ -315,8 +318,7 @@ def test_a_client_that_leaves_an_append_ends_it_without_a_commit():
             await call.write(pb.AppendRequest(content=b"x"))
             await begun.wait()
             call.cancel()
-            while server.grpc.active:
-                await asyncio.sleep(0.001)
+            await until(lambda: not server.grpc.active)
         assert ended in (["cancelled"], ["rolled back"])
 
     run(scenario(), 10)
@@ -333,8 +335,7 @@ def test_a_deadline_ends_a_blocked_call():
         async with serving(journals) as server, channel_to(server) as channel:
             refused = await _refused(stub(channel, "Read")(pb.ReadRequest(), timeout=0.2))
             assert refused.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-            while server.grpc.active:
-                await asyncio.sleep(0.001)
+            await until(lambda: not server.grpc.active)
 
     run(scenario(), 10)
 
@@ -398,8 +399,7 @@ def test_calls_are_counted():
             await _refused(stub(channel, "List")(pb.ListRequest()))
             async for _ in stub(channel, "Read")(pb.ReadRequest()):
                 pass
-            while server.grpc.active:
-                await asyncio.sleep(0)
+            await until(lambda: not server.grpc.active)
             assert counted("grpc_server_msg_received_total", "Append") == before[0] + 3
             assert (
                 counted("grpc_server_handled_total", "List", grpc_code="Unauthenticated")

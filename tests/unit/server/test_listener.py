@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.spools import until
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.server import listener as listener_module
@@ -146,8 +147,7 @@ def test_closing_drops_connections_without_a_protocol():
         await listener.start()
         reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
         writer.write(b"GE")
-        while not listener._opening:
-            await asyncio.sleep(0)
+        await until(lambda: listener._opening)
         listener.close()
         with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
             await asyncio.wait_for(reader.readexactly(1), 5)

@@ -35,10 +35,7 @@ def test_json_is_one_object_per_line(logged):
     out = logged("info", "json")
     log = logging.getLogger("a")
     log.info("line\nbreak", extra={"journal": "a/b", "count": 3, "tags": ("x", b"y")})
-    try:
-        raise ZeroDivisionError("oops")
-    except ZeroDivisionError:
-        log.exception("failed")
+    log.error("failed", exc_info=ZeroDivisionError("oops"))
     first, second = (json.loads(line) for line in out.getvalue().splitlines())
     assert first["msg"] == "line\nbreak"
     assert (first["level"], first["journal"], first["count"]) == ("info", "a/b", 3)
@@ -128,9 +125,9 @@ def test_secrets_are_taken_out_of_fields():
 @pytest.mark.parametrize("style", ["text", "json", "color"])
 def test_no_secret_reaches_the_output(logged, style):
     out = logged("debug", style)
-    try:
-        raise RuntimeError(f"refused: Bearer {TOKEN}")
-    except RuntimeError:
-        logging.getLogger("a").exception("failed with %s", TOKEN, extra={"auth_token": TOKEN})
+    error = RuntimeError(f"refused: Bearer {TOKEN}")
+    logging.getLogger("a").error(
+        "failed with %s", TOKEN, extra={"auth_token": TOKEN}, exc_info=error
+    )
     assert TOKEN not in out.getvalue()
     assert TOKEN not in "".join(RECENT.lines)

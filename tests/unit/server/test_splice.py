@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from support.spools import until
 
 from gazette_sdk.server.listener import Listener, Wire
 from gazette_sdk.server.splice import READ_BYTES, Splicer
@@ -52,8 +53,7 @@ def test_bytes_arrive_unchanged_in_both_directions_with_a_half_close(tmp_path):
             await sending
             assert hashlib.sha1(received).digest() == hashlib.sha1(sent).digest()
             writer.close()
-            while len(splicer):
-                await asyncio.sleep(0)
+            await until(lambda: len(splicer) == 0)
 
     run(scenario(), 30)
 
@@ -106,8 +106,7 @@ def test_a_reset_on_one_side_ends_the_other(tmp_path):
         async with spliced(tmp_path / "s", wait_for_end) as (port, splicer):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"X")
-            while len(splicer) != 1:
-                await asyncio.sleep(0)
+            await until(lambda: len(splicer) == 1)
             raw = writer.get_extra_info("socket")
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             writer.transport.abort()

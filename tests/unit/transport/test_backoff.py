@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from support.vectors import cases
 
 from gazette_sdk.transport import backoff
+from support.vectors import cases
 
 
 @pytest.mark.parametrize("case", cases("broker", "client_backoff"))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from support.vectors import group
 
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -16,6 +15,7 @@ from gazette_sdk.transport.dispatcher import (
     candidates,
     choose,
 )
+from support.vectors import group
 
 MEMBERS = ("remote/primary", "local/replica", "local/other-replica")
 PEERS = {"default": SERVICE} | {name: Peer(*name.split("/"), f"http://{name}") for name in MEMBERS}

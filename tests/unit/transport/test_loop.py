@@ -32,7 +32,7 @@ def test_a_result_that_comes_too_late_is_a_timeout_and_is_cancelled():
         finally:
             cancelled.set()
 
-    with pytest.raises(TimeoutError, match="no result within 0.05 s"):
+    with pytest.raises(TimeoutError, match=r"no result within 0\.05 s"):
         loop.run(never(), timeout=0.05)
     assert cancelled.wait(5)
 

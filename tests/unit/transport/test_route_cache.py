@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from support.vectors import cases
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.route_cache import NO_ROUTE, RouteCache
+from support.vectors import cases
 
 ROUTE = pb.Route(members=[pb.ProcessSpec.ID(zone="a", suffix="broker")], primary=0)
 

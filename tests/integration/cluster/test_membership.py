@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from urllib.parse import urlsplit
+
+import pytest
+
+from gazette_sdk.cluster import keys
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.membership import Membership
+from gazette_sdk.errors import EtcdError, LeaseLostError
+from gazette_sdk.protocol import broker_pb2 as pb
+from support.etcd import run, within
+from support.tcp_proxy import TcpProxy
+
+ZONE, SUFFIX = "a", "member"
+KEY = keys.member_key("/root", ZONE, SUFFIX)
+
+
+def spec(limit=10):
+    return pb.BrokerSpec(
+        process_spec={"id": {"zone": ZONE, "suffix": SUFFIX}, "endpoint": "http://host:1"},
+        journal_limit=limit,
+    )
+
+
+async def announced(client):
+    found = (await client.range(KEY)).entries
+    return [(pb.BrokerSpec.FromString(kv.value), kv.lease, kv.mod_revision) for kv in found]
+
+
+def test_announce_update_and_expire(etcd):
+    async def scenario():
+        async with etcd.client() as client:
+            membership = Membership(client, KEY, ttl_s=60)
+            await membership.start()
+            first = await membership.announce(spec(1))
+            assert await announced(client) == [(spec(1), membership.lease, first)]
+            for limit in (2, 3):
+                revision = await membership.update(spec(limit))
+                assert await announced(client) == [(spec(limit), membership.lease, revision)]
+            await client.revoke(membership.lease)
+            assert await announced(client) == []
+            with pytest.raises(
+                EtcdError, match=rf"modified or deleted externally \(expected revision {revision}\)"
+            ):
+                await membership.update(spec(4))
+            await membership.revoke()
+
+    run(scenario())
+
+
+def test_a_key_that_somebody_else_changed_is_not_overwritten(etcd):
+    async def scenario():
+        async with etcd.client() as client, Membership(client, KEY, ttl_s=60) as membership:
+            await membership.announce(spec(1))
+            await client.put(KEY, spec(9).SerializeToString(), lease=membership.lease)
+            with pytest.raises(EtcdError, match="modified or deleted externally"):
+                await membership.set_exiting()
+            assert (await announced(client))[0][0] == spec(9)
+
+    run(scenario())
+
+
+def test_a_conflicting_announcement_waits_until_the_old_lease_goes(etcd, caplog):
+    async def scenario():
+        async with etcd.client() as client:
+            old = Membership(client, KEY, ttl_s=60)
+            await old.start()
+            await old.announce(spec(1))
+            async with Membership(client, KEY, ttl_s=60, retry_s=0.01) as new:
+                announcing = asyncio.create_task(new.announce(spec(2)))
+                with pytest.raises(TimeoutError):
+                    await within(asyncio.shield(announcing), timeout_s=0.1)
+                assert [s for s, _, _ in await announced(client)] == [spec(1)]
+                await old.revoke()
+                revision = await within(announcing)
+                assert await announced(client) == [(spec(2), new.lease, revision)]
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario())
+    assert "is held by another process" in caplog.text
+
+
+def test_an_announcement_of_our_own_lease_is_found_again(etcd):
+    async def scenario():
+        async with etcd.client() as client, Membership(client, KEY, ttl_s=60) as membership:
+            first = await membership.announce(spec())
+            assert await membership.announce(spec()) == first
+            # The same for the update that makes it exiting, whose answer was lost.
+            exiting = spec()
+            exiting.exiting = True
+            revision = await membership.update(exiting)
+            membership._revision = first
+            assert await membership.update(exiting) == revision
+
+    run(scenario())
+
+
+def test_a_session_from_start_to_end(etcd):
+    async def scenario():
+        async with etcd.client() as client:
+            async with Membership(client, KEY, ttl_s=60) as membership:
+                with pytest.raises(EtcdError, match="nothing was announced"):
+                    await membership.set_exiting()
+                await membership.announce(spec())
+                ((value, lease, revision),) = await announced(client)
+                assert value == spec()
+                assert lease == membership.lease != 0
+                assert revision == membership.revision
+
+                exiting = await membership.set_exiting()
+                assert await membership.set_exiting() == exiting == membership.revision
+                ((value, still, _),) = await announced(client)
+                assert value.exiting
+                assert still == lease
+                assert not membership.lost.done()
+            assert membership.lost.cancelled()
+            assert await client.leases() == []
+            assert await announced(client) == []
+
+    run(scenario())
+
+
+def test_the_loss_of_the_lease_is_told(etcd):
+    async def scenario():
+        async with etcd.client() as client, Membership(client, KEY, ttl_s=1) as membership:
+            await membership.announce(spec())
+            await client.revoke(membership.lease)
+            with pytest.raises(LeaseLostError, match="unable to keep member lease alive"):
+                await within(asyncio.shield(membership.lost), timeout_s=3)
+            with pytest.raises(LeaseLostError):
+                await membership.announce(spec())
+
+    run(scenario())
+
+
+def test_a_member_cut_off_from_etcd_is_lost_when_peers_see_it_gone(etcd):
+    async def scenario():
+        async with TcpProxy(urlsplit(etcd.address).port) as proxy, etcd.client() as observer:
+            client = await Etcd.connect(f"http://127.0.0.1:{proxy.port}")
+            membership = Membership(client, KEY, ttl_s=1)
+            await membership.start()
+            await membership.announce(spec())
+            proxy.accepting = False
+            await proxy.break_connections()
+            with pytest.raises(LeaseLostError):
+                await within(asyncio.shield(membership.lost), timeout_s=3)
+            async with asyncio.timeout(5):
+                watch = observer.watch(KEY, 1 + membership.revision)
+                assert (await anext(watch)).events[0].is_delete
+                await watch.aclose()
+            # There is no lease to revoke, so the end takes no time.
+            await within(membership.revoke(), timeout_s=0.5)
+            await client.aclose()
+
+    run(scenario())
+
+
+def test_the_end_is_not_held_up_by_an_etcd_that_is_away(etcd, monkeypatch, caplog):
+    monkeypatch.setattr("gazette_sdk.cluster.membership.REVOKE_TIMEOUT_S", 0.1)
+
+    async def scenario():
+        async with TcpProxy(urlsplit(etcd.address).port) as proxy:
+            client = await Etcd.connect(f"http://127.0.0.1:{proxy.port}")
+            membership = Membership(client, KEY, ttl_s=60)
+            await membership.start()
+            proxy.flowing.clear()
+            await within(membership.revoke(), timeout_s=2)
+            await client.aclose()
+
+    run(scenario())
+    assert "the lease was not revoked" in caplog.text

@@ -1,0 +1,29 @@
+"""One Spark session for all tests that need it: a JVM takes seconds to start."""
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    from gazette_spark import GazetteDataSource
+
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("gazette tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .getOrCreate()
+    )
+    session.dataSource.register(GazetteDataSource)
+    yield session
+    session.stop()

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.transport import Transport, connect
+from gazette_sdk.transport.fragments import FragmentStoreTransport
+from gazette_sdk.transport.grpc import GrpcTransport
+
+
+@pytest.fixture(autouse=True)
+def _without_address(monkeypatch):
+    monkeypatch.delenv("GAZETTE_ADDRESS", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("http://localhost:8080", "http://localhost:8080"),
+        ("http://localhost:8080/", "http://localhost:8080"),
+        ("https://broker.example", "https://broker.example"),
+        ("http://localhost:8080?wire=grpc", "http://localhost:8080"),
+        ("unix:///run/broker.sock", "unix:///run/broker.sock"),
+        ("unix://host/run/broker.sock", "unix://host/run/broker.sock"),
+    ],
+)
+def test_addresses_of_brokers_are_spoken_to_over_grpc(url, address):
+    transport = connect(url)
+    assert isinstance(transport, GrpcTransport)
+    assert isinstance(transport, Transport)
+    assert transport.address == address
+
+
+def test_without_a_url_the_environment_and_then_the_default_count(monkeypatch):
+    assert connect().address == "http://localhost:8080"
+    monkeypatch.setenv("GAZETTE_ADDRESS", "http://elsewhere:1234")
+    assert connect().address == "http://elsewhere:1234"
+    monkeypatch.setenv("GAZETTE_ADDRESS", " ")
+    assert connect().address == "http://localhost:8080"
+
+
+def test_stores_are_read_directly(tmp_path):
+    assert isinstance(connect(f"file://{tmp_path}"), FragmentStoreTransport)
+    assert isinstance(connect("memory://name/", content_type="x"), FragmentStoreTransport)
+
+
+def test_options_reach_the_transport():
+    assert connect("http://localhost:8080", cache_size=0).routes.size == 0
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "text"),
+    [
+        ("http://localhost:8080?wire=stream", {}, "stream wire is not spoken"),
+        ("http://localhost:8080", {"wire": "stream"}, "stream wire is not spoken"),
+        ("http://localhost:8080?wire=carrier-pigeon", {}, "wire=carrier-pigeon"),
+        ("http://localhost:8080?wires=grpc", {}, "unknown argument 'wires'"),
+        ("http://localhost:8080/a/journal", {}, "has no path"),
+        ("http://", {}, "not the address of a broker"),
+        ("localhost:8080", {}, "must begin with one of http://"),
+        ("ftp://host/", {}, "must begin with one of http://"),
+        ("http://localhost:8080", {"cache": 5}, "cache"),
+        ("http://localhost:8080", {"auth_keys": "%%"}, "authorization key 1"),
+    ],
+)
+def test_what_cannot_be_used_is_named(url, options, text):
+    with pytest.raises(ConfigurationError, match=text):
+        connect(url, **options)
+
+
+def test_a_bad_environment_variable_is_named(monkeypatch):
+    monkeypatch.setenv("GAZETTE_ADDRESS", "localhost")
+    with pytest.raises(ConfigurationError, match="GAZETTE_ADDRESS 'localhost'"):
+        connect()
+
+
+def test_stores_are_not_imported_before_they_are_used():
+    code = (
+        "import sys, gazette_sdk.transport as t; t.connect('http://localhost:8080');"
+        "assert 'gazette_sdk.transport.fragments' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
