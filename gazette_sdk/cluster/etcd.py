@@ -385,14 +385,16 @@ class Etcd:
         try:
             yield
         except asyncio.CancelledError as error:
-            # grpc.aio reports a channel closed under a call as a cancellation of its caller.
+            # grpc.aio reports a call that was ended under its caller as the caller's cancellation.
             task = asyncio.current_task()
             if task is None or not task.cancelling():
                 self._check_open(error)
             raise
         except grpc.aio.AioRpcError as error:
+            self._check_open(error)
             raise _error_of_status(error.code(), error.details() or "", what) from error
         except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+            self._check_open(error)
             raise EtcdUnavailableError(f"{what}: the connection was closed ({error})") from error
 
 

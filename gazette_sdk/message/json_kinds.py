@@ -179,6 +179,7 @@ class JsonKind(Kind[Any]):
             # An acknowledgement is empty: it need not hold what other messages must.
             if not _is_acknowledgement(raw):
                 raise
+            _decode_object(payload)  # but it is an object
             message = empty_instance(self.message_type)
             if self._field is not None:
                 message = self._with_uuid(message, _text_of(raw))
@@ -325,18 +326,17 @@ class TypedKind(JsonKind):
         begins, ends = frames.begins, frames.ends
         view = memoryview(buffer)
         at = 0
-        for index in [*acknowledgements, len(frames)]:
-            if at < index:
-                try:
-                    run = self._decoder.decode_lines(view[begins[at] : ends[index - 1]])
-                except _DECODE_ERRORS:
-                    return super().decode(framing, buffer, frames)
-                messages += run
-            if index < len(frames):
-                messages.append(self._decode_one(bytes(view[begins[index] : ends[index] - 1]))[0])
-            at = index + 1
-        if len(messages) != len(frames):
+        try:
+            for index in [*acknowledgements, len(frames)]:
+                if at < index:
+                    messages += self._decoder.decode_lines(view[begins[at] : ends[index - 1]])
+                if index < len(frames):
+                    line = bytes(view[begins[index] : ends[index] - 1])
+                    messages.append(self._decode_one(line)[0])
+                at = index + 1
+        except _DECODE_ERRORS:
             return super().decode(framing, buffer, frames)
+        assert len(messages) == len(frames)
         return Decoded(messages, uuids)
 
     def _decode_by_field(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[Any]:

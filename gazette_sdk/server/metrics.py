@@ -43,6 +43,8 @@ def _lines(metric: Metric) -> Iterator[str]:
     kind = {"unknown": "untyped", "info": "gauge", "stateset": "gauge"}.get(
         metric.type, metric.type
     )
+    if metric.name in _EXACT_COUNTERS:  # whose collectors cannot call them counters
+        kind = "counter"
     name = metric.name + {"info": "_info"}.get(metric.type, suffix)
     help_text = metric.documentation.replace("\\", "\\\\").replace("\n", "\\n")
     yield f"# HELP {name} {help_text}"

@@ -186,6 +186,9 @@ class RetryReader:
 
     async def _attempt_read(self, size_max: int) -> bytes | None:
         """Content, or nothing when this attempt was in vain; ``None`` at the wanted end."""
+        end_offset = self._reader.request.end_offset
+        if end_offset and self.offset >= end_offset:
+            return None
         if self._is_broken:
             await self._restart(self.offset)
         self._is_broken = True  # unless it turns out otherwise; also for a caller that gives up
@@ -204,7 +207,6 @@ class RetryReader:
                 self._is_broken = False
                 self._attempt = 0 if content else self._attempt
                 return content
-            end_offset = self._reader.request.end_offset
             if end_offset and self.offset >= end_offset:
                 return None
             if self._reader.response is not None:

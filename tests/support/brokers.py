@@ -299,7 +299,7 @@ class HandCluster:
             else:
                 del wanted[kv.key]
         for key, lease in wanted.items():
-            revision = await self.etcd.put(key, b"", lease)
+            revision = await self.etcd.put(key, b"", lease=lease)
         for broker in self.brokers.values():
             await broker.keyspace.wait_for_revision(revision)
         return revision

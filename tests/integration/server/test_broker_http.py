@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -75,8 +76,7 @@ async def recorded_state(root: Path, client: Client) -> None:
     place(root, "http/stored", 0, 12, b"stored line\n", mod_time=1700000000)
     for begin in (1100, 3300, 4400):
         content = PATTERN[begin : begin + 1100]
-        mod_time = 1700000000 + begin // 11
-        place(root, "read/holes", begin, begin + 1100, content, mod_time=mod_time)
+        place(root, "read/holes", begin, begin + 1100, content, mod_time=1700000000)
     broken = gzip.compress(PATTERN[:1000])
     how = {"mod_time": 1795221607, "digest_of": PATTERN[:1100], "extension": ".gz"}
     place(root, "read/broken", 0, 1100, broken, **how)
@@ -111,8 +111,7 @@ async def replay(endpoint: str, case: dict[str, Any]) -> Answer:
         body = b""
     options: dict[str, Any] = {}
     if case.get("complete") is False:  # the client left when it had this
-        ending = case["body"].encode()[-20:]
-        options["leave_after"] = ending.removesuffix(b"\n") if b"{" in ending else ending
+        options["leave_after"] = case["body"].encode()[-10:].removesuffix(b"\n")
     elif not case["status_line"]:
         options["leave_after_s"] = 0.3
     return await exchange(
@@ -253,7 +252,7 @@ def test_with_keys_every_front_requires_the_callers_token(etcd, tmp_path):
         selector = pb.LabelSelector()
         if journal:
             selector.include.labels.add(name="name", value=journal)
-        return (f"Authorization: Bearer {authority.sign(capability, selector, 60)}",)
+        return (f"Authorization: Bearer {authority.sign(capability, selector, 60, time.time())}",)
 
     async def scenario():
         async with served(etcd, tmp_path, auth_keys=KEYS) as (broker, _):
@@ -346,8 +345,8 @@ def test_metrics_have_the_recorded_names_types_and_labels(etcd, tmp_path):
     recorded = golden("broker/debug_endpoints.json")["/debug/metrics"]["metrics"]
     wrong: list[str] = []
     for name, metric in recorded.items():
-        if not name.startswith(("gazette_", "grpc_server_")):
-            continue
+        if not name.startswith(("gazette_", "grpc_server_")) or "recoverylog" in name:
+            continue  # those of the platform; that of processes with recovery logs
         if types.get(name) != metric["type"]:
             wrong.append(f"{name}: {types.get(name)}, recorded {metric['type']}")
             continue
@@ -362,7 +361,7 @@ def test_metrics_have_the_recorded_names_types_and_labels(etcd, tmp_path):
             ]
             if bounds and bounds[: len(metric["buckets"])] != metric["buckets"]:
                 wrong.append(f"{name}: buckets {bounds}, recorded {metric['buckets']}")
-    assert wrong == []
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.parametrize("size", [1, 100_000, 5_000_000])

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 import pytest
-from gazette_spark import GazetteDataSource
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from gazette_sdk import JsonMessage, Publisher, mapping
 from gazette_sdk.embedded import EmbeddedCluster
+from gazette_spark import GazetteDataSource
 
 pytest_plugins = ["support.spark"]
 

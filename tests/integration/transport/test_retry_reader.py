@@ -125,6 +125,7 @@ async def test_the_end_offset_is_the_end():
     async with served(["foo"], ["bar"], end_offset=106) as (reader, reads):
         assert await read_text(reader, 6) == "foobar"
         assert await reader.read() is None
+        assert await reader.read() is None
         assert [r.offset for r in reads.requests] == [100, 103]
 
 

@@ -13,7 +13,7 @@ from support.allocation import VectorAllocation, filled, item_value, member_valu
 
 ITEMS = st.lists(st.integers(0, 3), max_size=6)
 MEMBERS = st.lists(
-    st.tuples(st.sampled_from("ab"), st.integers(0, 5), st.booleans()), min_size=1, max_size=5
+    st.tuples(st.sampled_from("ab"), st.integers(0, 12), st.booleans()), min_size=1, max_size=5
 )
 HELD = st.lists(
     st.tuples(
@@ -97,7 +97,7 @@ def test_rounds_are_safe_and_come_to_an_end(items, members, held, random):
         state.item_assignments, state.replication, desired, strict=True
     ):
         assert sorted(a.slot for a in assignments) == list(range(len(assignments)))
-        if len(holders) == wanted and all(
-            state.total_count[m] <= state.effective_limit(m) for m in range(len(state.members))
-        ):
-            assert len(assignments) >= wanted
+        has_room = all(state.effective_limit(m) > len(items) for m in holders)
+        if len(holders) == wanted and has_room:
+            found = {state.member_index(a.zone, a.suffix) for a in assignments}
+            assert found == set(holders)

@@ -13,8 +13,8 @@ import pydantic
 import pytest
 from google.protobuf import descriptor_pb2
 
-from gazette_sdk.errors import ValidationError
-from gazette_sdk.framing import Frames, JsonLines, framing_for
+from gazette_sdk.errors import DecodeError, ValidationError
+from gazette_sdk.framing import Frames, Framing, JsonLines, framing_for
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.flags import ACK_TXN, OUTSIDE_TXN
 from gazette_sdk.message.kinds import JsonMessage, kind_of
@@ -292,6 +292,94 @@ def test_lines_that_only_together_are_an_array_are_bad():
     assert decoded.error is not None
 
 
+def test_a_broken_acknowledgement_is_bad_like_any_line():
+    good = kind_of(Order, "json").encode(Order("a", 1), stamp())
+    broken = b'{"UUID":"%b","a":}' % stamp(320, ACK_TXN).text()
+    for before in (0, 5):
+        decoded = decode(Order, *[good] * before, broken, good)
+        assert len(decoded.messages) == before
+        assert decoded.error is not None
+
+
+def test_a_key_of_ones_own_is_found_anywhere():
+    @dataclass
+    class Keyed(JsonMessage, uuid_field="message_id"):
+        n: int
+
+    text = str(build_uuid(PRODUCER, 160, 0))
+    decoded = decode(
+        Keyed,
+        kind_of(Keyed, "json").encode(Keyed(1), stamp()),
+        b'{"n":2,"message_id":"%b"}' % text.encode(),
+        b'{"n":3,"UUID":"%b"}' % text.encode(),
+        b'{"n":4}',
+    )
+    assert [each.n for each in decoded.messages] == [1, 2, 3, 4]
+    assert uuids_of(decoded) == [uuid_of_text(text)] * 3 + [ZERO_UUID]
+
+
+def test_what_stands_in_the_place_of_a_uuid_is_delivered_as_it_is():
+    good = kind_of(Strict, "json").encode(Strict("a", 1), stamp())
+    decoded = decode(Strict, *[good] * 5, b'{"UUID":"12","customer":"b","cents":2}')
+    assert decoded.messages == [*[Strict("a", 1)] * 5, Strict("b", 2)]
+    assert decoded.uuids[5] == "12"
+    with pytest.raises(DecodeError, match="invalid UUID length"):
+        uuids_of(decoded)
+
+
+def test_a_dict_without_uuid_among_others_opts_out():
+    good = kind_of(dict, "json").encode({"n": 1}, stamp())
+    lower = b'{"uuid":"%b","n":2}' % stamp(320).text()
+    decoded = decode(dict, good, b'{"n":3}', lower, b'{"uuid":"not one","n":4}')
+    assert uuids_of(decoded) == [
+        build_uuid(PRODUCER, 160, 0),
+        ZERO_UUID,
+        build_uuid(PRODUCER, 320, 0),
+        ZERO_UUID,
+    ]
+
+
+def test_a_json_framing_of_ones_own_needs_no_lines():
+    class Prefixed(Framing):
+        content_type = "application/x-prefixed"
+        form = "json"
+        header_bytes = 4
+
+        def encode(self, payload, out):
+            out += len(payload).to_bytes(4, "big") + payload
+
+        def cut(self, buffer, *, searched=0, final=False):
+            begins, ends, at = [], [], 0
+            while at + 4 <= len(buffer):
+                end = at + 4 + int.from_bytes(buffer[at : at + 4], "big")
+                begins.append(at)
+                ends.append(end)
+                at = end
+            return Frames(begins, ends, at)
+
+    framing = Prefixed()
+    for message in ({"customer": "a\n", "cents": 1}, Order("a", 1), Model(customer="a", cents=1)):
+        kind = kind_of(type(message), "json")
+        out = bytearray()
+        framing.encode_many([kind.encode(message, stamp())] * 6, out)
+        decoded = kind.decode(framing, out, framing.cut(out))
+        assert decoded.messages == [message] * 6
+        assert uuids_of(decoded) == [build_uuid(PRODUCER, 160, 0)] * 6
+
+
+def test_a_field_that_json_cannot_hold_is_refused():
+    @dataclass
+    class Odd(JsonMessage):
+        either: dict[str, int] | Item
+
+    with pytest.raises(ValidationError, match="has a field that JSON cannot hold"):
+        kind_of(Odd, "json")
+
+
+class Loose(pydantic.BaseModel):
+    anything: object
+
+
 class Plain:
     pass
 
@@ -346,7 +434,13 @@ def test_a_class_of_another_form_is_refused(message_type, form):
 
 @pytest.mark.parametrize(
     "message",
-    [{"a": object()}, Order("a", object()), Struct("a", object()), {"a": {1, object()}}],
+    [
+        {"a": object()},
+        Order("a", object()),
+        Struct("a", object()),
+        {"a": {1, object()}},
+        Loose(anything=object()),
+    ],
     ids=name_of,
 )
 def test_what_json_cannot_hold_is_refused(message):

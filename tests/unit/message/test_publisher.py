@@ -502,6 +502,84 @@ def test_when_full_has_two_values(transport):
         Publisher(transport=transport, when_full="drop")
 
 
+def test_on_the_sdks_own_loop_too_much_is_always_an_error(gated, monkeypatch):
+    monkeypatch.setattr("gazette_sdk.message.publisher.DEFERRED_MAX", 3)
+
+    async def publish():
+        publisher = Publisher(mapping.direct("a/journal"), transport=gated, pending_bytes_max=100)
+        receipts = [publisher.publish({"n": n, "text": "x" * 100}) for n in range(3)]
+        with pytest.raises(BackPressureError, match="wait for the first listing"):
+            publisher.publish({"n": 3})
+        gated.append_gate.set()
+        for receipt in receipts:  # each waits for room, one after the other
+            await receipt
+        gated.append_gate.clear()
+        last = publisher.publish({"n": 4, "text": "x" * 100})
+        with pytest.raises(BackPressureError, match="not acknowledged yet"):
+            publisher.publish({"n": 5})
+        gated.append_gate.set()
+        await last
+        await publisher.aclose()
+        with pytest.raises(ClosedError):
+            publisher.publish({"n": 6})
+
+    run(publish(), WAIT_S)
+    assert [line["n"] for line in lines(gated, "a/journal")] == [0, 1, 2, 4]
+
+
+def test_what_cannot_be_sent_in_time_is_given_up(gated):
+    async def publish():
+        publisher = Publisher(mapping.direct("a/journal"), transport=gated)
+        receipts = [publisher.publish({"n": n}) for n in range(2)]
+        async with asyncio.timeout(WAIT_S):
+            await gated.until(lambda: gated.appends_begun > 0)
+        receipts.append(publisher.publish({"n": 2}))
+        with pytest.raises(ReceiptTimeoutError):
+            await publisher.aclose(timeout=0.01)
+        for receipt in receipts:
+            with pytest.raises(ClosedError):
+                await receipt
+
+    run(publish(), WAIT_S)
+    assert lines(gated, "a/journal") == []
+
+
+def test_a_coroutine_is_told_of_failures_at_the_end_of_its_block(transport):
+    transport.create("a/journal")
+
+    async def publish(error):
+        transport.append_faults = [pb.NOT_ALLOWED]
+        async with Publisher(mapping.direct("a/journal"), transport=transport) as publisher:
+            publisher.publish({"n": 1})
+            if error is not None:
+                raise error
+
+    with pytest.raises(NotAllowedError):
+        asyncio.run(publish(None))
+    with pytest.raises(KeyError) as caught:
+        asyncio.run(publish(KeyError("mine")))
+    assert "NOT_ALLOWED" in caught.value.__notes__[0]
+
+
+def test_closing_wakes_who_waits_for_room(gated):
+    publisher = Publisher(mapping.direct("a/journal"), transport=gated, pending_bytes_max=10)
+    publisher.publish({"n": 0})
+    outcome = []
+
+    def publish():
+        try:
+            publisher.publish({"n": 1})
+        except ClosedError as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    with pytest.raises(ReceiptTimeoutError):
+        publisher.close(timeout=0.05)
+    thread.join(WAIT_S)
+    assert len(outcome) == 1
+
+
 # ----------------------------------------------------------------- life cycle
 
 

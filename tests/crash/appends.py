@@ -1,0 +1,89 @@
+"""Appends whose outcome is known, and a checker of what a journal must hold because of them.
+
+Every append carries its own name and length in front of random content, so that a journal can be
+taken apart into whole appends again. The checker knows three things of each: acknowledged (it is
+there, exactly once, at the offset that was promised), given up before its commit (it is nowhere),
+or unknown, because the answer was lost (it is there whole, or not at all).
+"""
+
+from __future__ import annotations
+
+import random
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+
+HEADER = b"append %016x %08x\n"
+HEADER_BYTES = len(HEADER % (0, 0))
+
+
+def make_content(seed: random.Random, length: int) -> bytes:
+    """Content of at least ``length`` bytes, with a name that no other content has."""
+    body = seed.randbytes(max(length - HEADER_BYTES, 0))
+    return HEADER % (seed.getrandbits(64), len(body)) + body
+
+
+@dataclass
+class History:
+    """What became of the appends to one journal."""
+
+    acknowledged: dict[int, bytes] = field(default_factory=dict)
+    unknown: list[bytes] = field(default_factory=list)
+    given_up: list[bytes] = field(default_factory=list)
+
+    def check(self, content: bytes) -> None:
+        """Hold the journal's whole content, from offset 0, against what is known."""
+        found = take_apart(content)
+        for begin, wanted in self.acknowledged.items():
+            assert found.get(begin) == wanted, (
+                f"acknowledged append of {len(wanted)} bytes at {begin} is not there"
+            )
+        acknowledged = list(self.acknowledged.values())
+        rest = [piece for begin, piece in found.items() if begin not in self.acknowledged]
+        assert len(set(found.values())) == len(found), "an append stands in the journal twice"
+        for piece in rest:
+            assert piece not in acknowledged, "an acknowledged append stands elsewhere"
+            assert piece not in self.given_up, "an append that was given up was committed"
+            assert piece in self.unknown, "content which nobody appended"
+
+
+def take_apart(content: bytes) -> dict[int, bytes]:
+    """The whole appends of a journal, by their offset.
+
+    Raises:
+        AssertionError: something stands between appends, or one is torn.
+    """
+    found: dict[int, bytes] = {}
+    offset = 0
+    while offset < len(content):
+        header = content[offset : offset + HEADER_BYTES]
+        assert header.startswith(b"append "), f"no append begins at offset {offset}: {header!r}"
+        end = offset + HEADER_BYTES + int(header.split()[2], 16)
+        assert end <= len(content), f"the append at offset {offset} is torn"
+        found[offset] = content[offset:end]
+        offset = end
+    return found
+
+
+def append_over_http(url: str, content: bytes, timeout_s: float = 30.0) -> int:
+    """Append; the offset at which it begins.
+
+    Raises:
+        OSError: no answer, or a bad one: the outcome is unknown.
+    """
+    request = urllib.request.Request(url, data=content, method="PUT")
+    with urllib.request.urlopen(request, timeout=timeout_s) as response:
+        begin, end = int(response.headers["X-Commit-Begin"]), int(response.headers["X-Commit-End"])
+    assert end - begin == len(content)
+    return begin
+
+
+def read_over_http(url: str, timeout_s: float = 30.0) -> bytes:
+    """The journal's content, from offset 0 to its head."""
+    try:
+        with urllib.request.urlopen(f"{url}?offset=0", timeout=timeout_s) as response:
+            return response.read()
+    except urllib.error.HTTPError as error:
+        if error.code == 416:  # nothing has been appended
+            return b""
+        raise
