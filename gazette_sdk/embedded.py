@@ -27,11 +27,13 @@ from gazette_sdk.broker.in_process import InProcessTransport
 from gazette_sdk.broker.process import BrokerConfig
 from gazette_sdk.broker.served import ServedBroker
 from gazette_sdk.broker.spool_directory import Durability
+from gazette_sdk.cluster.broker_keys import is_consistent
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.errors import ClosedError, ConfigurationError, LeaseLostError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
+from gazette_sdk.protocol.journal_spec import desired_replication
 from gazette_sdk.server import Server
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, Transport
@@ -148,11 +150,14 @@ class EmbeddedCluster:
     def apply(self, specs: str) -> None:
         """Create or change journals as a YAML document says, whatever their revisions.
 
+        Returns once brokers serve them.
+
         Args:
             specs: as for ``gazctl journals apply``.
 
         Raises:
             ValidationError: the document or a journal in it is malformed.
+            TimeoutError: a journal requires more brokers than there are.
         """
         sdk_loop.run(self.aapply(specs), START_TIMEOUT_S)
 
@@ -165,6 +170,9 @@ class EmbeddedCluster:
             if not change.expect_mod_revision:
                 change.expect_mod_revision = -1
         await apply_in_batches(self.transport, request, ETCD_TXN_CHANGES)
+        async with asyncio.timeout(START_TIMEOUT_S / 2):
+            for change in request.changes:
+                await self._served(change.upsert.name)
 
     async def astart(self) -> None:
         """Start, on the SDK's event loop. After an error everything is stopped again."""
@@ -214,6 +222,15 @@ class EmbeddedCluster:
         finally:
             for future in waits:
                 future.cancel()
+
+    async def _served(self, journal: str) -> None:
+        """Wait until as many brokers as it requires are in step on a journal."""
+        keyspace = self._brokers[0].broker.keyspace
+        while (item := keyspace.item(journal)) is not None:
+            assignments = keyspace.assignments(journal)
+            if len(assignments) == desired_replication(item.value) and is_consistent(assignments):
+                return
+            await keyspace.wait_for_update()
 
     def _make_broker(self, index: int) -> ServedBroker:
         suffix = f"broker-{index:03d}"

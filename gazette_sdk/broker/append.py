@@ -43,7 +43,7 @@ from gazette_sdk.broker.slot import InvalidatedError
 from gazette_sdk.broker.store_health import StoreUnhealthyError, await_health
 from gazette_sdk.broker.suspend import may_carry_content
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.errors import CallError, GazetteError
+from gazette_sdk.errors import CallError, GazetteError, UnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
@@ -452,6 +452,11 @@ class _Append:
     async def _proxy(self) -> pb.AppendResponse:
         """Broker section 4: the primary answers, we relay."""
         header = self._resolution.header
+        if not header.route.endpoints[header.route.primary]:
+            raise UnavailableError(
+                "the journal's primary is gone from Etcd; try again",
+                journal=self._resolution.journal,
+            )
         opening = pb.AppendRequest()
         opening.CopyFrom(self._request)
         opening.journal = self._resolution.journal

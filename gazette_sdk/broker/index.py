@@ -139,6 +139,10 @@ class Index:
 
     # -------------------------------------------------------------- look-up
 
+    def local(self) -> list[tuple[pb.Fragment, ContentFile]]:
+        """Local fragments which no listing covers yet, with their files."""
+        return [(fragment, self._files[fragment.begin]) for fragment in self._local]
+
     def summary(self) -> Summary:
         """What the index covers."""
         if not self._all:

@@ -257,7 +257,7 @@ class Broker:
         )
         self._reads = ReadServer(stores)
 
-        def make_replica(item: JournalEntry) -> Replica:
+        def make_replica(item: JournalEntry, predecessor: Replica | None) -> Replica:
             return Replica(
                 item.id,
                 item.create_revision,
@@ -268,6 +268,7 @@ class Broker:
                 ),
                 parts,
                 self._recovered.pop((item.id, item.create_revision), ()),
+                predecessor,
             )
 
         self.resolver = Resolver(self.keyspace, self._id, make_replica)

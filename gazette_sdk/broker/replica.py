@@ -57,6 +57,9 @@ class Replica:
         storage: where its spools go. The spool begins at the head which that knows.
         parts: what the broker gives.
         recovered: closed fragments of an earlier process.
+        predecessor: this broker's replica of the very same journal which is being shut down. The
+            new one has no spool until that has ended, and goes on where it ended: so that never
+            two spools of a journal are written, and nothing is forgotten in between.
 
     Attributes:
         journal: its name.
@@ -78,6 +81,7 @@ class Replica:
         storage: JournalSpools,
         parts: ReplicaParts,
         recovered: Sequence[CompletedSpool] = (),
+        predecessor: Replica | None = None,
     ) -> None:
         self.journal = journal
         self.create_revision = create_revision
@@ -142,13 +146,14 @@ class Replica:
         self._tasks.add(task)
         task.add_done_callback(self._finished)
 
-    async def shut_down(self, *, succeeded: bool = False) -> None:
+    async def shut_down(self, *, is_succeeded: Callable[[], bool] = lambda: False) -> None:
         """End the replica, once whoever holds its pipeline and its spool is done.
 
         The spool's fragment is closed and goes to the persister. Neither slot is free again.
 
         Args:
-            succeeded: whether others go on with the journal: the head we know is old then.
+            is_succeeded: whether others go on with the journal without us, so that the head which
+                we know is old; asked at the end.
         """
         pipeline = await self.pipeline.take()
         if pipeline is not None:
@@ -170,7 +175,7 @@ class Replica:
             ),
             primary=False,
         )
-        if succeeded:
+        if is_succeeded():
             self._storage.forget_head()
         self.ended.fire()
         tasks = list(self._tasks)
@@ -179,6 +184,16 @@ class Replica:
         if tasks:
             await asyncio.wait(tasks)
         self.index.close()
+
+    def _new_spool(self) -> Spool:
+        return Spool(
+            self._storage, on_commit=self.index.commit, on_complete=self._parts.complete
+        )
+
+    def _succeed(self, predecessor: Replica) -> None:
+        for fragment, file in predecessor.index.local():
+            self.index.commit(fragment, file)
+        self.spool.put(self._new_spool())
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -11,10 +11,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from gazette_sdk.broker.metrics import WRITE_HEAD
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.slot import Signal
+from gazette_sdk.broker.succession import is_without
 from gazette_sdk.cluster.broker_keys import BrokerAssignment, BrokerKeySpace, JournalEntry
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
 from gazette_sdk.errors import GazetteError
@@ -74,20 +76,21 @@ class Resolver:
     Args:
         keyspace: mirror of Etcd. It is observed from the construction on.
         local_id: this broker.
-        make_replica: makes and starts the replica of a journal that was assigned to us.
+        make_replica: makes the replica of a journal that was assigned to us, given the journal
+            and our replica of it that is still being shut down, if there is one.
     """
 
     def __init__(
         self,
         keyspace: BrokerKeySpace,
         local_id: pb.ProcessSpec.ID,
-        make_replica: Callable[[JournalEntry], Replica],
+        make_replica: Callable[[JournalEntry, Replica | None], Replica],
     ) -> None:
         self._keyspace = keyspace
         self._local_id = local_id
         self._make_replica = make_replica
         self._replicas: dict[str, Replica] = {}
-        self._stopping: set[asyncio.Task[None]] = set()
+        self._ending: dict[asyncio.Task[None], Replica] = {}
         self._stopped = False
         self._known: dict[tuple[str, bool, bool], Resolution] = {}
         keyspace.observers.append(self.refresh)
@@ -109,16 +112,14 @@ class Resolver:
         if self._stopped:
             return
         started: list[Replica] = []
-        gone: list[tuple[Replica, bool]] = []
-        is_member = self._keyspace.member(self._local_id.zone, self._local_id.suffix) is not None
+        gone: list[Replica] = []
         for journal in self._touched():
             before = self._replicas.get(journal)
             after = self._reconcile(journal, before)
             if after is before:
                 continue
             if before is not None:
-                # Others go on with the journal without us, unless it is we who lost our lease.
-                gone.append((before, after is None and is_member))
+                gone.append(before)
                 del self._replicas[journal]
             if after is not None:
                 started.append(after)
@@ -155,7 +156,7 @@ class Resolver:
             return None
         is_primary = local.slot == 0
         if replica is None or not replica.continues(item, is_primary=is_primary):
-            replica = self._make_replica(item)
+            replica = self._make_replica(item, self._predecessor(item, replica))
         replica.update(item, assignments, is_primary=is_primary)
         return replica
 
@@ -164,29 +165,48 @@ class Resolver:
         self._stopped = True
         self._known.clear()
         gone, self._replicas = list(self._replicas.values()), {}
-        self._shut_down([(replica, False) for replica in gone])
+        self._shut_down(gone)
 
     async def shutdowns(self) -> None:
         """Return when every replica that was stopped has been shut down."""
-        while self._stopping:
-            await asyncio.wait(set(self._stopping))
+        while self._ending:
+            await asyncio.wait(list(self._ending))
 
-    def _shut_down(self, gone: Sequence[tuple[Replica, bool]]) -> None:
-        """Shut replicas down in the background, each with whether others succeeded us."""
+    def _predecessor(self, item: JournalEntry, replica: Replica | None) -> Replica | None:
+        """Our replica of the very same journal which a new one has to wait for."""
+        for candidate in (replica, *reversed(self._ending.values())):
+            if (
+                candidate is not None
+                and candidate.journal == item.id
+                and candidate.create_revision == item.create_revision
+            ):
+                return candidate
+        return None
+
+    def _shut_down(self, gone: Sequence[Replica]) -> None:
+        """Shut replicas down in the background."""
         # First tell all who wait for them to resolve again: so that waiters and the shutdown do
         # not race for the spool.
-        for replica, _ in gone:
+        for replica in gone:
             replica.signal.fire()
-        for replica, succeeded in gone:
+        for replica in gone:
             _log.info("stopping the replica of %s", replica.journal)
+            ending = replica.shut_down(is_succeeded=partial(self._is_succeeded, replica.journal))
             task = asyncio.get_running_loop().create_task(
-                replica.shut_down(succeeded=succeeded), name=f"shut down {replica.journal}"
+                ending, name=f"shut down {replica.journal}"
             )
-            self._stopping.add(task)
+            self._ending[task] = replica
             task.add_done_callback(self._shut_down_ended)
 
+    def _is_succeeded(self, journal: str) -> bool:
+        """Whether others synchronized a route of the journal in which we are not."""
+        return any(
+            is_without(entry.value, self._local_id)
+            for entry in self._keyspace.assignments(journal)
+        )
+
     def _shut_down_ended(self, task: asyncio.Task[None]) -> None:
-        self._stopping.discard(task)
+        del self._ending[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("%s failed", task.get_name(), exc_info=error)
 

@@ -76,14 +76,16 @@ class Slot(Generic[T]):
     """One thing which has one owner at a time.
 
     Args:
-        value: the thing; the slot begins free.
+        thing: the thing; the slot begins free. Without it the slot begins owned, by whoever is
+            going to put the thing there.
     """
 
     __slots__ = ("_free", "_value", "_waiters")
 
-    def __init__(self, value: T) -> None:
-        self._value = value
-        self._free = True
+    def __init__(self, *thing: T) -> None:
+        self._free = len(thing) == 1
+        if self._free:
+            (self._value,) = thing
         self._waiters: deque[asyncio.Future[T]] = deque()
 
     @property

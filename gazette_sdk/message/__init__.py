@@ -7,8 +7,9 @@ In reading order:
   and ``empty`` (what acknowledgements are made of)
 - ``envelope``: a message where it stands in its journal
 - ``mapping``: from a message to its journal; ``partitions``: the journals a mapping chooses among
-- ``publisher``: :class:`Publisher`, over ``outbox`` (what is on its way to one journal),
-  ``receipt``, and ``link`` (what it holds on the event loop)
+- ``publisher``: :class:`Publisher`, over ``sender`` (one producer's messages, from stamp to
+  acknowledgement), ``outbox`` (those on their way to one journal), ``receipt``, and ``link`` (what
+  it holds on the event loop)
 - ``reader``: :class:`Reader`, over ``journal_decoder`` (content to envelopes), ``prefetch``
   (reading ahead, on the event loop) and ``mailbox`` (from there to the consumer)
 - ``arrow``: blocks of frames to record batches

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
-import threading
 import time
 import weakref
 from collections import deque
@@ -13,24 +12,13 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from gazette_sdk.errors import (
-    BackPressureError,
-    ClosedError,
-    ConfigurationError,
-    FramingError,
-    GazetteError,
-    MappingError,
-)
-from gazette_sdk.framing import framing_for
+from gazette_sdk.errors import BackPressureError, ConfigurationError, GazetteError, MappingError
 from gazette_sdk.message.clock import Clock
-from gazette_sdk.message.flags import OUTSIDE_TXN
 from gazette_sdk.message.kinds import validator_of
-from gazette_sdk.message.link import Link
 from gazette_sdk.message.mapping import Mapping, SelectorMapping
 from gazette_sdk.message.outbox import Outbox
 from gazette_sdk.message.receipt import Batch, Receipt, ReceiptTimeoutError
-from gazette_sdk.message.uuid import Stamp, new_producer_id
-from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.message.sender import Sender, closed_error, on_loop
 from gazette_sdk.protocol.names import validate_journal
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import on_sdk_loop, run, sdk_loop
@@ -42,10 +30,6 @@ PENDING_BYTES_MAX = 64 << 20
 
 DEFERRED_MAX = 10_000
 """Messages which wait for a first listing, where waiting for it would block the event loop."""
-
-LINGER_S = 0.005
-"""What an append waits for more messages, where they are streaming in. A message that follows
-none, or few, never waits."""
 
 MAPPING_TIMEOUT_S = 30.0
 """Bound of a wait for the first listing of journals."""
@@ -94,34 +78,22 @@ class Publisher:
         if when_full not in {"block", "raise"}:
             raise ConfigurationError(f"when_full={when_full!r}: use 'block' or 'raise'")
         self._mapping = mapping
-        self._transport = transport
-        self._clock = clock
         self._validators: dict[type, Callable[[Any], object] | None] = {}
-        self._pending_bytes_max = pending_bytes_max
-        self._when_full = when_full
-        self._mapping_timeout_s = mapping_timeout_s
-        self._closed = False
-        self._begin()
-        _publishers.add(self)
-
-    def _begin(self) -> None:
-        """The state of a new producer, in a new process."""
-        self._stamp = Stamp(new_producer_id())
-        self._stamp.flags = OUTSIDE_TXN
-        self._lock = threading.Lock()
-        self._has_room = threading.Condition(self._lock)
-        self._pending_bytes = 0
-        self._outboxes: dict[str, Outbox] = {}
         self._deferred: deque[tuple[Any, Mapping | SelectorMapping, Receipt]] = deque()
         self._settling: asyncio.Task[None] | None = None
-        self._failure: BaseException | None = None
-        self._link: Link | None = None
-        self._abandoned: weakref.finalize[Any, Any] | None = None
+        self._sender = Sender(
+            transport,
+            clock,
+            pending_bytes_max=pending_bytes_max,
+            blocks=when_full == "block",
+            mapping_timeout_s=mapping_timeout_s,
+        )
+        _publishers.add(self)
 
     @property
     def producer(self) -> bytes:
         """This publisher's producer id, six bytes."""
-        return self._stamp.producer
+        return self._sender.producer
 
     # ------------------------------------------------------------ publishing
 
@@ -146,13 +118,13 @@ class Publisher:
         validate = self._validators[message_type]
         if validate is not None:
             validate(message)
-        mapping = mapping or self._mapping
+        mapping = self._mapping if mapping is None else mapping
         if mapping is None:
             raise MappingError("there is no mapping: give one to the Publisher or to publish()")
         outbox = self._route(message, mapping)
         if outbox is None:
             return self._defer(message, mapping)
-        return self._add(outbox, message)
+        return self._sender.add(outbox, message)
 
     async def ready(self) -> None:
         """Wait until the mapping's journals are listed. ``async with`` does so.
@@ -161,91 +133,43 @@ class Publisher:
             MappingError: no listing came in time.
         """
         if isinstance(self._mapping, SelectorMapping):
-            await on_sdk_loop(self._connected().watches.partitions(self._mapping))
+            await on_sdk_loop(self._sender.link().watches.partitions(self._mapping))
 
     async def room(self) -> None:
         """Wait until no more is pending than may be."""
-        while True:
-            with self._lock:
-                if self._pending_bytes < self._pending_bytes_max:
-                    return
-                oldest = [box.pending()[:1] for box in self._outboxes.values()]
-            waits = [asyncio.wrap_future(batch.done) for first in oldest for batch in first]
-            for wait in waits:
-                wait.add_done_callback(_mark_as_seen)
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-
-    def _add(self, outbox: Outbox, message: Any) -> Receipt:
-        with self._lock:
-            if self._pending_bytes >= self._pending_bytes_max:
-                self._wait_for_room()
-            if self._closed:
-                raise _closed()
-            stamp = self._stamp
-            if self._clock is None:
-                stamp.tick_now()
-            else:
-                stamp.clock = self._clock.tick()
-            receipt = outbox.add(message, stamp)
-            self._pending_bytes += receipt.length_bytes
-            if outbox.is_sending:
-                return receipt
-            outbox.is_sending = True
-        self._connected().loop.call_soon_threadsafe(self._start_sender, outbox)
-        return receipt
-
-    def _wait_for_room(self) -> None:
-        if self._when_full == "raise" or _on_sdk_loop():
-            raise BackPressureError(
-                f"{self._pending_bytes} bytes of messages are not acknowledged yet, of at most"
-                f" {self._pending_bytes_max}; wait for receipts, `await publisher.room()`, or"
-                " raise pending_bytes_max"
-            )
-        while self._pending_bytes >= self._pending_bytes_max and not self._closed:
-            self._has_room.wait()
+        await self._sender.room()
 
     # --------------------------------------------------------------- routing
 
     def _route(self, message: Any, mapping: Mapping | SelectorMapping) -> Outbox | None:
         """The outbox of the message's journal; None if that must be found out on the loop."""
         if isinstance(mapping, SelectorMapping):
-            link = self._link or self._connected()
-            partitions = link.watches.current.get(mapping.selector)
+            watches = self._sender.link().watches
+            partitions = watches.current.get(mapping.selector)
             if partitions is None:
-                if _on_sdk_loop():
+                if on_loop():
                     return None
-                partitions = run(link.watches.partitions(mapping))
+                partitions = run(watches.partitions(mapping))
             journal = mapping.pick(message, partitions)
-            outbox = self._outboxes.get(journal)
+            outbox = self._sender.outboxes.get(journal)
             if outbox is None:
-                outbox = self._open(journal, partitions.content_types[journal])
+                outbox = self._sender.open(journal, partitions.content_types[journal])
         else:
             journal = _named(mapping(message), mapping)
-            outbox = self._outboxes.get(journal)
+            outbox = self._sender.outboxes.get(journal)
             if outbox is None:
-                if _on_sdk_loop():
+                if on_loop():
                     return None
-                outbox = self._open(journal, run(self._connected().watches.content_type(journal)))
-        if self._deferred and _on_sdk_loop():
+                content_type = run(self._sender.link().watches.content_type(journal))
+                outbox = self._sender.open(journal, content_type)
+        if self._deferred and on_loop():
             return None  # messages keep the order of the calls
         return outbox
 
-    def _open(self, journal: str, content_type: str) -> Outbox:
-        try:
-            framing = framing_for(content_type)
-        except FramingError as error:
-            raise FramingError(
-                f"{journal}: {error}; give the journal a content-type label which has a framing,"
-                " or register one",
-                journal=journal,
-            ) from error
-        with self._lock:
-            return self._outboxes.setdefault(journal, Outbox(journal, framing))
-
     def _defer(self, message: Any, mapping: Mapping | SelectorMapping) -> Receipt:
         """Publish when the journals are known. Only on the SDK's loop, which must not wait."""
-        if self._closed:
-            raise _closed()
+        if self._sender.is_closed:
+            raise closed_error()
         if len(self._deferred) >= DEFERRED_MAX:
             raise BackPressureError(
                 f"{DEFERRED_MAX} messages wait for the first listing of their journals;"
@@ -261,21 +185,23 @@ class Publisher:
         while self._deferred:
             message, mapping, receipt = self._deferred[0]
             try:
-                receipt.follow(self._add(await self._route_on_loop(message, mapping), message))
+                receipt.follow(
+                    self._sender.add(await self._route_on_loop(message, mapping), message)
+                )
             except BackPressureError:
                 await self.room()
                 continue
             except asyncio.CancelledError:
-                receipt.fail(_closed())
+                receipt.fail(closed_error())
                 self._deferred.popleft()
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever a mapping raises is the receipt's
+            except Exception as error:  # noqa: BLE001 - the receipt's and flush's to raise
                 receipt.fail(error)
-                self._failure = self._failure or error
+                self._sender.note_failure(error)
             self._deferred.popleft()
 
     async def _route_on_loop(self, message: Any, mapping: Mapping | SelectorMapping) -> Outbox:
-        watches = self._connected().watches
+        watches = self._sender.link().watches
         if isinstance(mapping, SelectorMapping):
             partitions = await watches.partitions(mapping)
             journal = mapping.pick(message, partitions)
@@ -283,70 +209,9 @@ class Publisher:
         else:
             journal = _named(mapping(message), mapping)
             content_type = ""
-            if journal not in self._outboxes:
+            if journal not in self._sender.outboxes:
                 content_type = await watches.content_type(journal)
-        return self._outboxes.get(journal) or self._open(journal, content_type)
-
-    # --------------------------------------------------------------- sending
-
-    def _connected(self) -> Link:
-        link = self._link
-        if link is None:
-            with self._lock:
-                if self._closed:
-                    raise _closed()
-                link = self._link
-                if link is None:
-                    link = self._link = Link(self._transport, self._mapping_timeout_s)
-                    self._abandoned = weakref.finalize(self, link.abandon)
-                    self._abandoned.atexit = False
-        return link
-
-    def _start_sender(self, outbox: Outbox) -> None:
-        outbox.sender = asyncio.get_running_loop().create_task(
-            self._send(outbox), name=f"publisher of {outbox.journal}"
-        )
-
-    async def _send(self, outbox: Outbox) -> None:
-        link = self._connected()
-        request = pb.AppendRequest(journal=outbox.journal)
-        while True:
-            with self._lock:
-                batch = outbox.take()
-                if batch is None:
-                    outbox.is_sending = False
-                    outbox.sender = None
-                    return
-            content = bytes(batch.content)
-            try:
-                batch.append = await link.appends(outbox.journal).append(request, content)
-                response = await batch.append
-            except asyncio.CancelledError:
-                self._settle([batch], _closed())
-                raise
-            except Exception as error:  # noqa: BLE001 - it is the receipts' and flush's to raise
-                with self._lock:
-                    behind = outbox.drop()
-                self._settle([batch, *behind], error)
-                await link.renew_appends(outbox.journal)
-            else:
-                self._settle([batch], response.commit.begin)
-            if outbox.is_streaming:
-                await asyncio.sleep(LINGER_S)
-
-    def _settle(self, batches: list[Batch], outcome: int | Exception) -> None:
-        """Tell receipts how an append ended. What stood behind a failed one fails with it."""
-        with self._lock:
-            self._pending_bytes -= sum(len(batch.content) for batch in batches)
-            if isinstance(outcome, Exception):
-                self._failure = self._failure or outcome
-            self._has_room.notify_all()
-        for batch in batches:
-            batch.content = bytearray()
-            if isinstance(outcome, Exception):
-                batch.done.set_exception(outcome)
-            else:
-                batch.done.set_result(outcome)
+        return self._sender.outboxes.get(journal) or self._sender.open(journal, content_type)
 
     # ------------------------------------------------------- flush and close
 
@@ -360,14 +225,14 @@ class Publisher:
             ReceiptTimeoutError: not everything was acknowledged in time.
             GazetteError: the first failure since the last flush.
         """
-        if _on_sdk_loop():
+        if on_loop():
             raise GazetteError("waiting here would block the SDK's event loop: `await aflush()`")
         deadline = None if timeout is None else time.monotonic() + timeout
         for futures in self._pending():
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if concurrent.futures.wait(futures, left).not_done:
                 raise _late(timeout)
-        self._raise_failure()
+        self._sender.raise_failure()
 
     async def aflush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as flush()
         """As :meth:`flush`, in a coroutine."""
@@ -376,7 +241,7 @@ class Publisher:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not await _ended(futures, left):
                 raise _late(timeout)
-        self._raise_failure()
+        self._sender.raise_failure()
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, then close. ``with`` does so. Closing twice is closing once.
@@ -388,61 +253,39 @@ class Publisher:
         Raises:
             GazetteError: as :meth:`flush`. The publisher is closed nevertheless.
         """
-        if self._closed:
+        if self._sender.is_closed:
             return
         try:
             self.flush(timeout)
         finally:
-            self._refuse_more()
-            if self._link is not None:
-                run(self._shut(self._link))
+            self._sender.refuse_more()
+            if self._sender.is_connected:
+                run(self._shut())
 
     async def aclose(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as close()
         """As :meth:`close`, in a coroutine. ``async with`` does so."""
-        if self._closed:
+        if self._sender.is_closed:
             return
         try:
             await self.aflush(timeout)
         finally:
-            self._refuse_more()
-            if self._link is not None:
-                await on_sdk_loop(self._shut(self._link))
+            self._sender.refuse_more()
+            if self._sender.is_connected:
+                await on_sdk_loop(self._shut())
 
     def _pending(self) -> Iterator[list[concurrent.futures.Future[int]]]:
         """First what waits to be mapped, then, looked up when it is asked for, all batches."""
-        yield [receipt.settled for _, _, receipt in list(self._deferred)]
-        with self._lock:
-            batches = [batch for box in self._outboxes.values() for batch in box.pending()]
-        yield [batch.done for batch in batches]
+        yield [receipt.batch.done for _, _, receipt in list(self._deferred)]
+        yield self._sender.pending()
 
-    def _raise_failure(self) -> None:
-        with self._lock:
-            failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
-    def _refuse_more(self) -> None:
-        with self._lock:
-            self._closed = True
-            self._has_room.notify_all()
-
-    async def _shut(self, link: Link) -> None:
-        with self._lock:
-            senders = [box.sender for box in self._outboxes.values() if box.sender is not None]
-        tasks = [*senders, *([self._settling] if self._settling is not None else ())]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        for box in self._outboxes.values():
-            for batch in box.drop():
-                batch.done.set_exception(_closed())
+    async def _shut(self) -> None:
+        if self._settling is not None:
+            self._settling.cancel()
+            await asyncio.wait([self._settling])
         for _, _, receipt in self._deferred:
-            receipt.fail(_closed())
+            receipt.fail(closed_error())
         self._deferred.clear()
-        if self._abandoned is not None:
-            self._abandoned.detach()
-        await link.aclose()
+        await self._sender.aclose()
 
     def __enter__(self) -> Self:
         return self
@@ -477,24 +320,13 @@ class Publisher:
                 raise
             error.add_note(f"Closing the publisher failed, too: {failure}")
 
-    # ------------------------------------------------------------------ fork
-
     def _become_another_producer(self) -> None:
         """In a forked child: begin anew. The parent sends what the parent was given."""
-        lost = [batch for box in self._outboxes.values() for batch in box.pending()]
-        lost += [receipt.batch for _, _, receipt in self._deferred]
-        for batch in lost:
-            batch.disown(
-                ClosedError(
-                    "the message was published before the process was forked: the parent sends it",
-                    journal=batch.journal or None,
-                )
-            )
-        if self._abandoned is not None:
-            self._abandoned.detach()
-        if self._clock is not None:
-            self._clock.unlock()
-        self._begin()
+        for _, _, receipt in self._deferred:
+            receipt.batch.disown()
+        self._deferred.clear()
+        self._settling = None
+        self._sender = self._sender.renewed()
 
 
 _publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
@@ -517,24 +349,6 @@ def _named(journal: object, mapping: object) -> str:
     return journal
 
 
-def _on_sdk_loop() -> bool:
-    try:
-        return asyncio.get_running_loop() is sdk_loop()
-    except RuntimeError:
-        return False
-
-
-def _closed() -> ClosedError:
-    return ClosedError("the publisher is closed; messages which it had not sent are given up")
-
-
-def _late(timeout: float | None) -> ReceiptTimeoutError:
-    return ReceiptTimeoutError(
-        f"not everything was acknowledged within {timeout:g} s; it is still being tried: wait"
-        " longer, or look at the brokers"
-    )
-
-
 async def _ended(futures: list[concurrent.futures.Future[int]], timeout_s: float | None) -> bool:
     """Wait until all have ended, well or badly; whether they have."""
     if not futures:
@@ -549,3 +363,10 @@ async def _ended(futures: list[concurrent.futures.Future[int]], timeout_s: float
 def _mark_as_seen(future: asyncio.Future[int]) -> None:
     if not future.cancelled():
         future.exception()
+
+
+def _late(timeout: float | None) -> ReceiptTimeoutError:
+    return ReceiptTimeoutError(
+        f"not everything was acknowledged within {timeout:g} s; it is still being tried: wait"
+        " longer, or look at the brokers"
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import weakref
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -32,10 +31,11 @@ from gazette_sdk.message.prefetch import (
     Plan,
     Prefetch,
 )
+from gazette_sdk.message.sender import on_loop
 from gazette_sdk.protocol.names import validate_journal
 from gazette_sdk.protocol.selectors import parse_selector
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.loop import on_sdk_loop, run, sdk_loop
+from gazette_sdk.transport.loop import on_sdk_loop, run
 
 __all__ = ["Offsets", "Reader"]
 
@@ -131,7 +131,7 @@ class Reader(Generic[M]):
     # ------------------------------------------------------------- iteration
 
     def __iter__(self) -> Iterator[Envelope[M]]:
-        if _on_sdk_loop():
+        if on_loop():
             raise GazetteError("iterating here would block the SDK's event loop: `async for`")
         prefetch = self._begin()
         while True:
@@ -250,7 +250,7 @@ class Reader(Generic[M]):
         prefetch = self._closing()
         if prefetch is None:
             return
-        if _on_sdk_loop():
+        if on_loop():
             prefetch.stop()
         else:
             run(prefetch.stopped())
@@ -341,10 +341,3 @@ def _is_name(text: str) -> bool:
     except ValidationError:
         return False
     return True
-
-
-def _on_sdk_loop() -> bool:
-    try:
-        return asyncio.get_running_loop() is sdk_loop()
-    except RuntimeError:
-        return False

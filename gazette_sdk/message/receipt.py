@@ -8,7 +8,7 @@ import time
 from collections.abc import Generator
 from typing import Any
 
-from gazette_sdk.errors import DeadlineExceededError, GazetteError
+from gazette_sdk.errors import ClosedError, DeadlineExceededError, GazetteError
 from gazette_sdk.transport.append_service import AsyncAppend
 from gazette_sdk.transport.loop import sdk_loop
 
@@ -40,10 +40,15 @@ class Batch:
         self.done: concurrent.futures.Future[int] = concurrent.futures.Future()
         self.done.set_running_or_notify_cancel()  # from here on nobody can cancel it
 
-    def disown(self, error: Exception) -> None:
+    def disown(self) -> None:
         """In a forked child: fail. Another thread may have held the future's lock at the fork."""
         self.done = concurrent.futures.Future()
-        self.done.set_exception(error)
+        self.done.set_exception(
+            ClosedError(
+                "the message was published before the process was forked: the parent sends it",
+                journal=self.journal or None,
+            )
+        )
 
 
 class Receipt:
@@ -63,11 +68,6 @@ class Receipt:
     def batch(self) -> Batch:
         """The batch that carries the message."""
         return self._batch
-
-    @property
-    def settled(self) -> concurrent.futures.Future[int]:
-        """Ends when the batch has ended or, if it isn't mapped yet, when it is mapped."""
-        return self._batch.done
 
     @property
     def length_bytes(self) -> int:

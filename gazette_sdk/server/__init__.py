@@ -21,7 +21,7 @@ from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, MAX_CHUNK_BYTES, Call
 from gazette_sdk.server.grpc_server import GrpcServer, Method
 from gazette_sdk.server.http import HttpHost
 from gazette_sdk.server.listener import Listener, Wire
-from gazette_sdk.server.process import Server
+from gazette_sdk.server.process import Server, configured_server
 from gazette_sdk.server.signals import StopSignal
 from gazette_sdk.server.tls import server_context
 
@@ -36,5 +36,6 @@ __all__ = [
     "Server",
     "StopSignal",
     "Wire",
+    "configured_server",
     "server_context",
 ]

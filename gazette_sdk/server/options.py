@@ -36,6 +36,7 @@ __all__ = [
     "Seconds",
     "Settings",
     "Sources",
+    "first_positional",
     "load",
     "parse_arguments",
     "print_config",
@@ -167,7 +168,13 @@ def _kind(annotation: Any, metadata: Sequence[Any]) -> tuple[Kind, tuple[str, ..
         return "choice", get_args(annotation)
     if origin in {list, tuple}:
         return "list", ()
-    kinds: dict[Any, Kind] = {bool: "flag", int: "integer", float: "number", str: "text"}
+    kinds: dict[Any, Kind] = {
+        bool: "flag",
+        int: "integer",
+        float: "number",
+        str: "text",
+        str | None: "text",
+    }
     return kinds[annotation], ()
 
 
@@ -189,8 +196,14 @@ class Sources:
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
-def load(group: Group[S], sources: Sources) -> S:
+def load(group: Group[S], sources: Sources, *, partial: bool = False) -> S:
     """A group's values.
+
+    Args:
+        group: the options.
+        sources: where their values come from.
+        partial: show what there is: required options which are texts may be missing, and are
+            ``None`` then.
 
     Raises:
         ConfigurationError: a value cannot be used, or a required one is missing; names where
@@ -205,8 +218,12 @@ def load(group: Group[S], sources: Sources) -> S:
             texts[bound.field] = given if bound.kind == "list" else given[-1]
             if bound.kind == "flag":
                 texts[bound.field] = given[-1] or "true"
+    missing: list[str] = []
+    if partial:
+        missing = [b.field for b in group.options if b.required and b.field not in texts]
     try:
-        return group.model.model_validate(texts)
+        values = group.model.model_validate(texts | dict.fromkeys(missing, ""))
+        return values.model_copy(update=dict.fromkeys(missing)) if missing else values
     except PydanticValidationError as error:
         raise ConfigurationError(_explain(group, error, origins)) from error
 
@@ -288,6 +305,32 @@ def parse_arguments(groups: Sequence[Group[Any]], arguments: Sequence[str]) -> A
                 raise ConfigurationError(f"unknown option {name}; --help lists those there are")
             parsed.values.setdefault(option.long, []).append(_text(option, name, value, rest))
     return Arguments(parsed.values, parsed.positional, wants_help)
+
+
+def first_positional(groups: Sequence[Group[Any]], arguments: Sequence[str]) -> int | None:
+    """Index of the first argument which is neither an option nor an option's value.
+
+    It is how a command's name is found behind options of the commands above it. Options that
+    are unknown here are taken to have no value of their own.
+
+    Args:
+        groups: options that may stand before it.
+        arguments: the command line.
+    """
+    by_name = dict(_names(groups))
+    index = 0
+    while index < len(arguments):
+        argument = arguments[index]
+        if argument == "--":
+            return None
+        if argument == "-" or not argument.startswith("-"):
+            return index
+        name, value = _split(argument)
+        option = by_name.get(name)
+        index += 1
+        if option is not None and option.kind != "flag" and value is None:
+            index += 1
+    return None
 
 
 def _names(groups: Sequence[Group[Any]]) -> Iterator[tuple[str, BoundOption]]:

@@ -15,9 +15,11 @@ from gazette_sdk.server.debug import DebugPages
 from gazette_sdk.server.grpc_server import DEFAULT_MAX_RECEIVE_BYTES, GrpcServer
 from gazette_sdk.server.http import HttpHost
 from gazette_sdk.server.listener import HTTP_OPENINGS, Listener, Wire
+from gazette_sdk.server.settings import DebugSettings, ProcessSettings
 from gazette_sdk.server.splice import Splicer
+from gazette_sdk.server.tls import server_context
 
-__all__ = ["STOP_GRACE_S", "Server"]
+__all__ = ["STOP_GRACE_S", "Server", "configured_server"]
 
 _log = logging.getLogger(__name__)
 
@@ -169,3 +171,27 @@ class Server:
     def _close_listeners(self) -> None:
         self.listener.close()
         self._debug_listener.close()
+
+
+def configured_server(settings: ProcessSettings, debug: DebugSettings) -> Server:
+    """The server of a production process, with TLS where it has a certificate.
+
+    It is on loopback unless it is to be reached under another name than that.
+
+    Raises:
+        ConfigurationError: the certificates cannot be used.
+    """
+    tls = None
+    if settings.server_cert_file and not settings.port.startswith("unix://"):
+        tls = server_context(
+            settings.server_cert_file, settings.server_cert_key_file, settings.server_ca_file
+        )
+    return Server(
+        host=settings.bind_host,
+        port=settings.port,
+        advertise_host=settings.advertise_host,
+        tls=tls,
+        max_receive_bytes=settings.max_grpc_recv_size,
+        debug_port=debug.port,
+        debug_private=debug.private,
+    )

@@ -74,7 +74,12 @@ class ProcessSettings(Settings):
         str, Option("ID", "Unique id of this process within its zone; empty for a random name")
     ] = ""
     host: Annotated[
-        str, Option("Host", "Host name to advertise; empty for that of this machine")
+        str,
+        Option(
+            "Host",
+            "Host name to advertise; empty or localhost serves this machine only, any other "
+            "name serves on all interfaces",
+        ),
     ] = ""
     port: Annotated[
         str, Option("Port", "Port to serve on, or unix:///path; empty for a random free port")
@@ -102,9 +107,16 @@ class ProcessSettings(Settings):
     ] = ()
 
     @property
+    def bind_host(self) -> str:
+        """The address to bind: loopback unless told otherwise; empty for all interfaces."""
+        return "localhost" if self.host in _LOOPBACK_NAMES else ""
+
+    @property
     def advertise_host(self) -> str:
-        """The host name to advertise."""
-        return self.host or socket.gethostname()
+        """The host name to advertise. Sockets are of this machine, whatever its addresses."""
+        if self.port.startswith("unix://"):
+            return self.host or socket.gethostname()
+        return self.host or "localhost"
 
 
 class BrokerSettings(ProcessSettings):
@@ -150,6 +162,14 @@ class BrokerSettings(ProcessSettings):
     auto_suspend: Annotated[
         bool, Option("AutoSuspend", "Suspend journals whose fragments are all persisted")
     ] = False
+    spool_dir: Annotated[
+        str,
+        Option(
+            "SpoolDir",
+            "Directory of spools: what is appended and not stored yet, which a restarted broker "
+            "of the same zone and id finds again; empty for one below the temporary directory",
+        ),
+    ] = ""
     durability: Annotated[
         Literal["replicated", "persisted"],
         Option(
@@ -166,6 +186,8 @@ class BrokerSettings(ProcessSettings):
             )
         return self
 
+
+_LOOPBACK_NAMES = frozenset({"", "localhost", "127.0.0.1", "::1"})
 
 BROKER = Group("Broker", BrokerSettings, prefix="broker.", env_prefix="BROKER_")
 ETCD = Group("Etcd", EtcdSettings, prefix="etcd.", env_prefix="ETCD_")

@@ -50,8 +50,8 @@ async def give_up(transport: Transport, journal: str, content: bytes, history: H
 
     async def items():
         yield pb.AppendRequest(journal=journal)
-        for begin in range(0, len(content), 64 << 10):
-            yield content[begin : begin + (64 << 10)]
+        async for chunk in chunks(content):
+            yield chunk
         raise GaveUpError
 
     with contextlib.suppress(GaveUpError):
@@ -69,9 +69,20 @@ def die_over_http(address: str, journal: str, content: bytes, history: History) 
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
+async def chunks(content: bytes):
+    for begin in range(0, len(content), 64 << 10):
+        yield content[begin : begin + (64 << 10)]
+
+
+async def barrier(transport: Transport, journal: str) -> int:
+    """The journal's head, once everything before is committed or rolled back."""
+    request = pb.AppendRequest(journal=journal)
+    return (await append_once(transport, request, chunks(b""))).commit.end
+
+
 async def keep(transport: Transport, journal: str, content: bytes, history: History) -> None:
     """A client which waits for its answer."""
-    response = await append_once(transport, pb.AppendRequest(journal=journal), content)
+    response = await append_once(transport, pb.AppendRequest(journal=journal), chunks(content))
     assert response.commit.end - response.commit.begin == len(content)
     assert response.commit.begin not in history.acknowledged
     history.acknowledged[response.commit.begin] = content
@@ -104,8 +115,7 @@ async def episode(cluster: EmbeddedCluster, journal: str, seed: int) -> None:
                     clients.create_task(
                         asyncio.to_thread(die_over_http, cluster.address, journal, content, history)
                     )
-        barrier = await append_once(transport, pb.AppendRequest(journal=journal), b"")
-        head = barrier.commit.end
+        head = await barrier(transport, journal)
         assert head == sum(map(len, history.acknowledged.values()))
         while len(seen) < head:
             await asyncio.sleep(0.005)
@@ -173,9 +183,8 @@ def test_a_client_killed_within_an_append_leaves_nothing(cluster: EmbeddedCluste
         client.wait(10)
         client.stdout.close()
 
-        async def barrier() -> int:
+        async def head() -> int:
             async with connect(cluster.address) as transport:
-                request = pb.AppendRequest(journal="atomic/killed")
-                return (await append_once(transport, request, b"")).commit.end
+                return await barrier(transport, "atomic/killed")
 
-        assert sdk_loop.run(barrier(), 30) == 0
+        assert sdk_loop.run(head(), 30) == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-_DAY = datetime.timedelta(days=1)
+_DAY = dt.timedelta(days=1)
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,7 @@ class Authority:
             .add_extension(names, critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        files = Certificate(
-            self._directory / f"{name}.pem", self._directory / f"{name}.key.pem"
-        )
+        files = Certificate(self._directory / f"{name}.pem", self._directory / f"{name}.key.pem")
         files.cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
         files.key_file.write_bytes(
             key.private_bytes(
@@ -66,8 +64,10 @@ class Authority:
         )
         return files
 
-    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-        now = datetime.datetime.now(datetime.UTC)
+    def _builder(
+        self, subject: x509.Name, key: ec.EllipticCurvePublicKey
+    ) -> x509.CertificateBuilder:
+        now = dt.datetime.now(dt.UTC)
         return (
             x509.CertificateBuilder()
             .subject_name(subject)

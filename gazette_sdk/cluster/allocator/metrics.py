@@ -29,7 +29,9 @@ ASSIGNMENT_PACKED = Counter(
 )
 CONVERGE = Counter("gazette_allocator_converge_total", "Rounds that succeeded.")
 MAX_FLOW_RUNTIME_SECONDS = Histogram(
-    "gazette_allocator_max_flow_runtime_seconds", "Time it took to solve for assignments."
+    "gazette_allocator_max_flow_runtime_seconds",
+    "Time it took to solve for assignments.",
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
 )
 ITEMS = Gauge("gazette_allocator_items", "Items, as last seen by this process as the leader.")
 MEMBERS = Gauge("gazette_allocator_members", "Members, as last seen by this process as the leader.")

@@ -18,10 +18,6 @@ from typing import Any
 
 import grpc.aio
 import pytest
-from support.brokers import Client, config_for, journal_spec
-from support.etcd import EtcdFixture
-from support.raw_http import Answer, exchange
-from support.vectors import golden
 
 from gazette_sdk.broker.in_process import InProcessTransport
 from gazette_sdk.broker.served import ServedBroker
@@ -30,6 +26,10 @@ from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.server import Server
 from gazette_sdk.transport.grpc import GrpcTransport
 from gazette_sdk.transport.loop import run
+from support.brokers import Client, config_for, journal_spec
+from support.etcd import EtcdFixture
+from support.raw_http import Answer, exchange
+from support.vectors import golden
 
 RECORDED_ENDPOINT = "http://127.0.0.1:28081"
 PATTERN = b"".join(b"%07d\n" % number for number in range(2000))
@@ -98,7 +98,9 @@ async def recorded_state(root: Path, client: Client) -> None:
     response = await client.append_when_ready("suspend/http", suspend=pb.AppendRequest.SUSPEND_NOW)
     assert response.status == pb.SUSPENDED
     for journal, head in (("http/stored", 12), ("read/holes", 5500), ("read/broken", 2200)):
-        await client.fragments_when(journal, lambda found, head=head: found and found[-1].end == head)
+        await client.fragments_when(
+            journal, lambda found, head=head: found and found[-1].end == head
+        )
     for journal in ("http/new", "http/put", "append/wo", "append/ro"):
         await client.append_when_ready(journal)
 
@@ -284,8 +286,8 @@ def test_with_keys_every_front_requires_the_callers_token(etcd, tmp_path):
                 if not case["name"].startswith("v1"):
                     continue
                 token = bearer(Capability.LIST)[0].removeprefix("Authorization: Bearer ")
-                case = json.loads(json.dumps(case).replace("TOKEN", token))
-                answer = await replay(broker.endpoint, case)
+                with_token = json.loads(json.dumps(case).replace("TOKEN", token))
+                answer = await replay(broker.endpoint, with_token)
                 assert answer.status_line == case["status_line"], case["name"]
 
     run(scenario(), 30)

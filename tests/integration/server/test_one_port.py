@@ -8,13 +8,13 @@ import ssl
 import grpc
 import grpc.aio
 import pytest
-from support.certificates import Authority
-from support.raw_http import exchange
-from support.scripted_journals import HEADER, ScriptedJournals, items, metadata, serving, stub
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.server import Wire, server_context
 from gazette_sdk.transport.loop import run
+from support.certificates import Authority
+from support.raw_http import exchange
+from support.scripted_journals import HEADER, ScriptedJournals, items, metadata, serving, stub
 
 
 async def curl(*arguments: str) -> tuple[int, str]:
@@ -55,7 +55,9 @@ def secure_channel(server, authority, client=None) -> grpc.aio.Channel:
 async def append_and_read(channel: grpc.aio.Channel, content: bytes = b"some content") -> None:
     """One append and one read over a channel."""
     response = await stub(channel, "Append")(
-        iter([pb.AppendRequest(journal="a/b"), pb.AppendRequest(content=content), pb.AppendRequest()])
+        iter(
+            [pb.AppendRequest(journal="a/b"), pb.AppendRequest(content=content), pb.AppendRequest()]
+        )
     )
     assert response.commit.end - response.commit.begin == len(content)
     read = [r async for r in stub(channel, "Read")(pb.ReadRequest(journal="a/b"))]
@@ -163,7 +165,9 @@ def test_http_without_alpn_works_over_tls(authority, certificate):
     assert run(scenario(), 10).body == b"content"
 
 
-def test_clients_must_have_a_certificate_where_an_authority_is_configured(tmp_path, authority, certificate):
+def test_clients_must_have_a_certificate_where_an_authority_is_configured(
+    tmp_path, authority, certificate
+):
     stranger = Authority(tmp_path, "other CA").issue("stranger")
     client = authority.issue("client")
 
@@ -288,5 +292,3 @@ def test_a_slow_grpc_reader_is_waited_for_and_does_not_stop_others():
             slow.cancel()
 
     run(scenario(), 20)
-
-

@@ -2,12 +2,12 @@ import os
 import tempfile
 
 import pytest
-from support.scripted_journals import FileSpan, items, metadata
 
 from gazette_sdk.broker.fronts import Chunk, chunks
 from gazette_sdk.errors import CorruptFragmentError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import run
+from support.scripted_journals import FileSpan, items, metadata
 
 
 def cut(*yielded, chunk_bytes: int = 4):

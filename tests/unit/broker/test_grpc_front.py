@@ -7,6 +7,13 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
+
+from gazette_sdk.broker.fronts import Chunk
+from gazette_sdk.broker.grpc_front import decode_append_item, encode_read_item
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.wire import complete
+from gazette_sdk.server import FOREIGN_CHUNK_BYTES
+from gazette_sdk.transport.loop import run
 from support.scripted_journals import (
     HEADER,
     FileSpan,
@@ -17,13 +24,6 @@ from support.scripted_journals import (
     stub,
 )
 from support.vectors import golden
-
-from gazette_sdk.broker.fronts import Chunk
-from gazette_sdk.broker.grpc_front import decode_append_item, encode_read_item
-from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.wire import complete
-from gazette_sdk.server import FOREIGN_CHUNK_BYTES
-from gazette_sdk.transport.loop import run
 
 
 @given(st.integers(0, (1 << 63) - 1), st.binary(min_size=1, max_size=300))

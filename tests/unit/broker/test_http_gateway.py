@@ -2,16 +2,6 @@ import asyncio
 import tempfile
 
 import pytest
-from support.raw_http import exchange
-from support.scripted_journals import (
-    HEADER,
-    FileSpan,
-    ScriptedJournals,
-    items,
-    metadata,
-    serving,
-)
-from support.vectors import build, cases, fragment, header
 
 from gazette_sdk.broker.http_gateway import append_request, read_request, route_token
 from gazette_sdk.errors import (
@@ -23,6 +13,16 @@ from gazette_sdk.errors import (
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.server.http import parse_target
 from gazette_sdk.transport.loop import run
+from support.raw_http import exchange
+from support.scripted_journals import (
+    HEADER,
+    FileSpan,
+    ScriptedJournals,
+    items,
+    metadata,
+    serving,
+)
+from support.vectors import build, cases, fragment, header
 
 
 def ask(journals, *asked, **options):

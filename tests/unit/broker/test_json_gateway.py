@@ -6,9 +6,6 @@ import pytest
 from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
-from support.raw_http import exchange
-from support.scripted_journals import HEADER, ScriptedJournals, items, metadata, serving
-from support.vectors import golden
 
 from gazette_sdk.broker.json_gateway import _json, message_json
 from gazette_sdk.errors import CallError, UnauthenticatedError, UnavailableError, ValidationError
@@ -16,6 +13,9 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import from_seconds
 from gazette_sdk.protocol.wire import complete
 from gazette_sdk.transport.loop import run
+from support.raw_http import exchange
+from support.scripted_journals import HEADER, ScriptedJournals, items, metadata, serving
+from support.vectors import golden
 
 CASES = golden("broker/http_json_v1.json")
 ORIGIN = "http://ui.example"

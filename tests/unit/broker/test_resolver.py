@@ -39,11 +39,11 @@ class Setup:
             max_append_rate=0,
         )
 
-        def make(item):
+        def make(item, predecessor):
             storage = directory.journal(
                 item.id, create_revision=item.create_revision, cluster_id=12
             )
-            replica = Replica(item.id, item.create_revision, storage, parts)
+            replica = Replica(item.id, item.create_revision, storage, parts, (), predecessor)
             self.made.append(replica)
             return replica
 
@@ -334,10 +334,13 @@ def test_of_two_assignments_to_us_the_first_counts(tmp_path):
     run(scenario())
 
 
-def test_heads_are_forgotten_where_others_go_on_but_not_with_a_lost_lease(tmp_path):
+def test_a_head_is_forgotten_only_where_others_synchronized_without_us(tmp_path):
     async def scenario():
         async with setup(tmp_path) as made:
-            for journal, delete_member in (("a/moved", False), ("b/lost", True)):
+            elsewhere = pb.Route(
+                members=[pb.ProcessSpec.ID(zone="peer", suffix="broker")], primary=0
+            )
+            for journal, route in (("a/moved", elsewhere), ("b/unassigned", None)):
                 made.mirror.put(
                     dict([made.mirror.item(journal_spec(journal))])
                     | made.assignments(journal, "local")
@@ -347,11 +350,46 @@ def test_heads_are_forgotten_where_others_go_on_but_not_with_a_lost_lease(tmp_pa
                     journal, create_revision=replica.create_revision, cluster_id=12
                 )
                 storage.note_head(100, b"")
-                gone = list(made.assignments(journal, "local"))
-                if delete_member:
-                    gone.append(made.member("local")[0])
-                made.mirror.put({}, delete=gone)
+                written = dict(
+                    [made.mirror.assignment(journal, "broker", 0, route, zone="peer")]
+                    if route is not None
+                    else []
+                )
+                made.mirror.put(written, delete=list(made.assignments(journal, "local")))
                 await made.resolver.shutdowns()
-                assert (storage.head is None) == (not delete_member)
+                assert (storage.head is None) == (route is not None)
+
+    run(scenario())
+
+
+def test_a_replica_that_follows_another_waits_for_it_and_goes_on_where_it_ended(tmp_path):
+    async def scenario():
+        async with setup(tmp_path) as made:
+            item = dict([made.mirror.item(journal_spec("a/journal", replication=2))])
+            first = made.assignments("a/journal", "local", "peer")
+            second = made.assignments("a/journal", "peer", "local")
+            made.mirror.put(item | first)
+            old = made.resolver.replica("a/journal")
+            spool = await old.spool.take()
+            made.mirror.put(second, delete=list(first))
+            demoted = made.resolver.replica("a/journal")
+            made.mirror.put({}, delete=list(second))
+            made.mirror.put(second)
+            again = made.resolver.replica("a/journal")
+            assert len({old, demoted, again}) == 3
+            waiting = asyncio.ensure_future(again.spool.take())
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+
+            # The append which was under way ends, and only then the next one has a spool.
+            await spool.write(b"content", 0)
+            await spool.apply(
+                pb.ReplicateRequest(proposal=spool.next(), registers=spool.registers),
+                primary=True,
+            )
+            old.spool.put(spool)
+            assert (await waiting).fragment.end == 7
+            assert again.index.summary() == (0, 7, 0)
+            again.spool.put(waiting.result())
 
     run(scenario())

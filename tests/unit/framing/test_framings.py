@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 
 import pytest
-from support.vectors import golden, group
 
 from gazette_sdk.errors import DesyncError, FramingError, TornFrameError
 from gazette_sdk.framing import (
@@ -18,6 +17,7 @@ from gazette_sdk.framing import (
     register,
     registry,
 )
+from support.vectors import golden, group
 
 FIXED = group("message", "fixed_framing")
 JSON = group("message", "json_framing")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.memory_transport import MemoryTransport
 
 from gazette_sdk.transport.loop import run
+from support.memory_transport import MemoryTransport
 
 WAIT_S = 10.0
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from support.vectors import golden, group
-
 from gazette_sdk.message.clock import (
     TICK,
     Clock,
@@ -14,6 +12,7 @@ from gazette_sdk.message.clock import (
     unix_100ns_of_clock,
 )
 from gazette_sdk.message.uuid import Stamp
+from support.vectors import golden, group
 
 
 def nanoseconds(time: list[int]) -> int:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.vectors import golden, group
 
 from gazette_sdk.errors import MappingError, ValidationError
 from gazette_sdk.message import mapping
 from gazette_sdk.message.mapping import Partitions, fnv1a32, key_bytes
 from gazette_sdk.protocol import broker_pb2 as pb
+from support.vectors import golden, group
 
 VECTORS = group("message", "mapping")
 GOLDEN = golden("consumer/messages/mapping.json")

@@ -406,7 +406,7 @@ def test_new_partitions_are_used(transport, on_loop):
         on_loop(transport.create, "orders/part-001", topic="orders")
 
         async def listed():
-            watches = publisher._link.watches
+            watches = publisher._sender.link().watches
             async with asyncio.timeout(WAIT_S):
                 while len(watches.current["topic=orders"].names) < 2:
                     await watches._changed.wait()
@@ -600,7 +600,7 @@ def test_a_publisher_that_is_dropped_ends_its_watches(transport):
     transport.create("orders/part-000", topic="orders")
     publisher = Publisher(BY_KEY, transport=transport)
     publisher.publish(Order("ada", 1)).result(WAIT_S)
-    tasks = list(publisher._link.watches._tasks.values())
+    tasks = list(publisher._sender.link().watches._tasks.values())
     del publisher
 
     async def ended():

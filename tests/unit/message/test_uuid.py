@@ -7,7 +7,6 @@ import uuid
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.vectors import golden, group
 
 from gazette_sdk.message.clock import unix_100ns_of_clock
 from gazette_sdk.message.flags import flags_text
@@ -20,6 +19,7 @@ from gazette_sdk.message.uuid import (
     uuid_of_bytes,
     uuid_of_text,
 )
+from support.vectors import golden, group
 
 PRODUCERS = st.binary(min_size=6, max_size=6)
 CLOCKS = st.integers(min_value=0, max_value=(1 << 64) - 1)

@@ -5,13 +5,13 @@ import sys
 
 import grpc.aio
 import pytest
-from support.raw_http import exchange
-from support.scripted_journals import ScriptedJournals, items, serving, stub
-from support.vectors import golden
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.server.logging import RECENT
 from gazette_sdk.transport.loop import run
+from support.raw_http import exchange
+from support.scripted_journals import ScriptedJournals, items, serving, stub
+from support.vectors import golden
 
 
 def ask(*targets: str, **options):

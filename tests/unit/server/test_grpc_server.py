@@ -4,8 +4,6 @@ import logging
 import grpc
 import grpc.aio
 import pytest
-from support.scripted_journals import HEADER, ScriptedJournals, items, metadata, serving, stub
-from support.spools import until
 
 from gazette_sdk.errors import (
     CallError,
@@ -19,6 +17,8 @@ from gazette_sdk.server import FOREIGN_CHUNK_BYTES, MAX_CHUNK_BYTES
 from gazette_sdk.server import grpc_server as grpc_module
 from gazette_sdk.server.metrics import metrics_text
 from gazette_sdk.transport.loop import run
+from support.scripted_journals import HEADER, ScriptedJournals, items, metadata, serving, stub
+from support.spools import until
 
 
 def channel_to(server, **options) -> grpc.aio.Channel:

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.spools import until
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.server import listener as listener_module
 from gazette_sdk.server.listener import HTTP_OPENINGS, Listener, Wire, find_wire
 from gazette_sdk.transport.loop import run
+from support.spools import until
 
 
 class Recorder(asyncio.Protocol):

@@ -3,13 +3,15 @@ from pathlib import Path
 
 import grpc.aio
 import pytest
-from support.raw_http import exchange
-from support.scripted_journals import ScriptedJournals, serving, stub
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.server import Server
+from gazette_sdk.server import Server, configured_server
+from gazette_sdk.server.settings import BrokerSettings, DebugSettings
 from gazette_sdk.transport.loop import run
+from support.certificates import Authority
+from support.raw_http import exchange
+from support.scripted_journals import ScriptedJournals, serving, stub
 
 
 def test_the_endpoint_is_known_once_bound():
@@ -106,3 +108,25 @@ def test_servers_of_one_process_do_not_meet():
         assert (len(first.calls), len(second.calls)) == (1, 0)
 
     run(scenario(), 10)
+
+
+def test_a_configured_server_is_bound_everywhere_and_advertises_what_it_was_told(tmp_path):
+    issued = Authority(tmp_path).issue()
+    certificate = {
+        "server_cert_file": str(issued.cert_file),
+        "server_cert_key_file": str(issued.key_file),
+    }
+    plain = configured_server(BrokerSettings(host="h.example"), DebugSettings(port="0"))
+    assert plain.bind() == f"http://h.example:{plain.listener.port}"
+    assert plain.debug_endpoint == f"http://h.example:{plain._debug_listener.port}"
+    plain._close_listeners()
+    secure = configured_server(BrokerSettings(host="h.example", **certificate), DebugSettings())
+    assert secure.bind() == f"https://h.example:{secure.listener.port}"
+    secure._close_listeners()
+    path = tmp_path / "socket"
+    local = configured_server(
+        BrokerSettings(host="h.example", port=f"unix://{path}", server_cert_file="/ignored"),
+        DebugSettings(),
+    )
+    assert local.bind() == f"unix://h.example{path}"
+    local._close_listeners()

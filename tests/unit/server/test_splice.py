@@ -6,11 +6,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.spools import until
 
 from gazette_sdk.server.listener import Listener, Wire
 from gazette_sdk.server.splice import READ_BYTES, Splicer
 from gazette_sdk.transport.loop import run
+from support.spools import until
 
 
 @asynccontextmanager

@@ -1,10 +1,10 @@
 import ssl
 
 import pytest
-from support.certificates import Authority
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.server.tls import server_context
+from support.certificates import Authority
 
 
 def test_a_certificate_and_its_key_make_a_context(tmp_path):
