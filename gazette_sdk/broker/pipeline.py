@@ -119,9 +119,9 @@ class PeerStream:
         _wake(self._room_wanted)
         self._task.cancel()
 
-    async def ended(self, timeout_s: float = PEER_ANSWER_TIMEOUT_S) -> None:
+    async def ended(self, timeout_s: float | None = None) -> None:
         """Return when the peer has ended the stream; break it after ``timeout_s``."""
-        done, _ = await asyncio.wait([self._task], timeout=timeout_s)
+        done, _ = await asyncio.wait([self._task], timeout=timeout_s or PEER_ANSWER_TIMEOUT_S)
         if not done:
             self.fail(_no_answer(self.peer))
             await asyncio.wait([self._task])
@@ -244,17 +244,18 @@ class Pipeline:
     async def gather(
         self,
         answers: Sequence[asyncio.Future[Answer]],
-        timeout_s: float = PEER_ANSWER_TIMEOUT_S,
+        timeout_s: float | None = None,
     ) -> list[Answer]:
         """The answers of every peer, in member order.
 
-        A peer which does not answer within ``timeout_s`` is given up: its stream is broken.
+        A peer which does not answer within ``timeout_s`` (by default
+        :data:`PEER_ANSWER_TIMEOUT_S`) is given up: its stream is broken.
         """
         if not answers:
             return []
         pending = [answer for answer in answers if not answer.done()]
         if pending:
-            await asyncio.wait(pending, timeout=timeout_s)
+            await asyncio.wait(pending, timeout=timeout_s or PEER_ANSWER_TIMEOUT_S)
         for stream, answer in zip(self.streams, answers, strict=True):
             if not answer.done():
                 _log.warning("%s does not answer; its stream is given up", _name(stream.peer))
@@ -272,7 +273,7 @@ class Pipeline:
         await self.spool.roll_back()
         return self.spool
 
-    async def ended(self, timeout_s: float = PEER_ANSWER_TIMEOUT_S) -> None:
+    async def ended(self, timeout_s: float | None = None) -> None:
         """Return when every peer has ended its stream, or was given up."""
         for stream in self.streams:
             await stream.ended(timeout_s)

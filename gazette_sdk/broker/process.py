@@ -267,8 +267,8 @@ class Broker:
                     cluster_id=self.keyspace.header.cluster_id,
                 ),
                 parts,
-                self._recovered.pop((item.id, item.create_revision), ()),
-                predecessor,
+                recovered=self._recovered.pop((item.id, item.create_revision), ()),
+                predecessor=predecessor,
             )
 
         self.resolver = Resolver(self.keyspace, self._id, make_replica)
@@ -318,7 +318,7 @@ class Broker:
             await self._membership.set_exiting()
 
     async def stop(self, *, persist_timeout_s: float = PERSIST_TIMEOUT_S) -> None:
-        """End: streams, replicas, membership, uploads, connections, in this order. Bounded.
+        """End: streams, replicas, uploads, membership, connections, in this order. Bounded.
 
         What could not be uploaded stays in the spool directory, and is recovered at the next
         start. Stop the fronts first, or at the same time.
@@ -330,14 +330,21 @@ class Broker:
         if self._is_composed:
             self.service.end_streams()
             self.resolver.stop_local()
-            await self._shut_down_replicas()
+            await self._shut_down_replicas(primaries=True)
+            await self._cancel("persister")
+            self.persister.set_exiting()
+            await self._persist(persist_timeout_s)
         if self._note is not None:
             self._note.flush()
-        await self._cancel("watch", "persister")
+        # Where we were primary all is written and stored, so that others may go on with it. Where
+        # we were a replica it is now that the primary learns to let go of our spool.
         if self._membership is not None:
             await self._membership.revoke()
         if self._is_composed:
+            await self._shut_down_replicas(primaries=False)
             await self._persist(persist_timeout_s)
+            await self.persister.aclose()
+        await self._cancel("watch")
         await self._close()
         if not self.ended.done():
             self.ended.cancel()
@@ -355,20 +362,19 @@ class Broker:
         if self._spools is not None:
             await asyncio.to_thread(self._spools.close)
 
-    async def _shut_down_replicas(self) -> None:
+    async def _shut_down_replicas(self, *, primaries: bool) -> None:
         for cancel in (False, True):
             if cancel:
                 self.service.cancel_writes()
             try:
                 async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
-                    await self.resolver.shutdowns()
+                    await self.resolver.shutdowns(primaries=primaries)
             except TimeoutError:
                 _log.warning("replicas still wait for what writes to them")
             else:
                 return
 
     async def _persist(self, timeout_s: float) -> None:
-        self.persister.set_exiting()
         try:
             async with asyncio.timeout(timeout_s):
                 await self.persister.finish()
@@ -378,7 +384,6 @@ class Broker:
                 self.persister.pending,
                 self.config.spool_dir,
             )
-        await self.persister.aclose()
 
     # --------------------------------------------------------------- inside
 

@@ -80,6 +80,7 @@ class Replica:
         create_revision: int,
         storage: JournalSpools,
         parts: ReplicaParts,
+        *,
         recovered: Sequence[CompletedSpool] = (),
         predecessor: Replica | None = None,
     ) -> None:
@@ -101,7 +102,12 @@ class Replica:
         self._tasks: set[asyncio.Task[None]] = set()
         for spool in recovered:
             self.index.commit(spool.fragment, spool.file)
-        self.spool = Slot(Spool(storage, on_commit=self.index.commit, on_complete=parts.complete))
+        self.spool: Slot[Spool]
+        if predecessor is None:
+            self.spool = Slot(self._new_spool())
+        else:
+            self.spool = Slot()
+            predecessor.ended.on_fire(lambda: self._succeed(predecessor))
 
     # ---------------------------------------------------------- assignments
 
@@ -186,9 +192,7 @@ class Replica:
         self.index.close()
 
     def _new_spool(self) -> Spool:
-        return Spool(
-            self._storage, on_commit=self.index.commit, on_complete=self._parts.complete
-        )
+        return Spool(self._storage, on_commit=self.index.commit, on_complete=self._parts.complete)
 
     def _succeed(self, predecessor: Replica) -> None:
         for fragment, file in predecessor.index.local():

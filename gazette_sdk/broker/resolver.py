@@ -167,10 +167,16 @@ class Resolver:
         gone, self._replicas = list(self._replicas.values()), {}
         self._shut_down(gone)
 
-    async def shutdowns(self) -> None:
-        """Return when every replica that was stopped has been shut down."""
-        while self._ending:
-            await asyncio.wait(list(self._ending))
+    async def shutdowns(self, *, primaries: bool = False) -> None:
+        """Return when every replica that was stopped has been shut down.
+
+        Args:
+            primaries: look only at those whose primary we were: no other broker can hold them up.
+        """
+        while ending := [
+            task for task, replica in self._ending.items() if replica.is_primary or not primaries
+        ]:
+            await asyncio.wait(ending)
 
     def _predecessor(self, item: JournalEntry, replica: Replica | None) -> Replica | None:
         """Our replica of the very same journal which a new one has to wait for."""
@@ -201,8 +207,7 @@ class Resolver:
     def _is_succeeded(self, journal: str) -> bool:
         """Whether others synchronized a route of the journal in which we are not."""
         return any(
-            is_without(entry.value, self._local_id)
-            for entry in self._keyspace.assignments(journal)
+            is_without(entry.value, self._local_id) for entry in self._keyspace.assignments(journal)
         )
 
     def _shut_down_ended(self, task: asyncio.Task[None]) -> None:

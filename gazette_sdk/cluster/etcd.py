@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -108,6 +108,7 @@ class Etcd:
         self._watch = stubs.WatchStub(channel)
         self._maintenance = stubs.MaintenanceStub(channel)
         self._calls: set[grpc.aio.Call] = set()
+        self._steps: set[asyncio.Future[Any]] = set()
         self._closed = False
 
     @classmethod
@@ -164,8 +165,8 @@ class Etcd:
     async def aclose(self) -> None:
         """Close the connection. Running calls end with an error."""
         self._closed = True
-        # grpc.aio would find only some of them.
-        for call in list(self._calls):
+        # grpc.aio finds only some of them, and does not wake those who write.
+        for call in (*self._calls, *self._steps):
             call.cancel()
         await self._channel.close()
 
@@ -285,8 +286,8 @@ class Etcd:
         with self._running(self._lease.LeaseKeepAlive(wait_for_ready=True)) as call:
             while True:
                 sent_at = loop.time()
-                await call.write(rpc.LeaseKeepAliveRequest(ID=lease))
-                response = await call.read()
+                await self._step(call.write(rpc.LeaseKeepAliveRequest(ID=lease)))
+                response = await self._step(call.read())
                 if response is grpc.aio.EOF:
                     raise EtcdUnavailableError("Etcd ended the stream of renewals")
                 if response.TTL <= 0:
@@ -319,8 +320,8 @@ class Etcd:
             self._errors("watch"),
             self._running(self._watch.Watch(metadata=metadata, wait_for_ready=True)) as call,
         ):
-            await call.write(rpc.WatchRequest(create_request=create))
-            while (response := await call.read()) is not grpc.aio.EOF:
+            await self._step(call.write(rpc.WatchRequest(create_request=create)))
+            while (response := await self._step(call.read())) is not grpc.aio.EOF:
                 if response.compact_revision:
                     raise EtcdCompactedError(
                         f"revision {start_revision} was compacted away; Etcd keeps changes "
@@ -374,28 +375,46 @@ class Etcd:
             self._calls.discard(call)
             call.cancel()
 
+    async def _step(self, awaitable: Awaitable[Any]) -> Any:
+        """One read or write of a stream, that :meth:`aclose` can end."""
+        step = asyncio.ensure_future(awaitable)
+        self._steps.add(step)
+        try:
+            return await step
+        finally:
+            self._steps.discard(step)
+
     def _check_open(self, cause: BaseException | None = None) -> None:
         if self._closed:
             raise ClosedError("the Etcd client was closed") from cause
 
     @contextlib.contextmanager
     def _errors(self, what: str) -> Iterator[None]:
-        """Errors of gRPC become ours."""
+        """Errors of gRPC become ours.
+
+        grpc.aio reports a call that was ended under its caller as the caller's cancellation, and
+        may answer the caller's cancellation with the status of the call. Here each is told as
+        what it is.
+        """
         self._check_open()
+        task = asyncio.current_task()
+        cancellations = task.cancelling() if task is not None else 0
         try:
             yield
-        except asyncio.CancelledError as error:
-            # grpc.aio reports a call that was ended under its caller as the caller's cancellation.
-            task = asyncio.current_task()
-            if task is None or not task.cancelling():
-                self._check_open(error)
-            raise
-        except grpc.aio.AioRpcError as error:
+        except (
+            asyncio.CancelledError,
+            asyncio.InvalidStateError,
+            grpc.aio.AioRpcError,
+            grpc.aio.UsageError,
+        ) as error:
+            if task is not None and task.cancelling() > cancellations:
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+                raise asyncio.CancelledError from error
             self._check_open(error)
-            raise _error_of_status(error.code(), error.details() or "", what) from error
-        except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
-            self._check_open(error)
-            raise EtcdUnavailableError(f"{what}: the connection was closed ({error})") from error
+            if isinstance(error, grpc.aio.AioRpcError):
+                raise _error_of_status(error.code(), error.details() or "", what) from error
+            raise EtcdUnavailableError(f"{what}: the call was ended ({error})") from error
 
 
 def _dial_target(address: str) -> tuple[str, bool]:

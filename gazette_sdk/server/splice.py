@@ -1,24 +1,28 @@
 """Connections that are passed on, byte by byte, to another server of the same process.
 
 grpcio cannot share a listening socket with HTTP/1. So the gRPC server listens on a private Unix
-socket, and the public port's HTTP/2 connections are spliced to it. Each direction reads into one
-large buffer and writes from it: a message costs a system call in and one out, and no copy in
-between. A side that cannot take more stops its other side's reading.
+socket, and the public port's HTTP/2 connections are spliced to it: by the kernel where it can
+(see `pump`), else, and where TLS ends here, through one large buffer in each direction. A side
+that cannot take more stops its other side's reading.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
+
+from gazette_sdk.server.pump import CAN_PUMP, PipePool, Pump
 
 __all__ = ["READ_BYTES", "Splicer"]
 
 _log = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
-"""Greatest read of a spliced connection: beyond it fewer system calls bring nothing."""
+"""Greatest read of a connection through a buffer: beyond it fewer system calls bring nothing."""
 
 WRITE_HIGH_BYTES = 1024 * 1024
 """Bytes that may wait for one side before the other side is no longer read."""
@@ -33,47 +37,154 @@ class Splicer:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._ends: set[_End] = set()
+        self._fronts: set[_Front] = set()
         self._connecting: set[asyncio.Task[None]] = set()
+        self._pipes = PipePool()
 
-    def __call__(self) -> asyncio.BufferedProtocol:
+    def __call__(self) -> asyncio.Protocol:
         """A protocol object for one connection."""
         return _Front(self)
 
     def __len__(self) -> int:
-        """How many connections are spliced."""
-        return len(self._ends) // 2
+        """How many connections there are."""
+        return len(self._fronts)
 
     async def aclose(self) -> None:
         """End all connections at once."""
         for task in self._connecting:
             task.cancel()
-        for end in tuple(self._ends):
-            end.transport.abort()
+        for front in tuple(self._fronts):
+            front.transport.abort()
         if self._connecting:
             await asyncio.wait(self._connecting)
+        self._pipes.close()
 
 
-class _End(asyncio.BufferedProtocol):
-    """One side of a spliced pair."""
+class _Front(asyncio.Protocol):
+    """A connection of the public port, until it is connected to the server behind."""
 
     def __init__(self, splicer: Splicer) -> None:
         self.transport: asyncio.Transport
-        self.other: _End | None = None
-        self._ended = False
         self._splicer = splicer
+        self._opening = b""
+        self._pumped: _PumpedPair | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self.transport.pause_reading()
+        # A peer that is gone without a word is noticed by nobody else while both sides are silent.
+        self.transport.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
+        )
+        self._splicer._fronts.add(self)  # noqa: SLF001 - of this module
+        connecting = self._splicer._connecting  # noqa: SLF001 - of this module
+        task = asyncio.get_running_loop().create_task(self._connect())
+        connecting.add(task)
+        task.add_done_callback(connecting.discard)
+
+    def data_received(self, data: bytes) -> None:
+        self._opening += data
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - its signature
+        self.forget()
+        if self._pumped is not None:
+            self._pumped.close()
+
+    def forget(self) -> None:
+        """Not to be ended together with the splicer any more."""
+        self._splicer._fronts.discard(self)  # noqa: SLF001 - of this module
+
+    async def _connect(self) -> None:
+        loop = asyncio.get_running_loop()
+        back = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        back.setblocking(False)
+        try:
+            await loop.sock_connect(back, str(self._splicer._path))  # noqa: SLF001 - as above
+            await loop.sock_sendall(back, self._opening)
+            if self.transport.is_closing():
+                back.close()
+            elif CAN_PUMP and self.transport.get_extra_info("ssl_object") is None:
+                self._pumped = _PumpedPair(self.transport, back, self._splicer._pipes)  # noqa: SLF001
+            else:
+                await _join_by_buffers(self, back)
+        except OSError as error:
+            _log.warning("the gRPC server of this process cannot be reached: %s", error)
+            back.close()
+            self.transport.abort()
+        except asyncio.CancelledError:
+            back.close()
+            raise
+
+
+# ----------------------------------------------------------------- by kernel
+
+
+class _PumpedPair:
+    """Both directions of a connection, moved by the kernel."""
+
+    def __init__(self, transport: asyncio.Transport, back: socket.socket, pipes: PipePool) -> None:
+        self._transport = transport
+        # The transport keeps its own descriptor, which the loop would not let us watch.
+        self._front = transport.get_extra_info("socket").dup()
+        self._front.setblocking(False)
+        self._back = back
+        self._running = 2
+        self._pumps = (
+            Pump(self._front, back, pipes, self._ended),
+            Pump(back, self._front, pipes, self._ended),
+        )
+        for pump in self._pumps:
+            pump.start()
+
+    def close(self) -> None:
+        """Stop both directions; the transport's owner closes it."""
+        for pump in self._pumps:
+            pump.stop()
+        self._front.close()
+        self._back.close()
+
+    def _ended(self, error: OSError | None) -> None:
+        self._running -= 1
+        if error is not None:
+            self._transport.abort()
+        elif not self._running:
+            self._transport.close()
+
+
+# ---------------------------------------------------------------- by buffers
+
+
+async def _join_by_buffers(front: _Front, back: socket.socket) -> None:
+    one, other = _End(front.forget), _End(lambda: None)
+    one.other, other.other = other, one
+    await asyncio.get_running_loop().create_unix_connection(lambda: other, sock=back)
+    transport = front.transport
+    transport.set_protocol(one)
+    one.connection_made(transport)
+    if transport.is_closing():
+        other.transport.abort()
+    else:
+        transport.resume_reading()
+
+
+class _End(asyncio.BufferedProtocol):
+    """One side of a pair."""
+
+    def __init__(self, forget: Callable[[], None]) -> None:
+        self.transport: asyncio.Transport
+        self.other: _End
+        self._forget = forget
+        self._ended = False
         self._buffer = memoryview(bytearray(READ_BYTES))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
-        self._splicer._ends.add(self)  # noqa: SLF001 - of this module
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - its signature
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        assert self.other is not None, "a side is read only once it has its other side"
         to = self.other.transport
         to.write(self._buffer[:nbytes])
         if to.get_write_buffer_size():
@@ -81,66 +192,21 @@ class _End(asyncio.BufferedProtocol):
             self._buffer = memoryview(bytearray(READ_BYTES))
 
     def pause_writing(self) -> None:
-        if self.other is not None:
-            self.other.transport.pause_reading()
+        self.other.transport.pause_reading()
 
     def resume_writing(self) -> None:
-        if self.other is not None:
-            self.other.transport.resume_reading()
+        self.other.transport.resume_reading()
 
     def eof_received(self) -> bool:
         self._ended = True
-        if self.other is None or not self.other.transport.can_write_eof():
+        if not self.other.transport.can_write_eof():
             return False
         self.other.transport.write_eof()
         return not self.other._ended  # noqa: SLF001 - of this class
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._splicer._ends.discard(self)  # noqa: SLF001 - of this module
-        if self.other is not None:
-            if error is not None:
-                self.other.transport.abort()
-            else:
-                self.other.transport.close()
-
-
-class _Front(_End):
-    """The side of the public port: it finds its other side first."""
-
-    def __init__(self, splicer: Splicer) -> None:
-        super().__init__(splicer)
-        self._opening = b""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.transport.pause_reading()
-        connecting = self._splicer._connecting  # noqa: SLF001 - of this module
-        task = asyncio.get_running_loop().create_task(self._connect())
-        connecting.add(task)
-        task.add_done_callback(connecting.discard)
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if self.other is None:
-            self._opening += bytes(self._buffer[:nbytes])
+        self._forget()
+        if error is not None:
+            self.other.transport.abort()
         else:
-            super().buffer_updated(nbytes)
-
-    async def _connect(self) -> None:
-        back = _End(self._splicer)
-        back.other = self
-        try:
-            await asyncio.get_running_loop().create_unix_connection(
-                lambda: back,
-                str(self._splicer._path),  # noqa: SLF001 - of this module
-            )
-        except OSError as error:
-            _log.warning("the gRPC server of this process cannot be reached: %s", error)
-            self.transport.abort()
-            return
-        self.other = back
-        if self.transport.is_closing():
-            back.transport.abort()
-            return
-        back.transport.write(self._opening)
-        self._opening = b""
-        self.transport.resume_reading()
+            self.other.transport.close()

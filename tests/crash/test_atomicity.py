@@ -137,7 +137,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @settings(
-    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(seed=st.integers(0, 2**32))
 def test_appends_are_whole_or_not_there_whoever_dies(cluster: EmbeddedCluster, seed: int):

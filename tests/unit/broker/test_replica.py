@@ -31,7 +31,7 @@ class Made:
         storage = self.directory.journal(
             "a/journal", create_revision=create_revision, cluster_id=77
         )
-        return Replica("a/journal", create_revision, storage, self.parts, recovered)
+        return Replica("a/journal", create_revision, storage, self.parts, recovered=recovered)
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ class Setup:
             storage = directory.journal(
                 item.id, create_revision=item.create_revision, cluster_id=12
             )
-            replica = Replica(item.id, item.create_revision, storage, parts, (), predecessor)
+            replica = Replica(item.id, item.create_revision, storage, parts, predecessor=predecessor)
             self.made.append(replica)
             return replica
 

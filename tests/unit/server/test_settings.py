@@ -29,6 +29,7 @@ OPTIONS = [
     ("broker.watch-delay", "WatchDelay", "BROKER_WATCH_DELAY", 0.03),
     ("broker.auth-keys", "AuthKeys", "BROKER_AUTH_KEYS", ""),
     ("broker.auto-suspend", "AutoSuspend", "BROKER_AUTO_SUSPEND", False),
+    ("broker.spool-dir", "SpoolDir", "BROKER_SPOOL_DIR", ""),
     ("broker.durability", "Durability", "BROKER_DURABILITY", "replicated"),
     ("etcd.address", "Address", "ETCD_ADDRESS", "http://localhost:2379"),
     ("etcd.cert-file", "CertFile", "ETCD_CERT_FILE", ""),

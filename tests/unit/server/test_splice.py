@@ -7,10 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from gazette_sdk.server import splice as splice_module
 from gazette_sdk.server.listener import Listener, Wire
 from gazette_sdk.server.splice import READ_BYTES, Splicer
 from gazette_sdk.transport.loop import run
-from support.spools import until
+from support.spools import open_files, until
+
+
+@pytest.fixture(autouse=True, params=["by kernel", "by buffers"])
+def _way(request, monkeypatch):
+    """Both ways, where this platform has them."""
+    if request.param == "by buffers":
+        monkeypatch.setattr(splice_module, "CAN_PUMP", False)
 
 
 @asynccontextmanager
@@ -156,3 +164,38 @@ def test_closing_ends_what_is_spliced(tmp_path):
             writer.transport.abort()
 
     run(scenario(), 10)
+
+
+def test_no_descriptor_is_left_behind(tmp_path):
+    async def talk(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"X" * 100_000)
+        assert len(await reader.readexactly(100_000)) == 100_000
+        writer.close()
+
+    async def scenario():
+        before = open_files()
+        async with spliced(tmp_path / "s", _echo) as (port, splicer):
+            for _ in range(3):
+                await asyncio.gather(*(talk(port) for _ in range(20)))
+            await until(lambda: len(splicer) == 0)
+        await until(lambda: open_files() <= before)
+
+    run(scenario(), 20)
+
+
+def test_idle_connections_hold_no_pipes(tmp_path):
+    async def scenario():
+        async with spliced(tmp_path / "s", _echo) as (port, splicer):
+            writers = []
+            for _ in range(30):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"X")
+                assert await reader.readexactly(1) == b"X"
+                writers.append(writer)
+            assert len(splicer) == 30
+            assert len(splicer._pipes._spare) <= 2
+            for writer in writers:
+                writer.transport.abort()
+
+    run(scenario(), 20)

@@ -1,0 +1,149 @@
+"""Streamed appends and reads, beside a bare grpcio echo of messages of the same size.
+
+    python benchmarks/wire.py [--rounds 5] [--mib 256] [--chunk-kib 128] [--json]
+
+The broker, the echo server and this client are three processes. Every figure is in MB of content
+per second; the echo carries its content both ways. Each round appends to a journal of its own,
+which is deleted after it was read: so rounds use the same page cache again. On virtual machines
+memory that is touched for the first time costs more than everything that is measured here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import AsyncIterator
+from multiprocessing.connection import Connection
+
+import grpc
+from measure import Figure, arguments, cluster, in_turn, report
+
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import journalspace
+from gazette_sdk.transport import Transport, connect
+from gazette_sdk.transport import loop as sdk_loop
+from gazette_sdk.transport.appender import append as retrying_append
+from gazette_sdk.transport.appender import append_once
+from gazette_sdk.transport.listing import apply_journals
+
+ECHO = "/bench.Echo/Echo"
+BAR = 0.7
+
+JOURNAL = """
+name: bench/wire
+delete: {delete}
+revision: -1
+replication: 1
+fragment:
+  length: 17179869184
+  compression_codec: NONE
+  stores: []
+  refresh_interval: 1h
+"""
+OPTIONS = [("grpc.max_receive_message_length", 16 << 20), ("grpc.max_send_message_length", -1)]
+
+
+async def _echo_server(pipe: Connection) -> None:
+    async def echo(requests: AsyncIterator[bytes], _context: object) -> AsyncIterator[bytes]:
+        async for message in requests:
+            yield message
+
+    server = grpc.aio.server(options=OPTIONS)
+    handler = grpc.stream_stream_rpc_method_handler(echo)
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler("bench.Echo", {"Echo": handler}),)
+    )
+    pipe.send(server.add_insecure_port("127.0.0.1:0"))
+    await server.start()
+    await asyncio.to_thread(pipe.recv)
+    await server.stop(0)
+
+
+def _run_echo_server(pipe: Connection) -> None:
+    asyncio.run(_echo_server(pipe))
+
+
+async def echo(port: int, chunk: bytes, count: int) -> float:
+    """MB/s of content through the echo."""
+
+    async def messages() -> AsyncIterator[bytes]:
+        for _ in range(count):
+            yield chunk
+
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS) as channel:
+        begun = time.perf_counter()
+        received = 0
+        async for message in channel.stream_stream(ECHO)(messages()):
+            received += len(message)
+    assert received == count * len(chunk)
+    return received / 1e6 / (time.perf_counter() - begun)
+
+
+async def append(transport: Transport, chunk: bytes, count: int) -> float:
+    """MB/s of content appended and acknowledged, as one append."""
+
+    async def content() -> AsyncIterator[bytes]:
+        for _ in range(count):
+            yield chunk
+
+    begun = time.perf_counter()
+    response = await append_once(transport, pb.AppendRequest(journal="bench/wire"), content())
+    assert response.commit.end - response.commit.begin == count * len(chunk)
+    return count * len(chunk) / 1e6 / (time.perf_counter() - begun)
+
+
+async def append_anew(transport: Transport, chunk: bytes, count: int) -> float:
+    """As :func:`append`, to a journal which has just been created again."""
+    for delete in ("true", "false"):
+        root = journalspace.parse(JOURNAL.format(delete=delete))
+        journalspace.push_down(root)
+        await apply_journals(transport, journalspace.to_apply_request(root))
+    await retrying_append(transport, pb.AppendRequest(journal="bench/wire"), [])
+    return await append(transport, chunk, count)
+
+
+async def read(transport: Transport, length: int) -> float:
+    """MB/s of content read from the journal's begin."""
+    request = pb.ReadRequest(journal="bench/wire", end_offset=length)
+    begun = time.perf_counter()
+    received = 0
+    async for item in transport.read(request):
+        if isinstance(item, bytes):
+            received += len(item)
+    assert received == length
+    return received / 1e6 / (time.perf_counter() - begun)
+
+
+def main() -> None:
+    """Measure and print."""
+    options = arguments(__doc__ or "", mib=256, chunk_kib=128)
+    chunk = bytes(range(256)) * (options.chunk_kib << 2)
+    count = (options.mib << 20) // len(chunk)
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    server = context.Process(target=_run_echo_server, args=(there,), daemon=True)
+    server.start()
+    port = here.recv()
+    with cluster(JOURNAL.format(delete="false")) as running:
+        transport = connect(running.address)
+        medians = in_turn(
+            options.rounds,
+            echo=lambda: sdk_loop.run(echo(port, chunk, count)),
+            append=lambda: sdk_loop.run(append_anew(transport, chunk, count)),
+            read=lambda: sdk_loop.run(read(transport, count * len(chunk))),
+        )
+        sdk_loop.run(transport.aclose())
+    here.send("stop")
+    server.join(10)
+    report(
+        [
+            Figure(f"streamed {name}, echo = baseline", medians[name], medians["echo"], "MB/s", BAR)
+            for name in ("append", "read")
+        ],
+        as_json=options.json,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""``gazette dev``: a complete local cluster in the foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from gazette_sdk.cli.command import Invocation
+from gazette_sdk.cli.settings import DEV
+from gazette_sdk.embedded import EmbeddedCluster
+from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.server.signals import StopSignal
+
+__all__ = ["run"]
+
+_HOW_TO = """\
+Gazette is running at {address}
+{others}Everything is kept in {data}; Ctrl-C stops it, and `gazette dev` goes on from there.
+
+  Create a journal:
+    gazctl journals apply{flag} <<'END'
+    name: examples/foobar
+    replication: 1
+    fragment: {{length: 131072, compression_codec: GZIP, stores: ["file:///"], \
+refresh_interval: 1m}}
+    END
+
+  Append to it and read it:
+    echo hello | curl -X PUT --data-binary @- {address}/examples/foobar
+    curl "{address}/examples/foobar?offset=0"
+    gazctl journals read{flag} -l name=examples/foobar
+
+  From Python{where}:
+    from gazette_sdk import Reader
+    for envelope in Reader(dict, "name=examples/foobar", block=False):
+        print(envelope.message)
+"""
+
+DEFAULT_PORT = 8080
+"""Tools find a broker at this port without being told."""
+
+
+async def run(invocation: Invocation) -> None:
+    """Run a cluster until SIGTERM or Ctrl-C.
+
+    Raises:
+        GazetteError: it could not start, or could not go on.
+    """
+    settings = invocation.settings(DEV)
+    data = Path(settings.data).expanduser().absolute()
+    _make(data)
+    cluster = EmbeddedCluster(data, port=settings.port, brokers=settings.brokers)
+    with StopSignal() as stop:
+        work = asyncio.ensure_future(_serve(cluster, settings.port))
+        signalled = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait([work, signalled], return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                sys.stdout.write("Stopping…\n")
+                sys.stdout.flush()
+                work.cancel()
+            try:
+                await work
+            except asyncio.CancelledError:
+                if not stop.caught:
+                    raise
+        finally:
+            work.cancel()
+            signalled.cancel()
+            await asyncio.wait([work, signalled])
+            await cluster.astop()
+
+
+def _make(data: Path) -> None:
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the data directory {data} cannot be used: {error.strerror}; give another with --data"
+        ) from error
+
+
+async def _serve(cluster: EmbeddedCluster, port: int) -> None:
+    await cluster.astart()
+    others = "".join(f"  and at {address}\n" for address in cluster.addresses[1:])
+    is_default = port == DEFAULT_PORT
+    address = cluster.address
+    text = _HOW_TO.format(
+        address=address,
+        others=others,
+        data=cluster.data,
+        flag="" if is_default else f" --broker.address {address}",
+        where="" if is_default else f" (with GAZETTE_ADDRESS={address})",
+    )
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    await cluster.ended()

@@ -1,0 +1,57 @@
+"""What a user sees when something failed: one line on standard error, and a status."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+from gazette_sdk.errors import GazetteError
+
+__all__ = ["TERMINATION_LOG", "CommandFailedError", "explain", "report"]
+
+TERMINATION_LOG = Path("/dev/termination-log")
+"""Where it exists, a supervisor (Kubernetes) reads from it why a process ended."""
+
+_log = logging.getLogger("gazette_sdk.cli")
+
+
+class CommandFailedError(GazetteError):
+    """A command did what it could and has to end with a status other than zero."""
+
+
+def explain(error: BaseException) -> str:
+    """What an error is about, in one line."""
+    if isinstance(error, BaseExceptionGroup):
+        return explain(error.exceptions[0])
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror
+        if error.filename is not None:
+            text = f"{error.filename}: {text}"
+    return "; ".join(line.strip() for line in text.splitlines() if line.strip()) or repr(error)
+
+
+def report(program: str, error: BaseException, *, in_log: bool) -> None:
+    """Tell of the error that ends a process.
+
+    Args:
+        program: name of the program.
+        error: what went wrong.
+        in_log: write a log record of level fatal, rather than a plain line.
+    """
+    text = explain(error)
+    if TERMINATION_LOG.exists():
+        try:
+            TERMINATION_LOG.write_text(text + "\n", encoding="utf-8")
+        except OSError as unwritable:
+            _log.warning("cannot write to %s: %s", TERMINATION_LOG, unwritable)
+    if not in_log:
+        sys.stderr.write(f"{program}: {text}\n")
+        return
+    fields = {
+        name: value
+        for name in ("journal", "offset")
+        if (value := getattr(error, name, None)) is not None
+    }
+    _log.critical("%s", text, extra=fields)

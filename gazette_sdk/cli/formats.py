@@ -1,0 +1,143 @@
+"""How results are written: tables for people, JSON and protobuf text for programs (cli 4.1)."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
+
+import orjson
+from google.protobuf import text_format
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from gazette_sdk.protocol import broker_pb2 as pb
+
+__all__ = ["NONE", "age", "fragment_json", "iec_bytes", "message_json", "proto_text", "write_table"]
+
+NONE = "<none>"
+"""What a cell of a table shows for nothing."""
+
+TABLE_WIDTH_MAX = 1 << 20
+"""Rows are never wrapped or cut, whatever the terminal: scripts read them."""
+
+
+def write_table(
+    headers: Sequence[str], rows: Iterable[Sequence[str]], file: TextIO | None = None
+) -> None:
+    """Write a bordered table, each row on one line.
+
+    Args:
+        headers: of the columns; written in upper case.
+        rows: cells.
+        file: where to; by default standard output.
+    """
+    from rich.box import SQUARE  # noqa: PLC0415 - other formats need no rich
+    from rich.console import Console  # noqa: PLC0415 - as above
+    from rich.table import Table  # noqa: PLC0415 - as above
+    from rich.text import Text  # noqa: PLC0415 - as above
+
+    table = Table(box=SQUARE)
+    for header in headers:
+        table.add_column(Text(header.upper()), no_wrap=True, overflow="ignore")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console(file=file or sys.stdout, width=TABLE_WIDTH_MAX).print(table)
+
+
+def proto_text(message: Message) -> str:
+    """Protobuf text of a message, one field per line."""
+    return str(text_format.MessageToString(message, as_utf8=True))
+
+
+def message_json(message: Message) -> bytes:
+    """A message as one line of JSON, as the proto3 mapping says.
+
+    Original names of fields, all of them: integers of 64 bits as strings, enums by name, absent
+    messages ``null``.
+    """
+    return orjson.dumps(_message(message))
+
+
+def _message(message: Message) -> dict[str, Any]:
+    return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _field(message: Message, field: Any) -> Any:
+    value = getattr(message, field.name)
+    if field.is_repeated:
+        return [_value(field, item) for item in value]
+    if field.message_type is not None and not message.HasField(field.name):
+        return None
+    return _value(field, value)
+
+
+def _value(field: Any, value: Any) -> Any:
+    if isinstance(value, Duration):
+        return value.ToJsonString()
+    if isinstance(value, Message):
+        return _message(value)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return known.name if known is not None else value
+    if field.cpp_type in {FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64}:
+        return str(value)
+    return value
+
+
+def fragment_json(fragment: pb.FragmentsResponse._Fragment) -> bytes:  # noqa: SLF001 - its name
+    """A listed fragment as one line of JSON: plain numbers, and without zero values."""
+    spec = fragment.spec
+    found = {
+        "journal": spec.journal,
+        "begin": spec.begin,
+        "end": spec.end,
+        "sum": _nonzero(
+            {"part1": spec.sum.part1, "part2": spec.sum.part2, "part3": spec.sum.part3}
+        ),
+        "compression_codec": spec.compression_codec,
+        "backing_store": spec.backing_store,
+        "mod_time": spec.mod_time,
+        "path_postfix": spec.path_postfix,
+    }
+    found = {name: value for name, value in found.items() if value or name == "sum"}
+    return orjson.dumps(_nonzero({"spec": found, "signed_url": fragment.signed_url}))
+
+
+def _nonzero(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value}
+
+
+def iec_bytes(count: int) -> str:
+    """A number of bytes in binary units, such as ``1.1 KiB``."""
+    if count < 1024:
+        return f"{count} B"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB"):  # noqa: B007 - the last one is used
+        size /= 1024
+        if round(size, 1) < 1024:
+            break
+    return f"{size:.1f} {unit}" if round(size, 1) < 10 else f"{size:.0f} {unit}"
+
+
+_SPANS = (
+    (1, "second"),
+    (60, "minute"),
+    (3600, "hour"),
+    (86400, "day"),
+    (7 * 86400, "week"),
+    (30 * 86400, "month"),
+    (365 * 86400, "year"),
+)
+
+
+def age(unix_s: int, now_s: float | None = None) -> str:
+    """How long ago a time was, such as ``3 years ago``."""
+    elapsed_s = (time.time() if now_s is None else now_s) - unix_s
+    if elapsed_s < 1:
+        return "now"
+    size_s, name = next(span for span in reversed(_SPANS) if span[0] <= elapsed_s)
+    count = int(elapsed_s // size_s)
+    return f"{count} {name}{'' if count == 1 else 's'} ago"

@@ -1,0 +1,66 @@
+"""``gazctl``: the operators' tool (cli section 4)."""
+
+from __future__ import annotations
+
+import sys
+
+from gazette_sdk.cli.client import ADDRESS_ALIASES, BROKER_CLIENT, ZONE
+from gazette_sdk.cli.command import Command
+from gazette_sdk.cli.journals.commands import COMMANDS as JOURNALS
+from gazette_sdk.cli.program import Program
+from gazette_sdk.cli.settings import ATTACH_UUIDS, PRINT_CONFIG
+from gazette_sdk.server.options import Group
+from gazette_sdk.server.settings import LoggingSettings
+
+__all__ = ["GAZCTL", "main"]
+
+_JOURNALS_LOGGING = Group(
+    "journals.Logging", LoggingSettings, prefix="log.", env_prefix="LOG_"
+)
+
+_ATTACH_UUIDS = Command(
+    "attach-uuids",
+    "Write lines of files with a fresh UUID each",
+    "gazette_sdk.cli.attach_uuids:run",
+    (ATTACH_UUIDS,),
+    details=(
+        "Prepares lines for journals whose readers drop duplicates: CSV by default. UUIDs of a "
+        "run ascend and have one producer. Without files, reads standard input."
+    ),
+    examples=(
+        ("gazctl attach-uuids --skip-header rides.csv", "CSV whose first column is the UUID"),
+        (
+            "gazctl attach-uuids --template=$'{{.UUID}}\\t{{.Line}}\\n' < lines",
+            "another template; newlines in it must be real ones",
+        ),
+    ),
+    arguments="[FILE...]",
+    arguments_max=None,
+)
+
+_PRINT_CONFIG = Command(
+    "print-config",
+    "Print the effective configuration as an INI file",
+    "gazette_sdk.cli.configuration:run",
+    (PRINT_CONFIG,),
+    details="What equals its default is commented. Keys and tokens are shown when asked for only.",
+    examples=(("gazctl print-config > gazctl.ini", "a file to begin with"),),
+)
+
+GAZCTL = Program(
+    name="gazctl",
+    summary="gazctl: see and change what runs in a Gazette cluster.",
+    commands=(*JOURNALS, _ATTACH_UUIDS, _PRINT_CONFIG),
+    ini="gazctl.ini",
+    shared={"journals": (BROKER_CLIENT, ZONE, _JOURNALS_LOGGING)},
+    aliases=ADDRESS_ALIASES,
+)
+
+
+def main() -> int:
+    """Run ``gazctl`` with this process's arguments; returns the status to exit with."""
+    return GAZCTL.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

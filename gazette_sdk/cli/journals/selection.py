@@ -1,0 +1,38 @@
+"""The journals that a command is about."""
+
+from __future__ import annotations
+
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.selectors import parse_selector
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.listing import list_journals
+
+__all__ = ["CALLS_MAX", "is_fully_suspended", "select", "selector_of"]
+
+CALLS_MAX = 64
+"""Calls under way at once of commands that ask something of each journal."""
+
+
+def selector_of(text: str) -> pb.LabelSelector:
+    """The label selector of an option.
+
+    Raises:
+        ValidationError: it is malformed.
+    """
+    return parse_selector(text)
+
+
+def is_fully_suspended(spec: pb.JournalSpec) -> bool:
+    """Whether a journal has no replica at all: most calls would resume it or be refused."""
+    return bool(spec.suspend.level == pb.JournalSpec.Suspend.FULL)
+
+
+async def select(transport: Transport, selector: str) -> list[pb.ListResponse.Journal]:
+    """The matching journals which have replicas, in listing order.
+
+    Raises:
+        ValidationError: the selector is malformed.
+        GazetteError: the listing failed.
+    """
+    listing = await list_journals(transport, selector_of(selector))
+    return [each for each in listing.journals if not is_fully_suspended(each.spec)]

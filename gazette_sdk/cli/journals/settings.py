@@ -1,0 +1,198 @@
+"""Options of the commands of ``gazctl journals`` (cli section 5)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gazette_sdk.server.options import Group, Option, Seconds, Settings
+
+__all__ = [
+    "APPEND",
+    "APPLY",
+    "EDIT",
+    "FRAGMENTS",
+    "LIST",
+    "PRUNE",
+    "READ",
+    "RESET_HEAD",
+    "STORE_HEALTH",
+    "SUSPEND",
+    "AppendSettings",
+    "ApplySettings",
+    "EditSettings",
+    "FragmentsSettings",
+    "ListSettings",
+    "PruneSettings",
+    "ReadSettings",
+    "ResetHeadSettings",
+    "StoreHealthSettings",
+    "SuspendSettings",
+]
+
+_SELECTOR = Option("Selector", "Label selector of the journals", short="l")
+
+_MAX_TXN_SIZE = Option(
+    "MaxTxnSize", "Greatest number of changes in one transaction; 0 for all in one"
+)
+
+
+class ListSettings(Settings):
+    """Of ``list``."""
+
+    selector: Annotated[str, Option("Selector", "Label selector; empty for all", short="l")] = ""
+    format: Annotated[
+        Literal["table", "yaml", "json", "proto"], Option("Format", "Output format", short="o")
+    ] = "table"
+    label_columns: Annotated[
+        tuple[str, ...], Option("Labels", "Label to show as a column of the table", short="L")
+    ] = ()
+    primary: Annotated[
+        bool, Option("Primary", "Show the primary in the table; <S> if suspended", short="p")
+    ] = False
+    replicas: Annotated[
+        bool, Option("Replicas", "Show the other replicas in the table", short="r")
+    ] = False
+    rf: Annotated[bool, Option("RF", "Show the replication factor in the table")] = False
+    stores: Annotated[bool, Option("Stores", "Show the first fragment store in the table")] = False
+    watch: Annotated[bool, Option("Watch", "List again on every change, until interrupted")] = False
+
+
+class ApplySettings(Settings):
+    """Of ``apply``."""
+
+    specs: Annotated[str, Option("SpecsPath", "File of specs in YAML; - for standard input")] = "-"
+    dry_run: Annotated[
+        bool, Option("DryRun", "Print the request and stop; no broker is called")
+    ] = False
+    max_txn_size: Annotated[int, _MAX_TXN_SIZE, Field(ge=0)] = 0
+
+
+class EditSettings(Settings):
+    """Of ``edit``."""
+
+    selector: Annotated[
+        str, Option("Selector", "Label selector of the journals", short="l", in_ini=False)
+    ]
+    max_txn_size: Annotated[int, _MAX_TXN_SIZE, Field(ge=0)] = 0
+
+
+class AppendSettings(Settings):
+    """Of ``append``."""
+
+    selector: Annotated[str, _SELECTOR]
+    input: Annotated[str, Option("Input", "File to append; - for standard input", short="i")] = "-"
+    framing: Annotated[
+        Literal["none", "lines", "fixed"],
+        Option(
+            "Framing",
+            "What a record of the input is: all of it, a line, or a fixed header and its payload",
+            short="f",
+        ),
+    ] = "none"
+    mapping: Annotated[
+        Literal["random", "modulo", "rendezvous", "direct"],
+        Option(
+            "Mapping", "How a record finds its journal; all but random need keys", short="m"
+        ),
+    ] = "random"
+    base64: Annotated[bool, Option("Base64", "Keys are base64 (with framing lines)")] = False
+
+
+class ReadSettings(Settings):
+    """Of ``read``."""
+
+    selector: Annotated[str, _SELECTOR]
+    block: Annotated[
+        bool, Option("Block", "Follow the journals, until interrupted", short="b")
+    ] = False
+    tail: Annotated[bool, Option("Tail", "Begin at write heads, where no offset is given")] = False
+    output: Annotated[
+        str, Option("OutputPath", "File to write, replaced; - for standard output", short="o")
+    ] = "-"
+    offsets: Annotated[
+        str, Option("OffsetsPath", "JSON file with the offsets to begin at; must exist")
+    ] = ""
+    offsets_out: Annotated[
+        str, Option("OffsetsOutPath", "JSON file to write with the offsets at the end")
+    ] = ""
+    file_root: Annotated[
+        str, Option("FileRoot", "Directory behind the brokers' file:// stores, as seen from here")
+    ] = ""
+    from_time: Annotated[
+        int,
+        Option("MinModTime", "Skip fragments stored before this time, unix seconds", long="from"),
+        Field(ge=0),
+    ] = 0
+
+
+class FragmentsSettings(Settings):
+    """Of ``fragments``."""
+
+    selector: Annotated[str, Option("Selector", "Label selector; empty for all", short="l")] = ""
+    format: Annotated[
+        Literal["table", "json", "proto"], Option("Format", "Output format", short="o")
+    ] = "table"
+    from_time: Annotated[
+        int,
+        Option("FromTime", "Fragments stored at this time or later, unix seconds", long="from"),
+        Field(ge=0),
+    ] = 0
+    to_time: Annotated[
+        int,
+        Option("ToTime", "Fragments stored before this time, unix seconds", long="to"),
+        Field(ge=0),
+    ] = 0
+    url_ttl_s: Annotated[
+        Seconds, Option("URLTTL", "Lifetime of signed URLs to show; 0s for none"), Field(ge=0)
+    ] = 0.0
+
+
+class PruneSettings(Settings):
+    """Of ``prune``."""
+
+    selector: Annotated[str, _SELECTOR]
+    dry_run: Annotated[bool, Option("DryRun", "Say what would be removed, remove nothing")] = False
+    file_root: Annotated[
+        str, Option("FileRoot", "Directory behind the brokers' file:// stores, as seen from here")
+    ] = ""
+
+
+class ResetHeadSettings(Settings):
+    """Of ``reset-head``."""
+
+    selector: Annotated[str, _SELECTOR]
+
+
+class SuspendSettings(Settings):
+    """Of ``suspend``."""
+
+    selector: Annotated[str, _SELECTOR]
+    force: Annotated[
+        bool, Option("Force", "Suspend also what has fragments that are not stored", short="f")
+    ] = False
+
+
+class StoreHealthSettings(Settings):
+    """Of ``store-health``."""
+
+    check_delete_prefix: Annotated[
+        str | None,
+        Option(
+            "CheckDeletePrefix",
+            "Check, too, that objects below this prefix can be deleted; it ends in / or is empty",
+        ),
+    ] = None
+
+
+LIST = Group("journals.list", ListSettings)
+APPLY = Group("journals.apply", ApplySettings)
+EDIT = Group("journals.edit", EditSettings)
+APPEND = Group("journals.append", AppendSettings)
+READ = Group("journals.read", ReadSettings)
+FRAGMENTS = Group("journals.fragments", FragmentsSettings)
+PRUNE = Group("journals.prune", PruneSettings)
+RESET_HEAD = Group("journals.reset-head", ResetHeadSettings)
+SUSPEND = Group("journals.suspend", SuspendSettings)
+STORE_HEALTH = Group("journals.store-health", StoreHealthSettings)

@@ -1,0 +1,153 @@
+"""``gazette serve``: a production broker (cli section 3.1)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import tempfile
+from pathlib import Path
+
+from gazette_sdk.broker.process import BrokerConfig
+from gazette_sdk.broker.served import ServedBroker
+from gazette_sdk.broker.spool_directory import Durability
+from gazette_sdk.cli.command import Invocation
+from gazette_sdk.protocol.authorization import authority_for
+from gazette_sdk.server.options import public_values
+from gazette_sdk.server.process import configured_server
+from gazette_sdk.server.settings import (
+    BROKER,
+    DEBUG,
+    ETCD,
+    BrokerSettings,
+    EtcdSettings,
+    pet_name,
+)
+from gazette_sdk.server.signals import StopSignal
+from gazette_sdk.transport.grpc import Tls
+
+__all__ = ["configuration_of", "run"]
+
+_log = logging.getLogger(__name__)
+
+PERSIST_TIMEOUT_S = 6 * 3600.0
+"""A broker that drains uploads what it holds for as long as stores take; supervisors give it six
+hours (operations section 8)."""
+
+DRAIN_NOTICE_S = 10.0
+"""A drain that takes longer is told of: often there is nobody to take the journals over."""
+
+
+async def run(invocation: Invocation) -> None:
+    """Serve until SIGTERM or SIGINT, then drain.
+
+    Raises:
+        GazetteError: it could not start, or could not go on, as after losing its lease.
+    """
+    settings, etcd = invocation.settings(BROKER), invocation.settings(ETCD)
+    settings = settings.model_copy(update={"id": settings.id or pet_name()})
+    authority_for(settings.auth_keys)  # malformed keys are told of before anything is bound
+    _log.info(
+        "broker configuration",
+        extra={
+            "version": invocation.version,
+            **{group.title: public_values(group, invocation.settings(group))
+               for group in (BROKER, ETCD, DEBUG)},
+        },
+    )
+    server = configured_server(settings, invocation.settings(DEBUG))
+    with StopSignal() as stop:
+        broker = ServedBroker(
+            server,
+            lambda endpoint: configuration_of(settings, etcd, endpoint),
+            allow_origins=settings.allow_origin,
+        )
+        persist_timeout_s = PERSIST_TIMEOUT_S
+        try:
+            await _until_drained(broker, stop)
+        except BaseException:
+            persist_timeout_s = 0.0  # spools are found again; a lost lease wants a quick end
+            raise
+        finally:
+            await broker.stop(persist_timeout_s=persist_timeout_s)
+    _log.info("goodbye")
+
+
+def configuration_of(settings: BrokerSettings, etcd: EtcdSettings, endpoint: str) -> BrokerConfig:
+    """A broker's configuration, as its options say.
+
+    Args:
+        settings: options of the broker; its id is set.
+        etcd: options of its Etcd.
+        endpoint: the endpoint to advertise.
+    """
+    return BrokerConfig(
+        suffix=settings.id,
+        endpoint=endpoint,
+        spool_dir=_spool_dir(settings),
+        zone=settings.zone,
+        etcd_endpoint=etcd.address,
+        etcd_prefix=etcd.prefix,
+        etcd_cert_file=_path(etcd.cert_file),
+        etcd_cert_key_file=_path(etcd.cert_key_file),
+        etcd_trusted_ca_file=_path(etcd.trusted_ca_file),
+        lease_ttl_s=math.ceil(etcd.lease_s),
+        journal_limit=settings.limit,
+        file_root=_path(settings.file_root),
+        file_only=settings.file_only,
+        durability=Durability(settings.durability),
+        max_append_rate=settings.max_append_rate,
+        min_append_rate=settings.min_append_rate,
+        max_replication=settings.max_replication,
+        watch_delay_s=settings.watch_delay_s,
+        auth_keys=settings.auth_keys,
+        auto_suspend=settings.auto_suspend,
+        peer_tls=Tls(
+            trusted_ca_file=settings.peer_ca_file,
+            cert_file=settings.peer_cert_file,
+            cert_key_file=settings.peer_cert_key_file,
+        ),
+    )
+
+
+def _spool_dir(settings: BrokerSettings) -> Path:
+    if settings.spool_dir:
+        return Path(settings.spool_dir)
+    return Path(tempfile.gettempdir()) / "gazette-spools" / f"{settings.zone}-{settings.id}"
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
+
+
+async def _until_drained(broker: ServedBroker, stop: StopSignal) -> None:
+    """Start, serve until the first signal, and drain."""
+    starting = asyncio.ensure_future(broker.start())
+    signalled = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait([starting, signalled], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return  # there is nothing to drain yet
+        await starting
+        _log.info("serving", extra={"endpoint": broker.endpoint, **_identity(broker)})
+        ended = broker.broker.ended
+        await asyncio.wait([ended, signalled], return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            await broker.broker.drain()
+            await asyncio.wait([ended], timeout=DRAIN_NOTICE_S)
+        if not ended.done():
+            _log.warning(
+                "still serving: other brokers with room must take over its journals before it "
+                "can leave",
+                extra=_identity(broker),
+            )
+        await asyncio.shield(ended)
+    finally:
+        starting.cancel()
+        signalled.cancel()
+        await asyncio.wait([starting, signalled])
+
+
+def _identity(broker: ServedBroker) -> dict[str, str]:
+    config = broker.broker.config
+    return {"zone": config.zone, "id": config.suffix}

@@ -1,0 +1,163 @@
+"""What a broker remembers of its journals' heads, and when it must not trust it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from support.brokers import LIMIT_S, HandCluster, journal_spec
+from support.etcd import run
+
+from gazette_sdk.broker.succession import RevisionNote, is_without, succeeded_journals
+from gazette_sdk.cluster.broker_keys import BrokerKeySpace
+from gazette_sdk.protocol import broker_pb2 as pb
+
+OURS = pb.ProcessSpec.ID(zone="local", suffix="ours")
+OTHER = pb.ProcessSpec.ID(zone="local", suffix="other")
+
+
+def route(*members):
+    return pb.Route(members=members, primary=0)
+
+
+def test_only_a_synchronized_route_tells_of_others():
+    assert not is_without(pb.Route(primary=-1), OURS)
+    assert not is_without(route(OURS, OTHER), OURS)
+    assert is_without(route(OTHER), OURS)
+
+
+def test_history_tells_which_journals_others_went_on_with(etcd):
+    async def scenario():
+        async with etcd.client() as client:
+            keyspace = BrokerKeySpace("/root")
+
+            async def put(journal, member, *members):
+                key = keyspace.assignment_key(journal, member.zone, member.suffix, 0)
+                value = route(*members).SerializeToString() if members else b""
+                return await client.put(key, value)
+
+            await put("a/before", OTHER, OTHER)
+            since = await put("b/ours", OURS, OURS)
+            await put("c/passed", OTHER, OTHER)
+            await put("d/caught-up", OTHER, OTHER)
+            await put("d/caught-up", OURS, OURS, OTHER)
+            await put("e/assigned", OTHER)
+            await put("f/left", OURS, OURS, OTHER)
+            await put("f/left", OTHER, OTHER)
+            await client.put(b"/root/assign/nonsense", b"\xff\xff")
+            await client.put(b"/root/assign/g/bad#local#other#0", b"\xff\xff")
+            last = await client.put(b"/root/members/mine", b"")
+            await keyspace.load(client, last)
+            # What comes later is the mirror's business.
+            await put("h/later", OTHER, OTHER)
+
+            found = await succeeded_journals(client, keyspace, OURS, since)
+            assert found == {"c/passed", "f/left"}
+            assert await succeeded_journals(client, keyspace, OURS, last) == set()
+            everything = await succeeded_journals(client, keyspace, OURS, 0)
+            assert everything == {"a/before", "c/passed", "f/left"}
+
+    run(scenario())
+
+
+def test_a_history_that_is_gone_makes_nothing_trusted(etcd):
+    async def scenario():
+        async with etcd.client() as client:
+            keyspace = BrokerKeySpace("/root")
+            since = await client.put(b"/root/one", b"")
+            last = await client.put(b"/root/two", b"")
+            await keyspace.load(client, last)
+            process = await asyncio.create_subprocess_exec(
+                "etcdctl", "--endpoints", etcd.address, "compact", str(last),
+                stdout=asyncio.subprocess.DEVNULL,
+            )  # fmt: skip
+            assert await asyncio.wait_for(process.wait(), LIMIT_S) == 0
+            assert await succeeded_journals(client, keyspace, OURS, since - 5) is None
+
+    run(scenario())
+
+
+def test_the_note_is_of_one_cluster_and_survives(tmp_path):
+    async def scenario():
+        note = RevisionNote(tmp_path / "revision")
+        assert note.read(7) == 0
+        note.note(pb.Header.Etcd(cluster_id=7, revision=41))
+        note.note(pb.Header.Etcd(cluster_id=7, revision=42))
+        note.flush()
+        note.flush()
+        again = RevisionNote(tmp_path / "revision")
+        assert again.read(7) == 42
+        assert again.read(8) == 0
+        (tmp_path / "revision").write_text("nonsense")
+        assert again.read(7) == 0
+
+    run(scenario())
+
+
+def test_a_note_is_written_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr("gazette_sdk.broker.succession.NOTE_DELAY_S", 0.01)
+
+    async def scenario():
+        note = RevisionNote(tmp_path / "revision")
+        note.note(pb.Header.Etcd(cluster_id=7, revision=41))
+        async with asyncio.timeout(LIMIT_S):
+            while note.read(7) != 41:
+                await asyncio.sleep(0.01)
+
+    run(scenario())
+
+
+def test_a_journal_which_others_went_on_with_is_not_continued_at_the_old_head(etcd, tmp_path):
+    async def scenario():
+        async with HandCluster(etcd, tmp_path) as cluster:
+            one = await cluster.start("broker-1")
+            await one.apply(journal_spec("a/moved"), journal_spec("b/kept"))
+            for journal in ("a/moved", "b/kept"):
+                await cluster.assign(journal, "broker-1")
+                await one.append(journal, b"before")
+            await cluster.brokers.pop("broker-1").stop()
+
+            # While it is away another broker serves one of its journals, and leaves.
+            other = await cluster.start("broker-2")
+            await cluster.assign("a/moved", "broker-2")
+            assert (await other.append("a/moved")).status == pb.OK
+
+            one = await cluster.start("broker-1")
+            await cluster.assign("b/kept", "broker-1")
+            assert (await one.append("b/kept", b"!")).commit.begin == 6
+            broker = cluster.brokers["broker-1"]
+            revision = broker.keyspace.item("a/moved").create_revision
+            cluster_id = broker.keyspace.header.cluster_id
+            assert (
+                broker._spools.head("a/moved", create_revision=revision, cluster_id=cluster_id)
+                is None
+            )
+
+    run(scenario())
+
+
+def test_a_head_is_forgotten_while_the_broker_lives_too(etcd, tmp_path):
+    async def scenario():
+        async with HandCluster(etcd, tmp_path) as cluster:
+            one = await cluster.start("broker-1")
+            await cluster.start("broker-2")
+            await one.apply(journal_spec("a/moved"))
+            await cluster.assign("a/moved", "broker-1")
+            await one.append("a/moved", b"before")
+            broker = cluster.brokers["broker-1"]
+            await cluster.assign("a/moved")
+            await broker.resolver.shutdowns()
+            entry = broker.keyspace.item("a/moved")
+            known = {
+                "create_revision": entry.create_revision,
+                "cluster_id": broker.keyspace.header.cluster_id,
+            }
+            assert broker._spools.head("a/moved", **known).end == 6
+            await cluster.assign("a/moved", "broker-2")
+            assert (await one.append("a/moved", b"x")).status == pb.OK
+            async with asyncio.timeout(LIMIT_S):
+                while broker._spools.head("a/moved", **known) is not None:
+                    await broker.keyspace.wait_for_update()
+
+    run(scenario())
+
+
