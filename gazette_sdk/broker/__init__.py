@@ -4,7 +4,8 @@ Its service is a plain async object, which knows neither gRPC nor HTTP; thin fro
 ``process.Broker`` puts a whole broker together. In reading order:
 
 The way of an append
-    * ``append_machine`` — what follows what, as tables, and the judgements; pure
+    * ``append_machine`` — what follows what, as tables; pure
+    * ``append_judgements`` — what facts mean for an append; pure
     * ``suspend`` — when a journal is suspended and resumed; pure
     * ``flow_control`` — how fast a client may, and how slowly it must, send; pure
     * ``append`` — the shell: performs what the machine says
@@ -36,7 +37,7 @@ The service
     * ``fragments_rpc`` — ListFragments and FragmentStoreHealth
     * ``service`` — all calls: authorize, validate, resolve, serve or proxy
     * ``metrics`` — what is counted
-    * ``process`` — a whole broker: start, drain, stop
+    * ``config``, ``process`` — a whole broker: start, drain, stop
 
 Fronts
     * ``fronts`` — what they share

@@ -13,18 +13,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from gazette_sdk.broker.append_judgements import (
+    Facts,
+    judge_preconditions,
+    judge_replicas,
+    judge_resolution,
+    next_proposal,
+)
 from gazette_sdk.broker.append_machine import (
     ENDS,
     SYNC_ROUNDS_MAX,
     ContentEffect,
     Effect,
-    Facts,
     Input,
     State,
-    judge_preconditions,
-    judge_replicas,
-    judge_resolution,
-    next_proposal,
     step,
 )
 from gazette_sdk.broker.assignments import write_route, write_suspend
@@ -371,6 +373,7 @@ class _Append:
 
         proposal = spool.fragment
         if self._cause is None and self._status == pb.OK and content.length > 0:
+            await spool.settle()
             proposal = spool.next()
             if _changes_registers(request):
                 self._registers = union(

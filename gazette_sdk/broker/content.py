@@ -183,10 +183,8 @@ class Content:
         self._sha1 = None if is_first else hashlib.sha1(usedforsecurity=False)
 
     async def _scatter(self, pipeline: Pipeline, content: bytes) -> None:
-        await pipeline.scatter_content(content, self.length)
+        await pipeline.scatter_content(content, self.length, self._sha1)
         self.length += len(content)
-        if self._sha1 is not None:
-            self._sha1.update(content)
         if pipeline.error is not None:
             raise pipeline.error
 

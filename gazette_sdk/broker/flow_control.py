@@ -56,6 +56,7 @@ class FlowControl:
         self.total_chunks = 0
         self.delayed_chunks = 0
         self._last_ms: int | None = None
+        self._is_used = False
 
     def reset(self, max_append_rate: int, now_ms: int) -> None:
         """An append begins to stream.
@@ -65,18 +66,17 @@ class FlowControl:
                 process' bound does not count either.
             now_ms: of any clock that does not go back, in milliseconds.
         """
-        is_first = self._last_ms is None
         self.max_rate = max_append_rate
         if 0 < self._global_max_rate < max_append_rate:
             self.max_rate = self._global_max_rate
-        if is_first:
-            self.balance = self.max_rate
         self.spent = self.min_rate
         self.charge = self.total_chunks = self.delayed_chunks = 0
-        if is_first:
-            self._last_ms = now_ms
-        else:
+        if self._is_used:
             self._accrue(now_ms)  # credit of the pause between appends; it costs no spent
+        else:
+            # Appends of no bytes, such as pulses, are no use: a new journal saves up nothing.
+            self.balance = self.max_rate
+            self._last_ms = now_ms
 
     def chunk(self, length_bytes: int) -> Verdict:
         """A chunk came. Until it is paid for no other may come.
@@ -85,6 +85,7 @@ class FlowControl:
             GO, or HOLD: ask :meth:`tick` until it says GO.
         """
         assert self.charge == 0, "the chunk before is held"
+        self._is_used = self._is_used or length_bytes > 0
         self.total_chunks += 1
         self.charge = length_bytes
         self._debit()

@@ -16,7 +16,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from gazette_sdk.broker.append_machine import Input
 from gazette_sdk.broker.spool import Spool
@@ -226,12 +226,13 @@ class Pipeline:
         )
         return answers
 
-    async def scatter_content(self, content: bytes, content_delta: int) -> None:
+    async def scatter_content(self, content: bytes, content_delta: int, also: Any = None) -> None:
         """Send one chunk of an append to every replica.
 
         Args:
             content: the bytes.
             content_delta: bytes of this append before them.
+            also: a hash which is to be fed with them; complete once our spool has settled.
         """
         if self.streams:
             request = pb.ReplicateRequest(content=content, content_delta=content_delta)
@@ -239,7 +240,7 @@ class Pipeline:
                 stream.send(request)
             for stream in self.streams:
                 await stream.room()
-        await self.spool.write(content, content_delta)
+        await self.spool.write(content, content_delta, also)
 
     async def gather(
         self,

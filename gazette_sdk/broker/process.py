@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from gazette_sdk.broker.append import Appends
 from gazette_sdk.broker.authorize import Authorization
+from gazette_sdk.broker.config import BrokerConfig
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.persister import JournalLookup, Persister
 from gazette_sdk.broker.pulse import Pulses
@@ -28,7 +28,7 @@ from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.resolver import Resolver
 from gazette_sdk.broker.serve_read import ReadServer
 from gazette_sdk.broker.service import JournalService
-from gazette_sdk.broker.spool_directory import CompletedSpool, Durability, SpoolDirectory
+from gazette_sdk.broker.spool_directory import CompletedSpool, SpoolDirectory
 from gazette_sdk.broker.succession import RevisionNote, is_without, succeeded_journals
 from gazette_sdk.cluster.allocator.loop import run_allocator
 from gazette_sdk.cluster.broker_keys import (
@@ -38,16 +38,14 @@ from gazette_sdk.cluster.broker_keys import (
 )
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry
-from gazette_sdk.cluster.keyspace import WATCH_DELAY_S
-from gazette_sdk.cluster.membership import LEASE_TTL_S, Membership
+from gazette_sdk.cluster.membership import Membership
 from gazette_sdk.errors import ConfigurationError, EtcdUnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import authority_for
-from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION
 from gazette_sdk.protocol.routes import validate_broker_spec
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.grpc import GrpcTransport, Tls
+from gazette_sdk.transport.grpc import GrpcTransport
 
 __all__ = ["Broker", "BrokerConfig"]
 
@@ -68,57 +66,6 @@ RECONNECT_BACKOFF_MAX_S = 0.5
 """A lost peer is dialled again at least this often."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerConfig:
-    """How a broker is configured; defaults are those of an unconfigured process.
-
-    Attributes:
-        suffix: id of the process within its zone.
-        endpoint: URL at which others reach it.
-        spool_dir: directory of its spools; they survive the process there.
-        zone: zone of the process.
-        etcd_endpoint: URL of Etcd.
-        etcd_prefix: prefix of the cluster's keys.
-        etcd_cert_file: client certificate toward Etcd.
-        etcd_cert_key_file: its key.
-        etcd_trusted_ca_file: authorities to trust with Etcd.
-        lease_ttl_s: how long it still counts as a member once it went silent.
-        journal_limit: journals it offers to hold.
-        file_root: directory of ``file://`` stores.
-        file_only: keep all stores below ``file_root``.
-        durability: what an acknowledged append has survived.
-        max_append_rate: bytes per second, for journals with a greater limit; 0 for none.
-        min_append_rate: bytes per second which a client has to sustain; 0 for no minimum.
-        max_replication: cap of every journal's replication.
-        watch_delay_s: how long changes of Etcd are gathered.
-        auth_keys: base64 keys which verify callers and sign calls to peers; empty for none.
-        auto_suspend: suspend idle journals.
-        peer_tls: certificates toward peers.
-    """
-
-    suffix: str
-    endpoint: str
-    spool_dir: Path
-    zone: str = "local"
-    etcd_endpoint: str = "http://localhost:2379"
-    etcd_prefix: str = "/gazette/cluster"
-    etcd_cert_file: Path | None = None
-    etcd_cert_key_file: Path | None = None
-    etcd_trusted_ca_file: Path | None = None
-    lease_ttl_s: int = LEASE_TTL_S
-    journal_limit: int = 1024
-    file_root: Path | None = None
-    file_only: bool = False
-    durability: Durability = Durability.REPLICATED
-    max_append_rate: int = 0
-    min_append_rate: int = 65536
-    max_replication: int = DEFAULT_MAX_REPLICATION
-    watch_delay_s: float = WATCH_DELAY_S
-    auth_keys: str = ""
-    auto_suspend: bool = False
-    peer_tls: Tls | None = None
 
 
 class Broker:

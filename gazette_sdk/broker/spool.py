@@ -6,7 +6,8 @@ closes the fragment and begins the next. Replicas agree by holding equal fragmen
 
 A spool has a single owner at a time, the pipeline of a primary or the Replicate call of a peer;
 nothing here waits for another user. In the normal path nothing waits at all: content goes to the
-page cache, and a commit is one more small write behind it.
+page cache, and a commit is one more small write behind it. Large chunks are written by a thread
+(`write_behind`) while the next ones arrive, and are waited for before a proposal is judged.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from gazette_sdk.broker.metrics import (
     SPOOLS_COMPLETED,
 )
 from gazette_sdk.broker.spool_directory import CompletedSpool, JournalSpools
+from gazette_sdk.broker.write_behind import BEHIND_CHUNKS_MAX, LARGE_CHUNK_BYTES, Behind
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
 
@@ -88,6 +90,7 @@ class Spool:
         self._sum: Any = hashlib.sha1(usedforsecurity=False)  # of all that is written
         self._committed_sum: Any = self._sum.copy()
         self._next: pb.Fragment | None = None  # kept until more is written
+        self._behind = Behind(storage.writer)
 
     @property
     def uncommitted_bytes(self) -> int:
@@ -100,7 +103,11 @@ class Spool:
         return self._file
 
     def next(self) -> pb.Fragment:
-        """What the fragment becomes if all that is written were committed."""
+        """What the fragment becomes if all that is written were committed.
+
+        After large chunks :meth:`settle` comes first: their sum is not known before.
+        """
+        assert not self._behind, "settle() waits for large chunks"
         if self._next is None:
             fragment = self.fragment
             end = fragment.end + self._delta
@@ -142,12 +149,15 @@ class Spool:
             status=pb.PROPOSAL_MISMATCH, fragment=self.fragment, registers=self.registers
         )
 
-    async def write(self, data: bytes, content_delta: int) -> None:
+    async def write(self, data: bytes, content_delta: int, also: Any = None) -> None:
         """Write content behind what is there, uncommitted.
 
+        A large chunk may still be on its way when this returns; :meth:`settle` waits for it.
+
         Args:
-            data: the bytes; they are neither copied nor kept.
+            data: the bytes, which are not copied.
             content_delta: how many bytes were written since the last commit or rollback.
+            also: another hash, which is to be fed with the same bytes.
 
         Raises:
             SpoolError: that many were not.
@@ -162,14 +172,42 @@ class Spool:
         if not data:
             return
         try:
-            self._write(data)
+            self._ensure_file()
         except OSError as error:
-            await self._retry(lambda: self._write(data), "write content", error)
+            await self._retry(self._ensure_file, "write content", error)
+        write = self._writing(data, also)
+        self._delta += len(data)
+        self._next = None
+        if self._behind or len(data) >= LARGE_CHUNK_BYTES:
+            self._behind.add(write)
+            if len(self._behind) > BEHIND_CHUNKS_MAX:
+                await self._behind.below(BEHIND_CHUNKS_MAX // 2)
+                if self._behind.error is not None:
+                    await self.settle()
+            return
+        try:
+            write()
+        except OSError as error:
+            await self._retry(write, "write content", error)
+
+    async def settle(self) -> None:
+        """Wait until everything is written.
+
+        Raises:
+            SpoolDiskError: see :meth:`apply`.
+        """
+        if not self._behind:
+            return
+        await self._behind.below(0)
+        if self._behind.error is not None:
+            await self._retry(self._behind.retry, "write content", self._behind.error)
 
     async def roll_back(self) -> None:
         """Drop what was written since the last commit."""
         if self._delta == 0:
             return
+        await self._behind.below(0)
+        self._behind.drop()
         SPOOL_ROLLBACKS.inc()
         SPOOL_ROLLBACK_BYTES.inc(self._delta)
         self._sum = self._committed_sum.copy()
@@ -191,6 +229,9 @@ class Spool:
             SpoolDiskError: see :meth:`apply`.
         """
         fragment = self.fragment
+        is_rollback = _same(fragment, proposal) and registers == self.registers
+        if not is_rollback:
+            await self.settle()
         if proposal.end > fragment.end + self._delta or (
             proposal.end == fragment.end and proposal.begin == proposal.end
         ):
@@ -226,16 +267,24 @@ class Spool:
         self._committed_sum = self._sum.copy()
         self._next = None
 
-    def _write(self, data: bytes) -> None:
-        file = self._file
-        if file is None:
+    def _ensure_file(self) -> None:
+        if self._file is None:
             fragment = self.fragment
-            file, self._log = self._storage.create(fragment.begin, fragment.compression_codec)
-            self._file = file
-        file.write(data, self.fragment.end - self.fragment.begin + self._delta)
-        self._sum.update(data)
-        self._delta += len(data)
-        self._next = None
+            self._file, self._log = self._storage.create(fragment.begin, fragment.compression_codec)
+
+    def _writing(self, data: bytes, also: Any) -> Callable[[], None]:
+        """What writes and hashes ``data`` at its place. It may be tried again after an error."""
+        file, content_sum = self._file, self._sum
+        assert file is not None
+        position = self.fragment.end - self.fragment.begin + self._delta
+
+        def write() -> None:
+            file.write(data, position)
+            content_sum.update(data)
+            if also is not None:
+                also.update(data)
+
+        return write
 
     def _commit(self, registers: pb.LabelSet) -> None:
         """Make what was written part of the fragment: in the log first, or not at all."""

@@ -35,6 +35,7 @@ from urllib.parse import quote
 from gazette_sdk.broker.commit_log import CommitLog, Head, Origin, encode_head
 from gazette_sdk.broker.content_file import CompletedSpool, ContentFile, SpoolDiskError
 from gazette_sdk.broker.spool_recovery import recover_journal
+from gazette_sdk.broker.write_behind import Writer
 from gazette_sdk.errors import ConfigurationError
 
 __all__ = ["CompletedSpool", "Durability", "JournalSpools", "SpoolDirectory"]
@@ -88,6 +89,7 @@ class SpoolDirectory:
                 f"{root} is in use by another broker process: stop it, or choose another "
                 "spool directory"
             ) from error
+        self.writer = Writer()
         self._background: ThreadPoolExecutor | None = ThreadPoolExecutor(
             _BACKGROUND_THREADS, thread_name_prefix="spools"
         )
@@ -96,6 +98,7 @@ class SpoolDirectory:
         """Finish what runs in the background, and unlock the directory. Blocks."""
         if self._background is not None:
             background, self._background = self._background, None
+            self.writer.close()
             background.shutdown(wait=True)
             os.close(self._lock)
 
@@ -314,6 +317,11 @@ class JournalSpools:
     def root(self) -> Path:
         """The directory of all spools, for messages."""
         return self._directory.root
+
+    @property
+    def writer(self) -> Writer:
+        """The thread which writes large chunks."""
+        return self._directory.writer
 
     @property
     def persisted(self) -> bool:

@@ -64,13 +64,14 @@ async def await_health(
     while True:
         # Looked up by URL each time: an instance which failed or was swept is replaced.
         health = stores.health(url) if url is not None else None
+        if health is not None:
+            health.request_soon()
         if health is None or health.error is None:
             if index.first_refresh.is_set():
                 return
             await _first_of(invalidated, None, index=index)
             continue
         assert url is not None
-        health.request_soon()
         patience_s = started_at + WAIT_MAX_S - asyncio.get_running_loop().time()
         if health.consecutive_failures >= FAILURES_MAX or patience_s <= 0:
             raise StoreUnhealthyError(url, health.error)

@@ -13,8 +13,6 @@ __all__ = ["run"]
 
 def run(invocation: Invocation) -> None:
     """Write it to standard output (cli section 1.5)."""
-    shown = [
-        (group, load(group, invocation.sources, partial=True)) for group in invocation.known
-    ]
+    shown = [(group, load(group, invocation.sources, partial=True)) for group in invocation.known]
     show_secrets = invocation.settings(PRINT_CONFIG).show_secrets
     sys.stdout.write(print_config(shown, show_secrets=show_secrets))

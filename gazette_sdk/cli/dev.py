@@ -19,15 +19,13 @@ Gazette is running at {address}
 {others}Everything is kept in {data}; Ctrl-C stops it, and `gazette dev` goes on from there.
 
   Create a journal:
-    gazctl journals apply{flag} <<'END'
-    name: examples/foobar
-    replication: 1
-    fragment: {{length: 131072, compression_codec: GZIP, stores: ["file:///"], \
-refresh_interval: 1m}}
-    END
+    echo '{{name: examples/foobar, replication: 1,
+           labels: [{{name: content-type, value: application/x-ndjson}}],
+           fragment: {{length: 131072, compression_codec: GZIP, stores: ["file:///"],
+                      refresh_interval: 1m}}}}' | gazctl journals apply{flag}
 
   Append to it and read it:
-    echo hello | curl -X PUT --data-binary @- {address}/examples/foobar
+    echo '{{"hello": "world"}}' | curl -X PUT --data-binary @- {address}/examples/foobar
     curl "{address}/examples/foobar?offset=0"
     gazctl journals read{flag} -l name=examples/foobar
 

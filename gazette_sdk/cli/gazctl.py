@@ -14,9 +14,7 @@ from gazette_sdk.server.settings import LoggingSettings
 
 __all__ = ["GAZCTL", "main"]
 
-_JOURNALS_LOGGING = Group(
-    "journals.Logging", LoggingSettings, prefix="log.", env_prefix="LOG_"
-)
+_JOURNALS_LOGGING = Group("journals.Logging", LoggingSettings, prefix="log.", env_prefix="LOG_")
 
 _ATTACH_UUIDS = Command(
     "attach-uuids",

@@ -118,9 +118,7 @@ class Program:
             invocation.settings(group)  # what is wrong is told before anything happens
         return self._run(command, invocation, groups)
 
-    def _run(
-        self, command: Command, invocation: Invocation, groups: Sequence[Group[Any]]
-    ) -> int:
+    def _run(self, command: Command, invocation: Invocation, groups: Sequence[Group[Any]]) -> int:
         in_log = command.is_service
         for group in groups:
             values = invocation.settings(group)

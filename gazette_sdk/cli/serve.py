@@ -7,13 +7,14 @@ import logging
 import math
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from gazette_sdk.broker.process import BrokerConfig
 from gazette_sdk.broker.served import ServedBroker
 from gazette_sdk.broker.spool_directory import Durability
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.protocol.authorization import authority_for
-from gazette_sdk.server.options import public_values
+from gazette_sdk.server.options import Group, public_values
 from gazette_sdk.server.process import configured_server
 from gazette_sdk.server.settings import (
     BROKER,
@@ -47,14 +48,11 @@ async def run(invocation: Invocation) -> None:
     settings, etcd = invocation.settings(BROKER), invocation.settings(ETCD)
     settings = settings.model_copy(update={"id": settings.id or pet_name()})
     authority_for(settings.auth_keys)  # malformed keys are told of before anything is bound
-    _log.info(
-        "broker configuration",
-        extra={
-            "version": invocation.version,
-            **{group.title: public_values(group, invocation.settings(group))
-               for group in (BROKER, ETCD, DEBUG)},
-        },
-    )
+    groups: tuple[Group[Any], ...] = (BROKER, ETCD, DEBUG)
+    configuration = {
+        group.title: public_values(group, invocation.settings(group)) for group in groups
+    }
+    _log.info("broker configuration", extra={"version": invocation.version, **configuration})
     server = configured_server(settings, invocation.settings(DEBUG))
     with StopSignal() as stop:
         broker = ServedBroker(
@@ -122,8 +120,8 @@ def _path(text: str) -> Path | None:
 
 async def _until_drained(broker: ServedBroker, stop: StopSignal) -> None:
     """Start, serve until the first signal, and drain."""
-    starting = asyncio.ensure_future(broker.start())
-    signalled = asyncio.ensure_future(stop.wait())
+    starting: asyncio.Future[Any] = asyncio.ensure_future(broker.start())
+    signalled: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait([starting, signalled], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():

@@ -6,8 +6,10 @@ prefix in memory, and acts on what it sees; the member announced first also allo
 
 In reading order:
 
-* :mod:`~gazette_sdk.cluster.etcd_server`: a real etcd as a child process, for embedded clusters,
-* :mod:`~gazette_sdk.cluster.etcd_messages`, :mod:`~gazette_sdk.cluster.etcd`: the Etcd client,
+* :mod:`~gazette_sdk.cluster.etcd_binary`, :mod:`~gazette_sdk.cluster.etcd_server`: a real etcd as a
+  child process, for embedded clusters,
+* :mod:`~gazette_sdk.cluster.etcd`: the Etcd client, on
+  :mod:`~gazette_sdk.cluster.etcd_messages` and :mod:`~gazette_sdk.cluster.etcd_channel`,
 * :mod:`~gazette_sdk.cluster.keyspace`: the mirror of a prefix,
 * :mod:`~gazette_sdk.cluster.keys`, :mod:`~gazette_sdk.cluster.item_keyspace`: items, members and
   assignments; their keys, their mirror and its look-ups,
@@ -19,7 +21,8 @@ In reading order:
 from gazette_sdk.cluster.allocator import Allocation, run_allocator
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalAllocation
 from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Get, Put
-from gazette_sdk.cluster.etcd_server import EtcdServer, find_etcd
+from gazette_sdk.cluster.etcd_binary import find_etcd
+from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.cluster.item_keyspace import (
     AssignmentEntry,
     ItemEntry,

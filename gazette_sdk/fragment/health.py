@@ -51,6 +51,13 @@ WANTED_INTERVAL_S: Final = 2.0
 WANTED_FOR_S: Final = 15.0
 """How long a request to check soon holds."""
 
+GLANCE_INTERVAL_S: Final = 2.0
+"""Pause between glances at a healthy store which somebody wants.
+
+A glance only asks whether the probe's object is there: it costs a store next to nothing, and tells
+of one that is lost long before the next check is due.
+"""
+
 _OVERLAPPING_CHECKS_MAX: Final = 4
 """Checks that hang may be overtaken by this many later ones, which find out that it is back."""
 
@@ -192,6 +199,7 @@ class StoreHealth:
         self._first = asyncio.Event()
         self._wanted = asyncio.Event()
         self._wanted_until = 0.0
+        self._suspected = False  # by a glance
         self._running: set[asyncio.Future[str | None]] = set()
         self._task = self._loop.create_task(self._run(), name=f"store-health {url}")
 
@@ -209,7 +217,10 @@ class StoreHealth:
         await asyncio.shield(self._changed)
 
     def request_soon(self) -> None:
-        """Say that somebody wants the store: while it fails it is checked every two seconds.
+        """Say that somebody wants the store: it is looked at every two seconds.
+
+        While it fails it is checked that often. While it is healthy a glance has to do, and a
+        check follows when that finds something wrong.
 
         That holds for some seconds; who waits for long says it again with each wait.
         """
@@ -245,7 +256,8 @@ class StoreHealth:
         if len(self._running) >= _OVERLAPPING_CHECKS_MAX:
             return  # one of those that hang must end first, and its limit sees to that
         outcome = self._begin()
-        limit_s = CHECK_TIMEOUT_S if self.healthy else FAILING_BOUND_S
+        is_trusted = self.healthy and not self._suspected
+        limit_s = CHECK_TIMEOUT_S if is_trusted else FAILING_BOUND_S
         done, _ = await asyncio.wait({outcome}, timeout=limit_s)
         if not done:
             self._record(f"check has not ended within {limit_s:.0f} s", late=False)
@@ -280,6 +292,7 @@ class StoreHealth:
             return
         metrics.STORE_HEALTH_CHECKS.labels(self.url, "ok" if error is None else "error").inc()
         if error is None:
+            self._suspected = False
             if self.error is not None:
                 _log.info("store %s is healthy", self.url)
             self.consecutive_failures = 0
@@ -295,16 +308,35 @@ class StoreHealth:
         settled, self._changed = self._changed, self._loop.create_future()
         settled.set_result(None)
 
+    async def _glance(self) -> bool:
+        """Whether the probe's object is still there. What is wrong otherwise a check will tell."""
+        looking = asyncio.get_running_loop().run_in_executor(
+            None, lambda: self._open_store().exists(_PROBE_PATH)
+        )
+        self._suspected = True
+        try:
+            async with asyncio.timeout(FAILING_BOUND_S):
+                self._suspected = not await looking
+        except (GazetteError, OSError, TimeoutError) as failure:
+            _log.info("store %s: a glance failed: %s", self.url, describe(failure))
+        return not self._suspected
+
     async def _pause(self, ended: float) -> None:
         """Wait until the next check is due, which somebody who wants the store may hasten."""
         delay_s = next_delay(self.consecutive_failures) * self._jitter()
         while True:
             now = self._loop.time()
             until = ended + delay_s
-            if not self.healthy and now < self._wanted_until:
+            is_wanted = now < self._wanted_until
+            if is_wanted and not self.healthy:
                 until = min(until, ended + WANTED_INTERVAL_S)
             if now >= until:
                 return
+            if is_wanted and self.healthy:
+                await asyncio.sleep(min(GLANCE_INTERVAL_S, until - now))
+                if not await self._glance():
+                    return
+                continue
             self._wanted.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(until):

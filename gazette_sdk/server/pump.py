@@ -1,76 +1,88 @@
-"""Moving bytes from one socket to another inside the kernel.
+"""Moving bytes from one socket to another, with as little work as the system allows.
 
-Linux can move what a socket received to another socket by way of a pipe (``splice``), without
-copying it through this process: about a quarter of the processor time of reading and writing it.
-A pipe is borrowed only while bytes are in it, so that idle connections hold none.
+Two ways, each the cheaper one in one direction. Measured on Linux 6.18, in processor time per
+MB: from TCP to a Unix socket through a kernel pipe (``splice``) 100 µs, through a buffer
+280-900 µs; from a Unix socket to TCP through a pipe 430 µs, through a buffer of 256 KiB
+120-280 µs. Pipes and buffers are borrowed only while bytes are in them: idle connections hold
+none.
 """
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import fcntl
 import os
 import socket
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["CAN_PUMP", "PipePool", "Pump"]
+__all__ = ["BUFFER_BYTES", "CAN_SPLICE", "BufferPump", "KernelPump", "Pool", "Pump"]
 
-CAN_PUMP = hasattr(os, "splice")
-"""Whether this platform has what a :class:`Pump` needs."""
+CAN_SPLICE = hasattr(os, "splice")
+"""Whether this platform has what a :class:`KernelPump` needs."""
 
 PIPE_BYTES = 1 << 20
 """Size asked for pipes: what one move takes at most. The system may grant less."""
 
-SPARE_PIPES = 8
-"""Pipes kept for reuse."""
+BUFFER_BYTES = 256 * 1024
+"""Size of a buffer: beyond it fewer system calls bring nothing."""
 
-_FLAGS = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK if CAN_PUMP else 0
+SPARES = 8
+"""Pipes, and buffers, kept for reuse."""
+
+_FLAGS = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK if CAN_SPLICE else 0
 
 
-class _Pipe(NamedTuple):
-    read_fd: int
-    write_fd: int
+class Vessel(abc.ABC):
+    """What holds bytes on their way: a pipe, or a buffer."""
 
+    @abc.abstractmethod
     def close(self) -> None:
-        os.close(self.read_fd)
-        os.close(self.write_fd)
+        """Let go of it, and of what it holds."""
 
 
-class PipePool:
-    """Empty pipes, for the pumps of one loop."""
+V = TypeVar("V", bound=Vessel)
 
-    def __init__(self) -> None:
-        self._spare: list[_Pipe] = []
 
-    def take(self) -> _Pipe:
-        """Borrow an empty pipe.
+class Pool(Generic[V]):
+    """Empty vessels, for the pumps of one loop.
+
+    Args:
+        make: makes a further one.
+    """
+
+    def __init__(self, make: Callable[[], V]) -> None:
+        self._make = make
+        self._spare: list[V] = []
+
+    def __len__(self) -> int:
+        """How many are kept."""
+        return len(self._spare)
+
+    def take(self) -> V:
+        """Borrow one.
 
         Raises:
             OSError: this process has too many files open.
         """
-        if self._spare:
-            return self._spare.pop()
-        pipe = _Pipe(*os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
-        with contextlib.suppress(PermissionError):  # beyond what the user may have: it stays small
-            fcntl.fcntl(pipe.write_fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        return pipe
+        return self._spare.pop() if self._spare else self._make()
 
-    def give_back(self, pipe: _Pipe) -> None:
-        """Give a pipe back, empty."""
-        if len(self._spare) < SPARE_PIPES:
-            self._spare.append(pipe)
+    def give_back(self, vessel: V) -> None:
+        """Give one back, empty."""
+        if len(self._spare) < SPARES:
+            self._spare.append(vessel)
         else:
-            pipe.close()
+            vessel.close()
 
     def close(self) -> None:
-        """Close the spare pipes."""
+        """Let go of all that are kept."""
         while self._spare:
             self._spare.pop().close()
 
 
-class Pump:
+class Pump(abc.ABC, Generic[V]):
     """One direction of a pair of sockets. At its end the sink is half-closed.
 
     While the sink takes no more, the source is not read.
@@ -78,7 +90,7 @@ class Pump:
     Args:
         source: non-blocking socket to read.
         sink: non-blocking socket to write.
-        pipes: where to borrow a pipe.
+        pool: where to borrow a vessel.
         ended: called once, with the error if there was one; never before :meth:`start` returns.
     """
 
@@ -86,16 +98,15 @@ class Pump:
         self,
         source: socket.socket,
         sink: socket.socket,
-        pipes: PipePool,
+        pool: Pool[V],
         ended: Callable[[OSError | None], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._source = source
         self._sink = sink
-        self._pipes = pipes
+        self._pool = pool
         self._ended = ended
-        self._pipe: _Pipe | None = None
-        self._held = 0
+        self._vessel: V | None = None
         self._waits_for_sink = False
         self._stopped = False
 
@@ -111,32 +122,37 @@ class Pump:
         self._loop.remove_reader(self._source)
         if self._waits_for_sink:
             self._loop.remove_writer(self._sink)
-            self._waits_for_sink = False
-        if self._pipe is not None:
-            self._pipe.close()
-            self._pipe = None
+        if self._vessel is not None:
+            self._vessel.close()
+            self._vessel = None
+
+    @abc.abstractmethod
+    def _receive(self, vessel: V) -> bool:
+        """Take in what the source has; false at its end."""
+
+    @abc.abstractmethod
+    def _send(self, vessel: V) -> bool:
+        """Pass on what the sink takes; true while the vessel holds more."""
 
     def _fill(self) -> None:
         try:
-            pipe = self._pipe = self._pipes.take()
-            self._held = os.splice(self._source.fileno(), pipe.write_fd, PIPE_BYTES, flags=_FLAGS)
+            self._vessel = self._pool.take()
+            is_open = self._receive(self._vessel)
         except BlockingIOError:
             self._release()
         except OSError as error:
             self._end(error)
         else:
-            if self._held:
+            if is_open:
                 self._flush()
             else:
                 self._finish()
 
     def _flush(self) -> None:
-        assert self._pipe is not None, "it holds bytes"
+        assert self._vessel is not None, "it holds bytes"
         try:
-            while self._held:
-                self._held -= os.splice(
-                    self._pipe.read_fd, self._sink.fileno(), self._held, flags=_FLAGS
-                )
+            while self._send(self._vessel):
+                pass
         except BlockingIOError:
             if not self._waits_for_sink:
                 self._waits_for_sink = True
@@ -153,9 +169,9 @@ class Pump:
             self._loop.add_reader(self._source, self._fill)
 
     def _release(self) -> None:
-        if self._pipe is not None:
-            self._pipes.give_back(self._pipe)
-            self._pipe = None
+        if self._vessel is not None:
+            self._pool.give_back(self._vessel)
+            self._vessel = None
 
     def _finish(self) -> None:
         self._release()
@@ -169,3 +185,74 @@ class Pump:
     def _end(self, error: OSError | None) -> None:
         self.stop()
         self._ended(error)
+
+
+# ------------------------------------------------------------------- by kernel
+
+
+class _Ends(NamedTuple):
+    read_fd: int
+    write_fd: int
+
+
+class Pipe(Vessel):
+    """A kernel pipe, and how many bytes are in it.
+
+    Raises:
+        OSError: this process has too many files open.
+    """
+
+    def __init__(self) -> None:
+        self.ends = _Ends(*os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC))
+        self.held = 0
+        with contextlib.suppress(PermissionError):  # beyond what the user may have: it stays small
+            fcntl.fcntl(self.ends.write_fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+    def close(self) -> None:
+        """Close both ends."""
+        for fd in self.ends:
+            os.close(fd)
+
+
+class KernelPump(Pump[Pipe]):
+    """A pump whose bytes never enter this process."""
+
+    def _receive(self, vessel: Pipe) -> bool:
+        vessel.held = os.splice(
+            self._source.fileno(), vessel.ends.write_fd, PIPE_BYTES, flags=_FLAGS
+        )
+        return vessel.held > 0
+
+    def _send(self, vessel: Pipe) -> bool:
+        vessel.held -= os.splice(
+            vessel.ends.read_fd, self._sink.fileno(), vessel.held, flags=_FLAGS
+        )
+        return vessel.held > 0
+
+
+# ------------------------------------------------------------------- by buffer
+
+
+class Buffer(Vessel):
+    """Memory, and the part of it that holds bytes."""
+
+    def __init__(self) -> None:
+        self.memory = memoryview(bytearray(BUFFER_BYTES))
+        self.held = self.memory[:0]
+
+    def close(self) -> None:
+        """Let the memory go."""
+        self.held.release()
+        self.memory.release()
+
+
+class BufferPump(Pump[Buffer]):
+    """A pump that reads and writes."""
+
+    def _receive(self, vessel: Buffer) -> bool:
+        vessel.held = vessel.memory[: self._source.recv_into(vessel.memory)]
+        return len(vessel.held) > 0
+
+    def _send(self, vessel: Buffer) -> bool:
+        vessel.held = vessel.held[self._sink.send(vessel.held) :]
+        return len(vessel.held) > 0

@@ -1,9 +1,9 @@
 """Connections that are passed on, byte by byte, to another server of the same process.
 
 grpcio cannot share a listening socket with HTTP/1. So the gRPC server listens on a private Unix
-socket, and the public port's HTTP/2 connections are spliced to it: by the kernel where it can
-(see `pump`), else, and where TLS ends here, through one large buffer in each direction. A side
-that cannot take more stops its other side's reading.
+socket, and the public port's HTTP/2 connections are spliced to it: plain ones by pumps (see
+`pump`), those whose TLS ends here through asyncio's TLS and one large buffer in each direction.
+A side that cannot take more stops its other side's reading.
 """
 
 from __future__ import annotations
@@ -13,16 +13,22 @@ import logging
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from gazette_sdk.server.pump import CAN_PUMP, PipePool, Pump
+from gazette_sdk.server.pump import (
+    BUFFER_BYTES,
+    CAN_SPLICE,
+    Buffer,
+    BufferPump,
+    KernelPump,
+    Pipe,
+    Pool,
+    Pump,
+)
 
-__all__ = ["READ_BYTES", "Splicer"]
+__all__ = ["Splicer"]
 
 _log = logging.getLogger(__name__)
-
-READ_BYTES = 256 * 1024
-"""Greatest read of a connection through a buffer: beyond it fewer system calls bring nothing."""
 
 WRITE_HIGH_BYTES = 1024 * 1024
 """Bytes that may wait for one side before the other side is no longer read."""
@@ -39,7 +45,8 @@ class Splicer:
         self._path = path
         self._fronts: set[_Front] = set()
         self._connecting: set[asyncio.Task[None]] = set()
-        self._pipes = PipePool()
+        self.pipes = Pool(Pipe)
+        self.buffers = Pool(Buffer)
 
     def __call__(self) -> asyncio.Protocol:
         """A protocol object for one connection."""
@@ -57,7 +64,8 @@ class Splicer:
             front.transport.abort()
         if self._connecting:
             await asyncio.wait(self._connecting)
-        self._pipes.close()
+        self.pipes.close()
+        self.buffers.close()
 
 
 class _Front(asyncio.Protocol):
@@ -103,10 +111,10 @@ class _Front(asyncio.Protocol):
             await loop.sock_sendall(back, self._opening)
             if self.transport.is_closing():
                 back.close()
-            elif CAN_PUMP and self.transport.get_extra_info("ssl_object") is None:
-                self._pumped = _PumpedPair(self.transport, back, self._splicer._pipes)  # noqa: SLF001
+            elif self.transport.get_extra_info("ssl_object") is None:
+                self._pumped = _PumpedPair(self.transport, back, self._splicer)
             else:
-                await _join_by_buffers(self, back)
+                await _join_transports(self, back)
         except OSError as error:
             _log.warning("the gRPC server of this process cannot be reached: %s", error)
             back.close()
@@ -116,23 +124,26 @@ class _Front(asyncio.Protocol):
             raise
 
 
-# ----------------------------------------------------------------- by kernel
+# --------------------------------------------------------------------- plain
 
 
 class _PumpedPair:
-    """Both directions of a connection, moved by the kernel."""
+    """Both directions of a plain connection."""
 
-    def __init__(self, transport: asyncio.Transport, back: socket.socket, pipes: PipePool) -> None:
+    def __init__(self, transport: asyncio.Transport, back: socket.socket, splicer: Splicer) -> None:
         self._transport = transport
         # The transport keeps its own descriptor, which the loop would not let us watch.
         self._front = transport.get_extra_info("socket").dup()
         self._front.setblocking(False)
         self._back = back
         self._running = 2
-        self._pumps = (
-            Pump(self._front, back, pipes, self._ended),
-            Pump(back, self._front, pipes, self._ended),
+        inward: Pump[Any] = (
+            KernelPump(self._front, back, splicer.pipes, self._ended)
+            if CAN_SPLICE
+            else BufferPump(self._front, back, splicer.buffers, self._ended)
         )
+        outward = BufferPump(back, self._front, splicer.buffers, self._ended)
+        self._pumps = (inward, outward)
         for pump in self._pumps:
             pump.start()
 
@@ -151,10 +162,10 @@ class _PumpedPair:
             self._transport.close()
 
 
-# ---------------------------------------------------------------- by buffers
+# ----------------------------------------------------------------------- TLS
 
 
-async def _join_by_buffers(front: _Front, back: socket.socket) -> None:
+async def _join_transports(front: _Front, back: socket.socket) -> None:
     one, other = _End(front.forget), _End(lambda: None)
     one.other, other.other = other, one
     await asyncio.get_running_loop().create_unix_connection(lambda: other, sock=back)
@@ -175,7 +186,7 @@ class _End(asyncio.BufferedProtocol):
         self.other: _End
         self._forget = forget
         self._ended = False
-        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._buffer = memoryview(bytearray(BUFFER_BYTES))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -189,7 +200,7 @@ class _End(asyncio.BufferedProtocol):
         to.write(self._buffer[:nbytes])
         if to.get_write_buffer_size():
             # What could not be sent at once may be kept by reference: never write over it.
-            self._buffer = memoryview(bytearray(READ_BYTES))
+            self._buffer = memoryview(bytearray(BUFFER_BYTES))
 
     def pause_writing(self) -> None:
         self.other.transport.pause_reading()

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-from support.etcd import EtcdFixture
+from typing import Any, Self
 
 from gazette_sdk.broker.in_process import InProcessTransport
 from gazette_sdk.broker.process import Broker, BrokerConfig
@@ -22,6 +20,7 @@ from gazette_sdk.cluster.etcd import Etcd, KeyValue, WatchBatch, WatchEvent
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, Transport
+from support.etcd import EtcdFixture
 
 ZONE = "local"
 LIMIT_S = 20.0
@@ -60,6 +59,13 @@ async def stream(opening: pb.AppendRequest, *items: AppendItem) -> AsyncIterator
 
 
 COMMIT = pb.AppendRequest()
+
+
+async def until(holds: Callable[[], bool], *, limit_s: float = LIMIT_S) -> None:
+    """Return when something is so of which nobody tells."""
+    async with asyncio.timeout(limit_s):
+        while not holds():  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0.01)
 
 
 # ------------------------------------------------------------------ clients
@@ -124,9 +130,20 @@ class Client:
     ) -> list[pb.Fragment]:
         """Its fragments, as soon as ``holds`` is true of them."""
         async with asyncio.timeout(limit_s):
-            while not holds(found := await self.fragments(journal)):
+            while not holds(found := await self.fragments(journal)):  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.02)
             return found
+
+    async def append_until(
+        self, journal: str, content: bytes, status: int, *, limit_s: float = 5.0
+    ) -> list[pb.AppendResponse]:
+        """Append again and again until the answer is ``status``. Returns all answers."""
+        responses = [await self.append(journal, content)]
+        async with asyncio.timeout(limit_s):
+            while responses[-1].status != status:
+                await asyncio.sleep(0.1)
+                responses.append(await self.append(journal, content))
+        return responses
 
     async def spec(self, journal: str) -> pb.JournalSpec:
         selector = pb.LabelSelector(include=label_set(name=journal))
@@ -255,7 +272,7 @@ class HandCluster:
         self.brokers: dict[str, HandBroker] = {}
         self.etcd: Etcd
 
-    async def __aenter__(self) -> HandCluster:
+    async def __aenter__(self) -> Self:
         self.etcd = await Etcd.connect(self.etcd_fixture.address)
         return self
 
@@ -342,9 +359,7 @@ class Mirror:
             self._versions[key] = created, version + 1
             kv = KeyValue(key, value, created, self.revision, version + 1, 0)
             made.append(WatchEvent(is_delete=False, kv=kv))
-        header = pb.Header.Etcd(
-            cluster_id=12, member_id=34, revision=self.revision, raft_term=78
-        )
+        header = pb.Header.Etcd(cluster_id=12, member_id=34, revision=self.revision, raft_term=78)
         self.keyspace.apply([WatchBatch(header, tuple(made))])
 
     def item(self, spec: pb.JournalSpec) -> tuple[bytes, bytes]:

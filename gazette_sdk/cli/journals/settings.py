@@ -93,9 +93,7 @@ class AppendSettings(Settings):
     ] = "none"
     mapping: Annotated[
         Literal["random", "modulo", "rendezvous", "direct"],
-        Option(
-            "Mapping", "How a record finds its journal; all but random need keys", short="m"
-        ),
+        Option("Mapping", "How a record finds its journal; all but random need keys", short="m"),
     ] = "random"
     base64: Annotated[bool, Option("Base64", "Keys are base64 (with framing lines)")] = False
 
@@ -104,9 +102,9 @@ class ReadSettings(Settings):
     """Of ``read``."""
 
     selector: Annotated[str, _SELECTOR]
-    block: Annotated[
-        bool, Option("Block", "Follow the journals, until interrupted", short="b")
-    ] = False
+    block: Annotated[bool, Option("Block", "Follow the journals, until interrupted", short="b")] = (
+        False
+    )
     tail: Annotated[bool, Option("Tail", "Begin at write heads, where no offset is given")] = False
     output: Annotated[
         str, Option("OutputPath", "File to write, replaced; - for standard output", short="o")

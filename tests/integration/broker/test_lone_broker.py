@@ -6,13 +6,13 @@ import asyncio
 import hashlib
 
 import pytest
-from support.brokers import COMMIT, LIMIT_S, a_broker, crash, journal_spec, stream
-from support.etcd import run
 
 from gazette_sdk.broker.process import Broker
 from gazette_sdk.errors import CallError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
+from support.brokers import COMMIT, LIMIT_S, a_broker, crash, journal_spec, stream
+from support.etcd import run
 
 STORE = "file:///"
 
@@ -223,9 +223,7 @@ def test_a_crash_loses_nothing_that_was_acknowledged(etcd, tmp_path):
         for generation in range(3):
             async with a_broker(etcd, tmp_path) as (broker, client):
                 if generation == 0:
-                    await client.apply(
-                        stored("a/journal", length=3000), journal_spec("b/no-store")
-                    )
+                    await client.apply(stored("a/journal", length=3000), journal_spec("b/no-store"))
                 for journal in ("a/journal", "b/no-store"):
                     response = await client.append_when_ready(journal)
                     assert response.status == pb.OK, generation
@@ -305,9 +303,44 @@ def test_a_store_that_is_away_is_told_within_seconds_and_so_is_its_return(etcd, 
 
             (tmp_path / "fragments" / "away").mkdir()
             began = loop.time()
-            async with asyncio.timeout(5):
-                while (await client.append("a/journal", b"x")).status != pb.OK:
-                    await asyncio.sleep(0.1)
+            await client.append_until("a/journal", b"x", pb.OK)
+
+    run(scenario())
+
+
+def test_a_store_that_is_lost_is_noticed_while_appends_go_on(etcd, tmp_path):
+    async def scenario():
+        store = tmp_path / "fragments" / "sub"
+        store.mkdir(parents=True)
+        async with a_broker(etcd, tmp_path) as (_, client):
+            await client.apply(journal_spec("a/journal", stores=["file:///sub/"]))
+            await client.append_when_ready("a/journal", b"x")
+            store.rename(tmp_path / "gone")
+            refused = await client.append_until("a/journal", b"x", pb.FRAGMENT_STORE_UNHEALTHY)
+            acknowledged = 1 + len(refused) - 1
+            (tmp_path / "gone").rename(store)
+            *_, response = await client.append_until("a/journal", b"x", pb.OK)
+            assert response.commit.begin == acknowledged
+            assert await client.read("a/journal") == b"x" * (acknowledged + 1)
+
+    run(scenario())
+
+
+def test_a_clients_stream_that_breaks_in_its_own_way_is_rolled_back(etcd, tmp_path):
+    async def scenario():
+        async with a_broker(etcd, tmp_path) as (_, client):
+            await client.apply(journal_spec("a/journal"))
+            await client.append_when_ready("a/journal", b"kept")
+
+            async def breaking():
+                yield pb.AppendRequest(journal="a/journal")
+                yield b"lost"
+                raise LookupError("of the client's own")
+
+            with pytest.raises(LookupError):
+                await client.transport.append(breaking())
+            assert (await client.append("a/journal", b"!")).commit.begin == 4
+            assert await client.read("a/journal") == b"kept!"
 
     run(scenario())
 
@@ -395,7 +428,7 @@ def test_a_lost_lease_ends_the_broker(etcd, tmp_path):
             await client.append_when_ready("a/journal", b"kept")
             async with etcd.client() as other:
                 await other.revoke(broker._membership.lease)
-            with pytest.raises(GazetteError, match="not found|keep member lease"):
+            with pytest.raises(GazetteError, match=r"not found|keep member lease"):
                 await asyncio.wait_for(asyncio.shield(broker.ended), LIMIT_S)
         async with a_broker(etcd, tmp_path) as (_, client):
             assert (await client.append_when_ready("a/journal", b"!")).commit.begin == 4

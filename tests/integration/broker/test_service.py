@@ -6,8 +6,6 @@ import asyncio
 import time
 
 import pytest
-from support.brokers import COMMIT, LIMIT_S, Client, a_broker, journal_spec
-from support.etcd import run
 
 from gazette_sdk.broker.in_process import InProcessTransport
 from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED, WRITE_HEAD
@@ -22,6 +20,8 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.protocol.selectors import parse_selector
 from gazette_sdk.server.call import Call
+from support.brokers import COMMIT, LIMIT_S, Client, a_broker, journal_spec
+from support.etcd import run
 
 KEYS = "c2VjcmV0IGtleSBvZiB0aGUgdGVzdHM="
 AUTHORITY = Authority(KEYS)
@@ -82,9 +82,7 @@ def test_each_call_requires_its_capability_and_sees_only_its_journals(etcd, tmp_
             page = await service.list_fragments(fragments, signed(Capability.READ, elsewhere))
             assert page.status == pb.JOURNAL_NOT_FOUND
             assert not page.header.route.endpoints
-            listed = await anext(
-                service.list(pb.ListRequest(), signed(Capability.LIST, elsewhere))
-            )
+            listed = await anext(service.list(pb.ListRequest(), signed(Capability.LIST, elsewhere)))
             assert listed.status == pb.OK
             assert not listed.journals
 
@@ -106,7 +104,6 @@ def test_authorization_comes_before_validation(etcd, tmp_path):
 def test_reads_and_watches_end_cleanly_with_their_token(etcd, tmp_path):
     async def scenario():
         async with a_broker(etcd, tmp_path, auth_keys=KEYS) as (broker, _):
-
             await ready(Client(InProcessTransport(broker.service, AUTHORITY)))
             request = pb.ReadRequest(journal=JOURNAL, offset=7, block=True)
             # Tokens count whole seconds.

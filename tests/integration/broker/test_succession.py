@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from support.brokers import LIMIT_S, HandCluster, journal_spec
-from support.etcd import run
-
 from gazette_sdk.broker.succession import RevisionNote, is_without, succeeded_journals
+from gazette_sdk.cluster import etcd as etcd_module
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.protocol import broker_pb2 as pb
+from support.brokers import LIMIT_S, HandCluster, journal_spec
+from support.etcd import run
 
 OURS = pb.ProcessSpec.ID(zone="local", suffix="ours")
 OTHER = pb.ProcessSpec.ID(zone="local", suffix="other")
@@ -66,11 +66,8 @@ def test_a_history_that_is_gone_makes_nothing_trusted(etcd):
             since = await client.put(b"/root/one", b"")
             last = await client.put(b"/root/two", b"")
             await keyspace.load(client, last)
-            process = await asyncio.create_subprocess_exec(
-                "etcdctl", "--endpoints", etcd.address, "compact", str(last),
-                stdout=asyncio.subprocess.DEVNULL,
-            )  # fmt: skip
-            assert await asyncio.wait_for(process.wait(), LIMIT_S) == 0
+            request = etcd_module.rpc.CompactionRequest(revision=last, physical=True)
+            await client._call(client._kv.Compact, request)
             assert await succeeded_journals(client, keyspace, OURS, since - 5) is None
 
     run(scenario())
@@ -159,5 +156,3 @@ def test_a_head_is_forgotten_while_the_broker_lives_too(etcd, tmp_path):
                     await broker.keyspace.wait_for_update()
 
     run(scenario())
-
-

@@ -106,6 +106,13 @@ async def apply(client, **items):
     await client.txn([], operations)
 
 
+async def until(member, condition):
+    """Wait for a state of a member's mirror."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await member.keyspace.wait_for_update()
+
+
 async def settled(member, **expected):
     """Wait until each item has just so many consistent assignments, in slots 0 and up.
 
@@ -126,12 +133,10 @@ async def settled(member, **expected):
             for item, count in expected.items()
         ) and not set(found) - set(expected)
 
-    async with asyncio.timeout(10):
-        while not is_settled(found := view()):
-            await keyspace.wait_for_update()
+    await until(member, lambda: is_settled(view()))
     return {
         item: [a.suffix for a in sorted(assignments, key=lambda a: a.slot)]
-        for item, assignments in found.items()
+        for item, assignments in view().items()
     }
 
 
@@ -237,6 +242,7 @@ def test_a_crashed_leader_is_followed_by_the_next_and_its_items_move(etcd):
             assert first.rounds
             assert not second.rounds
             await first.leave()
+            await until(third, lambda: third.keyspace.member("a", "first") is None)
             held = await settled(third, one=2, two=2, three=1)
             assert all("first" not in holders for holders in held.values())
             assert second.rounds
@@ -253,38 +259,42 @@ def test_an_exiting_leader_hands_over_before_it_leaves(etcd):
             await settled(second, **{f"item-{n}": 1 for n in range(6)})
             await first.set_exiting()
             assert await within(first.allocator) is None
+            await until(second, lambda: not second.keyspace.local_assignments("a", "first"))
             held = await settled(second, **{f"item-{n}": 1 for n in range(6)})
             assert set(map(tuple, held.values())) == {("second",)}
 
     run(scenario())
 
 
-def test_many_items_are_placed_in_batches_and_a_lost_race_recovers(etcd, caplog):
+def test_many_items_are_placed_in_batches_and_a_lost_race_recovers(etcd, monkeypatch, caplog):
     async def scenario():
-        async with etcd.client() as client:
+        async with etcd.client() as client, etcd.client() as other:
             count = 300
             for first in range(0, count, 100):
                 await apply(client, **{f"item-{n:03}": 1 for n in range(first, first + 100)})
-            lone = await Member(client, "a", "lone", limit=count + 1).start(marks=False)
-            raced = asyncio.Event()
+            lone = Member(client, "a", "lone", limit=count + 1)
+            txn, sizes = client.txn, []
 
-            async def race():
-                # The leader's own key changes between rounds: its transactions must not land.
-                await client.txn([], [Put(lone.key, member_value(count), ignore_lease=True)])
-                raced.set()
+            async def racing_txn(compares, operations, *rest):
+                if compares:
+                    sizes.append(len(operations))
+                if len(sizes) == 2:
+                    # The leader's own key changes within the round: the rest must not land.
+                    limit = member_value(count)
+                    await other.txn([], [Put(lone.key, limit, ignore_lease=True)])
+                return await txn(compares, operations, *rest)
 
-            racing = asyncio.create_task(race())
-            async with asyncio.timeout(10):
-                while len(lone.keyspace.all_assignments()) < count:
-                    await lone.keyspace.wait_for_update()
-            await racing
-            assert raced.is_set()
-            slots = {a.slot for a in lone.keyspace.all_assignments()}
-            assert slots == {0}
+            monkeypatch.setattr(client, "txn", racing_txn)
+            await lone.start(marks=False)
+            await until(lone, lambda: len(lone.keyspace.all_assignments()) == count)
+            # 127 comparisons of members and that of the leader; the second did not succeed.
+            assert sizes == [127, 127, 127, 46]
+            assert {a.slot for a in lone.keyspace.all_assignments()} == {0}
             await lone.stop()
 
     with caplog.at_level(logging.WARNING):
         run(scenario())
+    assert "transaction checks did not succeed" in caplog.text
 
 
 def test_what_has_no_place_is_told(etcd, caplog):
@@ -317,9 +327,7 @@ def test_a_round_that_failed_is_tried_again_though_nothing_changes(etcd, monkeyp
             monkeypatch.setattr(client, "txn", failing_txn)
             await apply(writer, one=1)
             lone = await Member(client, "a", "lone").start(marks=False)
-            async with asyncio.timeout(10):
-                while not lone.keyspace.all_assignments():
-                    await lone.keyspace.wait_for_update()
+            await until(lone, lone.keyspace.all_assignments)
             assert failures == 0
             await lone.stop()
 

@@ -8,6 +8,7 @@ import pytest
 
 from gazette_sdk.cluster import etcd as module
 from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Get, Put, prefix_end
+from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.errors import (
     ClosedError,
     ConfigurationError,
@@ -223,8 +224,42 @@ def test_a_revoked_lease_is_lost_at_its_next_renewal(etcd):
 
 def test_an_unreachable_etcd_is_told_within_the_dial_timeout():
     async def scenario():
-        with pytest.raises(EtcdUnavailableError, match=r"no Etcd answers at http://127\.0\.0\.1:1"):
+        with pytest.raises(
+            EtcdUnavailableError, match=r"no Etcd answers at http://127\.0\.0\.1:1 \(.*refused"
+        ):
             await within(Etcd.connect("http://127.0.0.1:1", dial_timeout_s=0.3), timeout_s=3)
+
+    run(scenario())
+
+
+class TlsServer(EtcdServer):
+    """An etcd with a certificate that it made for itself."""
+
+    def _command(self, binary, port):
+        command = super()._command(binary, port)
+        return [*(part.replace("http://", "https://") for part in command), "--auto-tls"]
+
+    @property
+    def certificate(self):
+        return self.data_dir / "data/fixtures/client/cert.pem"
+
+
+def test_https_with_a_trusted_authority_and_without(tmp_path):
+    async def scenario():
+        server = TlsServer(tmp_path, sync_writes=False)
+        await server.start()
+        address = server.endpoint.replace("http://", "https://")
+        try:
+            client = await Etcd.connect(address, trusted_ca_file=server.certificate)
+            await client.put(b"/k", b"secret")
+            assert (await client.range(b"/k")).entries[0].value == b"secret"
+            await client.aclose()
+            with pytest.raises(EtcdUnavailableError, match="CERTIFICATE_VERIFY_FAILED"):
+                await Etcd.connect(address, dial_timeout_s=0.5)
+            with pytest.raises(EtcdUnavailableError):
+                await Etcd.connect(server.endpoint, dial_timeout_s=0.5)
+        finally:
+            await server.stop()
 
     run(scenario())
 

@@ -5,9 +5,6 @@ import base64
 import math
 
 import pytest
-from support.brokers import journal_spec
-from support.etcd import run
-from support.vectors import cases
 
 from gazette_sdk.broker.authorize import Authorization, admit_change
 from gazette_sdk.errors import DeadlineExceededError, UnauthenticatedError
@@ -16,6 +13,9 @@ from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability, 
 from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.protocol.selectors import parse_selector
 from gazette_sdk.server.call import Call
+from support.brokers import journal_spec
+from support.etcd import run
+from support.vectors import cases
 
 NOW = 1_700_000_000.0
 AUTHORITY = Authority(base64.b64encode(b"a secret").decode())
@@ -70,9 +70,7 @@ def test_what_takes_too_long_is_ended():
     run(scenario())
 
 
-@pytest.mark.parametrize(
-    "case", [p for p in cases("broker", "apply") if "claims" in p.values[0]]
-)
+@pytest.mark.parametrize("case", [p for p in cases("broker", "apply") if "claims" in p.values[0]])
 def test_changes_outside_the_claims_are_refused(case):
     given = case["claims"]
     (raw,) = case["changes"]

@@ -40,6 +40,14 @@ def test_credit_which_an_append_did_not_use_is_there_for_the_next():
     assert flow.chunk(1) is Verdict.HOLD
 
 
+def test_a_journal_without_content_saves_up_no_credit():
+    flow = FlowControl(min_rate=10)
+    flow.reset(1000, 0)
+    assert flow.chunk(0) is Verdict.GO  # the commit of a pulse
+    flow.reset(1000, 60_000)
+    assert flow.balance == 1000
+
+
 def test_no_minimum_rate_never_aborts():
     flow = FlowControl(min_rate=0)
     flow.reset(0, 0)

@@ -4,9 +4,6 @@ import asyncio
 import math
 
 import pytest
-from support.brokers import Mirror, journal_spec
-from support.etcd import run
-from support.vectors import cases, group, selector
 
 from gazette_sdk.broker.listing import PAGE_JOURNALS, Listing
 from gazette_sdk.errors import ValidationError
@@ -14,6 +11,9 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.protocol.rpc import validate
+from support.brokers import Mirror, journal_spec
+from support.etcd import run
+from support.vectors import cases, group, selector
 
 LOCAL = pb.ProcessSpec.ID(zone="zone", suffix="suffix")
 EVERYTHING = pb.LabelSelector()
@@ -114,7 +114,6 @@ class Watch:
                 return found
             is_first = False
             found += [journal.spec.name for journal in response.journals]
-
 
 
 def test_a_watch_tells_of_changes_of_what_it_matches():

@@ -4,9 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from support.etcd import run
-from support.spools import SpoolUser
-from support.vectors import build, cases, label_set
 
 from gazette_sdk.broker import pipeline as pipeline_module
 from gazette_sdk.broker.append_machine import Input
@@ -14,6 +11,9 @@ from gazette_sdk.broker.pipeline import PeerStream, Pipeline, judge_acks, judge_
 from gazette_sdk.broker.spool_directory import SpoolDirectory
 from gazette_sdk.errors import CallError, DeadlineExceededError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
+from support.etcd import run
+from support.spools import SpoolUser
+from support.vectors import build, cases, label_set
 
 PEERS = [pb.ProcessSpec.ID(zone="A", suffix="one1"), pb.ProcessSpec.ID(zone="C", suffix="three")]
 LOCAL = pb.ProcessSpec.ID(zone="B", suffix="two2")
@@ -78,9 +78,7 @@ def directory(tmp_path):
 def started(directory, count=2):
     peers = [Peer() for _ in range(count)]
     spool = SpoolUser(directory).spool
-    streams = [
-        PeerStream(at, peer.serve) for at, peer in zip(PEERS[:count], peers, strict=True)
-    ]
+    streams = [PeerStream(at, peer.serve) for at, peer in zip(PEERS[:count], peers, strict=True)]
     return Pipeline(HEADER, spool, streams), peers
 
 

@@ -4,7 +4,6 @@ import asyncio
 import logging
 
 import pytest
-from support.etcd import run
 
 from gazette_sdk.broker import pulse as pulse_module
 from gazette_sdk.broker.pulse import SUSPEND_AFTER_PULSES, Pulses, pulse_mode
@@ -13,6 +12,7 @@ from gazette_sdk.broker.slot import Signal
 from gazette_sdk.errors import CallError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability
+from support.etcd import run
 
 Mode = pb.AppendRequest
 

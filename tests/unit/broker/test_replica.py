@@ -4,11 +4,11 @@ import asyncio
 import logging
 
 import pytest
-from support.etcd import run
 
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.spool_directory import SpoolDirectory
 from gazette_sdk.protocol import broker_pb2 as pb
+from support.etcd import run
 
 
 async def for_ever(_):

@@ -5,9 +5,6 @@ import math
 from contextlib import asynccontextmanager
 
 import pytest
-from support.brokers import ZONE, Mirror, journal_spec
-from support.etcd import run
-from support.vectors import cases, group, selector
 
 from gazette_sdk.broker.metrics import WRITE_HEAD
 from gazette_sdk.broker.replica import Replica, ReplicaParts
@@ -16,6 +13,9 @@ from gazette_sdk.broker.spool_directory import SpoolDirectory
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
+from support.brokers import ZONE, Mirror, journal_spec
+from support.etcd import run
+from support.vectors import cases, group, selector
 
 EVERYTHING = Claims(2**32 - 1, pb.LabelSelector(), math.inf)
 LOCAL = pb.ProcessSpec.ID(zone="local", suffix="broker")
@@ -43,7 +43,9 @@ class Setup:
             storage = directory.journal(
                 item.id, create_revision=item.create_revision, cluster_id=12
             )
-            replica = Replica(item.id, item.create_revision, storage, parts, predecessor=predecessor)
+            replica = Replica(
+                item.id, item.create_revision, storage, parts, predecessor=predecessor
+            )
             self.made.append(replica)
             return replica
 
@@ -147,9 +149,7 @@ def test_a_later_revision_is_waited_for(by_header, tmp_path):
             header = pb.Header(process_id=LOCAL, etcd=made.mirror.keyspace.header)
             header.etcd.revision += 2
             options = (
-                {"proxy_header": header}
-                if by_header
-                else {"min_revision": header.etcd.revision}
+                {"proxy_header": header} if by_header else {"min_revision": header.etcd.revision}
             )
             waiting = asyncio.ensure_future(made.resolve("journal/one", **options))
             await asyncio.sleep(0)
@@ -178,9 +178,7 @@ def test_a_fully_suspended_journal_answers_suspended_whatever_its_members(tmp_pa
         async with setup(tmp_path) as made:
             spec = journal_spec("a/journal")
             spec.suspend.level = pb.JournalSpec.Suspend.FULL
-            made.mirror.put(
-                dict([made.mirror.item(spec)]) | made.assignments("a/journal", "local")
-            )
+            made.mirror.put(dict([made.mirror.item(spec)]) | made.assignments("a/journal", "local"))
             found = await made.resolve("a/journal", require_primary=True)
             assert (found.status, found.header.process_id) == (pb.SUSPENDED, LOCAL)
 
@@ -250,9 +248,7 @@ def test_a_spec_of_the_same_stores_and_assignments_disturbs_nobody(tmp_path):
     async def scenario():
         async with setup(tmp_path) as made:
             spec = journal_spec("a/journal", stores=["file:///one/"])
-            made.mirror.put(
-                dict([made.mirror.item(spec)]) | made.assignments("a/journal", "local")
-            )
+            made.mirror.put(dict([made.mirror.item(spec)]) | made.assignments("a/journal", "local"))
             replica = made.resolver.replica("a/journal")
             signal = replica.signal
             spec.fragment.length = 2048

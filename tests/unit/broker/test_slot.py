@@ -3,9 +3,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.etcd import run
 
 from gazette_sdk.broker.slot import InvalidatedError, Signal, Slot
+from support.etcd import run
 
 
 def test_owners_follow_one_another_in_the_order_of_asking():

@@ -3,15 +3,15 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.brokers import journal_spec
-from support.etcd import run
-from support.vectors import cases
 
 from gazette_sdk.broker.index import Index
 from gazette_sdk.broker.slot import InvalidatedError, Signal
 from gazette_sdk.broker.store_health import WAIT_MAX_S, StoreUnhealthyError, await_health
 from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.fragment.registry import StoreRegistry
+from support.brokers import journal_spec
+from support.etcd import run
+from support.vectors import cases
 
 STORE = "file:///there/"
 

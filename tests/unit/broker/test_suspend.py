@@ -3,10 +3,10 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from support.brokers import journal_spec
 
 from gazette_sdk.broker.suspend import Suspension, is_dirty, judge_suspension, may_carry_content
 from gazette_sdk.protocol import broker_pb2 as pb
+from support.brokers import journal_spec
 
 Level = pb.JournalSpec.Suspend
 Mode = pb.AppendRequest
@@ -40,7 +40,9 @@ def test_keep_changes_nothing(level):
 
 @pytest.mark.parametrize(
     ("mode", "level"),
-    list(itertools.product([Mode.SUSPEND_IF_FLUSHED, Mode.SUSPEND_NOW], [Level.NONE, Level.PARTIAL])),
+    list(
+        itertools.product([Mode.SUSPEND_IF_FLUSHED, Mode.SUSPEND_NOW], [Level.NONE, Level.PARTIAL])
+    ),
 )
 def test_an_empty_index_is_suspended_fully(mode, level):
     found = judge(level, mode, empty=True, mod_time=0)

@@ -293,3 +293,93 @@ def sample(status, url):
     return REGISTRY.get_sample_value(
         "gazette_store_health_check_total", {"store": url, "status": status}
     )
+
+
+def test_a_healthy_store_that_is_wanted_is_glanced_at_and_its_loss_is_found(monkeypatch):
+    monkeypatch.setattr(health_module, "GLANCE_INTERVAL_S", 0.01)
+
+    async def scenario():
+        store = FaultyStore()
+        checks = []
+
+        def check(checked):
+            checks.append(len(store.performed))
+            check_store(checked)
+
+        health = StoreHealth("memory://health/", lambda: store, check=check)
+        async with asyncio.timeout(10):
+            await health.wait_first()
+            assert health.healthy
+            health.request_soon()
+            await asyncio.sleep(0.05)
+            assert len(checks) == 1, "glances need no check"
+            monkeypatch.setattr(store, "_exists", failing)
+            store.faults["put"] = "the store is gone"
+            while health.healthy:
+                await health.changed()
+            assert "the store is gone" in health.error
+        await health.aclose()
+
+    def failing(_key):
+        raise OSError("the store is gone")
+
+    asyncio.run(scenario())
+
+
+def test_a_healthy_store_that_nobody_wants_is_left_alone(monkeypatch):
+    monkeypatch.setattr(health_module, "GLANCE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(health_module, "WANTED_FOR_S", 0.03)
+
+    async def scenario():
+        store = FaultyStore()
+        looks = []
+        exists = store._exists
+        monkeypatch.setattr(store, "_exists", lambda key: (looks.append(key), exists(key))[1])
+        health = StoreHealth("memory://health/", lambda: store)
+        async with asyncio.timeout(10):
+            await health.wait_first()
+            await asyncio.sleep(0.05)
+            assert not looks
+            health.request_soon()
+            await asyncio.sleep(0.1)
+            count = len(looks)
+            assert count > 0
+            await asyncio.sleep(0.05)
+            assert len(looks) == count
+        await health.aclose()
+
+    asyncio.run(scenario())
+
+
+def test_a_glance_that_hangs_is_followed_by_a_check_which_is_not_waited_for_long(monkeypatch):
+    monkeypatch.setattr(health_module, "GLANCE_INTERVAL_S", 0.01)
+    monkeypatch.setattr(health_module, "FAILING_BOUND_S", 0.05)
+
+    async def scenario():
+        store = FaultyStore()
+        release = threading.Event()
+        hangs = False
+
+        def check(checked):
+            if hangs:
+                release.wait(10)
+            check_store(checked)
+
+        def hanging(_key):
+            release.wait(10)
+            return True
+
+        health = StoreHealth("memory://health/", lambda: store, check=check)
+        try:
+            async with asyncio.timeout(10):
+                await health.wait_first()
+                hangs = True
+                monkeypatch.setattr(store, "_exists", hanging)
+                health.request_soon()
+                while health.healthy:
+                    await health.changed()
+        finally:
+            release.set()
+            await health.aclose()
+
+    asyncio.run(scenario())

@@ -1,0 +1,186 @@
+"""What facts mean for an append: the inputs of its machine (broker section 5).
+
+Functions of values only: nothing here awaits, reads a clock or touches a stream.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gazette_sdk.broker.append_machine import Input
+from gazette_sdk.broker.suspend import judge_suspension
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.journal_spec import may_write
+from gazette_sdk.protocol.selectors import matches
+
+__all__ = [
+    "Facts",
+    "Verdict",
+    "judge_preconditions",
+    "judge_replicas",
+    "judge_resolution",
+    "next_proposal",
+]
+
+
+def judge_resolution(status: int, suspend: int, *, is_local: bool, holds_pipeline: bool) -> Input:
+    """What a resolution means.
+
+    Args:
+        status: the resolution's status.
+        suspend: the request's ``AppendRequest.Suspend``.
+        is_local: whether we are the process responsible.
+        holds_pipeline: whether the append holds the pipeline's slot.
+    """
+    if status == pb.SUSPENDED and suspend == pb.AppendRequest.SUSPEND_RESUME:
+        return Input.SUSPENSION
+    if status != pb.OK:
+        return Input.REFUSED
+    if not is_local:
+        return Input.REMOTE
+    return Input.HELD if holds_pipeline else Input.LOCAL
+
+
+def judge_replicas(members: int, desired: int, *, is_local: bool) -> Input:
+    """Whether the route has as many members as the journal requires now."""
+    if members > desired:
+        return Input.LATER
+    if members < desired:
+        return Input.TOO_FEW
+    return Input.LOCAL if is_local else Input.REMOTE
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What preconditions are judged by.
+
+    Attributes:
+        request: the append's opening request.
+        spec: the journal's spec.
+        registers: the journal's registers.
+        spool_begin: begin of the spool's fragment.
+        head: end of the spool's fragment: the next byte's offset, if the index agrees.
+        index_begin: first offset of the fragment index, 0 if it is empty.
+        index_end: last offset of the fragment index, 0 if it is empty.
+        index_mod_time: modification time of the index's last fragment, 0 if it is not stored.
+        now: Unix time, in seconds.
+    """
+
+    request: pb.AppendRequest
+    spec: pb.JournalSpec
+    registers: pb.LabelSet
+    spool_begin: int
+    head: int
+    index_begin: int
+    index_end: int
+    index_mod_time: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What preconditions come to.
+
+    Attributes:
+        input: AGREED, ROLL, SUSPENSION or REFUSED.
+        status: of the answer. SUSPENDED with AGREED: an append without content which goes on,
+            to prove that all replicas are in sync, and then answers so.
+        roll_to: offset at which spools should begin, 0 for no roll.
+        suspend: what to write into the spec, with SUSPENSION.
+    """
+
+    input: Input
+    status: pb.Status = pb.OK
+    roll_to: int = 0
+    suspend: pb.JournalSpec.Suspend | None = None
+
+
+def judge_preconditions(facts: Facts) -> Verdict:  # noqa: PLR0911 - one per precondition
+    """Preconditions 2 to 9 of broker section 5.1, in their order.
+
+    The first, a refreshed index and a healthy store, is a wait and stands in the shell.
+    """
+    request, head = facts.request, facts.head
+    head_max = max(head, facts.index_end)
+
+    if (
+        request.HasField("check_registers")
+        and facts.registers.labels
+        and not matches(request.check_registers, facts.registers)
+    ):
+        return Verdict(Input.REFUSED, pb.REGISTER_MISMATCH)
+    if head < facts.spec.suspend.offset:
+        return Verdict(Input.ROLL, roll_to=facts.spec.suspend.offset)
+    if head != head_max and request.offset == 0 and may_write(facts.spec):
+        return Verdict(Input.REFUSED, pb.INDEX_HAS_GREATER_OFFSET)
+    if request.offset not in (0, head_max):
+        return Verdict(Input.REFUSED, pb.WRONG_APPEND_OFFSET)
+    if request.offset != 0 and head != head_max:
+        # The explicit offset is the operator's word that nobody holds unstored content.
+        return Verdict(Input.ROLL, roll_to=head_max)
+
+    suspension = judge_suspension(
+        facts.spec,
+        request.suspend,
+        head=head,
+        index_is_empty=facts.index_begin == facts.index_end,
+        index_mod_time=facts.index_mod_time,
+        now=facts.now,
+    )
+    if suspension.write is not None:
+        roll_to = head if suspension.close_fragment else 0
+        return Verdict(Input.SUSPENSION, roll_to=roll_to, suspend=suspension.write)
+    if suspension.refused:
+        return Verdict(Input.REFUSED, pb.SUSPENDED)
+
+    # The journal's first fragment is closed early, so that its store soon is visibly not empty:
+    # the loss of every broker must not look like a journal that is new.
+    roll_to = head if facts.spool_begin == facts.index_begin else 0
+    status = pb.SUSPENDED if suspension.is_suspended else pb.OK
+    return Verdict(Input.AGREED, status, roll_to=roll_to)
+
+
+def next_proposal(
+    spool: pb.Fragment,
+    first_append_s: float | None,
+    spec: pb.JournalSpec.Fragment,
+    *,
+    roll_to: int,
+    now: float,
+) -> pb.Fragment:
+    """The roll decision (broker section 5.2): what to propose for the spool.
+
+    Args:
+        spool: the spool's fragment.
+        first_append_s: when it got its first content, in seconds of any epoch that is aligned
+            with the flush interval; ``None`` where it has none.
+        spec: how the journal's fragments should be.
+        roll_to: offset at which the fragment should begin; 0 for wherever it is.
+        now: in seconds of the same epoch.
+
+    Returns:
+        the fragment itself, or an empty one which begins at ``roll_to`` or at its end.
+    """
+    length = spool.end - spool.begin
+    interval = spec.flush_interval.seconds
+    flush = (
+        length == 0
+        or length > spec.length
+        or (roll_to not in (0, spool.begin))
+        or (
+            interval >= 1
+            and first_append_s is not None
+            and first_append_s // interval != now // interval
+        )
+    )
+    if not flush:
+        return spool
+    begin = roll_to or spool.end
+    assert begin >= spool.end, "a spool is never rolled back behind its end"
+    return pb.Fragment(
+        journal=spool.journal,
+        begin=begin,
+        end=begin,
+        sum=pb.SHA1Sum(),
+        compression_codec=spec.compression_codec,
+    )

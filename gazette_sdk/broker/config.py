@@ -1,0 +1,65 @@
+"""How a broker is configured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gazette_sdk.broker.spool_directory import Durability
+from gazette_sdk.cluster.keyspace import WATCH_DELAY_S
+from gazette_sdk.cluster.membership import LEASE_TTL_S
+from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION
+from gazette_sdk.transport.grpc import Tls
+
+__all__ = ["BrokerConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """How a broker is configured; defaults are those of an unconfigured process.
+
+    Attributes:
+        suffix: id of the process within its zone.
+        endpoint: URL at which others reach it.
+        spool_dir: directory of its spools; they survive the process there.
+        zone: zone of the process.
+        etcd_endpoint: URL of Etcd.
+        etcd_prefix: prefix of the cluster's keys.
+        etcd_cert_file: client certificate toward Etcd.
+        etcd_cert_key_file: its key.
+        etcd_trusted_ca_file: authorities to trust with Etcd.
+        lease_ttl_s: how long it still counts as a member once it went silent.
+        journal_limit: journals it offers to hold.
+        file_root: directory of ``file://`` stores.
+        file_only: keep all stores below ``file_root``.
+        durability: what an acknowledged append has survived.
+        max_append_rate: bytes per second, for journals with a greater limit; 0 for none.
+        min_append_rate: bytes per second which a client has to sustain; 0 for no minimum.
+        max_replication: cap of every journal's replication.
+        watch_delay_s: how long changes of Etcd are gathered.
+        auth_keys: base64 keys which verify callers and sign calls to peers; empty for none.
+        auto_suspend: suspend idle journals.
+        peer_tls: certificates toward peers.
+    """
+
+    suffix: str
+    endpoint: str
+    spool_dir: Path
+    zone: str = "local"
+    etcd_endpoint: str = "http://localhost:2379"
+    etcd_prefix: str = "/gazette/cluster"
+    etcd_cert_file: Path | None = None
+    etcd_cert_key_file: Path | None = None
+    etcd_trusted_ca_file: Path | None = None
+    lease_ttl_s: int = LEASE_TTL_S
+    journal_limit: int = 1024
+    file_root: Path | None = None
+    file_only: bool = False
+    durability: Durability = Durability.REPLICATED
+    max_append_rate: int = 0
+    min_append_rate: int = 65536
+    max_replication: int = DEFAULT_MAX_REPLICATION
+    watch_delay_s: float = WATCH_DELAY_S
+    auth_keys: str = ""
+    auto_suspend: bool = False
+    peer_tls: Tls | None = None

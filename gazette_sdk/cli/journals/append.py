@@ -1,0 +1,218 @@
+"""``gazctl journals append``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from typing import BinaryIO, Literal
+
+from gazette_sdk.cli.client import open_broker
+from gazette_sdk.cli.command import Invocation
+from gazette_sdk.cli.journals.input import BLOCK_BYTES, blocks, length_of, open_input
+from gazette_sdk.cli.journals.records import Record, Records
+from gazette_sdk.cli.journals.selection import selector_of
+from gazette_sdk.cli.journals.settings import APPEND, AppendSettings
+from gazette_sdk.cli.progress import Progress, progress_bar
+from gazette_sdk.errors import ConfigurationError, GazetteError, MappingError
+from gazette_sdk.message import mapping as mappings
+from gazette_sdk.message.mapping import Partitions
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.append_service import AppendService, AsyncAppend
+from gazette_sdk.transport.appender import append
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.listing import WatchedList
+
+__all__ = ["run"]
+
+_log = logging.getLogger(__name__)
+
+INPUT_MEMORY_BYTES = 64 << 20
+"""Input from a pipe that shall be one append waits in memory up to this size, then in a file: an
+open append would keep all others of its journal waiting."""
+
+
+async def run(invocation: Invocation) -> None:
+    """Append the input: as a whole, or record by record."""
+    settings = invocation.settings(APPEND)
+    _check(settings)
+    selector = selector_of(settings.selector)
+    with open_input(settings.input) as file:
+        async with (
+            open_broker(invocation) as transport,
+            WatchedList(transport, selector) as watched,
+        ):
+            await watched.first_snapshot()
+            with progress_bar("Appending") as progress:
+                if settings.framing == "none":
+                    await _append_whole(transport, watched, settings, file, progress)
+                else:
+                    await _append_records(
+                        transport, watched, settings, settings.framing, file, progress
+                    )
+
+
+def _check(settings: AppendSettings) -> None:
+    if settings.framing == "none" and settings.mapping != "random":
+        raise ConfigurationError(
+            f"--mapping={settings.mapping} needs keys, which only --framing=lines or fixed have"
+        )
+    if settings.base64 and (settings.framing != "lines" or settings.mapping == "random"):
+        raise ConfigurationError(
+            "--base64 is about keys in lines: it needs --framing=lines, and a --mapping other "
+            "than random"
+        )
+
+
+# --------------------------------------------------------------------- whole
+
+
+async def _append_whole(
+    transport: Transport,
+    watched: WatchedList,
+    settings: AppendSettings,
+    file: BinaryIO,
+    progress: Progress,
+) -> None:
+    """The whole input as one append, which is tried until it succeeds."""
+    journal = _Mapper(settings, watched).journal_of(b"")
+    with tempfile.SpooledTemporaryFile(INPUT_MEMORY_BYTES) as spooled:
+        length, source = length_of(file), file
+        if length is None:
+            source = spooled  # type: ignore[assignment] # it is a file
+            length = 0
+            async for block in blocks(file):
+                await asyncio.to_thread(spooled.write, block)
+                length += len(block)
+
+        async def content() -> AsyncIterator[bytes]:
+            done = await asyncio.to_thread(source.seek, 0)
+            while block := await asyncio.to_thread(source.read, BLOCK_BYTES):
+                yield block
+                done += len(block)
+                progress.advance(done, length)
+
+        response = await append(transport, pb.AppendRequest(journal=journal), [content])
+    _log.debug(
+        "appended",
+        extra={
+            "journal": journal,
+            "begin": response.commit.begin,
+            "end": response.commit.end,
+            "broker": response.header.process_id.suffix,
+        },
+    )
+
+
+# ------------------------------------------------------------------- records
+
+
+async def _append_records(
+    transport: Transport,
+    watched: WatchedList,
+    settings: AppendSettings,
+    framing: Literal["lines", "fixed"],
+    file: BinaryIO,
+    progress: Progress,
+) -> None:
+    """Record by record; what came before something wrong is appended nevertheless."""
+    records = Records(framing, has_keys=settings.mapping != "random", base64_keys=settings.base64)
+    mapper = _Mapper(settings, watched)
+    service = AppendService(transport)
+    length, done = length_of(file), 0
+    failure: GazetteError | None = None
+    try:
+        async for block in blocks(file):
+            found, failure = records.feed(block)
+            failure = await _append_block(service, mapper, found) or failure
+            if failure is not None:
+                break
+            done += len(block)
+            progress.advance(done, length)
+        else:
+            found, failure = records.feed(b"")
+            failure = await _append_block(service, mapper, found) or failure
+        await service.flush()
+    finally:
+        await service.aclose()
+    if failure is not None:
+        raise failure
+    if records.has_dangling_key:
+        _log.warning("the input ends with a key which no record follows: the key is dropped")
+
+
+async def _append_block(
+    service: AppendService, mapper: _Mapper, records: list[Record]
+) -> MappingError | None:
+    """Append records, those of one journal as one write; stops where one has no journal."""
+    by_journal: dict[str, list[bytes]] = {}
+    failure = None
+    for key, record in records:
+        try:
+            journal = mapper.journal_of(key)
+        except MappingError as error:
+            failure = error
+            break
+        by_journal.setdefault(journal, []).append(record)
+    for journal, found in by_journal.items():
+        appended = await service.append(pb.AppendRequest(journal=journal), b"".join(found))
+        _raise_if_failed(appended)
+    return failure
+
+
+def _raise_if_failed(appended: AsyncAppend) -> None:
+    """A journal which failed for good fails every append at once."""
+    if appended.is_done and (error := appended.future.exception()) is not None:
+        raise error
+
+
+class _Mapper:
+    """From keys to journals of the current listing."""
+
+    def __init__(self, settings: AppendSettings, watched: WatchedList) -> None:
+        self._selector = settings.selector
+        self._watched = watched
+        self._snapshot: pb.ListResponse | None = None
+        self._partitions = Partitions(())
+        self._names: frozenset[str] = frozenset()
+        self._pick = self._picker(settings.mapping)
+        self._logs_decisions = _log.isEnabledFor(logging.DEBUG)
+
+    def journal_of(self, key: bytes) -> str:
+        """The journal of a key.
+
+        Raises:
+            MappingError: none matches the selector, or none is named by the key.
+        """
+        snapshot = self._watched.snapshot
+        if snapshot is not self._snapshot:
+            assert snapshot is not None
+            self._snapshot = snapshot
+            self._partitions = Partitions(journal.spec for journal in snapshot.journals)
+            self._names = frozenset(self._partitions.names)
+        journal = self._pick(key)
+        if self._logs_decisions:
+            shown = key.decode(errors="backslashreplace")
+            _log.debug("mapped partition key to journal", extra={"journal": journal, "key": shown})
+        return journal
+
+    def _picker(self, kind: str) -> Callable[[bytes], str]:
+        if kind == "direct":
+            return self._direct
+        selector = self._selector
+        made = {
+            "random": lambda: mappings.random(selector, source=random.SystemRandom()),
+            "modulo": lambda: mappings.modulo(selector, key=bytes),
+            "rendezvous": lambda: mappings.rendezvous(selector, key=bytes),
+        }[kind]()
+        return lambda key: made.pick(key, self._partitions)
+
+    def _direct(self, key: bytes) -> str:
+        journal = key.decode(errors="backslashreplace")
+        if journal not in self._names:
+            raise MappingError(
+                f"the key {journal!r} is not the name of a journal that matches {self._selector!r}"
+            )
+        return journal

@@ -1,0 +1,92 @@
+"""``gazctl journals fragments``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterator
+
+from gazette_sdk.cli.client import open_broker
+from gazette_sdk.cli.command import Invocation
+from gazette_sdk.cli.formats import age, fragment_json, iec_bytes, proto_text, write_table
+from gazette_sdk.cli.journals.selection import CALLS_MAX, select
+from gazette_sdk.cli.journals.settings import FRAGMENTS, FragmentsSettings
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.durations import from_seconds
+from gazette_sdk.protocol.fragments import digest_of, length_of
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.listing import list_all_fragments
+
+__all__ = ["fragments_of", "run"]
+
+_SUM_DIGITS = 12
+
+
+async def run(invocation: Invocation) -> None:
+    """List the fragments of journals."""
+    settings = invocation.settings(FRAGMENTS)
+    template = pb.FragmentsRequest(begin_mod_time=settings.from_time, end_mod_time=settings.to_time)
+    if settings.url_ttl_s > 0:
+        template.signatureTTL.CopyFrom(from_seconds(settings.url_ttl_s))
+    async with open_broker(invocation) as transport:
+        journals = await select(transport, settings.selector)
+        responses = await fragments_of(transport, journals, template)
+    show(responses, settings)
+
+
+async def fragments_of(
+    transport: Transport, journals: list[pb.ListResponse.Journal], template: pb.FragmentsRequest
+) -> list[pb.FragmentsResponse]:
+    """All fragments of journals, in their order.
+
+    Args:
+        transport: how to reach them.
+        journals: the journals.
+        template: what to ask of each.
+
+    Raises:
+        GazetteError: the first listing that failed.
+    """
+    places = asyncio.Semaphore(CALLS_MAX)
+
+    async def ask(journal: pb.ListResponse.Journal) -> pb.FragmentsResponse:
+        request = pb.FragmentsRequest()
+        request.CopyFrom(template)
+        request.journal = journal.spec.name
+        async with places:
+            return await list_all_fragments(transport, request)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(ask(journal)) for journal in journals]
+    return [task.result() for task in tasks]
+
+
+def show(responses: list[pb.FragmentsResponse], settings: FragmentsSettings) -> None:
+    """Write fragments to standard output."""
+    match settings.format:
+        case "table":
+            headers = ["Journal", "Offset", "Length", "Persisted", "SHA1", "Compression"]
+            has_urls = settings.url_ttl_s > 0
+            write_table([*headers, "URL"] if has_urls else headers, _rows(responses, has_urls))
+        case "json":
+            for response in responses:
+                for fragment in response.fragments:
+                    sys.stdout.write(fragment_json(fragment).decode() + "\n")
+        case "proto":
+            for response in responses:
+                sys.stdout.write(proto_text(response))
+
+
+def _rows(responses: list[pb.FragmentsResponse], has_urls: bool) -> Iterator[list[str]]:  # noqa: FBT001
+    for response in responses:
+        for fragment in response.fragments:
+            spec = fragment.spec
+            row = [
+                spec.journal,
+                str(spec.begin),
+                iec_bytes(length_of(spec)),
+                age(spec.mod_time) if spec.mod_time else "",
+                digest_of(spec.sum).hex()[:_SUM_DIGITS] + "...",
+                pb.CompressionCodec.Name(spec.compression_codec),
+            ]
+            yield [*row, fragment.signed_url] if has_urls else row

@@ -1,0 +1,277 @@
+"""Reads of many journals at once, into one output (cli section 5, read).
+
+What stands in the output is made of whole appends: a journal that has the output keeps it up to
+the end of the fragment it reads, which is the end of an append.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import stat
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import urlsplit
+
+from gazette_sdk.cli.journals.selection import is_fully_suspended
+from gazette_sdk.cli.progress import Progress
+from gazette_sdk.errors import (
+    CallCancelledError,
+    ConfigurationError,
+    JournalNotFoundError,
+    OffsetNotYetAvailableError,
+    SuspendedError,
+)
+from gazette_sdk.fragment.content import FragmentReader
+from gazette_sdk.fragment.remote import open_url
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.listing import WatchedList
+from gazette_sdk.transport.reader import ByteReader, OffsetJumpError
+from gazette_sdk.transport.retry_reader import RetryReader
+
+__all__ = ["Output", "Pump", "ReadOptions"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What to read.
+
+    Attributes:
+        block: follow the journals.
+        tail: begin at the write head where no offset is given.
+        do_not_proxy: read from the journals' own brokers, and from fragments directly.
+        begin_mod_time: pass over fragments stored before this unix time; 0 for none.
+        file_root: directory behind ``file://`` stores, if it is known here.
+    """
+
+    block: bool = False
+    tail: bool = False
+    do_not_proxy: bool = False
+    begin_mod_time: int = 0
+    file_root: Path | None = None
+
+
+class Output:
+    """A file which one journal at a time writes to.
+
+    Args:
+        file: where content goes.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.lock = asyncio.Lock()
+        self._file = file
+
+    async def write(self, content: bytes) -> None:
+        """Write content. The lock is held."""
+        await asyncio.to_thread(self._write, content)
+
+    def _write(self, content: bytes) -> None:
+        self._file.write(content)
+        self._file.flush()
+
+    def sync(self) -> None:
+        """Make a regular file's content survive the machine."""
+        self._file.flush()
+        if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+            os.fsync(self._file.fileno())
+
+
+@dataclass(slots=True)
+class _Read:
+    """One journal's read: its reader and the task that moves its content."""
+
+    reader: RetryReader
+    task: asyncio.Task[None]
+
+
+@dataclass
+class Pump:
+    """Reads journals of a watched listing until none is left to read.
+
+    Attributes:
+        transport: how to reach the journals.
+        options: what to read.
+        output: where to.
+        offsets: offset by journal: where to begin, and in the end where to go on.
+        progress: told of what was read.
+    """
+
+    transport: Transport
+    options: ReadOptions
+    output: Output
+    offsets: dict[str, int]
+    progress: Progress
+    _reads: dict[str, _Read] = field(default_factory=dict)
+    _ended: dict[str, pb.ListResponse] = field(default_factory=dict)
+    _done_bytes: int = 0
+    _heads: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    async def run(self, watched: WatchedList, stopped: Callable[[], Awaitable[Any]]) -> None:
+        """Read until all journals are at their end, or it is stopped.
+
+        Args:
+            watched: the listing; the journals of its first snapshot are read at once.
+            stopped: waits until reads shall end early.
+
+        Raises:
+            GazetteError: the first failure of a read that no further attempt mends.
+        """
+        listing = await watched.first_snapshot()
+        if not listing.journals:
+            _log.warning("no journals were matched by the selector")
+            return
+        changed = asyncio.ensure_future(watched.changed())
+        stop = asyncio.ensure_future(stopped())
+        try:
+            while True:
+                self._follow(watched)
+                if not self._reads:
+                    return
+                tasks: list[asyncio.Future[Any]] = [read.task for read in self._reads.values()]
+                await asyncio.wait([*tasks, changed, stop], return_when=asyncio.FIRST_COMPLETED)
+                if stop.done():
+                    break
+                if changed.done():
+                    # Its failures are logged by the watch, which begins again by itself.
+                    changed.exception()
+                    changed = asyncio.ensure_future(watched.changed())
+                self._collect(watched)
+            for read in self._reads.values():
+                read.reader.cancel()
+            await asyncio.wait([read.task for read in self._reads.values()])
+            self._collect(watched)
+        finally:
+            changed.cancel()
+            stop.cancel()
+            await self._end([changed, stop])
+
+    # ---------------------------------------------------------------- inside
+
+    def _follow(self, watched: WatchedList) -> None:
+        """Begin reads of journals that are new, end those of journals that are gone."""
+        assert watched.snapshot is not None
+        listed = {each.spec.name: each.spec for each in watched.snapshot.journals}
+        for name, spec in listed.items():
+            if (
+                name not in self._reads
+                and not is_fully_suspended(spec)
+                and self._may_begin(name, watched.snapshot)
+            ):
+                self._begin(name)
+        for name, read in self._reads.items():
+            if name not in listed:
+                read.reader.cancel()
+
+    def _may_begin(self, journal: str, listing: pb.ListResponse) -> bool:
+        """Whether to read a journal which is not being read.
+
+        One that was suspended or deleted may have come back, which only a later listing shows.
+        """
+        ended = self._ended.get(journal)
+        return ended is None or (self.options.block and ended is not listing)
+
+    def _begin(self, journal: str) -> None:
+        options = self.options
+        offset = self.offsets.get(journal, -1 if options.tail else 0)
+        reader = RetryReader(
+            self.transport,
+            pb.ReadRequest(
+                journal=journal,
+                offset=offset,
+                block=options.block,
+                do_not_proxy=options.do_not_proxy,
+                begin_mod_time=options.begin_mod_time,
+            ),
+            new_reader=lambda request, last: ByteReader(
+                self.transport,
+                request,
+                last_response=last,
+                open_fragment=self._open_fragment,
+            ),
+        )
+        _log.info("read started", extra={"journal": journal, "offset": offset})
+        task = asyncio.create_task(self._move(reader), name=f"read of {journal}")
+        self._reads[journal] = _Read(reader, task)
+
+    def _open_fragment(self, url: str, fragment: pb.Fragment, offset: int) -> FragmentReader:
+        if urlsplit(url).scheme == "file" and self.options.file_root is None:
+            raise ConfigurationError(
+                f"{fragment.journal}: its fragments are files, which this tool cannot find: give "
+                "the brokers' directory of file:// stores with --file-root, or read through "
+                "brokers with --broker.cache.size=0"
+            )
+        return open_url(url, fragment, offset, file_root=self.options.file_root)
+
+    def _collect(self, watched: WatchedList) -> None:
+        """Note where reads ended; the first one that failed ends all."""
+        assert watched.snapshot is not None
+        for journal, read in list(self._reads.items()):
+            if not read.task.done():
+                continue
+            del self._reads[journal]
+            read.task.result()
+            self._ended[journal] = watched.snapshot
+            _log.info("read finished", extra={"journal": journal, "offset": self.offsets[journal]})
+
+    async def _move(self, reader: RetryReader) -> None:
+        """Move a journal's content to the output, until its end."""
+        journal = reader.journal
+        self.offsets[journal] = reader.offset
+        try:
+            while True:
+                try:
+                    content = await reader.read()
+                except OffsetJumpError as jump:
+                    _log.info("%s", jump, extra={"journal": journal})
+                    continue
+                assert content is not None  # no end was asked for
+                async with self.output.lock:
+                    await self._write_appends(reader, content)
+        except OffsetNotYetAvailableError:
+            self.offsets[journal] = reader.offset
+        except (SuspendedError, CallCancelledError):
+            pass
+        except JournalNotFoundError as error:
+            _log.warning("%s", error)
+        finally:
+            if self.offsets[journal] < 0:
+                self.offsets[journal] = max(reader.offset, 0)
+            await reader.aclose()
+
+    async def _write_appends(self, reader: RetryReader, content: bytes) -> None:
+        """Write content, and what follows it up to the end of an append."""
+        while True:
+            await self.output.write(content)
+            self.offsets[reader.journal] = reader.offset
+            self._note(reader, len(content))
+            response = reader.response
+            if response is None or reader.offset >= response.fragment.end:
+                return
+            try:
+                more = await reader.read()
+            except OffsetJumpError:
+                return
+            assert more is not None
+            content = more
+
+    def _note(self, reader: RetryReader, size: int) -> None:
+        self._done_bytes += size
+        head = reader.response.write_head if reader.response is not None else reader.offset
+        begin, _ = self._heads.get(reader.journal, (reader.offset - size, 0))
+        self._heads[reader.journal] = (begin, max(head, reader.offset))
+        total = sum(head - begin for begin, head in self._heads.values())
+        self.progress.advance(self._done_bytes, None if self.options.block else total)
+
+    async def _end(self, others: list[asyncio.Future[Any]]) -> None:
+        """End what still runs, whatever it was doing."""
+        tasks: list[asyncio.Future[Any]] = [read.task for read in self._reads.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait([*tasks, *others])

@@ -1,0 +1,131 @@
+"""The connection to Etcd: addresses, TLS, and what failures of it mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import grpc
+import grpc.aio
+
+from gazette_sdk.errors import (
+    ConfigurationError,
+    EtcdCompactedError,
+    EtcdError,
+    EtcdUnavailableError,
+    LeaseLostError,
+)
+
+__all__ = ["error_of_status", "error_of_text", "open_channel"]
+
+KEEPALIVE_S = 10.0
+"""Pause between HTTP/2 pings on a silent connection. Etcd drops clients that ping every 5 s."""
+
+KEEPALIVE_TIMEOUT_S = 5.0
+"""How long a ping may stay unanswered before the connection counts as broken."""
+
+_RETRYABLE = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.CANCELLED,
+    }
+)
+"""Statuses that tell of the connection or the server's state rather than of the request."""
+
+
+def open_channel(
+    address: str,
+    *,
+    cert_file: Path | str | None = None,
+    cert_key_file: Path | str | None = None,
+    trusted_ca_file: Path | str | None = None,
+) -> grpc.aio.Channel:
+    """A channel to Etcd on the running loop; it connects when it is used.
+
+    Args:
+        address: ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///PATH``.
+        cert_file: client certificate (PEM), for https.
+        cert_key_file: its key.
+        trusted_ca_file: certificates of the authorities to trust instead of the system's.
+
+    Raises:
+        ConfigurationError: the address or a file can not be used.
+    """
+    target, is_tls = _dial_target(address)
+    options = [
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
+        ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1000),
+        ("grpc.max_reconnect_backoff_ms", 2000),
+        ("grpc.enable_http_proxy", 0),
+        # Each client has a connection of its own, so that one can break without the other.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    if is_tls:
+        credentials = _credentials(cert_file, cert_key_file, trusted_ca_file)
+        return grpc.aio.secure_channel(target, credentials, options)
+    return grpc.aio.insecure_channel(target, options)
+
+
+def _dial_target(address: str) -> tuple[str, bool]:
+    """The gRPC target of an address, and whether it wants TLS."""
+    url = urlsplit(address)
+    if url.scheme == "unix" and url.path:
+        return f"unix:{url.path}", False
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ConfigurationError(
+            f"{address!r} is no Etcd address: give http://HOST:PORT, https://HOST:PORT "
+            "or unix:///PATH"
+        )
+    try:
+        port = url.port or 2379
+    except ValueError as error:
+        raise ConfigurationError(f"{address!r} is no Etcd address: {error}") from error
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    return f"{host}:{port}", url.scheme == "https"
+
+
+def _credentials(
+    cert_file: Path | str | None,
+    cert_key_file: Path | str | None,
+    trusted_ca_file: Path | str | None,
+) -> grpc.ChannelCredentials:
+    def read(path: Path | str | None) -> bytes | None:
+        try:
+            return Path(path).read_bytes() if path else None
+        except OSError as error:
+            raise ConfigurationError(f"a certificate for Etcd can not be read: {error}") from error
+
+    return grpc.ssl_channel_credentials(
+        root_certificates=read(trusted_ca_file),
+        private_key=read(cert_key_file),
+        certificate_chain=read(cert_file),
+    )
+
+
+def error_of_status(code: grpc.StatusCode, details: str, what: str) -> EtcdError:
+    """Our error for a failed call. Etcd's texts are part of its interface."""
+    text = f"{what}: {details or code.name}"
+    if "has been compacted" in details:
+        return EtcdCompactedError(text)
+    if "requested lease not found" in details:
+        return LeaseLostError(text)
+    if code in _RETRYABLE:
+        return EtcdUnavailableError(text)
+    return EtcdError(text)
+
+
+def error_of_text(reason: str) -> EtcdError:
+    """Our error for the reason of a cancelled watch."""
+    if "no leader" in reason:
+        return EtcdUnavailableError(reason)
+    if "compacted" in reason:
+        return EtcdCompactedError(reason)
+    return EtcdError(reason)

@@ -1,0 +1,62 @@
+"""Every example of the documentation is run, against a real cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.pages import ROOT, PageRun, blocks_of, commands_of, pages
+
+from gazette_sdk.embedded import EmbeddedCluster
+
+pytest_plugins = ["support.spark"]
+
+SPECS = "examples/orders.journals.yaml"
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_the_examples_of_a_page_run_in_order(
+    page: Path,
+    gazette_cluster: Callable[[int], EmbeddedCluster],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+):
+    blocks = blocks_of(page)
+    runnable = [
+        block
+        for block in blocks
+        if block.language in {"python", "console", "yaml"} and block.marker != "not run"
+    ]
+    if not runnable:
+        return
+    if any("pyspark" in block.text for block in runnable):
+        request.getfixturevalue("spark")  # with its settings, before the page gets it
+    cluster = gazette_cluster(1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = PageRun(page, cluster.address, tmp_path)
+    if not any(f"apply --specs {SPECS}" in block.text for block in runnable):
+        cluster.apply((ROOT / SPECS).read_text(encoding="utf-8"))
+    for block in blocks:
+        try:
+            run.run(block)
+        except BaseException as error:
+            error.add_note(f"in the block at {block.where}")
+            raise
+
+
+def test_blocks_that_are_not_run_say_why(record_property: Callable[[str, object], None]):
+    left_out = [
+        block for page in pages() for block in blocks_of(page) if block.marker == "not run"
+    ]
+    for block in left_out:
+        print(f"{block.where}: {block.language} block is not run: {block.reason}")
+        record_property("not run", f"{block.where}: {block.reason}")
+        assert block.reason, block.where
+
+
+def test_commands_are_found_behind_prompts_and_without_them():
+    assert commands_of("$ one \\\n  two\nprinted\n$ three\n") == "one \\\n  two\nthree\n"
+    assert commands_of("one\ntwo\n") == "one\ntwo\n"

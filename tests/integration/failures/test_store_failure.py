@@ -1,0 +1,104 @@
+"""A store that fails: what is refused, what is kept, and what goes on."""
+
+import time
+
+import pytest
+
+from gazette_sdk.errors import FragmentStoreUnhealthyError
+from integration.failures.journals import Writer, files, spec, wait_until, wait_until_stored, within
+
+
+def append_until_refused(writer: Writer) -> FragmentStoreUnhealthyError:
+    while True:
+        try:
+            writer.append()
+        except FragmentStoreUnhealthyError as error:
+            return error
+
+
+def append_until_taken(writer: Writer) -> None:
+    while True:
+        try:
+            writer.append()
+        except FragmentStoreUnhealthyError:
+            time.sleep(0.2)  # as a client does that tries again
+        else:
+            return
+
+
+@pytest.mark.parametrize("way", ["refuse", "hang"])
+def test_a_lost_s3_store_is_told_within_five_seconds_and_so_is_its_return(
+    cluster, losable_s3, name, way
+):
+    (cluster.fragments / "elsewhere").mkdir(exist_ok=True)
+    lost, other = f"{name}/lost", f"{name}/other"
+    cluster.apply(spec(lost, losable_s3.url(), length=2000))
+    cluster.apply(spec(other, "file:///elsewhere/"))
+    writer, bystander = Writer(cluster.transport, lost), Writer(cluster.transport, other)
+    for _ in range(5):
+        writer.append()
+    bystander.append()
+
+    getattr(losable_s3, way)()
+    with within(5):
+        error = append_until_refused(writer)
+    assert losable_s3.bucket in str(error)
+    assert lost in str(error)
+    assert "mend the store" in str(error)
+    with within(5), pytest.raises(FragmentStoreUnhealthyError):
+        writer.append()
+    with within(2):
+        bystander.append()
+
+    losable_s3.come_back()
+    with within(5):
+        append_until_taken(writer)
+    end = writer.append().commit.begin
+    wait_until_stored(cluster, lost, end)
+    writer.check()
+    bystander.check()
+
+
+def test_a_file_store_that_vanishes_is_told_and_what_it_held_is_there_when_it_is_back(
+    cluster, name, warnings_of
+):
+    directory = cluster.fragments / "vanishing"
+    directory.mkdir()
+    cluster.apply(spec(name, "file:///vanishing/", length=2000))
+    writer = Writer(cluster.transport, name)
+    for _ in range(5):
+        writer.append()
+
+    directory.rename(directory.with_name("hidden"))
+    with within(5):
+        error = append_until_refused(writer)
+    assert "file:///vanishing/" in str(error)
+    assert "create it" in str(error)
+
+    directory.with_name("hidden").rename(directory)
+    with within(5):
+        append_until_taken(writer)
+    end = writer.append().commit.begin
+    wait_until_stored(cluster, name, end)
+    wait_until(lambda: len(files(directory)) >= 3, "fragments are files")
+    writer.check()
+
+
+def test_a_store_that_was_never_there_is_told_within_five_seconds(cluster, name):
+    url = "s3://bucket/?endpoint=http://127.0.0.1:1&region=us-east-1"
+    cluster.apply(spec(name, url))
+    writer = Writer(cluster.transport, name)
+    with within(5), pytest.raises(FragmentStoreUnhealthyError, match="check the network") as caught:
+        writer.append()
+    assert url in str(caught.value)
+    assert caught.value.journal == name
+
+
+def test_a_second_store_that_cannot_be_listed_is_told_within_five_seconds(cluster, name):
+    """The head of a journal is not known before all of its stores were listed."""
+    url = "s3://bucket/?endpoint=http://127.0.0.1:1&region=us-east-1"
+    cluster.apply(spec(name, "file:///", url))
+    writer = Writer(cluster.transport, name)
+    with within(5), pytest.raises(FragmentStoreUnhealthyError, match="check the network") as caught:
+        writer.append()
+    assert url in str(caught.value)

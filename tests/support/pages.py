@@ -1,0 +1,244 @@
+"""Pages of the documentation as programs: their fenced blocks, and how each kind is run.
+
+=========== ======================================================================================
+block       what is done with it
+=========== ======================================================================================
+``python``  executed, in one module for all blocks of the page; a block that defines ``test_…``
+            functions is given to pytest in a process of its own
+``console`` run by bash. Lines that begin with ``$ `` are the commands, where there are any:
+            the other lines then show what is printed. Otherwise every line is a command
+``yaml``    read as specs of journals
+``proto``   only saved, see below
+=========== ======================================================================================
+
+A block whose first line is a comment that holds nothing but a file's name is also saved under
+that name, in the directory where the page's commands run. ``http://localhost:8080`` stands for the
+broker of the test.
+
+An HTML comment on the line before a block changes what is done:
+
+- ``<!-- not run: reason -->``: nothing
+- ``<!-- runs until interrupted -->``: the command prints something, and goes on until Ctrl-C
+- ``<!-- fails -->``: the command ends with a status other than zero
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gazette_sdk.protocol import journalspace
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTED_ADDRESS = "http://localhost:8080"
+COMMAND_TIMEOUT_S = 30.0
+LANGUAGES = frozenset({"python", "console", "yaml", "proto", "ini", "json", "text", "mermaid"})
+
+_FENCE = re.compile(r"^(?P<indent>[ ]*)```(?P<language>\w*)[^\n]*$")
+_MARKER = re.compile(
+    r"<!--\s*(?P<kind>not run|fails|runs until interrupted)(?::\s*(?P<reason>.+?))?\s*-->"
+)
+_FILE_NAME = re.compile(r"^(?:#|//|;)\s*(?P<name>[\w\-]+(?:\.[\w\-]+)+)\s*$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: where it stands, what it is, and what the comment before it says."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    marker: str = ""
+    reason: str = ""
+
+    @property
+    def where(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def file_name(self) -> str:
+        """The name under which it is saved, where it says one."""
+        found = _FILE_NAME.match(self.text.partition("\n")[0])
+        return found["name"] if found else ""
+
+
+def pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks_of(page: Path) -> list[Block]:
+    """All fenced blocks of a page, in order."""
+    blocks: list[Block] = []
+    lines = page.read_text(encoding="utf-8").splitlines()
+    marker = None
+    index = 0
+    while index < len(lines):
+        opening = _FENCE.match(lines[index])
+        if opening is None:
+            if lines[index].strip():
+                marker = _MARKER.search(lines[index])
+            index += 1
+            continue
+        begin = index + 1
+        index = begin
+        while lines[index].strip() != "```":
+            index += 1
+        text = textwrap.dedent("\n".join(lines[begin:index]) + "\n")
+        found = marker.groupdict(default="") if marker else {"kind": "", "reason": ""}
+        blocks.append(
+            Block(page, begin + 1, opening["language"], text, found["kind"], found["reason"])
+        )
+        marker = None
+        index += 1
+    return blocks
+
+
+@dataclass
+class PageRun:
+    """Runs the blocks of one page, one after the other.
+
+    Args:
+        page: the page.
+        address: URL of the broker that its examples reach.
+        directory: where its commands run and its files are.
+    """
+
+    page: Path
+    address: str
+    directory: Path
+    _module: types.ModuleType = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Dataclasses and annotations look their module up by its name.
+        self._module = types.ModuleType(f"page_{self.page.stem.replace('-', '_')}")
+        sys.modules[self._module.__name__] = self._module
+        (self.directory / "examples").symlink_to(ROOT / "examples")
+
+    def run(self, block: Block) -> None:
+        """Run a block.
+
+        Raises:
+            AssertionError: it does not do what its page says.
+        """
+        assert block.language in LANGUAGES, f"{block.where}: unknown language {block.language!r}"
+        if block.file_name:
+            (self.directory / block.file_name).write_text(self._here(block.text), encoding="utf-8")
+        if block.marker == "not run":
+            assert block.reason, f"{block.where} is not run, but does not say why"
+        elif block.language == "console":
+            self._run_commands(block)
+        elif block.language == "python":
+            if re.search(r"^(?:async )?def test_", block.text, re.MULTILINE):
+                self._run_pytest(block)
+            else:
+                self._execute(block)
+        elif block.language == "yaml":
+            root = journalspace.parse(block.text)
+            root.validate()
+
+    def _here(self, text: str) -> str:
+        return text.replace(DOCUMENTED_ADDRESS, self.address)
+
+    # --------------------------------------------------------------- python
+
+    def _execute(self, block: Block) -> None:
+        # Tracebacks name the line of the page.
+        source = "\n" * (block.line - 1) + self._here(block.text)
+        exec(compile(source, str(block.page), "exec"), vars(self._module))  # noqa: S102 - the point
+
+    def _run_pytest(self, block: Block) -> None:
+        name = block.file_name or f"test_line_{block.line}.py"
+        (self.directory / name).write_text(block.text, encoding="utf-8")
+        command = f"{sys.executable} -m pytest -q -W error -p no:cacheprovider --rootdir . {name}"
+        self._bash(block, command)
+
+    # -------------------------------------------------------------- console
+
+    def _run_commands(self, block: Block) -> None:
+        script = self._here(commands_of(block.text))
+        if block.marker == "runs until interrupted":
+            self._interrupt(block, script)
+        else:
+            self._bash(block, script, fails=block.marker == "fails")
+
+    def _bash(self, block: Block, script: str, *, fails: bool = False) -> None:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=self.directory,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+        )
+        print(f"--- {block.where}\n{done.stdout}{done.stderr}")
+        assert (done.returncode != 0) == fails, (
+            f"{block.where}: status {done.returncode} of\n{script}\n{done.stdout}{done.stderr}"
+        )
+
+    def _interrupt(self, block: Block, script: str) -> None:
+        with subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=self.directory,
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        ) as process:
+            try:
+                printed = _first_output(process, COMMAND_TIMEOUT_S)
+                print(f"--- {block.where}\n{printed!r}")
+                assert printed, f"{block.where}: nothing was printed by\n{script}"
+                os.killpg(process.pid, signal.SIGINT)
+                process.wait(COMMAND_TIMEOUT_S)
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    def _environment(self) -> dict[str, str]:
+        scripts = Path(sys.executable).parent
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("BROKER_", "ETCD_", "LOG_", "COVERAGE", "COV_"))
+        }
+        return inherited | {
+            "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(self.directory),
+            "GAZETTE_ADDRESS": self.address,
+        }
+
+
+def commands_of(text: str) -> str:
+    """The commands of a console block, without prompts and what they print."""
+    if not re.search(r"^\$ ", text, re.MULTILINE):
+        return text
+    commands: list[str] = []
+    continues = False
+    for line in text.splitlines():
+        if continues or line.startswith("$ "):
+            commands.append(line if continues else line[2:])
+            continues = line.endswith("\\")
+    return "\n".join(commands) + "\n"
+
+
+def _first_output(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
+    assert process.stdout is not None
+    deadline = time.monotonic() + timeout_s
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while (left := deadline - time.monotonic()) > 0:
+            if selector.select(left):
+                return os.read(process.stdout.fileno(), 1 << 16)
+    return b""

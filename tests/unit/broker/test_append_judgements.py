@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import pytest
+
+from gazette_sdk.broker.append_judgements import (
+    Facts,
+    judge_preconditions,
+    judge_replicas,
+    judge_resolution,
+    next_proposal,
+)
+from gazette_sdk.broker.append_machine import APPEND, Input, State, step
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.fragments import sum_of
+from gazette_sdk.protocol.selectors import parse_selector
+from support.brokers import journal_spec
+from support.vectors import cases, label_set
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+@pytest.mark.parametrize("holds", [False, True])
+@pytest.mark.parametrize("status", [pb.OK, pb.JOURNAL_NOT_FOUND, pb.SUSPENDED])
+@pytest.mark.parametrize("mode", pb.AppendRequest.Suspend.values())
+def test_a_resolution_leads_where_its_status_and_place_say(status, mode, is_local, holds):
+    found = judge_resolution(status, mode, is_local=is_local, holds_pipeline=holds)
+    if status == pb.SUSPENDED and mode == pb.AppendRequest.SUSPEND_RESUME:
+        assert found is Input.SUSPENSION
+    elif status != pb.OK:
+        assert found is Input.REFUSED
+    elif not is_local:
+        assert found is Input.REMOTE
+    else:
+        assert found is (Input.HELD if holds else Input.LOCAL)
+    assert (State.RESOLVE, found) in APPEND
+
+
+@pytest.mark.parametrize("case", cases("broker", "await_replicas"))
+def test_replicas_are_awaited(case):
+    found = judge_replicas(case["members"], case["replication"], is_local=case["we_are_primary"])
+    after = step(State.AWAIT_REPLICAS, found).next
+    expect = case["expect"].partition(" ")[0]
+    assert after.name == {
+        "ValidatePreconditions": "VALIDATE_PRECONDITIONS",
+        "Proxy": "PROXY",
+        "Error": "ERROR",
+    }.get(expect, expect)
+
+
+def test_too_many_members_are_waited_for():
+    assert judge_replicas(3, 2, is_local=True) is Input.LATER
+
+
+def facts(**changes):
+    defaults = {
+        "request": pb.AppendRequest(journal="a/journal"),
+        "spec": journal_spec("a/journal"),
+        "registers": pb.LabelSet(),
+        "spool_begin": 0,
+        "head": 0,
+        "index_begin": 0,
+        "index_end": 0,
+        "index_mod_time": 0,
+        "now": 1_700_000_000.0,
+    }
+    return Facts(**{**defaults, **changes})
+
+
+@pytest.mark.parametrize(
+    "case",
+    [  # those that wait for the index or the store stand with `store_health`
+        p
+        for p in cases("broker", "append_preconditions")
+        if "index" in p.values[0] and "store" not in p.values[0]
+    ],
+)
+def test_preconditions(case):
+    request = pb.AppendRequest(journal="a/journal", offset=case.get("offset", 0))
+    if "check" in case:
+        request.check_registers.CopyFrom(parse_selector(case["check"]))
+    begin, end = case["index"][0] if case["index"] else (0, 0)
+    verdict = judge_preconditions(
+        facts(
+            request=request,
+            registers=label_set(case.get("registers")),
+            head=case["spool_end"],
+            index_begin=begin,
+            index_end=end,
+        )
+    )
+    expect = case["expect"]
+    names = {"StreamContent": "STREAM_CONTENT", "Error": "ERROR", "SendSync": "SEND_SYNC"}
+    assert step(State.VALIDATE_PRECONDITIONS, verdict.input).next.name == names[expect["next"]]
+    assert verdict.status == pb.Status.Value(expect.get("status", "OK"))
+    if "roll_to" in expect:
+        assert verdict.roll_to == expect["roll_to"]
+
+
+def test_a_suspended_offset_is_rolled_to_before_anything_is_compared_with_the_index():
+    spec = journal_spec("a/journal")
+    spec.suspend.offset = 1024
+    assert judge_preconditions(facts(spec=spec, index_end=5)).roll_to == 1024
+
+
+def test_an_index_that_is_ahead_does_not_stop_barriers_of_a_read_only_journal():
+    spec = journal_spec("a/journal", flags=pb.JournalSpec.Flag.Value("O_RDONLY"))
+    verdict = judge_preconditions(facts(spec=spec, head=10, spool_begin=10, index_end=20))
+    assert (verdict.input, verdict.status) == (Input.AGREED, pb.OK)
+
+
+def test_the_first_fragment_is_closed_by_what_follows_it():
+    verdict = judge_preconditions(facts(head=123, index_end=123))
+    assert (verdict.input, verdict.roll_to) == (Input.AGREED, 123)
+    later = judge_preconditions(facts(head=200, spool_begin=123, index_end=200))
+    assert (later.input, later.roll_to) == (Input.AGREED, 0)
+
+
+# -------------------------------------------------------------- roll decision
+
+
+@pytest.mark.parametrize("case", cases("broker", "maybe_roll_fragment"))
+def test_the_roll_decision(case):
+    begin, end = case["spool"]
+    spool = pb.Fragment(
+        journal="a/journal", begin=begin, end=end, compression_codec=pb.NONE, sum=sum_of(b"x" * 20)
+    )
+    spec = journal_spec(
+        "a/journal",
+        length=case["length"],
+        flush_interval_s=case["flush_interval_s"],
+        compression_codec=pb.SNAPPY,
+    ).fragment
+    proposal = next_proposal(
+        spool, case["first_append"], spec, roll_to=case["roll_to"], now=case["now"]
+    )
+    assert [proposal.begin, proposal.end] == case["expect"]
+    if proposal.begin == proposal.end:
+        assert proposal.compression_codec == pb.SNAPPY
+        assert proposal.sum == pb.SHA1Sum()
+        assert proposal.HasField("sum")
+    else:
+        assert proposal is spool
+
+
+@pytest.mark.parametrize(
+    ("first", "now", "rolls"), [(3599.0, 3601.0, True), (3601.0, 7199.0, False), (None, 9e9, False)]
+)
+def test_flush_boundaries_are_aligned_to_the_interval(first, now, rolls):
+    spool = pb.Fragment(journal="a/journal", begin=0, end=10)
+    spec = journal_spec("a/journal", flush_interval_s=3600).fragment
+    proposal = next_proposal(spool, first, spec, roll_to=0, now=now)
+    assert (proposal.begin == 10) == rolls
+
+
+def test_a_flush_interval_below_a_second_is_off():
+    spool = pb.Fragment(journal="a/journal", begin=0, end=10)
+    spec = journal_spec("a/journal", flush_interval_s=0.5).fragment
+    assert next_proposal(spool, 1.0, spec, roll_to=0, now=1e9) is spool
+
+
+def test_a_spool_is_never_rolled_back_behind_its_end():
+    spool = pb.Fragment(journal="a/journal", begin=5, end=10)
+    with pytest.raises(AssertionError, match="never rolled back"):
+        next_proposal(spool, None, journal_spec("a/journal").fragment, roll_to=7, now=0)
