@@ -91,11 +91,7 @@ def unzstd(path: Path) -> int:
 
 def unsnappy(path: Path) -> int:
     """Decompress a framed snappy file."""
-    length, decompressor = 0, cramjam.snappy.Decompressor()
-    for piece in pieces(path):
-        decompressor.decompress(piece)
-        length += len(bytes(decompressor.flush()))
-    return length
+    return len(cramjam.snappy.decompress(path.read_bytes()))
 
 
 def hashed(path: Path) -> int:

@@ -15,10 +15,16 @@ The rooms, from the ground up; each package's own docstring lists its modules:
 - ``testing``: a pytest plugin; ``cli``: the commands ``gazette`` and ``gazctl``
 """
 
-from gazette_sdk import framing
-from gazette_sdk.errors import GazetteError
-from gazette_sdk.message import Envelope, JsonMessage, Publisher, Reader, Receipt, mapping
-from gazette_sdk.transport import Transport, connect
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gazette_sdk import framing
+    from gazette_sdk.errors import GazetteError
+    from gazette_sdk.message import Envelope, JsonMessage, Publisher, Reader, Receipt, mapping
+    from gazette_sdk.transport import Transport, connect
 
 __all__ = [
     "Envelope",
@@ -32,3 +38,30 @@ __all__ = [
     "framing",
     "mapping",
 ]
+
+_MODULES = {
+    "Envelope": "gazette_sdk.message",
+    "GazetteError": "gazette_sdk.errors",
+    "JsonMessage": "gazette_sdk.message",
+    "Publisher": "gazette_sdk.message",
+    "Reader": "gazette_sdk.message",
+    "Receipt": "gazette_sdk.message",
+    "Transport": "gazette_sdk.transport",
+    "connect": "gazette_sdk.transport",
+    "mapping": "gazette_sdk.message",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name when it is first used: the command-line tools need few of them."""
+    if name == "framing":
+        return importlib.import_module("gazette_sdk.framing")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(_MODULES[name]), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -77,6 +77,7 @@ class Index:
 
     Attributes:
         first_refresh: set once the stores have been listed.
+        refresh_failure: why they could not be listed; None when they could, or were not yet.
     """
 
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
@@ -87,6 +88,7 @@ class Index:
         self._waiters: set[asyncio.Future[None]] = set()
         self._closed = False
         self.first_refresh = asyncio.Event()
+        self.refresh_failure: str | None = None
 
     # -------------------------------------------------------------- changes
 
@@ -117,6 +119,7 @@ class Index:
         for fragment in self._local:
             remote.add(fragment)
         self._all = remote
+        self.refresh_failure = None
         self.first_refresh.set()
         self._wake()
 

@@ -107,6 +107,7 @@ class Broker:
         self._reads: ReadServer | None = None
         self._peers = peers
         self._is_composed = False
+        self._is_stopped = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._recovered: dict[tuple[str, int], list[CompletedSpool]] = {}
 
@@ -268,11 +269,14 @@ class Broker:
         """End: streams, replicas, uploads, membership, connections, in this order. Bounded.
 
         What could not be uploaded stays in the spool directory, and is recovered at the next
-        start. Stop the fronts first, or at the same time.
+        start. Stop the fronts first, or at the same time. Stopping again does nothing.
 
         Args:
             persist_timeout_s: how long uploads may take.
         """
+        if self._is_stopped:
+            return
+        self._is_stopped = True
         await self._cancel("allocator", "sweeper")
         if self._is_composed:
             self.service.end_streams()

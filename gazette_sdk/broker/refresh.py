@@ -55,6 +55,7 @@ async def refresh_index(
         except (GazetteError, OSError) as error:
             delay_s = retry_delay(failures, interval_s, is_first=not index.first_refresh.is_set())
             failures += 1
+            index.refresh_failure = str(error)
             _log.warning(
                 "cannot list the fragments of %s (again in %.1f s): %s", journal, delay_s, error
             )

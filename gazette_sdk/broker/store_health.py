@@ -19,9 +19,17 @@ __all__ = ["FAILURES_MAX", "WAIT_MAX_S", "StoreUnhealthyError", "await_health"]
 FAILURES_MAX = 3
 """Failed checks in a row after which a store counts as unhealthy, whoever asked for them."""
 
+FAILING_MAX_S = 2.5
+"""A store that fails for this long counts as unhealthy, too: checks of one that hangs take time."""
+
+FRESH_S = 5.0
+"""An older outcome says nothing any more: nobody wanted the store meanwhile, and it may be back."""
+
 WAIT_MAX_S = 4.0
-"""How long an append waits for a store that has failed less often, or was never checked: its
-client gets an answer within 5 s."""
+"""How long an append waits for a store that fails for less, or was never checked: its client gets
+an answer within 5 s."""
+
+_LISTING_LOOK_S = 1.0  # between looks at a first listing, which may take long where it is large
 
 
 class StoreUnhealthyError(Exception):
@@ -33,7 +41,7 @@ class StoreUnhealthyError(Exception):
     """
 
     def __init__(self, store: str, reason: str) -> None:
-        super().__init__(f"{store}: {reason}")
+        super().__init__(reason if store in reason else f"{store}: {reason}")
 
 
 async def await_health(
@@ -55,13 +63,15 @@ async def await_health(
             appends which queued behind one another are answered together.
 
     Raises:
-        StoreUnhealthyError: the store keeps failing.
+        StoreUnhealthyError: the store keeps failing, or a store cannot be listed.
         InvalidatedError: the resolution is old.
     """
     if invalidated.fired:
         raise InvalidatedError
     url = spec.fragment.stores[0] if spec.fragment.stores else None
+    loop = asyncio.get_running_loop()
     while True:
+        patience_s = started_at + WAIT_MAX_S - loop.time()
         # Looked up by URL each time: an instance which failed or was swept is replaced.
         health = stores.health(url) if url is not None else None
         if health is not None:
@@ -69,13 +79,21 @@ async def await_health(
         if health is None or health.error is None:
             if index.first_refresh.is_set():
                 return
-            await _first_of(invalidated, None, index=index)
+            if index.refresh_failure is not None and patience_s <= 0:
+                raise StoreUnhealthyError(url or "", index.refresh_failure)
+            # Of a listing that takes its time there is no failure: it is waited for.
+            limit_s = max(patience_s, _LISTING_LOOK_S)
+            await _first_of(invalidated, limit_s, index=index)
             continue
         assert url is not None
-        patience_s = started_at + WAIT_MAX_S - asyncio.get_running_loop().time()
-        if health.consecutive_failures >= FAILURES_MAX or patience_s <= 0:
+        failing_s = 0.0
+        if health.failing_since is not None and loop.time() - health.checked_at < FRESH_S:
+            failing_s = loop.time() - health.failing_since
+            if health.consecutive_failures >= FAILURES_MAX:
+                failing_s = FAILING_MAX_S
+        if failing_s >= FAILING_MAX_S or patience_s <= 0:
             raise StoreUnhealthyError(url, health.error)
-        await _first_of(invalidated, patience_s, health=health)
+        await _first_of(invalidated, min(patience_s, FAILING_MAX_S - failing_s), health=health)
 
 
 async def _first_of(

@@ -1,4 +1,4 @@
-"""Tools as clients of brokers: their options, and the transport they call through (cli section 2)."""
+"""Tools as clients of brokers: their options, and how they call (cli section 2)."""
 
 from __future__ import annotations
 

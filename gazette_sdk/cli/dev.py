@@ -46,8 +46,7 @@ async def run(invocation: Invocation) -> None:
         GazetteError: it could not start, or could not go on.
     """
     settings = invocation.settings(DEV)
-    data = Path(settings.data).expanduser().absolute()
-    _make(data)
+    data = _directory(settings.data)
     cluster = EmbeddedCluster(data, port=settings.port, brokers=settings.brokers)
     with StopSignal() as stop:
         work = asyncio.ensure_future(_serve(cluster, settings.port))
@@ -70,13 +69,15 @@ async def run(invocation: Invocation) -> None:
             await cluster.astop()
 
 
-def _make(data: Path) -> None:
+def _directory(text: str) -> Path:
+    data = Path(text).expanduser().absolute()
     try:
         data.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigurationError(
             f"the data directory {data} cannot be used: {error.strerror}; give another with --data"
         ) from error
+    return data
 
 
 async def _serve(cluster: EmbeddedCluster, port: int) -> None:

@@ -87,7 +87,7 @@ def _value(field: Any, value: Any) -> Any:
     return value
 
 
-def fragment_json(fragment: pb.FragmentsResponse._Fragment) -> bytes:  # noqa: SLF001 - its name
+def fragment_json(fragment: pb.FragmentsResponse._Fragment) -> bytes:
     """A listed fragment as one line of JSON: plain numbers, and without zero values."""
     spec = fragment.spec
     found = {

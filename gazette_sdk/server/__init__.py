@@ -17,13 +17,19 @@ In reading order:
 - `logging`: records as text, JSON or in colour; `signals`: the first SIGTERM or SIGINT.
 """
 
-from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, MAX_CHUNK_BYTES, Call
-from gazette_sdk.server.grpc_server import GrpcServer, Method
-from gazette_sdk.server.http import HttpHost
-from gazette_sdk.server.listener import Listener, Wire
-from gazette_sdk.server.process import Server, configured_server
-from gazette_sdk.server.signals import StopSignal
-from gazette_sdk.server.tls import server_context
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, MAX_CHUNK_BYTES, Call
+    from gazette_sdk.server.grpc_server import GrpcServer, Method
+    from gazette_sdk.server.http import HttpHost
+    from gazette_sdk.server.listener import Listener, Wire
+    from gazette_sdk.server.process import Server, configured_server
+    from gazette_sdk.server.signals import StopSignal
+    from gazette_sdk.server.tls import server_context
 
 __all__ = [
     "FOREIGN_CHUNK_BYTES",
@@ -39,3 +45,27 @@ __all__ = [
     "configured_server",
     "server_context",
 ]
+
+_MODULES = {
+    "FOREIGN_CHUNK_BYTES": "call",
+    "MAX_CHUNK_BYTES": "call",
+    "Call": "call",
+    "GrpcServer": "grpc_server",
+    "HttpHost": "http",
+    "Listener": "listener",
+    "Method": "grpc_server",
+    "Server": "process",
+    "StopSignal": "signals",
+    "Wire": "listener",
+    "configured_server": "process",
+    "server_context": "tls",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name when it is first used: tables of options need no web server."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = found
+    return found

@@ -15,6 +15,7 @@ import contextlib
 import fcntl
 import os
 import socket
+from collections import deque
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
@@ -28,6 +29,9 @@ PIPE_BYTES = 1 << 20
 
 BUFFER_BYTES = 256 * 1024
 """Size of a buffer: beyond it fewer system calls bring nothing."""
+
+FILLED_MAX = 4
+"""How many vessels one pump fills ahead of a sink that takes no more."""
 
 SPARES = 8
 """Pipes, and buffers, kept for reuse."""
@@ -85,12 +89,12 @@ class Pool(Generic[V]):
 class Pump(abc.ABC, Generic[V]):
     """One direction of a pair of sockets. At its end the sink is half-closed.
 
-    While the sink takes no more, the source is not read.
+    While the sink takes no more, some vessels are filled ahead; then the source is not read.
 
     Args:
         source: non-blocking socket to read.
         sink: non-blocking socket to write.
-        pool: where to borrow a vessel.
+        pool: where to borrow vessels.
         ended: called once, with the error if there was one; never before :meth:`start` returns.
     """
 
@@ -106,25 +110,25 @@ class Pump(abc.ABC, Generic[V]):
         self._sink = sink
         self._pool = pool
         self._ended = ended
-        self._vessel: V | None = None
-        self._waits_for_sink = False
+        self._filled: deque[V] = deque()
+        self._is_reading = False
+        self._is_blocked = False
+        self._source_ended = False
         self._stopped = False
 
     def start(self) -> None:
         """Begin to move what comes."""
-        self._loop.add_reader(self._source, self._fill)
+        self._read(True)
 
     def stop(self) -> None:
         """Stop at once; what it holds is dropped. May be repeated."""
         if self._stopped:
             return
         self._stopped = True
-        self._loop.remove_reader(self._source)
-        if self._waits_for_sink:
-            self._loop.remove_writer(self._sink)
-        if self._vessel is not None:
-            self._vessel.close()
-            self._vessel = None
+        self._read(False)
+        self._block(False)
+        while self._filled:
+            self._filled.pop().close()
 
     @abc.abstractmethod
     def _receive(self, vessel: V) -> bool:
@@ -135,46 +139,64 @@ class Pump(abc.ABC, Generic[V]):
         """Pass on what the sink takes; true while the vessel holds more."""
 
     def _fill(self) -> None:
+        vessel: V | None = None
         try:
-            self._vessel = self._pool.take()
-            is_open = self._receive(self._vessel)
+            vessel = self._pool.take()
+            self._source_ended = not self._receive(vessel)
         except BlockingIOError:
-            self._release()
+            self._give_back(vessel)
+            return
         except OSError as error:
+            self._give_back(vessel)
             self._end(error)
+            return
+        if self._source_ended:
+            self._give_back(vessel)
         else:
-            if is_open:
-                self._flush()
-            else:
-                self._finish()
+            self._filled.append(vessel)
+        if self._source_ended or len(self._filled) == FILLED_MAX:
+            self._read(False)
+        if not self._is_blocked:
+            self._flush()
 
     def _flush(self) -> None:
-        assert self._vessel is not None, "it holds bytes"
         try:
-            while self._send(self._vessel):
-                pass
+            while self._filled:
+                if not self._send(self._filled[0]):
+                    self._give_back(self._filled.popleft())
         except BlockingIOError:
-            if not self._waits_for_sink:
-                self._waits_for_sink = True
-                self._loop.remove_reader(self._source)
-                self._loop.add_writer(self._sink, self._flush)
+            self._block(True)
             return
         except OSError as error:
             self._end(error)
             return
-        self._release()
-        if self._waits_for_sink:
-            self._waits_for_sink = False
-            self._loop.remove_writer(self._sink)
-            self._loop.add_reader(self._source, self._fill)
+        self._block(False)
+        if self._source_ended:
+            self._finish()
+        else:
+            self._read(True)
 
-    def _release(self) -> None:
-        if self._vessel is not None:
-            self._pool.give_back(self._vessel)
-            self._vessel = None
+    def _give_back(self, vessel: V | None) -> None:
+        if vessel is not None:
+            self._pool.give_back(vessel)
+
+    def _read(self, wanted: bool) -> None:  # noqa: FBT001 - a switch
+        if wanted != self._is_reading:
+            self._is_reading = wanted
+            if wanted:
+                self._loop.add_reader(self._source, self._fill)
+            else:
+                self._loop.remove_reader(self._source)
+
+    def _block(self, wanted: bool) -> None:  # noqa: FBT001 - a switch
+        if wanted != self._is_blocked:
+            self._is_blocked = wanted
+            if wanted:
+                self._loop.add_writer(self._sink, self._flush)
+            else:
+                self._loop.remove_writer(self._sink)
 
     def _finish(self) -> None:
-        self._release()
         try:
             self._sink.shutdown(socket.SHUT_WR)
         except OSError as error:

@@ -45,6 +45,7 @@ def test_the_examples_of_a_page_run_in_order(
         except BaseException as error:
             error.add_note(f"in the block at {block.where}")
             raise
+    run.finish()
 
 
 def test_blocks_that_are_not_run_say_why(record_property: Callable[[str, object], None]):

@@ -70,11 +70,11 @@ def replay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replay]:
         )
         replay = Replay(broker)
         unhealthy = begin_append_to_a_missing_store(replay)
-        for case in recorded("grpc_append"):
-            name = case["name"]
+        for recording in recorded("grpc_append"):
+            name = recording["name"]
+            case = recording | OURS.get(name, {})
             rpc = RPC_OF.get(name.split(" ")[0], "Append")
             BEFORE.get(name, lambda _broker: None)(broker)
-            case |= OURS.get(name, {})
             if name == "store is unhealthy":
                 finish_append_to_a_missing_store(replay, case, unhealthy)
             elif name == "client cancels mid-append":

@@ -60,8 +60,8 @@ def make_recorded_journals(broker: GoldenBroker, case: dict[str, Any]) -> None:
     for response in case["responses"]:
         for journal in response["json"]["journals"]:
             spec = json_format.ParseDict(journal["spec"], pb.JournalSpec())
-            for revision in {journal["create_revision"], journal["mod_revision"]}:
-                writes.append((int(revision), spec))
+            revisions = {journal["create_revision"], journal["mod_revision"]}
+            writes += [(int(revision), spec) for revision in revisions]
     writes.sort(key=lambda write: write[0])
     for _, together in groupby(writes, key=lambda write: write[0]):
         broker.apply(*(spec for _, spec in together))

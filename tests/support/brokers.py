@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -59,13 +59,6 @@ async def stream(opening: pb.AppendRequest, *items: AppendItem) -> AsyncIterator
 
 
 COMMIT = pb.AppendRequest()
-
-
-async def until(holds: Callable[[], bool], *, limit_s: float = LIMIT_S) -> None:
-    """Return when something is so of which nobody tells."""
-    async with asyncio.timeout(limit_s):
-        while not holds():  # noqa: ASYNC110 - there is no event
-            await asyncio.sleep(0.01)
 
 
 # ------------------------------------------------------------------ clients

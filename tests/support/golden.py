@@ -7,7 +7,6 @@ it in bytes, so that what is compared is what really stands on the wire.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import contextlib
 import threading
@@ -29,6 +28,7 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import from_ns
+from gazette_sdk.protocol.fragments import content_path
 from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.server import Server
 from gazette_sdk.transport.loop import run
@@ -309,14 +309,7 @@ class GoldenBroker:
 
     def file_of(self, fragment: pb.Fragment) -> Path:
         """The file of a stored fragment."""
-        return self.root / file_name(fragment)
-
-
-def file_name(fragment: pb.Fragment) -> str:
-    """The path of a stored fragment below a store which is the file root."""
-    from gazette_sdk.protocol.fragments import content_path  # noqa: PLC0415 - one name, one use
-
-    return content_path(fragment)
+        return self.root / content_path(fragment)
 
 
 def spec_of(journal: str, **fields: Any) -> pb.JournalSpec:
@@ -386,16 +379,3 @@ def running(
         client = RawClient(served.endpoint)
         stack.callback(client.close)
         yield GoldenBroker(served, server, root, client)
-
-
-def until(is_so: Callable[[], bool], what: str) -> None:
-    """Wait for something of which nobody tells: what another process, or a file, comes to."""
-
-    async def watch() -> None:
-        while not is_so():
-            await asyncio.sleep(0.01)
-
-    try:
-        run(watch(), TIMEOUT_S)
-    except TimeoutError as error:
-        raise AssertionError(f"{what} did not come about within {TIMEOUT_S} s") from error

@@ -192,9 +192,9 @@ class Replay:
                 ours_at if endpoint == RECORDED_ENDPOINT else endpoint
                 for endpoint in into.endpoints
             ]
-        if isinstance(into, pb.Fragment) and into.mod_time and into.mod_time not in MOD_TIMES_SET:
-            if have.mod_time:
-                into.mod_time = have.mod_time
+        if isinstance(into, pb.Fragment) and into.mod_time and have.mod_time:
+            is_set = into.mod_time in MOD_TIMES_SET
+            into.mod_time = into.mod_time if is_set else have.mod_time
         for descriptor, value in list(expected.ListFields()):
             if descriptor.name in FREE_TEXT and getattr(have, descriptor.name):
                 setattr(into, descriptor.name, getattr(have, descriptor.name))

@@ -3,8 +3,8 @@
 =========== ======================================================================================
 block       what is done with it
 =========== ======================================================================================
-``python``  executed, in one module for all blocks of the page; a block that defines ``test_…``
-            functions is given to pytest in a process of its own
+``python``  executed, in one module for all blocks of the page; those that define ``test_…``
+            functions are given to pytest in a process of its own, when the page ends
 ``console`` run by bash. Lines that begin with ``$ `` are the commands, where there are any:
             the other lines then show what is printed. Otherwise every line is a command
 ``yaml``    read as specs of journals
@@ -117,6 +117,7 @@ class PageRun:
     address: str
     directory: Path
     _module: types.ModuleType = field(init=False)
+    _tests: list[str] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         # Dataclasses and annotations look their module up by its name.
@@ -139,7 +140,7 @@ class PageRun:
             self._run_commands(block)
         elif block.language == "python":
             if re.search(r"^(?:async )?def test_", block.text, re.MULTILINE):
-                self._run_pytest(block)
+                self._save_tests(block)
             else:
                 self._execute(block)
         elif block.language == "yaml":
@@ -156,11 +157,20 @@ class PageRun:
         source = "\n" * (block.line - 1) + self._here(block.text)
         exec(compile(source, str(block.page), "exec"), vars(self._module))  # noqa: S102 - the point
 
-    def _run_pytest(self, block: Block) -> None:
+    def _save_tests(self, block: Block) -> None:
         name = block.file_name or f"test_line_{block.line}.py"
         (self.directory / name).write_text(block.text, encoding="utf-8")
-        command = f"{sys.executable} -m pytest -q -W error -p no:cacheprovider --rootdir . {name}"
-        self._bash(block, command)
+        self._tests.append(name)
+
+    def finish(self) -> None:
+        """Run the tests that the page shows, all at once: a process takes seconds to start.
+
+        Raises:
+            AssertionError: one of them fails.
+        """
+        if self._tests:
+            command = f"{sys.executable} -m pytest -q -W error -p no:cacheprovider --rootdir ."
+            self._bash(str(self.page), f"{command} {' '.join(self._tests)}")
 
     # -------------------------------------------------------------- console
 
@@ -169,9 +179,9 @@ class PageRun:
         if block.marker == "runs until interrupted":
             self._interrupt(block, script)
         else:
-            self._bash(block, script, fails=block.marker == "fails")
+            self._bash(block.where, script, fails=block.marker == "fails")
 
-    def _bash(self, block: Block, script: str, *, fails: bool = False) -> None:
+    def _bash(self, where: str, script: str, *, fails: bool = False) -> None:
         done = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script],
             cwd=self.directory,
@@ -182,9 +192,9 @@ class PageRun:
             timeout=COMMAND_TIMEOUT_S,
             check=False,
         )
-        print(f"--- {block.where}\n{done.stdout}{done.stderr}")
+        print(f"--- {where}\n{done.stdout}{done.stderr}")
         assert (done.returncode != 0) == fails, (
-            f"{block.where}: status {done.returncode} of\n{script}\n{done.stdout}{done.stderr}"
+            f"{where}: status {done.returncode} of\n{script}\n{done.stdout}{done.stderr}"
         )
 
     def _interrupt(self, block: Block, script: str) -> None:

@@ -58,7 +58,7 @@ class TcpProxy:
         task = asyncio.current_task()
         assert task is not None
         if not self.accepting:
-            writer.transport.abort()
+            await _abort(writer)
             return
         self._connections.add(task)
         self._writers.add(writer)
@@ -72,13 +72,13 @@ class TcpProxy:
                     group.create_task(self._pump(reader, there_writer))
                     group.create_task(self._pump(there_reader, writer))
             finally:
-                there_writer.transport.abort()
                 self._writers.discard(there_writer)
+                await _abort(there_writer)
         except* (OSError, asyncio.CancelledError):
             pass
         finally:
-            writer.transport.abort()
             self._writers.discard(writer)
+            await _abort(writer)
             self._connections.discard(task)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -89,3 +89,10 @@ class TcpProxy:
                 await writer.drain()
         if not writer.transport.is_closing():
             writer.transport.abort()
+
+
+async def _abort(writer: asyncio.StreamWriter) -> None:
+    """Reset a connection, and wait until its socket is closed."""
+    writer.transport.abort()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()

@@ -7,7 +7,7 @@ import logging
 import random
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.command import Invocation
@@ -46,12 +46,8 @@ async def run(invocation: Invocation) -> None:
         ):
             await watched.first_snapshot()
             with progress_bar("Appending") as progress:
-                if settings.framing == "none":
-                    await _append_whole(transport, watched, settings, file, progress)
-                else:
-                    await _append_records(
-                        transport, watched, settings, settings.framing, file, progress
-                    )
+                append_it = _append_whole if settings.framing == "none" else _append_records
+                await append_it(transport, watched, settings, file, progress)
 
 
 def _check(settings: AppendSettings) -> None:
@@ -113,12 +109,14 @@ async def _append_records(
     transport: Transport,
     watched: WatchedList,
     settings: AppendSettings,
-    framing: Literal["lines", "fixed"],
     file: BinaryIO,
     progress: Progress,
 ) -> None:
     """Record by record; what came before something wrong is appended nevertheless."""
-    records = Records(framing, has_keys=settings.mapping != "random", base64_keys=settings.base64)
+    assert settings.framing != "none"
+    records = Records(
+        settings.framing, has_keys=settings.mapping != "random", base64_keys=settings.base64
+    )
     mapper = _Mapper(settings, watched)
     service = AppendService(transport)
     length, done = length_of(file), 0

@@ -21,7 +21,7 @@ COMMANDS = (
         (settings.LIST,),
         details=(
             f"{_SELECTORS}\n\n"
-            "`-o yaml` is what `apply` takes; `-o json` is one object, `-o proto` is protobuf text."
+            "`-o yaml` is what `apply` takes; `-o json` is one object, `-o proto` protobuf text."
         ),
         examples=(
             ("gazctl journals list", "all journals"),
@@ -39,9 +39,9 @@ COMMANDS = (
         "gazette_sdk.cli.journals.apply:run",
         (settings.APPLY,),
         details=(
-            "Directories (names that end in /) give what they say to all journals below. `revision` "
-            "must be the journal's current one; 0 or none means that it must not exist yet, -1 "
-            "takes any. `delete: true` deletes. All happens in one transaction or, with "
+            "Directories (names that end in /) give what they say to all journals below. "
+            "`revision` must be the journal's current one; 0 or none means that it must not exist "
+            "yet, -1 takes any. `delete: true` deletes. All happens in one transaction or, with "
             "--max-txn-size, in several: those before a failed one stay applied."
         ),
         examples=(
@@ -81,7 +81,7 @@ COMMANDS = (
         details=(
             "With framing none the whole input is one atomic append to a random matching journal. "
             "Else each record is atomic, and records of one journal keep their order: with `lines` "
-            "a line, with `fixed` a header (66 33 93 36 and a little-endian length) and its payload."
+            "a line, with `fixed` a header (66 33 93 36, little-endian length) and its payload."
             "\n\n"
             "With mapping modulo, rendezvous or direct, each record follows a key in the same "
             "framing: hashed over the matching journals, or with direct the name of one."
@@ -90,8 +90,7 @@ COMMANDS = (
             ("gazctl journals append -l name=app/log -i backup.log", "a file, as one append"),
             ("tail -f app.log | gazctl journals append -l name=app/log -f lines", "line by line"),
             (
-                "jq -r '.id, tojson' orders.json"
-                " | gazctl journals append -l topic=orders -f lines -m modulo",
+                "jq -r '.id, tojson' o.json | gazctl journals append -l topic=o -f lines -m modulo",
                 "JSON lines, each after its key, over the partitions of a topic",
             ),
         ),
@@ -111,8 +110,7 @@ COMMANDS = (
             ("gazctl journals read -l name=app/log", "all of a journal"),
             ("gazctl journals read -l topic=orders --tail --block", "what comes from now on"),
             (
-                "gazctl journals read -l topic=orders"
-                " --offsets o.json --offsets-out o.json -o new.jsonl",
+                "gazctl journals read -l topic=o --offsets o.json --offsets-out o.json -o new",
                 "what is new since the last run; begin with `echo '{}' > o.json`",
             ),
         ),
@@ -129,9 +127,8 @@ COMMANDS = (
         examples=(
             ("gazctl journals fragments -l topic=orders", "a table"),
             (
-                "gazctl journals fragments -l topic=orders --from $(date -d yesterday +%s)"
-                " --url-ttl 1h -o json | jq -r .signed_url",
-                "URLs to download what was stored since yesterday",
+                "gazctl journals fragments -l topic=orders --from 1700000000 --url-ttl 1h -o json",
+                "with URLs to download what was stored since a time",
             ),
         ),
     ),

@@ -185,7 +185,9 @@ class Pump:
             pb.ReadRequest(
                 journal=journal,
                 offset=offset,
-                block=options.block,
+                # The write head has to be known before it is followed: else nobody could say
+                # where a read ended that got nothing.
+                block=options.block and offset >= 0,
                 do_not_proxy=options.do_not_proxy,
                 begin_mod_time=options.begin_mod_time,
             ),
@@ -218,7 +220,7 @@ class Pump:
             del self._reads[journal]
             read.task.result()
             self._ended[journal] = watched.snapshot
-            _log.info("read finished", extra={"journal": journal, "offset": self.offsets[journal]})
+            _log.info("read finished", extra={"journal": journal, "offset": read.reader.offset})
 
     async def _move(self, reader: RetryReader) -> None:
         """Move a journal's content to the output, until its end."""
@@ -231,18 +233,22 @@ class Pump:
                 except OffsetJumpError as jump:
                     _log.info("%s", jump, extra={"journal": journal})
                     continue
+                except OffsetNotYetAvailableError:
+                    self.offsets[journal] = reader.offset
+                    if reader.block or not self.options.block:
+                        return
+                    reader.block = True
+                    continue
                 assert content is not None  # no end was asked for
                 async with self.output.lock:
                     await self._write_appends(reader, content)
-        except OffsetNotYetAvailableError:
-            self.offsets[journal] = reader.offset
         except (SuspendedError, CallCancelledError):
             pass
         except JournalNotFoundError as error:
             _log.warning("%s", error)
         finally:
             if self.offsets[journal] < 0:
-                self.offsets[journal] = max(reader.offset, 0)
+                del self.offsets[journal]
             await reader.aclose()
 
     async def _write_appends(self, reader: RetryReader, content: bytes) -> None:
@@ -256,8 +262,8 @@ class Pump:
                 return
             try:
                 more = await reader.read()
-            except OffsetJumpError:
-                return
+            except (OffsetJumpError, OffsetNotYetAvailableError):
+                return  # the next read goes on from there, or says so again
             assert more is not None
             content = more
 

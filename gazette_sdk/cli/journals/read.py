@@ -58,7 +58,7 @@ def _offsets(settings: ReadSettings) -> dict[str, int]:
 def _open_output(path: str) -> BinaryIO:
     if path != "-":
         return Path(path).open("wb")
-    return open(sys.stdout.fileno(), "wb", closefd=False)  # noqa: PTH123 - a descriptor
+    return open(sys.stdout.fileno(), "wb", closefd=False)
 
 
 def _file_root(text: str) -> Path | None:

@@ -14,8 +14,9 @@ from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.protocol.selectors import parse_selector
 from gazette_sdk.server.call import Call
 from support import vectors
-from support.brokers import COMMIT, LIMIT_S, ZONE, HandCluster, Peers, journal_spec, stream, until
+from support.brokers import COMMIT, LIMIT_S, ZONE, HandCluster, Peers, journal_spec, stream
 from support.etcd import run
+from support.spools import until
 from support.vectors import cases, label_set, normal
 
 JOURNAL = "a/journal"

@@ -10,6 +10,7 @@ from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import LIMIT_S, HandCluster, journal_spec
 from support.etcd import run
+from support.spools import until
 
 OURS = pb.ProcessSpec.ID(zone="local", suffix="ours")
 OTHER = pb.ProcessSpec.ID(zone="local", suffix="other")
@@ -96,9 +97,7 @@ def test_a_note_is_written_by_itself(tmp_path, monkeypatch):
     async def scenario():
         note = RevisionNote(tmp_path / "revision")
         note.note(pb.Header.Etcd(cluster_id=7, revision=41))
-        async with asyncio.timeout(LIMIT_S):
-            while note.read(7) != 41:
-                await asyncio.sleep(0.01)
+        await until(lambda: note.read(7) == 41)
 
     run(scenario())
 

@@ -9,7 +9,7 @@ import pytest
 from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.membership import Membership
-from gazette_sdk.errors import EtcdError, LeaseLostError
+from gazette_sdk.errors import EtcdError, EtcdUnavailableError, LeaseLostError
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.etcd import run, within
 from support.tcp_proxy import TcpProxy
@@ -81,6 +81,28 @@ def test_a_conflicting_announcement_waits_until_the_old_lease_goes(etcd, caplog)
     with caplog.at_level(logging.WARNING):
         run(scenario())
     assert "is held by another process" in caplog.text
+
+
+def test_an_announcement_is_tried_again_after_any_error(etcd, monkeypatch, caplog):
+    async def scenario():
+        async with (
+            etcd.client() as client,
+            Membership(client, KEY, ttl_s=60, retry_s=0.01) as membership,
+        ):
+            failures = [EtcdUnavailableError("away"), EtcdError("refused")]
+            txn = client.txn
+
+            async def failing_txn(*args):
+                if failures:
+                    raise failures.pop()
+                return await txn(*args)
+
+            monkeypatch.setattr(client, "txn", failing_txn)
+            assert await within(membership.announce(spec())) == membership.revision
+            assert not failures
+
+    run(scenario())
+    assert caplog.text.count("trying again") == 2
 
 
 def test_an_announcement_of_our_own_lease_is_found_again(etcd):

@@ -14,6 +14,7 @@ def append_until_refused(writer: Writer) -> FragmentStoreUnhealthyError:
             writer.append()
         except FragmentStoreUnhealthyError as error:
             return error
+        time.sleep(0.1)
 
 
 def append_until_taken(writer: Writer) -> None:

@@ -13,6 +13,7 @@ from gazette_sdk.errors import CallError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability
 from support.etcd import run
+from support.spools import until
 
 Mode = pb.AppendRequest
 
@@ -134,9 +135,7 @@ def test_a_pulse_is_bounded(monkeypatch, caplog):
             await asyncio.Event().wait()
 
         running = asyncio.ensure_future(Pulses(hanging, auto_suspend=False).run(replica))
-        async with asyncio.timeout(5):
-            while not caplog.records:
-                await asyncio.sleep(0.01)
+        await until(lambda: caplog.records)
         running.cancel()
         await asyncio.wait([running])
 

@@ -47,3 +47,11 @@ def test_without_a_usable_etcd_the_remedy_is_named(tmp_path, monkeypatch):
 )
 def test_versions_are_read(text, version):
     assert parse_version(text) == version
+
+
+def test_a_program_that_does_not_run_has_no_version(tmp_path, caplog):
+    broken = tmp_path / "etcd"
+    broken.write_text("no program")
+    broken.chmod(0o755)
+    assert module.etcd_version(broken, 1) == (0,)
+    assert "did not tell its version" in caplog.text

@@ -1,0 +1,72 @@
+"""What idle journals cost a broker: memory, and processor time.
+
+    python benchmarks/idle.py [--journals 1000] [--seconds 60] [--json]
+
+The broker runs in a process of its own, with a `file://` store, and nobody uses it. Its memory is
+the process's resident size, which includes the interpreter and all libraries.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from measure import Figure, arguments, cluster, report
+
+MIB = 1 << 20
+TICKS_PER_S = 100
+SETTLE_S = 10
+MEMORY_MIB_MAX = 200.0
+CORE_PERCENT_MAX = 5.0
+
+
+def journals(count: int) -> str:
+    """Specs of so many journals, as an operator would write them."""
+    names = "".join(f"  - name: idle/part-{i:04d}\n" for i in range(count))
+    return f"""
+name: idle/
+replication: 1
+fragment:
+  length: 16777216
+  compression_codec: GZIP
+  stores: ["file:///"]
+  refresh_interval: 5m
+children:
+{names}"""
+
+
+def resident_mib(pid: int) -> float:
+    """Resident memory of a process."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024 / MIB
+    raise AssertionError("the kernel tells no resident size")
+
+
+def processor_s(pid: int) -> float:
+    """Processor time a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+def main() -> None:
+    """Measure and print."""
+    options = arguments(__doc__ or "", journals=1000, seconds=60)
+    with cluster(journals(options.journals)) as running:
+        time.sleep(SETTLE_S)
+        before, begun = processor_s(running.pid), time.monotonic()
+        time.sleep(options.seconds)
+        used = processor_s(running.pid) - before
+        percent = 100 * used / (time.monotonic() - begun)
+        memory = resident_mib(running.pid)
+    report(
+        [
+            Figure("resident memory", memory, MEMORY_MIB_MAX, "MiB", 1.0, more_is_better=False),
+            Figure("one core", percent, CORE_PERCENT_MAX, "%", 1.0, more_is_better=False),
+        ],
+        as_json=options.json,
+    )
+
+
+if __name__ == "__main__":
+    main()

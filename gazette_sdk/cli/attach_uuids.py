@@ -1,0 +1,124 @@
+"""``gazctl attach-uuids`` (cli section 9)."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from gazette_sdk.cli.command import Invocation
+from gazette_sdk.cli.failure import CommandFailedError
+from gazette_sdk.cli.settings import ATTACH_UUIDS
+from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.message.flags import OUTSIDE_TXN
+from gazette_sdk.message.uuid import Stamp, new_producer_id
+
+__all__ = ["Template", "lines_of", "run"]
+
+BLOCK_BYTES = 1 << 20
+"""What is read, and written, at once."""
+
+_FIELD = re.compile(r"\{\{(.*?)(\}\}|\Z)", re.DOTALL)
+
+
+class Template:
+    """Text with places for a UUID and a line.
+
+    Args:
+        text: literal text with ``{{.UUID}}`` and ``{{.Line}}``; blanks within braces are fine.
+
+    Raises:
+        ConfigurationError: braces hold anything else.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._parts: list[bytes | None] = []
+        self._is_uuid: list[bool] = []
+        end = 0
+        for found in _FIELD.finditer(text):
+            self._add(text[end : found.start()].encode())
+            name = found[1].strip()
+            if name not in {".UUID", ".Line"} or not found[2]:
+                raise ConfigurationError(
+                    f"--template: {found[0]!r} is neither {{{{.UUID}}}} nor {{{{.Line}}}}"
+                )
+            self._add(None, is_uuid=name == ".UUID")
+            end = found.end()
+        self._add(text[end:].encode())
+
+    def _add(self, part: bytes | None, *, is_uuid: bool = False) -> None:
+        self._parts.append(part)
+        self._is_uuid.append(is_uuid)
+
+    def render(self, uuid: bytes, line: bytes) -> bytes:
+        """The text of one line."""
+        return b"".join(
+            part if part is not None else uuid if is_uuid else line
+            for part, is_uuid in zip(self._parts, self._is_uuid, strict=True)
+        )
+
+
+def run(invocation: Invocation) -> None:
+    """Write each line of the files, or of standard input, with a fresh UUID."""
+    settings = invocation.settings(ATTACH_UUIDS)
+    template = Template(settings.template)
+    stamp = Stamp(new_producer_id())
+    stamp.flags = OUTSIDE_TXN
+    with ExitStack() as opened:
+        files: list[tuple[str, BinaryIO]] = [
+            (name, opened.enter_context(Path(name).open("rb", buffering=0)))
+            for name in invocation.arguments
+        ] or [("standard input", opened.enter_context(_standard_input()))]
+        for name, file in files:
+            is_header = settings.skip_header
+            for lines in lines_of(file, name, settings.max_length):
+                written = bytearray()
+                for line in lines[1:] if is_header else lines:
+                    stamp.tick_now()
+                    written += template.render(stamp.text(), line)
+                is_header = False
+                sys.stdout.buffer.write(written)
+                sys.stdout.buffer.flush()
+
+
+def _standard_input() -> BinaryIO:
+    return cast("BinaryIO", open(sys.stdin.fileno(), "rb", buffering=0, closefd=False))
+
+
+def lines_of(file: BinaryIO, name: str, max_length: int) -> Iterator[list[bytes]]:
+    """The lines of a file, without their terminators, as they come; never an empty list.
+
+    Args:
+        file: an unbuffered file.
+        name: what errors call it.
+        max_length: greatest length of a line, without its terminator.
+
+    Raises:
+        CommandFailedError: a line is longer.
+    """
+    rest, number = b"", 0
+    while block := file.read(BLOCK_BYTES):
+        *lines, rest = (rest + block).split(b"\n")
+        longest = max(map(len, [*lines, rest]))
+        if longest > max_length + 1:  # a carriage return at the end does not count
+            _check([*lines, rest], name, number, max_length)
+        if lines:
+            found = [line.removesuffix(b"\r") for line in lines]
+            _check(found, name, number, max_length)
+            number += len(found)
+            yield found
+    if rest:
+        found = [rest.removesuffix(b"\r")]
+        _check(found, name, number, max_length)
+        yield found
+
+
+def _check(lines: list[bytes], name: str, number: int, max_length: int) -> None:
+    for index, line in enumerate(lines, number + 1):
+        if len(line) > max_length:
+            raise CommandFailedError(
+                f"{name}: line {index} is longer than {max_length} bytes; raise --max-length"
+            )
