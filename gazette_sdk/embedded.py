@@ -46,6 +46,9 @@ _log = logging.getLogger(__name__)
 START_TIMEOUT_S = 60.0
 """Etcd and a broker start in about a second; a machine that needs this long is unusable."""
 
+RESUME_TIMEOUT_S = 10.0
+"""Journals of an earlier run are served again after some tenths of a second, or not at all."""
+
 STOP_TIMEOUT_S = 60.0
 """Every part of a stop has a bound of its own; together they stay below this one."""
 
@@ -192,6 +195,7 @@ class EmbeddedCluster:
                 self._brokers.append(broker)
                 await broker.start()
             self._transport = InProcessTransport(self._brokers[0].broker.service)
+            await self._resumed()
         except BaseException:
             await self.astop()
             raise
@@ -222,6 +226,16 @@ class EmbeddedCluster:
         finally:
             for future in waits:
                 future.cancel()
+
+    async def _resumed(self) -> None:
+        """Wait until the journals of an earlier run are served again, where they can be."""
+        keyspace = self._brokers[0].broker.keyspace
+        try:
+            async with asyncio.timeout(RESUME_TIMEOUT_S):
+                for item in list(keyspace.items()):
+                    await self._served(item.id)
+        except TimeoutError:
+            _log.warning("some journals are not served yet: they may require more brokers")
 
     async def _served(self, journal: str) -> None:
         """Wait until as many brokers as it requires are in step on a journal."""

@@ -1,9 +1,10 @@
 """Connections that are passed on, byte by byte, to another server of the same process.
 
 grpcio cannot share a listening socket with HTTP/1. So the gRPC server listens on a private Unix
-socket, and the public port's HTTP/2 connections are spliced to it: plain ones by pumps (see
-`pump`), those whose TLS ends here through asyncio's TLS and one large buffer in each direction.
-A side that cannot take more stops its other side's reading.
+socket, and the public port's HTTP/2 connections are spliced to it. Each direction goes through
+one large buffer, without streams and their copies; what comes in over a plain connection is moved
+by the kernel where it can (see `pump`). A side that cannot take more stops its other side's
+reading.
 """
 
 from __future__ import annotations
@@ -13,22 +14,16 @@ import logging
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-from gazette_sdk.server.pump import (
-    BUFFER_BYTES,
-    CAN_SPLICE,
-    Buffer,
-    BufferPump,
-    KernelPump,
-    Pipe,
-    Pool,
-    Pump,
-)
+from gazette_sdk.server.pump import CAN_PUMP, PipePool, Pump
 
-__all__ = ["Splicer"]
+__all__ = ["READ_BYTES", "Splicer"]
 
 _log = logging.getLogger(__name__)
+
+READ_BYTES = 256 * 1024
+"""Greatest read: beyond it fewer system calls bring nothing."""
 
 WRITE_HIGH_BYTES = 1024 * 1024
 """Bytes that may wait for one side before the other side is no longer read."""
@@ -42,151 +37,102 @@ class Splicer:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._fronts: set[_Front] = set()
-        self._connecting: set[asyncio.Task[None]] = set()
-        self.pipes = Pool(Pipe)
-        self.buffers = Pool(Buffer)
+        self.path = path
+        self.pipes = PipePool()
+        self.fronts: set[asyncio.Transport] = set()
+        self.connecting: set[asyncio.Task[None]] = set()
 
     def __call__(self) -> asyncio.Protocol:
         """A protocol object for one connection."""
         return _Front(self)
 
-    def __len__(self) -> int:
-        """How many connections there are."""
-        return len(self._fronts)
-
     async def aclose(self) -> None:
         """End all connections at once."""
-        for task in self._connecting:
+        connecting = tuple(self.connecting)
+        for task in connecting:
             task.cancel()
-        for front in tuple(self._fronts):
-            front.transport.abort()
-        if self._connecting:
-            await asyncio.wait(self._connecting)
+        for transport in tuple(self.fronts):
+            transport.abort()
+        if connecting:
+            await asyncio.wait(connecting)
         self.pipes.close()
-        self.buffers.close()
 
 
 class _Front(asyncio.Protocol):
-    """A connection of the public port, until it is connected to the server behind."""
+    """A connection of the public port that has no other side yet."""
 
     def __init__(self, splicer: Splicer) -> None:
-        self.transport: asyncio.Transport
         self._splicer = splicer
+        self._transport: asyncio.Transport
         self._opening = b""
-        self._pumped: _PumpedPair | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
-        self.transport.pause_reading()
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.pause_reading()
         # A peer that is gone without a word is noticed by nobody else while both sides are silent.
-        self.transport.get_extra_info("socket").setsockopt(
+        self._transport.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
         )
-        self._splicer._fronts.add(self)  # noqa: SLF001 - of this module
-        connecting = self._splicer._connecting  # noqa: SLF001 - of this module
+        self._splicer.fronts.add(self._transport)
         task = asyncio.get_running_loop().create_task(self._connect())
-        connecting.add(task)
-        task.add_done_callback(connecting.discard)
+        self._splicer.connecting.add(task)
+        task.add_done_callback(self._splicer.connecting.discard)
 
     def data_received(self, data: bytes) -> None:
         self._opening += data
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - its signature
-        self.forget()
-        if self._pumped is not None:
-            self._pumped.close()
-
-    def forget(self) -> None:
-        """Not to be ended together with the splicer any more."""
-        self._splicer._fronts.discard(self)  # noqa: SLF001 - of this module
+        self._splicer.fronts.discard(self._transport)
 
     async def _connect(self) -> None:
         loop = asyncio.get_running_loop()
         back = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         back.setblocking(False)
         try:
-            await loop.sock_connect(back, str(self._splicer._path))  # noqa: SLF001 - as above
+            await loop.sock_connect(back, str(self._splicer.path))
             await loop.sock_sendall(back, self._opening)
-            if self.transport.is_closing():
-                back.close()
-            elif self.transport.get_extra_info("ssl_object") is None:
-                self._pumped = _PumpedPair(self.transport, back, self._splicer)
-            else:
-                await _join_transports(self, back)
+            await _join(self._transport, back, self._splicer)
         except OSError as error:
             _log.warning("the gRPC server of this process cannot be reached: %s", error)
+            self._transport.abort()
             back.close()
-            self.transport.abort()
         except asyncio.CancelledError:
             back.close()
             raise
 
 
-# --------------------------------------------------------------------- plain
-
-
-class _PumpedPair:
-    """Both directions of a plain connection."""
-
-    def __init__(self, transport: asyncio.Transport, back: socket.socket, splicer: Splicer) -> None:
-        self._transport = transport
-        # The transport keeps its own descriptor, which the loop would not let us watch.
-        self._front = transport.get_extra_info("socket").dup()
-        self._front.setblocking(False)
-        self._back = back
-        self._running = 2
-        inward: Pump[Any] = (
-            KernelPump(self._front, back, splicer.pipes, self._ended)
-            if CAN_SPLICE
-            else BufferPump(self._front, back, splicer.buffers, self._ended)
-        )
-        outward = BufferPump(back, self._front, splicer.buffers, self._ended)
-        self._pumps = (inward, outward)
-        for pump in self._pumps:
-            pump.start()
-
-    def close(self) -> None:
-        """Stop both directions; the transport's owner closes it."""
-        for pump in self._pumps:
-            pump.stop()
-        self._front.close()
-        self._back.close()
-
-    def _ended(self, error: OSError | None) -> None:
-        self._running -= 1
-        if error is not None:
-            self._transport.abort()
-        elif not self._running:
-            self._transport.close()
-
-
-# ----------------------------------------------------------------------- TLS
-
-
-async def _join_transports(front: _Front, back: socket.socket) -> None:
-    one, other = _End(front.forget), _End(lambda: None)
-    one.other, other.other = other, one
-    await asyncio.get_running_loop().create_unix_connection(lambda: other, sock=back)
-    transport = front.transport
-    transport.set_protocol(one)
-    one.connection_made(transport)
+async def _join(transport: asyncio.Transport, back: socket.socket, splicer: Splicer) -> None:
+    """Join a paused connection with the socket behind."""
+    front, behind = _Side(lambda: splicer.fronts.discard(transport)), _Side(lambda: None)
+    front.other, behind.other = behind, front
+    await asyncio.get_running_loop().create_unix_connection(lambda: behind, sock=back)
     if transport.is_closing():
-        other.transport.abort()
+        behind.transport.abort()
+        return
+    transport.set_protocol(front)
+    front.connection_made(transport)
+    if CAN_PUMP and transport.get_extra_info("ssl_object") is None:
+        # The transports stay; what comes in goes past them, over descriptors of its own.
+        public = transport.get_extra_info("socket").dup()
+        front.pump = Pump(public, back.dup(), splicer.pipes, front.pump_ended)
     else:
         transport.resume_reading()
 
 
-class _End(asyncio.BufferedProtocol):
-    """One side of a pair."""
+class _Side(asyncio.BufferedProtocol):
+    """One side of a joined pair.
 
-    def __init__(self, forget: Callable[[], None]) -> None:
+    Args:
+        lost: called when it is gone.
+    """
+
+    def __init__(self, lost: Callable[[], None]) -> None:
         self.transport: asyncio.Transport
-        self.other: _End
-        self._forget = forget
+        self.other: _Side
+        self.pump: Pump | None = None
+        self._lost = lost
         self._ended = False
-        self._buffer = memoryview(bytearray(BUFFER_BYTES))
+        self._buffer = memoryview(bytearray(READ_BYTES))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -200,7 +146,7 @@ class _End(asyncio.BufferedProtocol):
         to.write(self._buffer[:nbytes])
         if to.get_write_buffer_size():
             # What could not be sent at once may be kept by reference: never write over it.
-            self._buffer = memoryview(bytearray(BUFFER_BYTES))
+            self._buffer = memoryview(bytearray(READ_BYTES))
 
     def pause_writing(self) -> None:
         self.other.transport.pause_reading()
@@ -215,8 +161,18 @@ class _End(asyncio.BufferedProtocol):
         self.other.transport.write_eof()
         return not self.other._ended  # noqa: SLF001 - of this class
 
+    def pump_ended(self, error: OSError | None) -> None:
+        """What came in for the other side has ended."""
+        self._ended = True
+        if error is not None:
+            self.transport.abort()
+        elif self.other._ended:  # noqa: SLF001 - of this class
+            self.transport.close()
+
     def connection_lost(self, error: Exception | None) -> None:
-        self._forget()
+        self._lost()
+        if self.pump is not None:
+            self.pump.stop()
         if error is not None:
             self.other.transport.abort()
         else:

@@ -9,8 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ from crash.appends import History, append_over_http, make_content, read_over_htt
 
 ROUNDS = 10
 WRITERS_PER_JOURNAL = 2
-START_TIMEOUT_S = 30.0
 
 JOURNALS = """
 name: crash/
@@ -51,31 +48,32 @@ class DevCluster:
                 *(sys.executable, "-m", "gazette_sdk.cli.gazette", "dev"),
                 *("--data", str(self.data), "--port", str(self.port)),
             ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline:
-            try:
-                with urllib.request.urlopen(f"{self.address}/debug/ready", timeout=5):
-                    return
-            except OSError:
-                status = self._process.poll()
-                if status is not None:
-                    stderr = self._process.stderr.read().decode()
-                    raise AssertionError(f"gazette dev ended with {status}: {stderr}") from None
-                time.sleep(0.05)  # a port that is not bound yet cannot be waited for
-        raise AssertionError("gazette dev was not ready in time")
+        # It prints its address once it serves; whoever waits longer than the test may is killed.
+        output = b""
+        for line in self._process.stdout:
+            output += line
+            if self.address.encode() in line:
+                break
+        else:
+            raise AssertionError(f"gazette dev did not start: {output.decode()}")
+        self._drain = threading.Thread(target=self._process.stdout.read, daemon=True)
+        self._drain.start()
 
     def kill(self) -> None:
         os.kill(self._process.pid, signal.SIGKILL)
-        self._process.wait(10)
-        self._process.stderr.close()
+        self._ended(10)
 
     def stop(self) -> int:
         self._process.send_signal(signal.SIGINT)
-        status = self._process.wait(60)
-        self._process.stderr.close()
+        return self._ended(60)
+
+    def _ended(self, timeout_s: float) -> int:
+        status = self._process.wait(timeout_s)
+        self._drain.join(timeout_s)
+        self._process.stdout.close()
         return status
 
 

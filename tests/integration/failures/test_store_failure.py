@@ -54,8 +54,7 @@ def test_a_lost_s3_store_is_told_within_five_seconds_and_so_is_its_return(
     losable_s3.come_back()
     with within(5):
         append_until_taken(writer)
-    end = writer.append().commit.begin
-    wait_until_stored(cluster, lost, end)
+    wait_until_stored(cluster, lost)
     writer.check()
     bystander.check()
 
@@ -79,8 +78,7 @@ def test_a_file_store_that_vanishes_is_told_and_what_it_held_is_there_when_it_is
     directory.with_name("hidden").rename(directory)
     with within(5):
         append_until_taken(writer)
-    end = writer.append().commit.begin
-    wait_until_stored(cluster, name, end)
+    wait_until_stored(cluster, name)
     wait_until(lambda: len(files(directory)) >= 3, "fragments are files")
     writer.check()
 

@@ -161,3 +161,35 @@ def test_a_spool_is_never_rolled_back_behind_its_end():
     spool = pb.Fragment(journal="a/journal", begin=5, end=10)
     with pytest.raises(AssertionError, match="never rolled back"):
         next_proposal(spool, None, journal_spec("a/journal").fragment, roll_to=7, now=0)
+
+
+def test_registers_that_do_not_match_come_before_everything_else():
+    request = pb.AppendRequest(journal="a/journal", offset=99)
+    request.check_registers.CopyFrom(parse_selector("owner=me"))
+    held = label_set([{"name": "owner", "value": "you"}])
+    verdict = judge_preconditions(facts(request=request, registers=held, index_end=7))
+    assert (verdict.input, verdict.status) == (Input.REFUSED, pb.REGISTER_MISMATCH)
+
+
+def test_a_suspension_is_written_first_and_closes_the_fragment():
+    request = pb.AppendRequest(journal="a/journal", suspend=pb.AppendRequest.SUSPEND_NOW)
+    verdict = judge_preconditions(facts(request=request, head=10, index_end=10))
+    assert (verdict.input, verdict.roll_to) == (Input.SUSPENSION, 10)
+    assert verdict.suspend == pb.JournalSpec.Suspend(
+        level=pb.JournalSpec.Suspend.PARTIAL, offset=10
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "input_"),
+    [
+        (pb.AppendRequest.SUSPEND_NO_RESUME, Input.REFUSED),
+        (pb.AppendRequest.SUSPEND_NOW, Input.AGREED),
+    ],
+)
+def test_a_suspended_journal_answers_suspended_at_once_or_in_the_end(mode, input_):
+    spec = journal_spec("a/journal")
+    spec.suspend.level = pb.JournalSpec.Suspend.PARTIAL
+    request = pb.AppendRequest(journal="a/journal", suspend=mode)
+    verdict = judge_preconditions(facts(request=request, spec=spec, head=10, index_end=10))
+    assert (verdict.input, verdict.status) == (input_, pb.SUSPENDED)

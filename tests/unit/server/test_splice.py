@@ -9,25 +9,16 @@ import pytest
 
 from gazette_sdk.server import splice as splice_module
 from gazette_sdk.server.listener import Listener, Wire
-from gazette_sdk.server.pump import BUFFER_BYTES
-from gazette_sdk.server.splice import Splicer
+from gazette_sdk.server.splice import READ_BYTES, Splicer
 from gazette_sdk.transport.loop import run
 from support.spools import open_files, until
 
 
-@pytest.fixture(autouse=True, params=["by kernel", "by buffers", "by transports"])
+@pytest.fixture(autouse=True, params=["by kernel", "by buffers"])
 def _way(request, monkeypatch):
-    """Every way in which bytes are moved; the last is that of connections with TLS."""
-    if request.param != "by kernel":
-        monkeypatch.setattr(splice_module, "CAN_SPLICE", False)
-    if request.param == "by transports":
-
-        class Joined:
-            def __new__(cls, transport, back, splicer):
-                front = next(f for f in splicer._fronts if f.transport is transport)
-                return asyncio.ensure_future(splice_module._join_transports(front, back))
-
-        monkeypatch.setattr(splice_module, "_PumpedPair", Joined)
+    """Both ways; the second is that of other platforms, and of connections with TLS."""
+    if request.param == "by buffers":
+        monkeypatch.setattr(splice_module, "CAN_PUMP", False)
 
 
 @asynccontextmanager
@@ -58,7 +49,7 @@ def test_bytes_arrive_unchanged_in_both_directions_with_a_half_close(tmp_path):
     async def scenario():
         async with spliced(tmp_path / "s", _echo) as (port, splicer):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            sent = b"X" + os.urandom(20 * BUFFER_BYTES)
+            sent = b"X" + os.urandom(20 * READ_BYTES)
 
             async def send() -> None:
                 writer.write(sent)
@@ -70,7 +61,7 @@ def test_bytes_arrive_unchanged_in_both_directions_with_a_half_close(tmp_path):
             await sending
             assert hashlib.sha1(received).digest() == hashlib.sha1(sent).digest()
             writer.close()
-            await until(lambda: len(splicer) == 0)
+            await until(lambda: len(splicer.fronts) == 0)
 
     run(scenario(), 30)
 
@@ -123,7 +114,7 @@ def test_a_reset_on_one_side_ends_the_other(tmp_path):
         async with spliced(tmp_path / "s", wait_for_end) as (port, splicer):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"X")
-            await until(lambda: len(splicer) == 1)
+            await until(lambda: len(splicer.fronts) == 1)
             raw = writer.get_extra_info("socket")
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             writer.transport.abort()
@@ -151,7 +142,7 @@ def test_the_server_behind_closing_closes_the_client(tmp_path):
 def test_without_a_server_behind_the_connection_ends(tmp_path):
     async def scenario():
         async with spliced(tmp_path / "s", _echo) as (port, splicer):
-            splicer._path = tmp_path / "missing"
+            splicer.path = tmp_path / "missing"
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"X")
             with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
@@ -187,7 +178,7 @@ def test_no_descriptor_is_left_behind(tmp_path):
         async with spliced(tmp_path / "s", _echo) as (port, splicer):
             for _ in range(3):
                 await asyncio.gather(*(talk(port) for _ in range(20)))
-            await until(lambda: len(splicer) == 0)
+            await until(lambda: len(splicer.fronts) == 0)
         await until(lambda: open_files() <= before)
 
     run(scenario(), 20)
@@ -202,9 +193,8 @@ def test_idle_connections_hold_no_pipes(tmp_path):
                 writer.write(b"X")
                 assert await reader.readexactly(1) == b"X"
                 writers.append(writer)
-            assert len(splicer) == 30
+            assert len(splicer.fronts) == 30
             assert len(splicer.pipes) <= 2
-            assert len(splicer.buffers) <= 2
             for writer in writers:
                 writer.transport.abort()
 
