@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import BinaryIO, Final, cast
 from urllib.parse import unquote, urlsplit
 
-from gazette_sdk.errors import FragmentNotFoundError, StoreAuthorizationError, StoreError
+from gazette_sdk.errors import (
+    ConfigurationError,
+    FragmentNotFoundError,
+    StoreAuthorizationError,
+    StoreError,
+)
 from gazette_sdk.fragment.content import FragmentReader, decode_fragment
 from gazette_sdk.fragment.stores.base import StoredContent, describe
 from gazette_sdk.fragment.stores.file import resolve_below
@@ -49,7 +54,8 @@ def open_url(
     Raises:
         FragmentNotFoundError: there is nothing at the URL.
         StoreAuthorizationError: the URL is not valid (any more), or the file is not readable.
-        StoreError: the host failed, the URL's scheme is another, or no root is given.
+        ConfigurationError: a ``file`` URL without ``file_root``, or another scheme.
+        StoreError: the host failed.
         CorruptFragmentError: here or while reading: its bytes are not what its name promises.
     """
     parts = urlsplit(url)
@@ -60,10 +66,9 @@ def open_url(
         case "file":
             content = _open_file(unquote(parts.path), public, fragment, file_root)
         case _:
-            raise StoreError(
+            raise ConfigurationError(
                 f"{fragment.journal}: cannot read a fragment from {public}: its scheme is not "
                 "http, https or file; read through the broker",
-                store=public,
                 journal=fragment.journal,
             )
     return decode_fragment(content, fragment, offset, source=public)
@@ -116,10 +121,9 @@ def _open_file(
     path: str, public: str, fragment: pb.Fragment, file_root: Path | None
 ) -> StoredContent:
     if file_root is None:
-        raise StoreError(
+        raise ConfigurationError(
             f"{fragment.journal}: fragment {public} is a file of the brokers' file root; name the "
             "directory where that is mounted here (file_root), or read through the broker",
-            store=public,
             journal=fragment.journal,
         )
     try:

@@ -61,6 +61,10 @@ has a read under way for every journal."""
 LISTING_TIMEOUT_S = 30.0
 """Bound of the wait for the first listing."""
 
+PATIENCE_S = 30.0
+"""Where reading ends at the write heads, a journal whose reads fail for so long is an error.
+A reader that follows write heads tries on."""
+
 
 @dataclass(frozen=True, slots=True)
 class Opened:
@@ -333,7 +337,9 @@ class Prefetch:
                 journal=name, offset=offset, block=self._plan.block, end_offset=end_offset
             )
             try:
-                reader = RetryReader(self._transport, request)
+                reader = RetryReader(
+                    self._transport, request, patience_s=None if self._plan.block else PATIENCE_S
+                )
                 try:
                     await self._move(reader, name)
                 finally:
@@ -366,6 +372,15 @@ class Prefetch:
                 self.mailbox.put(Jumped(name, reader.offset))
                 continue
             except OffsetNotYetAvailableError:
+                head = reader.response.write_head if reader.response is not None else 0
+                if reader.offset < head:
+                    raise OffsetNotYetAvailableError(
+                        f"its content from offset {reader.offset} on is in no store, although it"
+                        f" goes on to {head}: a fragment is on its way, or was removed; to pass"
+                        " over it, list `gazctl journals fragments` and give offsets= behind it",
+                        journal=name,
+                        offset=reader.offset,
+                    ) from None
                 content = None
             except SuspendedError:
                 if self._plan.block:

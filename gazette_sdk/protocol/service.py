@@ -11,10 +11,14 @@ from google.protobuf.message import Message
 
 from gazette_sdk.protocol import broker_pb2 as pb
 
-__all__ = ["RPCS", "RPCS_BY_NAME", "RPCS_BY_NUMBER", "SERVICE", "Rpc"]
+__all__ = ["ERROR_METADATA", "RPCS", "RPCS_BY_NAME", "RPCS_BY_NUMBER", "SERVICE", "Rpc"]
 
 SERVICE = "protocol.Journal"
 """Full name of the journal service."""
+
+ERROR_METADATA = "gazette-error"
+"""Trailing metadata of a failed call: name of the class of a store's error. Our own brokers send
+it beside the code UNKNOWN, so that a client can tell a damaged fragment from a passing failure."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ In reading order:
 
 - `call`: what a front tells a service of one call.
 - `process`: :class:`Server`, all of the following together.
-- `listener`: the public port; `splice`: its way to the gRPC server; `tls`: certificates.
+- `listener`: the public port; `splice`: its way to the gRPC server, with `pump` where the kernel
+  helps; `tls`: certificates.
 - `grpc_server`: services on gRPC; errors to status codes; streams that end well.
 - `http`: the HTTP side: mounts, canonical paths, trailers; `content_type`: guesses for bodies.
 - `debug`: ``/debug/…``; `profiling`: its dumps and profiles; `metrics`: the Prometheus text.

@@ -25,8 +25,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from gazette_sdk.errors import CallError, GazetteError
-from gazette_sdk.protocol.service import Rpc
+from gazette_sdk.errors import CallError, GazetteError, StoreError
+from gazette_sdk.protocol.service import ERROR_METADATA, Rpc
 from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, MAX_CHUNK_BYTES, Call
 from gazette_sdk.server.metrics import GrpcMeters
 
@@ -244,6 +244,8 @@ class _Handler:
             raise
         except GazetteError as error:
             code, details = _status_of(error), str(error)
+            if isinstance(error, StoreError):
+                context.set_trailing_metadata(((ERROR_METADATA, type(error).__name__),))
             _log.debug("call failed", extra={"method": self._path, "err": details})
         except Exception as error:  # noqa: BLE001 - the outermost boundary of a call
             code, details = grpc.StatusCode.UNKNOWN, f"{type(error).__name__}: {error}"

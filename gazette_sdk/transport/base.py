@@ -47,7 +47,13 @@ class Transport(abc.ABC):
 
     Calls that end without a response raise a :class:`~gazette_sdk.errors.CallError`.
     Construction does no I/O: connections are opened by the first call.
+
+    Attributes:
+        knows_routes: whether it sends a read to a broker that has the journal. Only then may a
+            reader forbid brokers to proxy, and open stored fragments itself.
     """
+
+    knows_routes: bool = False
 
     @abc.abstractmethod
     def list(self, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse]:

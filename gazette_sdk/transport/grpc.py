@@ -30,6 +30,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rpc
 from gazette_sdk.protocol.authorization import Authorizer, FixedToken, authority_for, wanted_for
 from gazette_sdk.protocol.names import strip_meta
+from gazette_sdk.protocol.service import ERROR_METADATA
 from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, Transport
 from gazette_sdk.transport.channels import Channels, Stubs, Tls
 from gazette_sdk.transport.dispatcher import (
@@ -112,6 +113,7 @@ class GrpcTransport(Transport):
     ) -> None:
         self.address = address
         self.routes = RouteCache(cache_size, cache_ttl_s)
+        self.knows_routes = cache_size > 0
         self._zone = zone
         self._authorizer: Authorizer = authority_for(auth_keys)
         if auth_token and not auth_keys.strip():
@@ -348,7 +350,12 @@ class GrpcTransport(Transport):
             if ended is not None and ended.code is not None:
                 code, details = ended.code, ended.details
             raise call_error(
-                code, details, method=call.method, where=call.where, journal=call.journal
+                code,
+                details,
+                method=call.method,
+                where=call.where,
+                journal=call.journal,
+                kind=_told_kind(error),
             ) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -375,6 +382,14 @@ class GrpcTransport(Transport):
             wanted.capability, wanted.selector, wanted.ttl_s, time.time()
         )
         return () if header is None else (("authorization", header),)
+
+
+def _told_kind(error: grpc.aio.AioRpcError) -> str:
+    """The class of the broker's error, if it tells."""
+    for name, value in error.trailing_metadata() or ():
+        if name == ERROR_METADATA:
+            return str(value)
+    return ""
 
 
 _ANSWERED = (grpc.aio.AioRpcError, asyncio.InvalidStateError)

@@ -9,12 +9,22 @@ import grpc
 from gazette_sdk.errors import (
     CallCancelledError,
     CallError,
+    CorruptFragmentError,
     DeadlineExceededError,
+    FragmentNotFoundError,
+    GazetteError,
+    StoreAuthorizationError,
+    StoreError,
     UnauthenticatedError,
     UnavailableError,
 )
 
 __all__ = ["FirstStatus", "call_error"]
+
+_STORE_ERRORS = {
+    kind.__name__: kind
+    for kind in (StoreError, StoreAuthorizationError, FragmentNotFoundError, CorruptFragmentError)
+}
 
 _CORE_FAILURE = "Internal error from Core"
 """What grpcio reports of a send that failed because the call had already ended."""
@@ -54,8 +64,14 @@ def _finished(coroutine: Any) -> Any:
 
 
 def call_error(
-    code: grpc.StatusCode, details: str, *, method: str, where: str, journal: str | None
-) -> CallError:
+    code: grpc.StatusCode,
+    details: str,
+    *,
+    method: str,
+    where: str,
+    journal: str | None,
+    kind: str = "",
+) -> GazetteError:
     """The error of a call that ended with a gRPC status instead of a response.
 
     Args:
@@ -64,8 +80,11 @@ def call_error(
         method: name of the call.
         where: which broker it was sent to, in words.
         journal: the journal it is about.
+        kind: class of the broker's error, where it told.
     """
     text = f"{method} at {where}: {details or code.name}"
+    if code is grpc.StatusCode.UNKNOWN and kind in _STORE_ERRORS:
+        return _STORE_ERRORS[kind](text, journal=journal)
     if code is grpc.StatusCode.UNAVAILABLE:
         return UnavailableError(text, journal=journal)
     if code is grpc.StatusCode.UNAUTHENTICATED:

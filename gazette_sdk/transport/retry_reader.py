@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,11 +17,13 @@ from gazette_sdk.errors import (
     CallCancelledError,
     ClosedError,
     ConfigurationError,
+    CorruptFragmentError,
     GazetteError,
     InsufficientJournalBrokersError,
     JournalNotFoundError,
     NotJournalBrokerError,
     OffsetNotYetAvailableError,
+    StoreError,
     SuspendedError,
     UnauthenticatedError,
     ValidationError,
@@ -39,15 +42,26 @@ NOT_FOUND_ATTEMPTS_MAX = 3
 """A journal that was just created may not have reached the broker yet; after this many failed
 attempts it really does not exist."""
 
+CORRUPT_ATTEMPTS_MAX = 3
+"""A damaged fragment may be one in transit, or a good copy may be elsewhere; after this many
+further attempts it really is damaged."""
+
 
 class RetryReader:
     """Reads a journal across broken calls, moving brokers, and fragments.
 
+    Where the transport knows routes, stored fragments are opened straight from their store, by
+    the URLs that brokers hand out; where they cannot be (``file://`` without a ``file_root``),
+    brokers are asked for their content.
+
     Args:
         transport: how to reach the journal.
-        request: what to read; ``offset`` -1 is the write head.
+        request: what to read; ``offset`` -1 is the write head. One that says ``do_not_proxy``
+            insists on direct reads.
         file_root: local directory which stands for the root of ``file://`` fragment URLs.
         pause: waits between attempts.
+        patience_s: longest time without any progress, in seconds, after which the last failure is
+            raised; None tries on until the reader is cancelled.
         new_reader: begins one read; for readers over something else than a transport.
 
     Raises:
@@ -61,6 +75,7 @@ class RetryReader:
         *,
         file_root: Path | None = None,
         pause: Pause = pause,
+        patience_s: float | None = None,
         new_reader: Callable[[pb.ReadRequest, pb.ReadResponse | None], ByteReader] | None = None,
     ) -> None:
         rpc.validate(request)
@@ -71,10 +86,18 @@ class RetryReader:
                 transport, request, last_response=last, file_root=file_root
             )
         )
+        self._prefers_direct = transport.knows_routes and not request.do_not_proxy
+        if self._prefers_direct:
+            direct = pb.ReadRequest(do_not_proxy=True)
+            direct.MergeFrom(request)
+            request = direct
         self._reader = self._new_reader(request, None)
         self._is_broken = False
         self._cancelled = asyncio.Event()
         self._attempt = 0
+        self._patience_s = patience_s
+        self._failing_since: float | None = None
+        self._begun_at = request.offset  # of the read under way
         self._task: asyncio.Task[object] | None = None
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -113,6 +136,7 @@ class RetryReader:
                 later read looks again.
             SuspendedError: the journal is suspended.
             JournalNotFoundError: it does not exist.
+            CorruptFragmentError: a stored fragment is damaged.
             CallCancelledError: :meth:`cancel` was called.
         """
         if self._cancelled.is_set():
@@ -184,7 +208,7 @@ class RetryReader:
 
     # ------------------------------------------------------------------ parts
 
-    async def _attempt_read(self, size_max: int) -> bytes | None:
+    async def _attempt_read(self, size_max: int) -> bytes | None:  # noqa: C901 - one story
         """Content, or nothing when this attempt was in vain; ``None`` at the wanted end."""
         end_offset = self._reader.request.end_offset
         if end_offset and self.offset >= end_offset:
@@ -199,10 +223,13 @@ class RetryReader:
             self._attempt = 0
             raise
         except (GazetteError, OSError) as error:
-            if not self._mends(error):
+            if not self._mends(error) or self._is_too_late():
                 self._attempt = 0
+                self._failing_since = None
                 raise
         else:
+            if content is None or content:
+                self._failing_since = None
             if content is not None:
                 self._is_broken = False
                 self._attempt = 0 if content else self._attempt
@@ -216,11 +243,20 @@ class RetryReader:
         self._attempt += 1
         return b""
 
-    def _mends(self, error: GazetteError | OSError) -> bool:
+    def _mends(self, error: GazetteError | OSError) -> bool:  # noqa: PLR0911 - one per kind
         """Whether another attempt may do better than ``error``."""
         if isinstance(error, OffsetNotYetAvailableError):
             return self.block
+        if self._prefers_direct and _is_out_of_reach(error):
+            self._prefers_direct = self._reader.request.do_not_proxy = False
+            self._attempt = -1
+            return True
         if isinstance(error, SuspendedError | ClosedError | ConfigurationError):
+            return False
+        if isinstance(error, CorruptFragmentError) and (
+            # Read from its middle on, nobody would notice that it is damaged.
+            self.offset != self._begun_at or self._attempt >= CORRUPT_ATTEMPTS_MAX
+        ):
             return False
         if isinstance(error, UnauthenticatedError) and self.response is None:
             return False  # nothing was ever read: a mistake to report, not a token that ran out
@@ -234,15 +270,30 @@ class RetryReader:
             logger.warning("read of %s is begun again: %s", self.journal, error)
         return True
 
+    def _is_too_late(self) -> bool:
+        """Whether attempts have failed for as long as they may."""
+        now = time.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now
+        return self._patience_s is not None and now - self._failing_since >= self._patience_s
+
     async def _restart(self, offset: int) -> None:
         ended = self._reader
         await ended.aclose()
         request = pb.ReadRequest()
         request.CopyFrom(ended.request)
         request.offset = offset
+        self._begun_at = offset
         request.block = self.block
         self._reader = self._new_reader(request, ended.response or ended.hint)
         self._is_broken = False
 
     def _cancellation(self) -> CallCancelledError:
         return CallCancelledError(f"read of {self.journal} was cancelled", journal=self.journal)
+
+
+def _is_out_of_reach(error: GazetteError | OSError) -> bool:
+    """Whether a fragment could not be opened from here, while brokers may be able to."""
+    return isinstance(error, ConfigurationError | StoreError) and not isinstance(
+        error, CorruptFragmentError
+    )

@@ -7,7 +7,7 @@ import ast
 import pytest
 from support.pages import ROOT, blocks_of, pages
 
-ORDERS = '''
+ORDERS = """
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -33,7 +33,7 @@ def publish_some() -> None:
 def read_all() -> None:
     for envelope in Reader(Order, "topic=orders", block=False):
         print(envelope.journal, envelope.begin, envelope.end, envelope.message)
-'''
+"""
 
 SPARK = """
 from gazette_spark import GazetteDataSource

@@ -49,9 +49,7 @@ def test_the_examples_of_a_page_run_in_order(
 
 
 def test_blocks_that_are_not_run_say_why(record_property: Callable[[str, object], None]):
-    left_out = [
-        block for page in pages() for block in blocks_of(page) if block.marker == "not run"
-    ]
+    left_out = [block for page in pages() for block in blocks_of(page) if block.marker == "not run"]
     for block in left_out:
         print(f"{block.where}: {block.language} block is not run: {block.reason}")
         record_property("not run", f"{block.where}: {block.reason}")

@@ -8,13 +8,9 @@ store of ours, and read from there.
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
-import io
 import os
-import re
 import time
-import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,10 +19,9 @@ from typing import Any
 import pytest
 from google.protobuf import json_format
 
-from gazette_sdk.fragment.codecs import decompressor
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.fragments import codec_extension
 from support.golden import PATTERN, GoldenBroker, running
+from support.golden_files import decoded, gzip_members
 from support.vectors import golden
 
 RECORDING = golden("broker/fragment_files.json")
@@ -34,6 +29,7 @@ JOURNALS = {entry["journal"]: entry for entry in RECORDING["journals"]}
 TEXT = b"the quick brown fox jumps over the lazy dog. "
 STEP, CHUNK = 300_000, 100_000
 RECORDED_DAY = "2026-11-21"
+TODAY = time.strftime("%Y-%m-%d", time.gmtime())
 
 SMALL = [f"files/{name}" for name in ("postfix", "rewritten", "prefixed", "two-stores", "no-store")]
 LARGE = [journal for journal in JOURNALS if journal.endswith("-large")]
@@ -177,19 +173,10 @@ def set_mod_times(broker: GoldenBroker, journal: str) -> None:
 
 def of_today(path: str) -> str:
     """A recorded path whose day of the first append is that of our appends."""
-    return path.replace(f"day={RECORDED_DAY}", time.strftime("day=%Y-%m-%d", time.gmtime()))
+    return path.replace(f"day={RECORDED_DAY}", f"day={TODAY}")
 
 
 # ------------------------------------------------------------------ files
-
-
-def decoded(extension: str, raw: bytes) -> bytes:
-    codec = next(
-        codec
-        for codec in (pb.NONE, pb.GZIP, pb.ZSTANDARD, pb.SNAPPY)
-        if codec_extension(codec) == extension
-    )
-    return decompressor(codec, io.BytesIO(raw)).read()
 
 
 def assert_framed(raw: bytes, file: dict[str, Any]) -> None:
@@ -199,17 +186,6 @@ def assert_framed(raw: bytes, file: dict[str, Any]) -> None:
         assert raw[:10].hex() == file["gzip_header"]
     if "snappy_first_bytes" in file:
         assert raw.hex().startswith(file["snappy_first_bytes"])
-
-
-def gzip_members(raw: bytes) -> list[int]:
-    sizes: list[int] = []
-    while raw:
-        member = zlib.decompressobj(16 + zlib.MAX_WBITS)
-        sizes.append(len(member.decompress(raw)))
-        assert member.eof
-        raw = member.unused_data
-    assert sum(sizes) == len(gzip.decompress(b"")) + sum(sizes)
-    return sizes
 
 
 def assert_mode(path: Path, root: Path) -> None:
@@ -222,6 +198,3 @@ def assert_mode(path: Path, root: Path) -> None:
 
 def mode(path: Path) -> str:
     return oct(path.stat().st_mode & 0o777)
-
-
-assert re.fullmatch(r"\d{4}-\d\d-\d\d", RECORDED_DAY)

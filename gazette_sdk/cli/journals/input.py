@@ -44,26 +44,35 @@ async def blocks(file: BinaryIO) -> AsyncIterator[bytes]:
     be cancelled.
     """
     loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[bytes | OSError] = asyncio.Queue(BLOCKS_AHEAD)
-
-    def put(item: bytes | OSError) -> None:
-        asyncio.run_coroutine_threadsafe(queue.put(item), loop).result()
+    queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()
+    room = threading.Semaphore(BLOCKS_AHEAD)
+    is_wanted = True
+    descriptor = os.dup(file.fileno())  # the thread may outlive the caller's file
 
     def pump() -> None:
+        item: bytes | OSError = b"more"
         try:
-            while block := os.read(file.fileno(), BLOCK_BYTES):
-                put(block)
-            put(b"")
-        except OSError as error:
-            put(error)
+            while item and not isinstance(item, OSError) and room.acquire() and is_wanted:
+                try:
+                    item = os.read(descriptor, BLOCK_BYTES)
+                except OSError as error:
+                    item = error
+                loop.call_soon_threadsafe(queue.put_nowait, item)
         except RuntimeError:
             return  # the loop has ended: nobody wants the input any more
+        finally:
+            os.close(descriptor)
 
     threading.Thread(target=pump, name="input", daemon=True).start()
-    while True:
-        item = await queue.get()
-        if isinstance(item, OSError):
-            raise item
-        if not item:
-            return
-        yield item
+    try:
+        while True:
+            item = await queue.get()
+            room.release()
+            if isinstance(item, OSError):
+                raise item
+            if not item:
+                return
+            yield item
+    finally:
+        is_wanted = False
+        room.release()

@@ -139,7 +139,7 @@ class FragmentsSettings(Settings):
     ] = 0
     to_time: Annotated[
         int,
-        Option("ToTime", "Fragments stored before this time, unix seconds", long="to"),
+        Option("ToTime", "Fragments stored at this time or before, unix seconds", long="to"),
         Field(ge=0),
     ] = 0
     url_ttl_s: Annotated[

@@ -74,15 +74,16 @@ class FileStore(Store):
         content_encoding: str,  # noqa: ARG002 - files have no place for it
         overwrite: bool,  # noqa: FBT001
     ) -> None:
-        base = self._root / self._parsed.prefix
-        if not base.is_dir():
+        base = resolve_below(self._root, self._parsed.prefix, self.url)
+        target = self._path(key)
+        try:
+            _make_directories(target.parent, base)
+        except FileNotFoundError as error:
             raise StoreAuthorizationError(
                 f"store {self.url}: directory {str(base)!r} does not exist; create it: stores do "
                 "not make their own directory, so that a disk that is not mounted is noticed",
                 store=self.url,
-            )
-        target = self._path(key)
-        _make_directories(target.parent)
+            ) from error
         partial = target.with_name(f"{PARTIAL_PREFIX}{target.name[:150]}-{uuid.uuid4().hex}")
         try:
             _write(partial, content, length)
@@ -181,12 +182,18 @@ def _rename_exclusively(partial: Path, target: Path) -> None:
             partial.rename(target)
 
 
-def _make_directories(directory: Path) -> None:
-    """Make missing directories, and see their names to the disk."""
+def _make_directories(directory: Path, base: Path) -> None:
+    """Make missing directories below ``base``, and see their names to the disk.
+
+    Raises:
+        FileNotFoundError: ``base`` does not exist, be it that it vanishes just now.
+    """
     missing = []
-    while not directory.is_dir():
+    while directory != base and not directory.is_dir():
         missing.append(directory)
         directory = directory.parent
+    if not base.is_dir():
+        raise FileNotFoundError(str(base))
     for path in reversed(missing):
         path.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
         _sync_directory(path.parent)

@@ -225,7 +225,7 @@ async def test_file_urls_are_opened_below_the_given_root(tmp_path):
         reader = ByteReader(transport, request, file_root=tmp_path)
         assert await outcomes(reader) == [b"", CONTENT, None]
         reader = ByteReader(transport, request)
-        assert (await outcomes(reader))[-1] is errors.StoreError
+        assert (await outcomes(reader))[-1] is errors.ConfigurationError
 
 
 @in_loop

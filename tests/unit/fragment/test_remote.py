@@ -12,6 +12,7 @@ from gazette_sdk.errors import (
     CorruptFragmentError,
     FragmentNotFoundError,
     StoreAuthorizationError,
+    ConfigurationError,
     StoreError,
 )
 from gazette_sdk.fragment import open_url
@@ -154,7 +155,7 @@ def test_files_are_read_below_the_root_that_is_named(tmp_path):
     path.write_bytes(GOOD)
     with open_url("file:///a%20b/c%25d", fragment(pb.NONE), 110, file_root=tmp_path) as reader:
         assert reader.read() == GOOD[10:]
-    with pytest.raises(StoreError, match="name the directory where that is mounted"):
+    with pytest.raises(ConfigurationError, match="name the directory where that is mounted"):
         open_url("file:///a%20b/c%25d", fragment(pb.NONE), 110)
     with pytest.raises(FragmentNotFoundError, match="the brokers' file root"):
         open_url("file:///missing", fragment(), 100, file_root=tmp_path)
@@ -174,5 +175,5 @@ def test_a_file_url_does_not_lead_out_of_the_root(tmp_path, path):
 
 
 def test_other_schemes_are_refused():
-    with pytest.raises(StoreError, match="scheme is not"):
+    with pytest.raises(ConfigurationError, match="scheme is not"):
         open_url("ftp://host/x", fragment(), 100)

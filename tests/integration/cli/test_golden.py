@@ -1,0 +1,511 @@
+"""What other implementations' ``gazctl`` answered, case by case, from ours."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+from google.protobuf import text_format
+
+from gazette_sdk.protocol import broker_pb2 as pb
+
+CASES = {
+    case["name"]: case
+    for case in json.loads(
+        (Path(__file__).parents[2] / "golden" / "broker" / "gazctl.json").read_text()
+    )
+}
+
+PATTERN = "".join(f"{number:07}\n" for number in range(1000)).encode()
+
+MENDED = {
+    "edit, no match": 1,
+    "prune, no match": 1,
+    "fragments json, a fully suspended journal matches": 0,
+    "prune dry run, a fully suspended journal matches": 0,
+    "list, broker unreachable": 1,
+    "read, with cache, stored fragment without file root": 1,
+    "edit, revision is stale (RPC fails)": 0,
+    "append lines, direct": 0,
+}
+"""Exit statuses where the recorded tool had a defect."""
+
+SPECS = """
+replication: 1
+fragment: {length: 1048576, compression_codec: SNAPPY, refresh_interval: 1s}
+children:
+- name: frag/list
+  fragment: {compression_codec: NONE, stores: ["file:///"]}
+- name: http/data
+- name: http/stored
+  fragment: {compression_codec: NONE, stores: ["file:///"]}
+- name: lines/
+  children: [CHILDREN]
+- name: orders/
+  labels:
+  - {name: app.gazette.dev/message-type, value: Order}
+  - {name: content-type, value: application/x-ndjson}
+  - {name: topic, value: orders}
+  fragment: {length: 4096, stores: ["file:///"]}
+  children:
+  - {name: orders/part-000, labels: [{name: part, value: "000"}]}
+  - {name: orders/part-001, labels: [{name: part, value: "001"}]}
+  - {name: orders/part-002, labels: [{name: part, value: "002"}]}
+  - {name: orders/part-003, labels: [{name: part, value: "003"}]}
+- name: other/a-1
+  labels: [{name: region, value: eu-west}, {name: topic, value: clicks}]
+- name: other/a-2
+  labels: [{name: region, value: eu-east}, {name: topic, value: clicks}]
+- name: other/a-3
+  labels: [{name: region, value: us-west}, {name: topic, value: views}]
+- name: other/multi
+  labels: [{name: empty, value: ""}, {name: tag1, value: x}, {name: tag1, value: "y"}]
+- name: prune/aged
+  fragment: {compression_codec: NONE, retention: 1h, stores: ["file:///"]}
+- name: prune/keep
+  fragment: {compression_codec: NONE, stores: ["file:///"]}
+- {name: read/big, fragment: {stores: ["file:///"]}}
+- {name: read/broken, fragment: {stores: ["file:///"]}}
+- name: read/holes
+  fragment: {compression_codec: NONE, stores: ["file:///"]}
+- name: read/local
+- name: read/new
+- name: reset/
+  fragment: {compression_codec: NONE, stores: ["file:///"]}
+  children: [{name: reset/ahead}, {name: reset/empty}, {name: reset/fine}]
+- {name: suspend/data, fragment: {compression_codec: NONE, stores: ["file:///"]}, \
+suspend: {offset: 26}}
+- {name: suspend/data2, fragment: {compression_codec: NONE, stores: ["file:///"]}, \
+suspend: {offset: 13}}
+- {name: suspend/empty, suspend: {}}
+- {name: suspend/http, suspend: {level: FULL}}
+""".replace(
+    "CHILDREN",
+    ", ".join(
+        f"{{name: lines/{name}/part-{part:03}, labels: [{{name: mapping, value: {label}}}]}}"
+        for name, label in sorted(
+            (kind, kind) for kind in ("b64", "direct", "fixed", "modulo", "rendezvous", "rnd")
+        )
+        for part in range(4)
+    ),
+)
+
+
+def store(root, journal, begin, content, mod_time):
+    """Place a stored fragment, as a broker would have stored it."""
+    digest = hashlib.sha1(content).hexdigest()
+    path = root / journal / f"{begin:016x}-{begin + len(content):016x}-{digest}.raw"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    os.utime(path, (mod_time, mod_time))
+
+
+@pytest.fixture(scope="module")
+def state(cluster):
+    """What was stored before, once for all tests."""
+    root = cluster.file_root
+    for index in range(4):
+        begin = 1100 * index
+        store(root, "frag/list", begin, PATTERN[begin : begin + 1100], 1700000000 + 100 * index)
+    store(root, "http/stored", 0, b"stored line\n", 1700000000)
+    for begin in (0, 1100):
+        store(root, "prune/aged", begin, PATTERN[:1100], 1700000000)
+        store(root, "prune/keep", begin, PATTERN[:1100], 1700000000)
+    store(root, "read/holes", 0, PATTERN[:1100], 1700000000)
+    store(root, "read/holes", 4400, PATTERN[4400:5500], 1700000000)
+    (root / "health").mkdir()
+    return {"applied": False}
+
+
+@pytest.fixture
+def tool(gazctl, cluster, state):
+    """``gazctl`` beside a cluster with journals; state is made by the first test that runs."""
+    gazctl.environ["BROKER_ADDRESS"] = cluster.address
+    if not state["applied"]:
+        gazctl.ok("journals", "apply", stdin=SPECS.encode())
+        append(gazctl, "http/data", b"first line\nsecond line\n")
+        gazctl.ok("journals", "reset-head", "-l", "name=frag/list")  # behind what is stored
+        append(gazctl, "frag/list", b"local")
+        state["applied"] = True
+    return gazctl
+
+
+def append(tool, journal, content):
+    tool.ok("journals", "append", "-l", f"name={journal}", stdin=content)
+
+
+def replay(tool, cluster, name, **changes):
+    """Call the tool as a case did, and compare exit status, output and files."""
+    case = CASES[name]
+    work = tool.directory
+
+    def local(text):
+        return text.replace("WORK/", f"{work}/").replace("FILE_ROOT", str(cluster.file_root))
+
+    stdin = case.get("stdin") or ""
+    environ = {
+        key: local(value).replace("SCRIPT", f"sh {work}/script")
+        for key, value in case.get("env", {}).items()
+    }
+    encoding = "latin-1" if "fixed" in name else "utf-8"
+    outcome = tool(
+        *(local(argument) for argument in case["args"]),
+        stdin=stdin.encode(encoding),
+        environ=environ | changes.get("environ", {}),
+    )
+    expected = MENDED.get(name, case["exit"])
+    assert outcome.status == expected, (name, outcome.stderr)
+    assert "Traceback" not in outcome.stderr
+    if expected:
+        assert outcome.stderr.strip(), name
+    if name not in MENDED:
+        compare(case, outcome.text)
+        for file, content in case.get("files", {}).items():
+            if file not in {"shown", "shown-again", "holes", "out"}:
+                assert json.loads((work / file).read_text()) == json.loads(content), (name, file)
+    return outcome
+
+
+def compare(case, text):
+    name, wanted = case["name"], case["stdout"]
+    kind = form_of(case["args"])
+    if wanted == "" or kind == "text":
+        assert text == wanted, name
+    elif kind == "table":
+        assert cells(text) == cells(wanted), name
+    elif kind == "yaml":
+        assert without_revisions(yaml.safe_load(text)) == without_revisions(yaml.safe_load(wanted))
+    elif kind == "json":
+        assert [settled(json.loads(line)) for line in text.splitlines()] == [
+            settled(json.loads(line)) for line in wanted.splitlines()
+        ], name
+        assert text.endswith("\n")
+    else:
+        assert settled_proto(case["args"], text) == settled_proto(case["args"], wanted), name
+
+
+def form_of(arguments):
+    if "--dry-run" in arguments and "apply" in arguments:
+        return "proto"
+    if not {"list", "fragments"} & set(arguments):
+        return "text"
+    return next(
+        (
+            arguments[index + 1]
+            for index, argument in enumerate(arguments)
+            if argument in {"-o", "--format"}
+        ),
+        "table",
+    )
+
+
+def cells(text):
+    rows = [
+        [cell.strip() for cell in line.strip("│").split("│")]
+        for line in text.splitlines()
+        if line.startswith("│")
+    ]
+    rows[0] = [header.replace(" ", "") for header in rows[0]]
+    for row in rows[1:]:
+        row[:] = [cell.replace("broker-000", "broker-1") for cell in row]
+    return rows
+
+
+def without_revisions(node):
+    found = {key: value for key, value in node.items() if key != "revision"}
+    if "children" in found:
+        found["children"] = [without_revisions(child) for child in found["children"]]
+    return found
+
+
+VARYING = {"mod_revision", "create_revision", "revision", "raft_term", "cluster_id", "member_id"}
+
+
+def settled(value):
+    if isinstance(value, list):
+        return [settled(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found = {}
+    for key, item in value.items():
+        if key in VARYING:
+            assert int(item) > 0
+            found[key] = "any"
+        elif key == "endpoints":
+            found[key] = len(item)
+        elif key in {"process_id", "members"}:
+            found[key] = bool(item)
+        else:
+            found[key] = settled(item)
+    return found
+
+
+def settled_proto(arguments, text):
+    if "apply" in arguments:
+        return text_format.Parse(text, pb.ApplyRequest())
+    if "list" in arguments:
+        listing = text_format.Parse(text, pb.ListResponse())
+        listing.ClearField("header")
+        for journal in listing.journals:
+            journal.mod_revision = journal.create_revision = 1
+            journal.route.endpoints[:] = [""] * len(journal.route.endpoints)
+            for member in journal.route.members:
+                member.zone = member.suffix = ""
+            for duration in ("refresh_interval", "retention", "flush_interval"):
+                journal.spec.fragment.__getattribute__(duration).SetInParent()
+        return listing
+    # One message per journal, nothing between them: their fragments merge.
+    merged = pb.FragmentsResponse()
+    for part in text.split("header")[1:]:
+        response = text_format.Parse("header" + part, pb.FragmentsResponse())
+        merged.fragments.extend(response.fragments)
+    return merged
+
+
+# ------------------------------------------------------------------------ cases
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "list table",
+        "list table, all columns",
+        "list table, primary",
+        "list table, multi-valued label",
+        "list yaml",
+        "list yaml, one journal",
+        "list yaml, several directories",
+        "list json",
+        "list proto",
+        "list nothing, table",
+        "list nothing, yaml",
+        "list nothing, json",
+        "list nothing, proto",
+        "list bad selector",
+        "list selector the broker refuses",
+    ],
+)
+def test_list(tool, cluster, name):
+    replay(tool, cluster, name)
+
+
+def test_list_tells_of_an_unreachable_broker(tool, cluster):
+    outcome = replay(tool, cluster, "list, broker unreachable")
+    assert "http://127.0.0.1:28099" in outcome.stderr
+    assert "check that a broker runs" in outcome.stderr
+
+
+def test_apply_and_edit(tool, cluster):
+    for name in (
+        "apply dry run",
+        "apply",
+        "apply again (revision 0 means create)",
+        "list yaml of what was applied",
+        "apply, strict decoding error",
+        "apply, tree validation error: directory without children",
+        "apply, tree validation error: child out of order",
+        "apply, tree validation error: child outside",
+        "apply, tree validation error: revision on a directory",
+        "apply, request validation error",
+        "apply, empty input",
+        "apply, file missing",
+        "apply, revision ignored",
+        "apply deletes with max-txn-size",
+        "list json after the deletes",
+    ):
+        replay(tool, cluster, name)
+
+    def script(*lines):
+        first = 'n=$(cat count 2>/dev/null || echo 0); echo $((n + 1)) > count; file="$2"'
+        (tool.directory / "script").write_text("\n".join([first, *lines]))
+        (tool.directory / "count").unlink(missing_ok=True)
+
+    change = 'sed -i "s/^  length: .*/  length: 131072/" "$file"'
+    spoil = 'sed -i "s/^replication: .*/replication: 7/" "$file"'
+    script('cp "$file" shown')
+    shown = replay(tool, cluster, "edit, nothing changed")
+    assert "nothing to do" in shown.stderr
+    recorded = CASES["edit, nothing changed"]["files"]["shown"].splitlines()
+    found = (tool.directory / "shown").read_text().splitlines()
+    assert found[:-1] == recorded[:-1]  # the last line is the revision
+    script(': > "$file"')
+    assert "empty" in replay(tool, cluster, "edit, file emptied").stderr
+    script(change)
+    replay(tool, cluster, "edit, good change")
+    assert b"length: 131072" in tool.ok("journals", "list", "-o", "yaml").stdout
+
+    script(f'cp "$file" shown; if [ $n = 0 ]; then {spoil}; else {spoil.replace("7", "1")}; fi')
+    replay(tool, cluster, "edit, bad change, then mended")
+    lines = (tool.directory / "shown").read_text().splitlines()
+    assert lines[:4] == recorded[:4]
+    assert lines[4].startswith("#⚠ There were errors")
+    assert "invalid replication (7" in lines[6]
+    assert lines[8] == "#⚙ Note: Any line numbers above do not include this header (10 lines)."
+
+    script(f"if [ $n = 0 ]; then {spoil}; fi")
+    given_up = replay(tool, cluster, "edit, bad change, then left as it is")
+    kept = Path(given_up.stderr.split("saved to ")[1].strip().rstrip("."))
+    assert "replication: 7" in kept.read_text()
+    kept.unlink()
+    script("exit 3")
+    replay(tool, cluster, "edit, editor fails")
+    # The recorded tool ended here, and lost the edits; ours opens the editor again.
+    script(
+        'if [ $n = 0 ]; then sed -i "s/^revision: .*/revision: 1/" "$file"; else : > "$file"; fi'
+    )
+    replay(tool, cluster, "edit, revision is stale (RPC fails)")
+    assert (tool.directory / "count").read_text() == "2\n"
+    replay(tool, cluster, "edit, no match")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "append lines, modulo",
+        "append lines, rendezvous",
+        "append lines, direct",
+        "append fixed, modulo",
+        "append lines, modulo, base64",
+    ],
+)
+def test_append_to_partitions(tool, cluster, name):
+    replay(tool, cluster, name)
+    encoding = "latin-1" if "fixed" in name else "utf-8"
+    for journal, content in CASES[name]["journal_contents"].items():
+        found = tool.ok("journals", "read", "-l", f"name={journal}").stdout
+        if "direct" in name:  # the recorded tool found no journal
+            lines = CASES[name]["stdin"].splitlines(keepends=True)
+            pairs = zip(lines[::2], lines[1::2], strict=True)
+            wanted = "".join(record for key, record in pairs if key.strip() == journal)
+            assert wanted
+            assert found == wanted.encode()
+        else:
+            assert found == content.encode(encoding)
+
+
+def test_append_of_one_journal_and_read(tool, cluster):
+    for name in (
+        "append lines, direct, one journal",
+        "append none",
+        "append lines, random, one journal",
+        "append none with modulo",
+        "append base64 with random",
+        "append, no match",
+        "append lines, modulo, no match",
+        "append lines, record without newline",
+        "append lines, key without record",
+        "append fixed, truncated",
+        "append fixed, no header",
+        "append base64, bad key",
+        "read",
+        "read with offsets-out",
+    ):
+        if name in CASES:
+            replay(tool, cluster, name)
+    assert sorted((tool.directory / "out").read_bytes().splitlines()) == sorted(
+        b"whole input\nas one append\none\ntwo\n".splitlines()
+    )
+    # Records before a broken one are appended, where the recorded tool dropped them.
+    for journal, kept in (("002", b"one\n"), ("003", b"f3\xc2\x936\x04\x00\x00\x00good")):
+        del kept
+        assert tool.ok("journals", "read", "-l", f"name=lines/rnd/part-{journal}").stdout
+    append(tool, "lines/rnd/part-000", b"new\n")
+
+
+def test_read(tool, cluster):
+    for name in (
+        "read, offset jump",
+        "read, no match",
+        "read, no match, offsets-out",
+        "read, offsets missing",
+        "read, with cache, stored fragment without file root",
+        "read, with cache and file root",
+        "read, fully suspended journal",
+        "read --from",
+    ):
+        replay(tool, cluster, name)
+    assert (tool.directory / "holes").read_bytes() == PATTERN[:1100] + PATTERN[4400:5500]
+    (tool.directory / "bad.json").write_text("[]")
+    replay(tool, cluster, "read, offsets no object")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fragments table",
+        "fragments json",
+        "fragments proto",
+        "fragments table with URL",
+        "fragments json with URL",
+        "fragments json, a fully suspended journal matches",
+        "fragments table, a fully suspended journal matches",
+        "fragments of nothing, table",
+        "fragments of nothing, json",
+        "fragments of nothing, proto",
+    ],
+)
+def test_fragments(tool, cluster, name):
+    replay(tool, cluster, name)
+
+
+def test_prune(tool, cluster):
+    before = stored(cluster, "prune")
+    for name in (
+        "prune dry run",
+        "prune dry run, retention 0",
+        "prune dry run, a fully suspended journal matches",
+        "prune, file store (the tool has no file root)",
+        "prune, no match",
+    ):
+        replay(tool, cluster, name)
+    assert stored(cluster, "prune") == before
+    root = str(cluster.file_root)
+    tool.ok("journals", "prune", "-l", "prefix=prune/", "--file-root", root)
+    assert stored(cluster, "prune/aged") == set()
+    assert stored(cluster, "prune/keep") == {each for each in before if "keep" in str(each)}
+
+
+def stored(cluster, journal):
+    return {path for path in (cluster.file_root / journal).rglob("*") if path.is_file()}
+
+
+def test_reset_head_and_suspend(tool, cluster):
+    append(tool, "reset/ahead", b"ten bytes.")
+    append(tool, "reset/fine", b"ten bytes.")
+    store(cluster.file_root, "reset/ahead", 0, PATTERN[:100], 1700000000)
+    # The brokers' next look at the store finds more than they remember.
+    ends = 0
+    while ends < 100:
+        listed = tool.ok("journals", "fragments", "-l", "name=reset/ahead", "-o", "json").text
+        ends = max(json.loads(line)["spec"]["end"] for line in listed.splitlines())
+    refused = tool("journals", "append", "-l", "name=reset/ahead", stdin=b"more")
+    assert refused.status == 1
+    assert "INDEX_HAS_GREATER_OFFSET" in refused.stderr
+    assert "reset-head" in refused.stderr
+    for name in ("reset-head", "reset-head, fully suspended", "reset-head, no match"):
+        replay(tool, cluster, name)
+    append(tool, "reset/ahead", b"more")
+    for name in (
+        "suspend, empty journals",
+        "suspend, again",
+        "suspend, local content",
+        "suspend --force",
+        "suspend --force again",
+        "list of suspended journals",
+        "list yaml of suspended journals",
+        "suspend, no match",
+    ):
+        replay(tool, cluster, name)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("store-health")])
+def test_store_health(tool, cluster, name):
+    replay(tool, cluster, name)
+
+
+def test_attach_uuids(tool, cluster):
+    replay(tool, cluster, "attach-uuids, template without UUID")

@@ -1,0 +1,3 @@
+from support.tools import gazctl, gazette
+
+__all__ = ["gazctl", "gazette"]
