@@ -10,6 +10,7 @@ from gazette_sdk.broker.http_gateway import HttpGateway
 from gazette_sdk.broker.json_gateway import JsonGateway
 from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker, BrokerConfig
 from gazette_sdk.server import Server
+from gazette_sdk.server.limits import raise_open_files_limit
 from gazette_sdk.server.process import STOP_GRACE_S
 
 __all__ = ["ServedBroker"]
@@ -45,6 +46,7 @@ class ServedBroker:
         Raises:
             GazetteError: as :meth:`Broker.start` does.
         """
+        raise_open_files_limit()
         await self.broker.start()
         service = self.broker.service
         self.server.grpc.add(journal_methods(service))

@@ -321,13 +321,14 @@ class StoreHealth:
         settled, self._changed = self._changed, self._loop.create_future()
         settled.set_result(None)
 
-    async def _glance(self) -> None:
-        """Ask whether the probe's object is still there. A failure stands until a check is done."""
+    async def _glance(self) -> bool:
+        """Whether the probe's object is still there. A failure stands until a check is done."""
         outcome = self._begin(_find_probe)
         done, _ = await asyncio.wait({outcome}, timeout=GLANCE_BOUND_S)
         error = outcome.result() if done else f"no answer within {GLANCE_BOUND_S:.0f} s"
         if error is not None:
             self._record(error, late=False)
+        return error is None
 
     async def _pause(self, ended: float) -> None:
         """Wait until the next check is due, which somebody who wants the store may hasten."""
@@ -342,8 +343,7 @@ class StoreHealth:
                 return
             if is_wanted and self.healthy:
                 await asyncio.sleep(min(GLANCE_INTERVAL_S, until - now))
-                await self._glance()
-                if not self.healthy:
+                if not await self._glance():
                     return
                 continue
             self._wanted.clear()

@@ -20,7 +20,7 @@ message. Needs the extra ``spark`` (pyarrow).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -37,6 +37,16 @@ METADATA_COLUMNS = ("_journal", "_offset", "_uuid", "_time")
 
 BlockDecoder = Callable[[bytes, str, int, "pa.Schema"], "pa.RecordBatch"]
 """(block, journal, offset of the block's first byte, wanted schema) -> record batch."""
+
+
+class _Lines(NamedTuple):
+    """A block, and where its lines begin."""
+
+    block: bytes
+    journal: str
+    begin: int
+    starts: npt.NDArray[np.int64]
+
 
 _UUID_FIELDS = ("UUID", "uuid")
 _UUID_TEXT_BYTES = 36
@@ -66,6 +76,7 @@ def decode_json_block(block: bytes, journal: str, begin: int, schema: pa.Schema)
             [pa.array([], field.type) for field in schema], schema=schema
         )
     starts = _line_starts(block, journal, begin)
+    lines = _Lines(block, journal, begin, starts)
     wants_uuid = "_uuid" in schema.names or "_time" in schema.names
     fields = [field for field in schema if field.name not in METADATA_COLUMNS]
     parsed = list(fields)
@@ -82,9 +93,9 @@ def decode_json_block(block: bytes, journal: str, begin: int, schema: pa.Schema)
             ),
         )
         if table.num_rows != len(starts):
-            raise _find_bad_line(block, journal, begin, starts, parsed, "a blank line")
+            raise _find_bad_line(lines, parsed, "a blank line")
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        table = _decode_lines(block, journal, begin, starts, pa.schema(parsed), error)
+        table = _decode_lines(lines, pa.schema(parsed), error)
     uuids = _merged_uuids(table) if wants_uuid else None
     columns = {
         field.name: table.column(field.name).combine_chunks() if table.num_rows else None
@@ -221,57 +232,44 @@ def _times(uuids: pa.Array, kind: pa.DataType) -> pa.Array:
     return times.cast(kind, safe=False) if times.type != kind else times
 
 
-def _decode_lines(
-    block: bytes,
-    journal: str,
-    begin: int,
-    starts: npt.NDArray[np.int64],
-    schema: pa.Schema,
-    cause: Exception,
-) -> pa.Table:
+def _decode_lines(lines: _Lines, schema: pa.Schema, cause: Exception) -> pa.Table:
     """The slow way, for types which the columnar reader lacks and to name the bad line."""
     import pyarrow as pa  # noqa: PLC0415 - an extra
 
     rows = []
-    ends = [*starts[1:].tolist(), len(block)]
-    for start, end in zip(starts.tolist(), ends, strict=True):
-        offset = begin + start
+    starts = lines.starts.tolist()
+    for start, end in zip(starts, [*starts[1:], len(lines.block)], strict=True):
         try:
-            row = orjson.loads(block[start:end])
+            row = orjson.loads(lines.block[start:end])
         except orjson.JSONDecodeError as error:
-            raise _bad_line(journal, offset, str(error)) from error
+            raise _bad_line(lines, start, str(error)) from error
         if not isinstance(row, dict):
-            raise _bad_line(journal, offset, f"a JSON object is expected, not {type(row).__name__}")
+            kind = type(row).__name__
+            raise _bad_line(lines, start, f"a JSON object is expected, not {kind}")
         try:
             rows.append(pa.Table.from_pylist([row], schema=schema))
         except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
-            raise _bad_line(journal, offset, f"it does not fit the schema: {error}") from error
+            raise _bad_line(lines, start, f"it does not fit the schema: {error}") from error
     if not rows:
-        raise ConfigurationError(f"{journal}: the schema cannot be read from JSON: {cause}")
+        raise ConfigurationError(f"{lines.journal}: the schema cannot be read from JSON: {cause}")
     return pa.concat_tables(rows)
 
 
-def _find_bad_line(
-    block: bytes,
-    journal: str,
-    begin: int,
-    starts: npt.NDArray[np.int64],
-    fields: list[Any],
-    guess: str,
-) -> DecodeError:
+def _find_bad_line(lines: _Lines, fields: list[Any], guess: str) -> DecodeError:
     import pyarrow as pa  # noqa: PLC0415 - an extra
 
     try:
-        _decode_lines(block, journal, begin, starts, pa.schema(fields), ValueError(guess))
+        _decode_lines(lines, pa.schema(fields), ValueError(guess))
     except DecodeError as error:
         return error
-    return _bad_line(journal, begin, guess)
+    return _bad_line(lines, 0, guess)
 
 
-def _bad_line(journal: str, offset: int, reason: str) -> DecodeError:
+def _bad_line(lines: _Lines, start: int, reason: str) -> DecodeError:
+    offset = lines.begin + start
     return DecodeError(
-        f"{journal}: the message at offset {offset} cannot be decoded: {reason}; "
+        f"{lines.journal}: the message at offset {offset} cannot be decoded: {reason}; "
         "read from an offset behind it, or mend its writer",
-        journal=journal,
+        journal=lines.journal,
         offset=offset,
     )

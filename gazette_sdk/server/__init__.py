@@ -15,6 +15,7 @@ In reading order:
 - `debug`: ``/debug/…``; `profiling`: its dumps and profiles; `metrics`: the Prometheus text.
 - `settings`: the option groups of a server; `options`: tables of options and their layers;
   `ini`: the files among them.
+- `limits`: open files.
 - `logging`: records as text, JSON or in colour; `signals`: the first SIGTERM or SIGINT.
 """
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 
 import pytest
+
+from gazette_sdk.embedded import EmbeddedCluster
 from support.pages import ROOT, blocks_of, pages
 
 ORDERS = """
@@ -80,6 +84,20 @@ def test_the_orders_example_is_the_snippet():
     assert ast.get_docstring(example)
     wanted = _dumped(ORDERS)
     assert [ast.dump(statement) for statement in example.body[1 : 1 + len(wanted)]] == wanted
+
+
+def test_the_orders_example_runs(gazette: EmbeddedCluster):
+    gazette.apply((ROOT / "examples" / "orders.journals.yaml").read_text(encoding="utf-8"))
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "orders.py"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("examples/orders/part-00") == 2
+    assert "Order(customer='ada', cents=250)" in done.stdout
 
 
 @pytest.mark.parametrize("command", CURL)

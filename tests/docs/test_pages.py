@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.pages import ROOT, PageRun, blocks_of, commands_of, pages
 
 from gazette_sdk.embedded import EmbeddedCluster
+from support.pages import ROOT, PageRun, blocks_of, commands_of, pages
 
 pytest_plugins = ["support.spark"]
 

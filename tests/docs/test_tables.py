@@ -6,12 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
-from support.made_tables import renewed, tables
-from support.pages import ROOT, pages
 
 from gazette_sdk.protocol.urls import _COMMON_ARGUMENTS, _S3_ARGUMENTS, STORE_SCHEMES
 from gazette_sdk.transport.connect import _SCHEMES
 from gazette_spark.options import KNOWN
+from support.made_tables import renewed, tables
+from support.pages import ROOT, pages
 
 DOCS = ROOT / "docs"
 

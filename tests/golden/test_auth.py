@@ -113,7 +113,9 @@ def header_of(case: dict[str, Any]) -> str | None:
     name, given = case["name"], case["claims"]
     if given is None:
         text = NOT_TOKENS[name]
-        return text and text.format(token_of({"cap": 2, "exp": int(time.time()) + HOUR_S}, FIRST_KEY))
+        return text and text.format(
+            token_of({"cap": 2, "exp": int(time.time()) + HOUR_S}, FIRST_KEY)
+        )
     now = time.time()
     claims = dict(given)
     claims["exp"] = expiry(name, given["exp"], now)

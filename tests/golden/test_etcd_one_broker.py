@@ -19,6 +19,7 @@ from support.golden import TIMEOUT_S, GoldenBroker, connected, recorded, running
 from support.golden_compare import RECORDED_ENDPOINT
 from support.vectors import golden
 
+RECORDED = golden("broker/etcd_one_broker.json")
 MEMBER = "/gazette/cluster/members/zone-a#broker-1"
 LEASE = "LEASE_of_broker-1"
 
@@ -31,6 +32,7 @@ class Watched:
     dumps: dict[str, list[dict[str, Any]]]
     joining: list[dict[str, Any]]
     applying: list[dict[str, Any]]
+    leaving: list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,10 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             broker.wait_until_served(request.changes[0].upsert.name)
             dumps["after_first_journal"] = dump(broker)
             applying = [shown(txn, broker) for txn in transactions]
-            yield Watched(broker, dumps, joining, applying)
+            transactions.clear()
+            run(broker.served.broker.drain(), TIMEOUT_S)
+            leaving = [shown(txn, broker) for txn in transactions]
+            yield Watched(broker, dumps, joining, applying, leaving)
 
 
 @pytest.mark.parametrize("moment", ["after_join", "after_first_journal"])
@@ -67,7 +72,18 @@ def test_a_broker_joins_as_recorded(watched: Watched) -> None:
     assert watched.joining == there
 
 
-RECORDED = golden("broker/etcd_one_broker.json")
+def test_a_broker_asks_to_leave_as_recorded(watched: Watched) -> None:
+    shutdown = golden("broker/shutdown.json")["SIGTERM_of_the_only_broker_holding_journals"]
+    (recorded_step,) = shutdown["transactions"]
+    there = txn_recorded(recorded_step, watched.broker)
+    (here,) = watched.leaving
+    # Where it fails ours reads the key, to tell whether it was written by an answer that was lost.
+    assert here.pop("failure") == [{"op": "get", "key": MEMBER}]
+    assert there.pop("failure") == []
+    # It had the revision that came next there, too.
+    assert here.pop("revision") == watched.applying[-1]["revision"] + 1
+    del there["revision"]
+    assert here == there
 
 
 # ------------------------------------------------------------------ what ours does

@@ -124,9 +124,7 @@ def age(broker: GoldenBroker, journal: str, files: list[Path]) -> None:
     times = [1_700_000_000 + 100 * number for number in range(len(files))]
     for path, mod_time in zip(files, times, strict=True):
         os.utime(path, (mod_time, mod_time))
-    broker.wait_for_index(
-        journal, lambda found: [f.mod_time for f in found if f.mod_time] == times
-    )
+    broker.wait_for_index(journal, lambda found: [f.mod_time for f in found if f.mod_time] == times)
 
 
 def begins(found: list[pb.Fragment]) -> list[int]:
@@ -154,9 +152,7 @@ def third_is_gone(broker: GoldenBroker) -> None:
     fragment = broker.fragments("read/holes")[1]
     assert fragment.begin == 2 * STEP
     broker.file_of(fragment).unlink()
-    broker.wait_for_index(
-        "read/holes", lambda found: begins(found) == [STEP, 3 * STEP, 4 * STEP]
-    )
+    broker.wait_for_index("read/holes", lambda found: begins(found) == [STEP, 3 * STEP, 4 * STEP])
 
 
 def next_is_recent(broker: GoldenBroker) -> None:

@@ -116,7 +116,7 @@ class Stream:
         # Every call has the same form on the wire, whether its sides are streams or not.
         method = client.channel.stream_stream(RPCS_BY_NAME[rpc].path)
         metadata = () if token is None else (("authorization", token),)
-        self._call = method(sending(), timeout=timeout_s, metadata=metadata)
+        self._call = method(sending(), timeout=timeout_s, metadata=metadata, wait_for_ready=True)
         self._thread = threading.Thread(target=self._receive, daemon=True)
         self._thread.start()
 

@@ -155,7 +155,7 @@ class PageRun:
     def _execute(self, block: Block) -> None:
         # Tracebacks name the line of the page.
         source = "\n" * (block.line - 1) + self._here(block.text)
-        exec(compile(source, str(block.page), "exec"), vars(self._module))  # noqa: S102 - the point
+        exec(compile(source, str(block.page), "exec"), vars(self._module))
 
     def _save_tests(self, block: Block) -> None:
         name = block.file_name or f"test_line_{block.line}.py"

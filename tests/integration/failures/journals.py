@@ -21,7 +21,8 @@ from gazette_sdk.transport.retry_reader import RetryReader
 
 TIMEOUT_S = 20.0
 
-CODECS = ("NONE", "GZIP", "ZSTANDARD", "SNAPPY", "GZIP_OFFLOAD_DECOMPRESSION")
+CODECS = ("NONE", "GZIP", "ZSTANDARD", "SNAPPY")
+"""Those which ``file://`` stores take."""
 
 
 def spec(
