@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import socket
 import ssl
@@ -135,7 +136,7 @@ class Server:
         """Serve; binds first where that was not done yet. Returns the endpoint."""
         endpoint = self.bind()
         self._directory = await asyncio.to_thread(
-            lambda: Path(tempfile.mkdtemp(prefix="gazette-"))  # mkdtemp: for this user only
+            lambda: Path(tempfile.mkdtemp(prefix="gazette-", dir=_runtime_directory()))
         )
         socket_path = self._directory / "grpc"
         self._splicer = Splicer(socket_path)
@@ -195,3 +196,9 @@ def configured_server(settings: ProcessSettings, debug: DebugSettings) -> Server
         debug_port=debug.port,
         debug_private=debug.private,
     )
+
+
+def _runtime_directory() -> str | None:
+    """Where private sockets live: the user's runtime directory, which nobody else tidies up."""
+    directory = os.environ.get("XDG_RUNTIME_DIR", "")
+    return directory if Path(directory).is_absolute() and os.access(directory, os.W_OK) else None

@@ -114,17 +114,30 @@ def make_journals(broker: GoldenBroker) -> None:
             broker.append_all("read/broken", content)
     broker.append_all("read/holes", b"")
     broker.append_all("read/broken", b"")
-    for journal in journals:
-        age(broker, journal, broker.wait_until_stored(journal, 2))
     broker.wait_until_stored("read/broken", 2)
+    age(broker, dict.fromkeys(journals, 2) | {"read/holes": 5})
 
 
-def age(broker: GoldenBroker, journal: str, files: list[Path]) -> None:
-    """Give files the modification times of the recordings, and wait until the broker saw them."""
-    times = [1_700_000_000 + 100 * number for number in range(len(files))]
-    for path, mod_time in zip(files, times, strict=True):
-        os.utime(path, (mod_time, mod_time))
-    broker.wait_for_index(journal, lambda found: [f.mod_time for f in found if f.mod_time] == times)
+def age(broker: GoldenBroker, counts: dict[str, int]) -> None:
+    """Give so many stored files the modification times of the recordings.
+
+    It waits until the broker has seen the files, and then the times.
+    """
+    times = {
+        journal: [1_700_000_000 + 100 * number for number in range(count)]
+        for journal, count in counts.items()
+    }
+    for journal, count in counts.items():
+        files = broker.wait_until_stored(journal, count)
+        for path, mod_time in zip(files, times[journal], strict=True):
+            os.utime(path, (mod_time, mod_time))
+    for journal in counts:
+        broker.wait_for_index(
+            journal,
+            lambda found, journal=journal: (
+                [f.mod_time for f in found if f.mod_time] == times[journal]
+            ),
+        )
 
 
 def begins(found: list[pb.Fragment]) -> list[int]:
@@ -142,9 +155,7 @@ def big_is_stored(broker: GoldenBroker) -> None:
 
 
 def first_is_gone(broker: GoldenBroker) -> None:
-    files = broker.wait_until_stored("read/holes", 5)
-    age(broker, "read/holes", files)
-    files[0].unlink()
+    broker.file_of(broker.fragments("read/holes")[0]).unlink()
     broker.wait_for_index("read/holes", lambda found: begins(found)[0] == STEP)
 
 

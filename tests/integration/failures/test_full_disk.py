@@ -1,0 +1,73 @@
+"""Disks that are full: that of the spools, that of a file store, that of Etcd's start."""
+
+import pytest
+
+from gazette_sdk.embedded import EmbeddedCluster
+from gazette_sdk.errors import FragmentStoreUnhealthyError, GazetteError
+from integration.failures.disks import LIMIT_BYTES
+from integration.failures.journals import Writer, files, spec, wait_until, wait_until_stored, within
+
+LARGE = 4 * LIMIT_BYTES
+
+
+def test_a_full_disk_of_spools_refuses_appends_and_loses_nothing(disk, tmp_path, name):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "spools").symlink_to(disk.path)
+    with EmbeddedCluster(data, sync_etcd=False) as cluster:
+        cluster.apply(spec(name))
+        writer = Writer(cluster.transport, name)
+        writer.append(LARGE)
+        disk.fill()
+        try:
+            for _ in range(2):
+                with within(10), pytest.raises(GazetteError) as caught:
+                    writer.append(LARGE)
+                assert caught.value.journal in (name, None)
+                assert f"of {name} in {data / 'spools' / 'broker-000'}" in str(caught.value)
+                assert "append again (nothing acknowledged is lost)" in str(caught.value)
+                if disk.is_mounted:
+                    assert "free some space there" in str(caught.value)
+            writer.check()
+        finally:
+            disk.make_room()
+        writer.append(LARGE)
+        writer.append()
+        writer.check()
+    with EmbeddedCluster(data, sync_etcd=False) as cluster:
+        writer.check(cluster.transport)
+
+
+def test_a_full_disk_of_a_store_keeps_fragments_local_until_there_is_room(
+    disk, tmp_path, name, warnings_of
+):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "fragments").symlink_to(disk.path)
+    with EmbeddedCluster(data, sync_etcd=False) as cluster:
+        cluster.apply(spec(name, length=2000))
+        writer = Writer(cluster.transport, name)
+        writer.append()
+        writer.append(LARGE)  # is in a fragment which the next append closes
+        wait_until_stored(cluster, name)
+        stored = len(files(disk.path / name))
+        disk.fill()
+        try:
+            for _ in range(10):
+                # As long as the store's checks get through, appends go on; then they are refused.
+                try:
+                    writer.append()
+                except FragmentStoreUnhealthyError as error:
+                    assert "mend the store" in str(error)
+            wait_until(lambda: warnings_of("cannot persist"), "an upload fails")
+            writer.check()
+            assert len(files(disk.path / name)) == stored
+        finally:
+            disk.make_room()
+        wait_until_stored(cluster, name)
+        assert len(files(disk.path / name)) > stored
+        writer.append()
+        writer.check()
+    assert not list(disk.path.rglob(".partial-*"))
+    with EmbeddedCluster(data, sync_etcd=False) as cluster:
+        writer.check(cluster.transport)
