@@ -60,14 +60,12 @@ async def run(invocation: Invocation) -> None:
             lambda endpoint: configuration_of(settings, etcd, endpoint),
             allow_origins=settings.allow_origin,
         )
-        persist_timeout_s = PERSIST_TIMEOUT_S
         try:
             await _until_drained(broker, stop)
         except BaseException:
-            persist_timeout_s = 0.0  # spools are found again; a lost lease wants a quick end
+            await broker.stop()  # what cannot be stored soon stays in the spool directory
             raise
-        finally:
-            await broker.stop(persist_timeout_s=persist_timeout_s)
+        await broker.stop(persist_timeout_s=PERSIST_TIMEOUT_S)
     _log.info("goodbye")
 
 

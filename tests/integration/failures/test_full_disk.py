@@ -1,4 +1,4 @@
-"""Disks that are full: that of the spools, that of a file store, that of Etcd's start."""
+"""Disks that are full: that of the spools, and that of a file store."""
 
 import pytest
 
@@ -18,6 +18,9 @@ def test_a_full_disk_of_spools_refuses_appends_and_loses_nothing(disk, tmp_path,
         cluster.apply(spec(name))
         writer = Writer(cluster.transport, name)
         writer.append(LARGE)
+        writer.append()  # closes the first fragment, whose spool then makes room
+        wait_until_stored(cluster, name)
+        wait_until(lambda: len(list(disk.path.rglob("*.content"))) == 1, "its spool is removed")
         disk.fill()
         try:
             for _ in range(2):
