@@ -96,6 +96,10 @@ def connect(url: str | None = None, **options: Any) -> Transport:
             f"{', '.join(f'{known}://' for known in _SCHEMES)} (a broker's is like "
             f"{DEFAULT_ADDRESS})"
         )
+    try:
+        _ = urlsplit(url).port
+    except ValueError as error:
+        raise ConfigurationError(f"{source} {url!r} is not a URL: {error}") from error
     return _resolve(opener)(url, **options)
 
 

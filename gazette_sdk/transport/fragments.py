@@ -79,13 +79,13 @@ class FragmentStoreTransport(Transport):
         content_type: str = "",
         refresh_interval_s: float = REFRESH_INTERVAL_S,
     ) -> None:
-        parts = urlsplit(url)
+        parts, given = urlsplit(url), url
         if not parts.path.endswith("/"):
             url = urlunsplit(parts._replace(path=parts.path + "/"))
         try:
             self._store: Store = open_store(url, file_root=Path("/"))
         except (ValidationError, StoreError) as error:
-            raise ConfigurationError(f"{url} cannot be read as a fragment store: {error}") from (
+            raise ConfigurationError(f"{given} cannot be read as a fragment store: {error}") from (
                 error
             )
         self.url = url

@@ -1,0 +1,215 @@
+"""Command lines, layers of options, help, exit statuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from gazette_sdk.cli import failure
+from gazette_sdk.cli.gazctl import GAZCTL
+from gazette_sdk.cli.gazette import GAZETTE
+from gazette_sdk.server.ini import parse_ini
+
+SPEC = b"""
+name: made/one
+replication: 1
+fragment: {length: 65536, compression_codec: NONE, refresh_interval: 1m}
+"""
+
+
+@pytest.mark.parametrize("command", [*GAZCTL.commands, *GAZETTE.commands], ids=lambda c: c.name)
+def test_help_of_every_command_has_examples_and_ends_well(gazctl, gazette, command):
+    tool = gazctl if command in GAZCTL.commands else gazette
+    outcome = tool(*command.name.split(), "--help")
+    assert outcome.status == 0
+    assert outcome.text.startswith(command.summary)
+    assert "Examples:" in outcome.text
+    assert max(map(len, outcome.text.splitlines())) <= 100
+    assert "version" in outcome.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["journals", "--help"]])
+def test_help_of_a_program_lists_its_commands(gazctl, arguments):
+    outcome = gazctl(*arguments)
+    assert outcome.status == 0
+    assert "journals list" in outcome.text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ([], "a command must be given"),
+        (["journals"], "a command must be given"),
+        (["nope"], "unknown command `nope`"),
+        (["journals", "nope"], "unknown command `journals nope`"),
+    ],
+)
+def test_without_a_command_help_goes_to_standard_error(gazctl, arguments, problem):
+    outcome = gazctl(*arguments)
+    assert (outcome.status, outcome.stdout) == (1, b"")
+    assert problem in outcome.stderr
+    assert "Commands:" in outcome.stderr
+    assert "version" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["journals", "list", "--nope"], "unknown option --nope"),
+        (["journals", "list", "--format=xml"], "table, yaml, json, proto"),
+        (["journals", "list", "surplus"], "takes no argument 'surplus'"),
+        (["journals", "list", "--watch=true"], "--watch is a flag"),
+        (["journals", "apply", "--max-txn-size=-1"], "--max-txn-size"),
+        (["journals", "read"], "the required option --selector was not given"),
+        (["journals", "store-health"], "needs STORE_URL"),
+        (["journals", "list", "--log.level=loud"], "--log.level"),
+        (["journals", "list", "--broker.address=nonsense"], "not the address of a broker"),
+        (["journals", "list", "--broker.auth-keys=???"], "key"),
+        (["journals", "list", "--broker.cache.ttl=soon"], "--broker.cache.ttl"),
+        (["journals", "append", "-l", "a", "-m", "modulo"], "--framing"),
+        (["journals", "append", "-l", "a", "-f", "lines", "--base64"], "--base64"),
+        (["journals", "read", "-l", "a", "--file-root", "/no/such"], "/no/such"),
+        (["journals", "prune", "-l", "a", "--file-root", "/no/such"], "/no/such"),
+        (["journals", "append", "-l", "a", "-i", "/no/such"], "/no/such"),
+        (["attach-uuids", "/no/such"], "/no/such"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_1(gazctl, arguments, problem):
+    outcome = gazctl(*arguments)
+    assert (outcome.status, outcome.stdout) == (1, b"")
+    assert problem in outcome.stderr
+    assert outcome.stderr.startswith("gazctl: ")
+    assert outcome.stderr.count("\n") == 1
+
+
+def test_options_of_parent_commands_stand_on_either_side(gazctl):
+    for arguments in (
+        ["journals", "--broker.address", "http://a:1", "apply", "--dry-run"],
+        ["journals", "--broker.address=http://a:1", "--zone", "z", "apply", "--dry-run"],
+        ["journals", "apply", "--dry-run", "--broker.address", "http://a:1"],
+        ["journals", "--log.level=info", "apply", "--specs=-", "--dry-run"],
+    ):
+        assert "made/one" in gazctl.ok(*arguments, stdin=SPEC).text
+
+
+# ----------------------------------------------------------------- precedence
+
+ADDRESS_LAYERS = [
+    # flag, INI, BROKER_ADDRESS, GAZETTE_ADDRESS: the first one that is there wins
+    ("http://flag:1", "http://ini:1", "http://env:1", "http://sdk:1"),
+    (None, "http://ini:1", "http://env:1", "http://sdk:1"),
+    (None, None, "http://env:1", "http://sdk:1"),
+    (None, None, None, "http://sdk:1"),
+    (None, None, None, None),
+]
+
+
+@pytest.mark.parametrize(("flag", "ini", "env", "sdk"), ADDRESS_LAYERS)
+def test_the_address_comes_from_the_highest_layer(gazette, gazctl, flag, ini, env, sdk):
+    del gazette
+    if ini is not None:
+        (gazctl.directory / "gazctl.ini").write_text(f"[journals.broker]\nAddress = {ini}\n")
+    environ = {"BROKER_ADDRESS": env, "GAZETTE_ADDRESS": sdk}
+    arguments = ["journals", "list", "--broker.cert-file=/no/such"]
+    if flag is not None:
+        arguments += ["--broker.address", flag]
+    wanted = flag or ini or env or sdk or "http://localhost:8080"
+    shown = shown_address(gazctl, arguments, {k: v for k, v in environ.items() if v})
+    assert shown == wanted
+
+
+def shown_address(gazctl, arguments, environ):
+    """The address which a call would use; flags are of the command, so they are asked there."""
+    if any(argument.startswith("--broker.address") for argument in arguments):
+        return arguments[arguments.index("--broker.address") + 1]
+    printed = gazctl("print-config", environ=environ).text
+    lines = printed[printed.index("[journals.Broker]") :].splitlines()
+    line = next(line for line in lines if "Address =" in line)
+    return line.split(" = ")[1]
+
+
+VALUES = [
+    ("Limit", "--broker.limit", "BROKER_LIMIT", ("1", "2", "3"), "1024"),
+    ("FileOnly", "--broker.file-only", "BROKER_FILE_ONLY", ("", "true", "true"), "false"),
+    ("WatchDelay", "--broker.watch-delay", "BROKER_WATCH_DELAY", ("1s", "2s", "3s"), "30ms"),
+    ("AllowOrigin", "--broker.allow-origin", "BROKER_ALLOW_ORIGIN", ("a", "b", "c"), ""),
+    ("Durability", "--broker.durability", "BROKER_DURABILITY", ("persisted",) * 3, "replicated"),
+    ("Zone", "--broker.zone", "BROKER_ZONE", ("f", "i", "e"), "local"),
+]
+
+
+@pytest.mark.parametrize(("key", "flag", "variable", "values", "default"), VALUES)
+@pytest.mark.parametrize("layers", ["flag ini env", "ini env", "env", ""])
+def test_each_kind_of_option_has_its_layers(gazette, key, flag, variable, values, default, layers):
+    of_flag, of_ini, of_env = values
+    arguments = ["print-config", "--broker.file-root=/"]
+    environ = {}
+    if "flag" in layers:
+        arguments.append(f"{flag}={of_flag}" if of_flag else flag)
+    if "ini" in layers:
+        (gazette.directory / "gazette.ini").write_text(f"[Broker]\n{key} = {of_ini}\nOdd = 1\n")
+    if "env" in layers:
+        environ[variable] = of_env
+    text = gazette(*arguments, environ=environ).text
+    broker = text[: text.index("[Etcd]")]
+    if not layers:
+        assert f"; {key} = {default}".rstrip() in broker
+        return
+    wanted = {"flag ini env": of_flag or "true", "ini env": of_ini, "env": of_env}[layers]
+    assert f"\n{key} = {wanted}\n" in broker
+
+
+def test_the_first_existing_ini_file_is_used_and_an_unreadable_one_is_told_of(gazctl):
+    home = gazctl.directory / ".config" / "gazette"
+    home.mkdir(parents=True)
+    (home / "gazctl.ini").write_text("[journals]\nZone = home\n")
+    assert "\nZone = home\n" in gazctl.ok("print-config").text
+    here = gazctl.directory / "gazctl.ini"
+    here.write_text("[journals]\nZone = here\n[Unknown]\nKey = 1\n")
+    assert "\nZone = here\n" in gazctl.ok("print-config").text
+    here.write_text("[journals\n")
+    outcome = gazctl("print-config")
+    assert outcome.status == 1
+    assert "gazctl.ini:1" in outcome.stderr
+
+
+def test_a_required_option_is_satisfied_by_the_ini_file_but_not_that_of_edit(gazctl):
+    ini = gazctl.directory / "gazctl.ini"
+    ini.write_text("[journals.read]\nSelector = a b c\n[journals.edit]\nSelector = a b c\n")
+    assert "could not match 'a b c'" in gazctl("journals", "read").stderr
+    assert "--selector was not given" in gazctl("journals", "edit").stderr
+
+
+def test_print_config_is_an_ini_file_with_the_same_effect(gazctl):
+    ini = gazctl.directory / "gazctl.ini"
+    ini.write_text(
+        "[journals.list]\nLabels = a\nLabels = b\nRF = true\n"
+        "[journals.read]\nSelector = topic=x\n[attach-uuids]\nMaxLength = 5\n"
+    )
+    first = gazctl.ok("print-config").text
+    assert "\nSelector = topic=x\n" in first
+    assert "\nLabels = a\nLabels = b\n" in first
+    ini.write_text(first)
+    assert gazctl.ok("print-config").text == first
+    sections = {section for section, _, _ in parse_ini(first, ini).entries}
+    assert sections == {"journals.list", "journals.read", "attach-uuids"}
+
+
+def test_print_config_keeps_secrets_unless_asked(gazette):
+    environ = {"BROKER_AUTH_KEYS": "c2VjcmV0"}
+    assert "c2VjcmV0" not in gazette("print-config", environ=environ).text
+    shown = gazette("print-config", "--show-secrets", environ=environ).text
+    assert "AuthKeys = c2VjcmV0" in shown
+
+
+def test_failures_are_records_where_the_log_is_json(gazctl):
+    outcome = gazctl("journals", "list", "-l", "a b c", "--log.format=json")
+    assert outcome.status == 1
+    assert '"level":"fatal"' in outcome.stderr
+
+
+def test_the_termination_log_gets_the_error(gazctl, monkeypatch):
+    path = gazctl.directory / "termination-log"
+    path.touch()
+    monkeypatch.setattr(failure, "TERMINATION_LOG", path)
+    outcome = gazctl("journals", "list", "-l", "a b c")
+    assert path.read_text().strip() == outcome.stderr.removeprefix("gazctl: ").strip()
