@@ -54,7 +54,7 @@ def main() -> int:
     for word, occurrences in counted.most_common(10):
         print(f"  {occurrences:>6}  {word}")
     in_files = _count_with_spark()
-    agrees = _compare("the Reader", counted, expected) & _compare("Spark", in_files, expected)
+    agrees = _compare("The Reader", counted, expected) & _compare("Spark", in_files, expected)
     return 0 if agrees else 1
 
 

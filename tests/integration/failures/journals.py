@@ -177,5 +177,3 @@ def within(limit_s: float) -> Iterator[None]:
 def run(coroutine, timeout_s: float = TIMEOUT_S):
     """A coroutine's result, from the SDK's loop."""
     return sdk_loop.run(coroutine, timeout_s)
-
-

@@ -188,8 +188,7 @@ def test_a_flipped_byte_of_offloaded_compression_is_one_clear_error(
         botocore.session.Session().create_client("s3", "us-east-1", endpoint_url=endpoint)
     ) as client:
         _, key = (
-            item["Key"]
-            for item in client.list_objects(Bucket=bucket, Prefix=name)["Contents"]
+            item["Key"] for item in client.list_objects(Bucket=bucket, Prefix=name)["Contents"]
         )
         found = client.get_object(Bucket=bucket, Key=key)
         assert found["ContentEncoding"] == "gzip"
@@ -291,9 +290,7 @@ def test_the_first_fragments_may_be_removed(cluster, name):
     assert found == [(f, number) for f in (1, 2) for number in range(100)]
 
 
-def test_foreign_files_in_a_journals_directory_are_passed_over_and_told(
-    cluster, name, warnings_of
-):
+def test_foreign_files_in_a_journals_directory_are_passed_over_and_told(cluster, name, warnings_of):
     stored = Stored(cluster, name)
     whole = b"".join(stored.contents)
     begin, end = f"{len(whole):016x}", f"{len(whole) + 4:016x}"

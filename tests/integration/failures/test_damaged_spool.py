@@ -13,7 +13,7 @@ import pytest
 from crash.appends import take_apart
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import OffsetNotYetAvailableError
-from integration.failures.journals import append, read, spec, wait_until_stored
+from integration.failures.journals import append, read, wait_until_stored
 
 KILLED = textwrap.dedent(
     """

@@ -47,7 +47,7 @@ def test_an_editor_that_fails_later_leaves_the_edits(tmp_path, monkeypatch):
         raise UnavailableError("nobody there")
 
     environ = {"GAZ_EDITOR": f"sh {editor}", "EDITOR": "false"}
-    with pytest.raises(CommandFailedError, match="status 3.*saved to") as failure:
+    with pytest.raises(CommandFailedError, match=r"status 3.*saved to") as failure:
         asyncio.run(edit("name: a\n", prefix="edit-", environ=environ, apply=apply))
     kept = Path(str(failure.value).split("saved to ")[1])
     assert "# mine" in kept.read_text()

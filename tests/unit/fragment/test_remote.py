@@ -9,10 +9,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from gazette_sdk.errors import (
+    ConfigurationError,
     CorruptFragmentError,
     FragmentNotFoundError,
     StoreAuthorizationError,
-    ConfigurationError,
     StoreError,
 )
 from gazette_sdk.fragment import open_url

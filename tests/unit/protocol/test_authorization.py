@@ -7,7 +7,6 @@ import json
 import math
 
 import pytest
-from support.vectors import cases, normal, selector
 
 from gazette_sdk.errors import ConfigurationError, UnauthenticatedError
 from gazette_sdk.protocol import authorization
@@ -23,6 +22,7 @@ from gazette_sdk.protocol.authorization import (
 )
 from gazette_sdk.protocol.selectors import format_selector, parse_selector
 from gazette_sdk.protocol.service import RPCS
+from support.vectors import cases, normal, selector
 
 NOW = 1_800_000_000.0
 KEYS = "c2VjcmV0,b3RoZXI="

@@ -5,11 +5,11 @@ import hashlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.vectors import cases, fragment, normal, refuses
 
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import fragments
+from support.vectors import cases, fragment, normal, refuses
 
 SUM = "0102030405060708090a0b0c0d0e0f1011121314"
 

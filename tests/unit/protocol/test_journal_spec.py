@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from support.vectors import cases, group, journal_spec, normal, refuses
 
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journal_spec as specs
 from gazette_sdk.protocol.labels import label_set
+from support.vectors import cases, group, journal_spec, normal, refuses
 
 
 def good_spec(**fields) -> pb.JournalSpec:

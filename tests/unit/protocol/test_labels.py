@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.vectors import build, cases, label_set, refuses
 
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import labels
+from support.vectors import build, cases, label_set, refuses
 
 
 @pytest.mark.parametrize("case", cases("broker", "label"))

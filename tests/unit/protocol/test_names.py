@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.vectors import cases, refuses
 
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import names
+from support.vectors import cases, refuses
 
 
 @pytest.mark.parametrize("case", cases("broker", "journal_name"))

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from support.vectors import build, cases, header, refuses, route
 
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import routes
+from support.vectors import build, cases, header, refuses, route
 
 
 @pytest.mark.parametrize("case", cases("broker", "process_id"))

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from support.vectors import build, cases, refuses
 
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rpc
 from gazette_sdk.protocol.service import RPCS
+from support.vectors import build, cases, refuses
 
 ID = {"zone": "zone", "suffix": "name"}
 HEADER = {

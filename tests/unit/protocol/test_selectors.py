@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.vectors import cases, journal_spec, label_set, normal, refuses, selector
 
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import labels, selectors
 from gazette_sdk.protocol.selectors import format_selector, parse_selector
+from support.vectors import cases, journal_spec, label_set, normal, refuses, selector
 
 
 @pytest.mark.parametrize("case", cases("broker", "selector_validate"))

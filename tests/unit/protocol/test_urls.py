@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from support.vectors import cases, refuses
 
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import urls
+from support.vectors import cases, refuses
 
 
 def kind_of(function, *arguments):

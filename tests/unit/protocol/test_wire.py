@@ -6,12 +6,12 @@ import pytest
 from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
-from support.vectors import GOLDEN, build, cases, golden, normal
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import wire
 from gazette_sdk.protocol.service import RPCS, RPCS_BY_NAME
 from gazette_sdk.protocol.wire import complete
+from support.vectors import GOLDEN, build, cases, golden, normal
 
 
 @pytest.mark.parametrize("case", cases("broker", "wire_bytes"))

@@ -1,0 +1,275 @@
+"""``gazette dev`` and ``gazette serve`` as processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from gazette_sdk.cli.failure import explain
+from support.etcd import etcd, etcd_server
+from support.tools import read_until, start_tool
+
+__all__ = ["etcd", "etcd_server"]
+
+GAZETTE = "gazette_sdk.cli.gazette"
+GAZCTL = "gazette_sdk.cli.gazctl"
+TIMEOUT_S = 60.0
+SPEC = b"""
+name: an/example
+replication: 1
+labels: [{name: content-type, value: application/x-ndjson}]
+fragment: {length: 65536, compression_codec: GZIP, stores: ["file:///"], refresh_interval: 1m}
+"""
+
+
+def dev(directory, *arguments):
+    process = start_tool(GAZETTE, ["dev", *arguments], directory)
+    text = read_until(process, b"print(envelope.message)").decode()
+    address = re.search(r"running at (http://\S+)", text)
+    assert address is not None
+    return process, address[1], text
+
+
+def stop(process, number=signal.SIGTERM):
+    process.send_signal(number)
+    out, errors = process.communicate(timeout=TIMEOUT_S)
+    assert b"Traceback" not in out + errors
+    return process.returncode, errors.decode()
+
+
+def call(address, *arguments, stdin=b""):
+    """``gazctl`` as users call it."""
+    return subprocess.run(
+        [sys.executable, "-m", GAZCTL, *arguments],
+        input=stdin,
+        capture_output=True,
+        env={**os.environ, "GAZETTE_ADDRESS": address},
+        timeout=TIMEOUT_S,
+        check=True,
+    ).stdout
+
+
+def put(address, journal, content):
+    request = urllib.request.Request(f"{address}/{journal}", data=content, method="PUT")
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        assert answer.status == 204
+
+
+def test_a_cluster_goes_on_where_it_stopped_also_after_a_kill(tmp_path):
+    process, address, text = dev(tmp_path, "--data", "data", "--port", "0")
+    assert str(tmp_path / "data") in text
+    call(address, "journals", "apply", stdin=SPEC)
+    put(address, "an/example", b'{"n": 1}\n')
+    assert stop(process, signal.SIGINT)[0] == 0
+
+    process, address, _ = dev(tmp_path, "--data", "data", "--port", "0")
+    put(address, "an/example", b'{"n": 2}\n')
+    process.kill()
+    process.communicate(timeout=TIMEOUT_S)
+
+    process, address, _ = dev(tmp_path, "--data", "data", "--port", "0", "--brokers", "2")
+    assert call(address, "journals", "read", "-l", "name=an/example") == b'{"n": 1}\n{"n": 2}\n'
+    assert stop(process) == (0, "")
+
+
+def test_what_it_prints_works(tmp_path):
+    process, address, text = dev(tmp_path, "--port", "0")
+    bin_directory = Path(sys.executable).parent
+    environ = {
+        **os.environ,
+        "PATH": f"{bin_directory}:{os.environ['PATH']}",
+        "GAZETTE_ADDRESS": address,
+    }
+    shell = text[text.index("echo '{name") : text.index("  From Python")]
+    shell = "set -e\n" + shell.replace("Append to it and read it:", "")
+    found = subprocess.run(
+        ["sh", "-c", shell], env=environ, capture_output=True, timeout=TIMEOUT_S, check=True
+    )
+    assert found.stdout == b'{"hello": "world"}\n' * 2
+    python = "\n".join(line[4:] for line in text[text.index("    from gaz") :].splitlines())
+    found = subprocess.run(
+        [sys.executable, "-c", python],
+        env=environ,
+        capture_output=True,
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+    assert b"'hello': 'world'" in found.stdout
+    assert stop(process)[0] == 0
+
+
+def test_a_port_or_directory_in_use_is_told_of(tmp_path):
+    process, address, _ = dev(tmp_path, "--port", "0")
+    port = address.rsplit(":", 1)[1]
+    for arguments, problem in (
+        (["--port", "0"], "use another data directory"),
+        (["--data", "other", "--port", port], f"port {port} of localhost is already in use"),
+        (["--data", "/dev/null"], "the data directory /dev/null cannot be used"),
+        (["--brokers", "0"], "--brokers"),
+    ):
+        with start_tool(GAZETTE, ["dev", *arguments], tmp_path) as second:
+            _, errors = second.communicate(timeout=TIMEOUT_S)
+        assert second.returncode == 1
+        assert problem in errors.decode()
+        assert errors.count(b"\n") == 1
+    assert stop(process)[0] == 0
+
+
+def test_a_signal_during_the_start_ends_it(tmp_path):
+    process = start_tool(GAZETTE, ["dev", "--port", "0", "--log.level=info"], tmp_path)
+    while not (tmp_path / "gazette-data" / "etcd").exists():
+        assert process.poll() is None
+    assert stop(process)[0] == 0
+
+
+# --------------------------------------------------------------------------- serve
+
+
+def serve(directory, *arguments, environ=None):
+    return start_tool(
+        GAZETTE, ["serve", "--log.level=info", *arguments], directory, environ, stdin=None
+    )
+
+
+def served_at(process):
+    """The endpoint that a broker logs once it serves."""
+    found = ""
+    while (line := process.stderr.readline().decode()) and "msg=serving" not in line:
+        found += line
+    endpoint = re.search(r"endpoint=(\S+)", line)
+    assert endpoint is not None, found
+    return endpoint[1], found
+
+
+def test_a_broker_is_configured_by_its_environment_and_drains(etcd, tmp_path):
+    environ = {
+        "ETCD_ADDRESS": etcd.address,
+        "ETCD_PREFIX": "/a/cluster",
+        "BROKER_ID": "broker-7",
+        "BROKER_FILE_ROOT": str(tmp_path),
+        "BROKER_SPOOL_DIR": str(tmp_path / "spools"),
+        "BROKER_AUTH_KEYS": "c2VjcmV0,AA==",
+    }
+    with serve(tmp_path, environ=environ) as process:
+        endpoint, logged = served_at(process)
+        assert endpoint.startswith("http://localhost:")
+        assert "c2VjcmV0" not in logged
+        assert "broker configuration" in logged
+        listed = call(endpoint, "journals", "list", "-o", "json")
+        assert b"broker-7" in listed
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, errors
+    assert b"goodbye" in errors
+
+
+def test_a_named_host_is_advertised_and_all_interfaces_are_bound(etcd, tmp_path):
+    arguments = ["--etcd.address", etcd.address, "--broker.host", "h.example"]
+    with serve(tmp_path, *arguments, "--broker.spool-dir=s") as process:
+        endpoint, _ = served_at(process)
+        assert endpoint.startswith("http://h.example:")
+        port = endpoint.rsplit(":", 1)[1]
+        url = f"http://127.0.0.1:{port}/debug/ready"
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+            assert answer.status == 200
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 0
+
+
+def test_a_broker_that_still_waits_for_etcd_ends_at_the_first_signal(tmp_path):
+    with serve(tmp_path, "--etcd.address=http://localhost:1", "--broker.spool-dir=s") as process:
+        logged = b""
+        while b"waiting for Etcd" not in logged:
+            logged += process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(TIMEOUT_S) == 0
+
+
+def test_a_lost_lease_ends_a_broker_with_status_1(etcd, tmp_path):
+    arguments = ["--etcd.address", etcd.address, "--broker.spool-dir=s"]
+    with serve(tmp_path, *arguments) as process:
+        served_at(process)
+        etcd_leases(etcd)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert b"level=fatal" in errors
+    assert b"Traceback" not in errors
+
+
+def etcd_leases(etcd):
+    """Revoke all leases."""
+    from support.etcd import run  # noqa: PLC0415 - only here
+
+    async def revoke():
+        async with etcd.client() as client:
+            for lease in await client.leases():
+                await client.revoke(lease)
+
+    run(revoke())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--broker.file-only"], "set --broker.file-root"),
+        (["--broker.file-root=/no/such"], "/no/such"),
+        (["--broker.port=http"], "is no port"),
+        (["--broker.port=unix://"], "names no socket"),
+        (["--broker.auth-keys=?"], "key"),
+        (["--broker.server-cert-file=/no/such"], "/no/such"),
+        (["--broker.limit=200000"], "--broker.limit"),
+        (["--etcd.lease=0s"], "--etcd.lease"),
+        (["--etcd.address=nonsense"], "nonsense"),
+    ],
+)
+def test_what_cannot_work_is_told_of_before_anything_starts(tmp_path, arguments, problem):
+    with serve(tmp_path, *arguments, "--broker.spool-dir=s") as process:
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert problem in errors.decode().splitlines()[-1]
+    assert b"Traceback" not in errors
+
+
+# --------------------------------------------------------------------------- tools
+
+
+def test_help_is_there_at_once(tmp_path):
+    took = []
+    for _ in range(3):
+        begin = time.process_time_ns(), time.monotonic()
+        subprocess.run(
+            [sys.executable, "-m", GAZCTL, "journals", "list", "--help"],
+            check=True,
+            capture_output=True,
+            timeout=TIMEOUT_S,
+        )
+        took.append(time.monotonic() - begin[1])
+    # Half a second where nothing else runs; other tests may keep this machine busy.
+    assert min(took) < 2.0
+
+
+def test_help_loads_neither_grpc_nor_the_web_server():
+    program = (
+        "import sys\n"
+        "from gazette_sdk.cli.gazctl import GAZCTL\n"
+        "assert GAZCTL.main(['journals', 'list', '--help']) == 0\n"
+        "heavy = {'grpc', 'aiohttp', 'numpy', 'rich', 'fsspec'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, timeout=TIMEOUT_S
+    )
+
+
+def test_errors_of_several_lines_are_told_in_one():
+    assert explain(ValueError("one\n  two\n")) == "one; two"
+    assert explain(ExceptionGroup("several", [ValueError("first"), ValueError("x")])) == "first"
+    assert explain(FileNotFoundError(2, "No such file", "x")) == "x: No such file"
