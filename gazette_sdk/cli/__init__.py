@@ -16,7 +16,7 @@ In reading order:
 - ``gazctl`` and ``gazette``: the two programs, each a table of commands
 - ``command``: what a command is; ``program``: from a command line to a command that runs;
   ``usage``: help texts; ``failure``: what a user sees when something failed;
-  ``configuration``: ``print-config``
+  ``settings`` and ``configuration``: options of commands that stand alone, ``print-config``
 - ``client``: options of a tool which calls a broker, and the call; ``formats``: tables, JSON,
   protobuf text; ``progress``: bars on a terminal
 - ``journals``: the commands of ``gazctl journals``; ``edit_loop``: how specs are edited

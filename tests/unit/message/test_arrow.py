@@ -1,6 +1,6 @@
 """Blocks of frames become record batches, or name the message that is wrong."""
 
-import datetime
+import datetime as dt
 import uuid
 
 import orjson
@@ -36,7 +36,7 @@ def test_a_block_of_lines_becomes_a_batch_with_metadata_columns():
         {"cents": 3},
     )
     rows = decode_json_block(block, "a/b", 1000, SCHEMA).to_pylist()
-    time = datetime.datetime(1582, 10, 15, tzinfo=datetime.UTC) + datetime.timedelta(
+    time = dt.datetime(1582, 10, 15, tzinfo=dt.UTC) + dt.timedelta(
         microseconds=stamp.time // 10
     )
     first = block.index(b"\n") + 1
