@@ -1,21 +1,26 @@
-"""Content of a stored fragment for coroutines: read in threads, one piece ahead of its reader."""
+"""Content of a stored fragment for coroutines: decompressed in a thread, ahead of its reader."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import deque
 
 from gazette_sdk.fragment.content import FragmentReader
 
-__all__ = ["ReadAhead"]
+__all__ = ["AHEAD_BYTES_MAX", "ReadAhead"]
 
-TURN_BYTES = 1 << 20
-"""What one turn in a thread reads at least: a hop to a thread costs some 50 µs, which this makes
-small beside decompression."""
+AHEAD_BYTES_MAX = 2 << 20
+"""Content which may wait for its reader. The thread ends its turn when there is as much, and
+begins the next one when half of it is taken: a reader who keeps up never lets it rest, and one who
+rests holds no thread."""
+
+PIECE_BYTES = 1 << 20
+"""What is asked for at once; the codec may give less."""
 
 
 class ReadAhead:
-    """Pieces of a fragment's content, up to an offset.
+    """Pieces of a fragment's content, up to an offset. Belongs to the running event loop.
 
     Args:
         reader: content of the fragment from ``begin`` on; closed with this object.
@@ -29,9 +34,16 @@ class ReadAhead:
         self._reader = reader
         self._left = end - begin
         self._checks_end = end == reader.fragment.end
+        self._loop = asyncio.get_running_loop()
+        self._arrived = asyncio.Event()
+        self._turn: asyncio.Task[None] | None = None
+        # Shared with the thread, under the lock.
+        self._lock = threading.Lock()
         self._pieces: deque[bytes] = deque()
-        self._turn: asyncio.Task[list[bytes]] | None = None
+        self._ahead_bytes = 0
         self._failure: Exception | None = None
+        self._is_finished = False
+        self._is_closed = False
 
     async def read(self) -> bytes:
         """The next piece; empty at the end.
@@ -39,56 +51,66 @@ class ReadAhead:
         Raises:
             StoreError: the store failed, or its content is not what the fragment promises.
         """
-        if not self._pieces:
-            if self._turn is None:
+        while True:
+            with self._lock:
+                piece = self._pieces.popleft() if self._pieces else b""
+                self._ahead_bytes -= len(piece)
+                is_finished, failure = self._is_finished, self._failure
+                self._arrived.clear()
+            if not is_finished and self._ahead_bytes <= AHEAD_BYTES_MAX // 2:
                 self._begin_turn()
-            assert self._turn is not None
-            self._pieces.extend(await asyncio.shield(self._turn))
-            if not self._pieces:
+            if piece:
+                return piece
+            if failure is not None:  # what came before it was delivered first
+                raise failure
+            if is_finished:
                 return b""
-            self._begin_turn()
-        return self._pieces.popleft()
+            await self._arrived.wait()
 
     async def aclose(self) -> None:
         """Close the fragment; after the turn that reads it, where one is under way."""
+        with self._lock:
+            self._is_closed = True
         if self._turn is None or self._turn.done():
             await asyncio.to_thread(self._reader.close)
         else:
             self._turn.add_done_callback(self._close_behind)
 
     def _begin_turn(self) -> None:
-        self._turn = asyncio.create_task(asyncio.to_thread(self._read_turn))
-        self._turn.add_done_callback(_mark_as_seen)
+        if self._turn is None or self._turn.done():
+            self._turn = asyncio.create_task(asyncio.to_thread(self._read_turn))
+            # A reader who found nothing while the turn was ending begins the next one then.
+            self._turn.add_done_callback(lambda _: self._arrived.set())
 
-    def _read_turn(self) -> list[bytes]:
-        """In a thread, and one turn at a time."""
-        if self._failure is not None:
-            raise self._failure
-        if self._left == 0 and self._checks_end:
-            self._checks_end = False
-            self._reader.read(1)
-        pieces: list[bytes] = []
-        turn_left = TURN_BYTES
-        while self._left > 0 and turn_left > 0:
+    def _read_turn(self) -> None:
+        """In a thread, and one turn at a time: read until enough is ahead."""
+        while True:
+            with self._lock:
+                if self._is_closed or self._is_finished or self._ahead_bytes >= AHEAD_BYTES_MAX:
+                    return
+            piece, failure = b"", None
             try:
-                piece = self._reader.read(min(self._left, TURN_BYTES))
-            except Exception as error:
-                if not pieces:
-                    raise
-                self._failure = error  # what came before it is delivered first
-                break
-            if not piece:
-                break
-            pieces.append(piece)
+                piece = self._read_piece()
+            except Exception as error:  # noqa: BLE001 - handed to the reader, behind the pieces
+                failure = error
+            with self._lock:
+                was_empty = not self._pieces
+                if piece:
+                    self._pieces.append(piece)
+                    self._ahead_bytes += len(piece)
+                else:
+                    self._is_finished, self._failure = True, failure
+            if was_empty:
+                self._loop.call_soon_threadsafe(self._arrived.set)
+
+    def _read_piece(self) -> bytes:
+        if self._left > 0:
+            piece = self._reader.read(min(self._left, PIECE_BYTES))
             self._left -= len(piece)
-            turn_left -= len(piece)
-        return pieces
+            return piece
+        if self._checks_end:
+            self._reader.read(1)
+        return b""
 
-    def _close_behind(self, turn: asyncio.Task[list[bytes]]) -> None:
+    def _close_behind(self, turn: asyncio.Task[None]) -> None:
         turn.get_loop().run_in_executor(None, self._reader.close)
-
-
-def _mark_as_seen(turn: asyncio.Task[list[bytes]]) -> None:
-    """A failure of a piece that nobody wants any more is no news."""
-    if not turn.cancelled():
-        turn.exception()

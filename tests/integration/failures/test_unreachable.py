@@ -1,0 +1,231 @@
+"""Brokers that are not there, are something else, go away and come back; and Etcd, killed."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from gazette_sdk import Publisher, Reader, connect, mapping
+from gazette_sdk.embedded import EmbeddedCluster
+from gazette_sdk.errors import CallError, GazetteError, LeaseLostError, MappingError, UnavailableError
+from gazette_sdk.message.receipt import ReceiptTimeoutError
+from integration.failures.journals import TIMEOUT_S, append, read, run, spec, wait_until, within
+from support.services import free_port
+
+CONNECT_TIMEOUT_S = 0.5
+
+
+@contextmanager
+def speaking(answer: bytes):
+    """The port of a server which says this to whoever connects, and hangs up if it is HTTP."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            kept = []
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    break
+                connection.sendall(answer)
+                if answer.startswith(b"HTTP"):
+                    connection.close()
+                kept.append(connection)
+            for connection in kept:
+                connection.close()
+
+        server = threading.Thread(target=serve)
+        server.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            server.join(TIMEOUT_S)
+
+
+WRONG = {
+    "nobody": ("", UnavailableError, "Connection refused"),
+    "silence": (b"", UnavailableError, "check that a broker runs at"),
+    "mail": (b"220 mail.example ESMTP\r\n", UnavailableError, "check that a broker runs at"),
+    "web": (b"HTTP/1.1 400 Bad Request\r\n\r\n", UnavailableError, "check that a broker runs at"),
+    "etcd": ("", CallError, "is this the address of a Gazette broker?"),
+    "plain text": ("", UnavailableError, "check that a broker runs at"),
+    "no host": ("", UnavailableError, "check that a broker runs at"),
+}
+
+
+@pytest.mark.parametrize("who", WRONG)
+def test_an_address_where_no_broker_is_fails_soon_and_is_named(cluster, who):
+    answer, kind, text = WRONG[who]
+    with speaking(answer or b"") as fake:
+        address = {
+            "nobody": f"http://127.0.0.1:{free_port()}",
+            "etcd": cluster.etcd_endpoint,
+            "plain text": cluster.address.replace("http://", "https://"),
+            "no host": "http://no-such-host.invalid:80",
+        }.get(who, fake)
+        transport = connect(address, connect_timeout_s=CONNECT_TIMEOUT_S)
+        publisher = Publisher(transport=transport, mapping_timeout_s=CONNECT_TIMEOUT_S)
+        uses = (
+            lambda: append(transport, "a/journal", b"content"),
+            lambda: raised(read(transport, "a/journal")),
+            lambda: list(Reader(dict, name="a/journal", transport=transport)),
+            lambda: list(Reader(dict, "topic=orders", transport=transport)),
+            lambda: publisher.publish({"number": 1}, mapping=mapping.direct("a/journal")),
+        )
+        for use in uses:
+            with within(5), pytest.raises(GazetteError) as caught:
+                use()
+            assert isinstance(caught.value, kind | MappingError)
+            assert address in str(caught.value)
+            assert "\n" not in str(caught.value)
+            if isinstance(caught.value, kind):
+                assert text in str(caught.value)
+        with within(5), pytest.raises(MappingError, match="check the address of the broker") as late:
+            publisher.publish({"number": 1}, mapping=mapping.random("topic=orders"))
+        assert "topic=orders" in str(late.value)
+        publisher.close()
+        run(transport.aclose())
+
+
+def raised(outcome):
+    raise outcome[1]
+
+
+@pytest.fixture
+def stoppable(tmp_path):
+    """A cluster that can be stopped, and started again on the same port over the same data."""
+    port = free_port()
+
+    def start():
+        return EmbeddedCluster(tmp_path, port=port, sync_etcd=False).start()
+
+    clusters = [start()]
+
+    class Stoppable:
+        @property
+        def cluster(self):
+            return clusters[-1]
+
+        def stop(self):
+            clusters[-1].stop()
+
+        def start(self):
+            clusters.append(start())
+
+    yield Stoppable()
+    clusters[-1].stop()
+
+
+def test_a_reader_that_blocks_goes_on_when_its_broker_is_back(stoppable, name):
+    cluster = stoppable.cluster
+    cluster.apply(spec(name))
+    append(cluster.transport, name, b'{"number": 0}\n')
+    transport = connect(cluster.address, connect_timeout_s=CONNECT_TIMEOUT_S)
+    with Reader(dict, name=name, transport=transport, block=True) as reader:
+        envelopes = iter(reader)
+        assert next(envelopes).message["number"] == 0
+        stoppable.stop()
+        stoppable.start()
+        append(stoppable.cluster.transport, name, b'{"number": 1}\n')
+        with within(15):
+            assert next(envelopes).message["number"] == 1
+    run(transport.aclose())
+
+
+def test_a_reader_that_blocks_can_be_closed_while_its_broker_is_gone(stoppable, name):
+    cluster = stoppable.cluster
+    cluster.apply(spec(name))
+    append(cluster.transport, name, b'{"number": 0}\n')
+    transport = connect(cluster.address, connect_timeout_s=CONNECT_TIMEOUT_S)
+    reader = Reader(dict, name=name, transport=transport, block=True)
+    envelopes = iter(reader)
+    assert next(envelopes).message["number"] == 0
+    stoppable.stop()
+    closing = threading.Timer(0.5, reader.close)
+    closing.start()
+    with within(10):
+        assert list(envelopes) == []
+    closing.join(TIMEOUT_S)
+    assert reader.offsets == {name: 14}
+    run(transport.aclose())
+
+
+def test_what_is_published_while_the_broker_is_gone_is_sent_when_it_is_back(stoppable, name):
+    cluster = stoppable.cluster
+    cluster.apply(spec(name))
+    transport = connect(cluster.address, connect_timeout_s=CONNECT_TIMEOUT_S)
+    with Publisher(lambda _: name, transport=transport) as publisher:
+        receipts = [publisher.publish({"number": 0})]
+        receipts[0].result(timeout=TIMEOUT_S)
+        stoppable.stop()
+        receipts += [publisher.publish({"number": number}) for number in (1, 2)]
+        with within(5), pytest.raises(ReceiptTimeoutError) as caught:
+            receipts[1].result(timeout=1)
+        assert "still being tried" in str(caught.value)
+        with within(5), pytest.raises(ReceiptTimeoutError):
+            publisher.flush(timeout=0.5)
+        stoppable.start()
+        for receipt in receipts:
+            receipt.result(timeout=15)
+    run(transport.aclose())
+    with Reader(dict, name=name, transport=stoppable.cluster.transport) as reader:
+        numbers = [envelope.message["number"] for envelope in reader]
+    # An append whose answer was lost may stand there twice; none is missing, none overtakes.
+    assert sorted(set(numbers)) == [0, 1, 2]
+    assert numbers[0] == 0
+
+
+def test_a_publisher_is_closed_in_time_while_its_broker_is_gone(stoppable, name):
+    cluster = stoppable.cluster
+    cluster.apply(spec(name))
+    transport = connect(cluster.address, connect_timeout_s=CONNECT_TIMEOUT_S)
+    publisher = Publisher(lambda _: name, transport=transport)
+    publisher.publish({"number": 0}).result(timeout=TIMEOUT_S)
+    stoppable.stop()
+    receipt = publisher.publish({"number": 1})
+    with within(5), pytest.raises(ReceiptTimeoutError, match="not everything was acknowledged"):
+        publisher.close(timeout=0.5)
+    with within(5), pytest.raises(GazetteError, match="given up"):
+        receipt.result(timeout=1)
+    run(transport.aclose())
+
+
+def etcd_process(data) -> int:
+    """The process id of the etcd over a directory."""
+    found = subprocess.run(
+        ["pgrep", "-f", f"etcd.*{data}"], capture_output=True, text=True, check=True, timeout=10
+    )
+    (pid,) = [int(line) for line in found.stdout.split()]
+    return pid
+
+
+def test_a_broker_ends_within_a_lease_when_its_etcd_is_killed(tmp_path, name, warnings_of):
+    lease_ttl_s = 3
+    cluster = EmbeddedCluster(tmp_path, sync_etcd=False, lease_ttl_s=lease_ttl_s).start()
+    try:
+        cluster.apply(spec(name))
+        append(cluster.transport, name, b"kept")
+        broker = cluster.brokers[0].broker
+        os.kill(etcd_process(tmp_path), 9)
+        with within(2 * lease_ttl_s):
+            with pytest.raises(GazetteError) as told:
+                run(cluster.ended())
+            assert "etcd" in str(told.value).lower()
+
+            async def broker_ended():
+                await asyncio.shield(broker.ended)
+
+            with pytest.raises(LeaseLostError, match="lease") as lost:
+                run(broker_ended())
+        assert "\n" not in str(lost.value)
+    finally:
+        with within(25):
+            cluster.stop()
+    with EmbeddedCluster(tmp_path, sync_etcd=False) as cluster:
+        assert read(cluster.transport, name)[0] == b"kept"
+        wait_until(lambda: append(cluster.transport, name, b"!").commit.begin == 4, "it goes on")
