@@ -30,7 +30,12 @@ from gazette_sdk.broker.spool_directory import Durability
 from gazette_sdk.cluster.broker_keys import is_consistent
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_server import EtcdServer
-from gazette_sdk.errors import ClosedError, ConfigurationError, LeaseLostError
+from gazette_sdk.errors import (
+    ClosedError,
+    ConfigurationError,
+    EtcdUnavailableError,
+    LeaseLostError,
+)
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.journal_spec import desired_replication
@@ -217,7 +222,7 @@ class EmbeddedCluster:
         Raises:
             GazetteError: why it cannot.
         """
-        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._etcd_server.wait())]
+        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._etcd_ended())]
         waits += [asyncio.ensure_future(asyncio.shield(b.broker.ended)) for b in self._brokers]
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -236,6 +241,16 @@ class EmbeddedCluster:
                     await self._served(item.id)
         except TimeoutError:
             _log.warning("some journals are not served yet: they may require more brokers")
+
+    async def _etcd_ended(self) -> None:
+        """Wait for the end of Etcd, which is an error as long as brokers need it."""
+        status = await self._etcd_server.wait()
+        if self._brokers:
+            raise EtcdUnavailableError(
+                f"the embedded etcd ended by itself, with status {status}; see "
+                f"{self.data / 'etcd' / 'etcd.log'}, and start the cluster again: it goes on where "
+                "it ended"
+            )
 
     async def _served(self, journal: str) -> None:
         """Wait until as many brokers as it requires are in step on a journal."""

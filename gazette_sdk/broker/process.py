@@ -62,6 +62,9 @@ PERSIST_TIMEOUT_S = 10.0
 """How long a stop goes on uploading, by default. What is left then is recovered at the next start
 from the spool directory."""
 
+PERSIST_AGAIN_S = 1.0
+"""How long it goes on once it has left the cluster, if that was not long enough before."""
+
 RECONNECT_BACKOFF_MAX_S = 0.5
 """A lost peer is dialled again at least this often."""
 
@@ -284,7 +287,8 @@ class Broker:
             await self._shut_down_replicas(primaries=True)
             await self._cancel("persister")
             self.persister.set_exiting()
-            await self._persist(persist_timeout_s)
+            if not await self._persist(persist_timeout_s):
+                persist_timeout_s = min(persist_timeout_s, PERSIST_AGAIN_S)
         if self._note is not None:
             self._note.flush()
         # Where we were primary all is written and stored, so that others may go on with it. Where
@@ -325,7 +329,8 @@ class Broker:
             else:
                 return
 
-    async def _persist(self, timeout_s: float) -> None:
+    async def _persist(self, timeout_s: float) -> bool:
+        """Whether all is uploaded, within a time."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.persister.finish()
@@ -335,6 +340,8 @@ class Broker:
                 self.persister.pending,
                 self.config.spool_dir,
             )
+            return False
+        return True
 
     # --------------------------------------------------------------- inside
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 
 from gazette_sdk.errors import (
+    ClosedError,
+    ConfigurationError,
     GazetteError,
     JournalNotFoundError,
     MappingError,
@@ -22,7 +24,10 @@ from gazette_sdk.transport.listing import WatchedList, get_journal
 
 __all__ = ["Watches"]
 
-_HOPELESS = (UnauthenticatedError, ValidationError)
+_FINAL = (ClosedError, ConfigurationError)
+"""After these a watch has ended: the transport will not carry any call any more."""
+
+_HOPELESS = (UnauthenticatedError, ValidationError, *_FINAL)
 """Failures of a first listing which waiting will not mend."""
 
 
@@ -67,8 +72,8 @@ class Watches:
             error = self._errors.get(selector)
             raise MappingError(
                 f"the journals of selector {selector!r} could not be listed within "
-                f"{self._timeout_s:g} s: {error or 'no answer'}; check the address of the broker"
-                " (GAZETTE_ADDRESS, or transport=)"
+                f"{self._timeout_s:g} s: {error or self._no_answer()}; check the address of the"
+                " broker (GAZETTE_ADDRESS, or transport=)"
             ) from error
         return self.current[selector]
 
@@ -89,11 +94,16 @@ class Watches:
             ) from error
         except TimeoutError:
             raise MappingError(
-                f"the journal {journal!r} could not be looked up within {self._timeout_s:g} s;"
-                " check the address of the broker (GAZETTE_ADDRESS, or transport=)",
+                f"the journal {journal!r} could not be looked up within {self._timeout_s:g} s: "
+                f"{self._no_answer()}; check the address of the broker (GAZETTE_ADDRESS, or "
+                "transport=)",
                 journal=journal,
             ) from None
         return value_of(found.spec.labels, CONTENT_TYPE)
+
+    def _no_answer(self) -> str:
+        address = getattr(self._transport, "address", None)
+        return f"no answer of {address}" if address else "no answer"
 
     async def aclose(self) -> None:
         """Stop watching."""
@@ -111,6 +121,10 @@ class Watches:
                     await watched.changed()
                 except GazetteError as error:
                     self._errors[selector] = error
+                    if isinstance(error, _FINAL):
+                        self.current.pop(selector, None)
+                        self._changed.set()
+                        return
                 else:
                     assert watched.snapshot is not None
                     self._errors.pop(selector, None)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gazette_sdk.errors import (
+    ClosedError,
+    ConfigurationError,
     GazetteError,
     JournalNotFoundError,
     OffsetNotYetAvailableError,
@@ -291,6 +293,10 @@ class Prefetch:
                     # Interruptions are waited out, and logged, by the watch itself.
                     with contextlib.suppress(GazetteError):
                         await watched.changed()
+                    if isinstance(watched.error, ClosedError | ConfigurationError):
+                        # The watch has ended, and so do all reads: the transport was closed.
+                        self.mailbox.put(Failed(watched.error))
+                        return
 
     async def _first_listing(self, watched: WatchedList) -> None:
         """Wait for it: at the begin, unlike later, an unreachable broker is an error."""
@@ -299,7 +305,12 @@ class Prefetch:
                 while watched.snapshot is None:
                     try:
                         await watched.changed()
-                    except (UnauthenticatedError, ValidationError):
+                    except (
+                        ClosedError,
+                        ConfigurationError,
+                        UnauthenticatedError,
+                        ValidationError,
+                    ):
                         raise
                     except GazetteError:
                         continue

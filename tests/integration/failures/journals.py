@@ -15,7 +15,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.appender import append_once
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.listing import list_all_fragments
+from gazette_sdk.transport.listing import apply_journals, list_all_fragments
 from gazette_sdk.transport.reader import ByteReader
 from gazette_sdk.transport.retry_reader import RetryReader
 
@@ -153,6 +153,14 @@ def wait_until(is_so: Callable[[], object], what: str, timeout_s: float = TIMEOU
     while not is_so():
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
         time.sleep(0.05)
+
+
+def delete(cluster: EmbeddedCluster, *journals: str) -> None:
+    """Delete journals; a stop of the cluster then waits for none of their stores."""
+    changes = [
+        pb.ApplyRequest.Change(delete=journal, expect_mod_revision=-1) for journal in journals
+    ]
+    run(apply_journals(cluster.transport, pb.ApplyRequest(changes=changes)))
 
 
 def wait_until_stored(cluster: EmbeddedCluster, journal: str) -> None:

@@ -28,6 +28,7 @@ from integration.failures.journals import (
     wait_until_stored,
     within,
 )
+from integration.failures.reading import messages
 from support.raw_http import exchange
 from support.stores import create_s3_bucket
 
@@ -114,15 +115,10 @@ def flip(path, position):
     path.write_bytes(flipped(path.read_bytes(), position))
 
 
-def messages(reader):
-    """What a reader gives, and what it raises."""
-    found = []
-    try:
-        for envelope in reader:
-            found.append((envelope.message["fragment"], envelope.message["number"]))
-    except Exception as error:
-        return found, error
-    return found, None
+def numbered(reader):
+    """The fragment and number of the messages which a reader gives, and how it ends."""
+    found, error = messages(reader)
+    return [(message["fragment"], message["number"]) for message in found], error
 
 
 @each_codec
@@ -143,7 +139,7 @@ def test_a_flipped_byte_is_one_clear_error_however_it_is_read(cluster, stored):
                 if transport is not store:
                     stored.assert_tells(error)
             with within(5), Reader(dict, name=name, transport=transport) as reader:
-                found, error = messages(reader)
+                found, error = numbered(reader)
             assert found == [(0, number) for number in range(100)]
             assert type(error) is CorruptFragmentError
             assert reader.offsets == {name: len(first)}
@@ -254,14 +250,14 @@ def test_a_removed_fragment_is_told_until_the_journal_is_read_behind_it(cluster,
         options = {} if url == cluster.address else {"content_type": "application/x-ndjson"}
         transport = connect(url, **options)
         with within(5), Reader(dict, name=name, transport=transport) as reader:
-            found, error = messages(reader)
+            found, error = numbered(reader)
         assert found == [(0, number) for number in range(100)]
         assert isinstance(error, OffsetNotYetAvailableError)
         assert f"from offset {len(first)} on is in no store" in str(error)
         assert "give offsets= behind it" in str(error)
         behind = {name: len(first + second)}
         with Reader(dict, name=name, transport=transport, offsets=behind) as reader:
-            found, error = messages(reader)
+            found, error = numbered(reader)
         assert error is None
         assert found == [(2, number) for number in range(100)]
         run(transport.aclose())
@@ -271,7 +267,7 @@ def test_a_removed_fragment_is_told_until_the_journal_is_read_behind_it(cluster,
     os.utime(stored.files()[1], (old, old))
     wait_until(lambda: stored.fragments()[1].mod_time < old + 1, "the refresh sees the time")
     with within(5), Reader(dict, name=name, transport=cluster.transport) as reader:
-        found, error = messages(reader)
+        found, error = numbered(reader)
     assert error is None
     assert found == [(f, number) for f in (0, 2) for number in range(100)]
 
@@ -285,7 +281,7 @@ def test_the_first_fragments_may_be_removed(cluster, name):
     stored.files()[0].unlink()
     wait_until(lambda: len(stored.fragments()) == 2, "the refresh sees that it is gone")
     with within(5), Reader(dict, name=name, transport=cluster.transport) as reader:
-        found, error = messages(reader)
+        found, error = numbered(reader)
     assert error is None
     assert found == [(f, number) for f in (1, 2) for number in range(100)]
 

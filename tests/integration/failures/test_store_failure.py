@@ -1,11 +1,25 @@
 """A store that fails: what is refused, what is kept, and what goes on."""
 
+import threading
 import time
 
 import pytest
 
-from gazette_sdk.errors import FragmentStoreUnhealthyError
-from integration.failures.journals import Writer, files, spec, wait_until, wait_until_stored, within
+from gazette_sdk.errors import FragmentStoreUnhealthyError, StoreError
+from gazette_sdk import Reader, connect
+from gazette_sdk.message import prefetch
+from integration.failures.journals import (
+    Writer,
+    append,
+    delete,
+    files,
+    run,
+    spec,
+    wait_until,
+    wait_until_stored,
+    within,
+)
+from integration.failures.reading import messages
 
 
 def append_until_refused(writer: Writer) -> FragmentStoreUnhealthyError:
@@ -57,6 +71,7 @@ def test_a_lost_s3_store_is_told_within_five_seconds_and_so_is_its_return(
     wait_until_stored(cluster, lost)
     writer.check()
     bystander.check()
+    delete(cluster, lost)
 
 
 def test_a_file_store_that_vanishes_is_told_and_what_it_held_is_there_when_it_is_back(
@@ -101,3 +116,33 @@ def test_a_second_store_that_cannot_be_listed_is_told_within_five_seconds(cluste
     with within(5), pytest.raises(FragmentStoreUnhealthyError, match="check the network") as caught:
         writer.append()
     assert url in str(caught.value)
+    delete(cluster, name)
+
+
+def test_a_reader_waits_for_a_lost_store_within_a_bound_and_goes_on_when_it_is_back(
+    cluster, losable_s3, name, monkeypatch
+):
+    monkeypatch.setattr(prefetch, "PATIENCE_S", 1.5)
+    cluster.apply(spec(name, losable_s3.url(), length=1024))
+    for number in range(3):
+        append(cluster.transport, name, b'{"number": %d, "pad": "%s"}\n' % (number, b"x" * 1100))
+    wait_until_stored(cluster, name)
+    transport = connect(cluster.address)
+    losable_s3.refuse()
+    with within(10), Reader(dict, name=name, transport=transport) as reader:
+        found, error = messages(reader)
+    assert found == []
+    assert isinstance(error, StoreError)
+    assert losable_s3.bucket in str(error)
+    assert "check the network" in str(error)
+
+    monkeypatch.setattr(prefetch, "PATIENCE_S", 20.0)
+    back = threading.Timer(0.5, losable_s3.come_back)
+    back.start()
+    with within(15), Reader(dict, name=name, transport=transport) as reader:
+        found, error = messages(reader)
+    back.join()
+    assert error is None
+    assert [message["number"] for message in found] == [0, 1, 2]
+    run(transport.aclose())
+    delete(cluster, name)
