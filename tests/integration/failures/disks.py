@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import resource
 import subprocess
@@ -11,6 +10,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 SIZE_BYTES = 8 << 20
 
@@ -36,12 +37,11 @@ class SmallDisk:
         if not self.is_mounted:
             _limit(LIMIT_BYTES)
             return
-        with (self.path / "ballast").open("wb", buffering=0) as ballast:
-            try:
-                while True:
-                    ballast.write(bytes(4096))
-            except OSError as error:
-                assert error.errno == errno.ENOSPC, error
+        with (
+            (self.path / "ballast").open("wb", buffering=0) as ballast,
+            pytest.raises(OSError, match="No space left"),
+        ):
+            _write_for_ever(ballast)
 
     def make_room(self) -> None:
         """Give the room back."""
@@ -76,3 +76,8 @@ def _limit(size_bytes: int) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     soft = hard if size_bytes == resource.RLIM_INFINITY else size_bytes
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def _write_for_ever(file):
+    while True:
+        file.write(bytes(4096))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -27,7 +28,8 @@ KILLED = textwrap.dedent(
     writer = Writer(cluster.transport, name)
     for _ in range(20):
         writer.append(5000)
-    print(json.dumps({begin: content.hex() for begin, content in writer.history.acknowledged.items()}))
+    acknowledged = writer.history.acknowledged
+    print(json.dumps({begin: content.hex() for begin, content in acknowledged.items()}))
     sys.stdout.flush()
     os.kill(os.getpid(), signal.SIGKILL)
     """
@@ -36,7 +38,7 @@ KILLED = textwrap.dedent(
 
 def left_behind(data, name, codec="NONE"):
     """What a killed process had acknowledged, and its spool's content file."""
-    tests = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
+    tests = str(Path(__file__).parents[2])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", KILLED, data, name, codec],
         env={**os.environ, "PYTHONPATH": tests},

@@ -4,7 +4,7 @@ import pytest
 
 from gazette_sdk import Publisher, Reader, connect
 from gazette_sdk.errors import DecodeError, DesyncError, FramingError, TornFrameError
-from integration.failures.journals import append, run, spec, within
+from integration.failures.journals import append, run, spec, wait_until_stored, within
 from integration.failures.reading import messages
 from support.protobuf_messages import Gram
 
@@ -21,7 +21,9 @@ def published(cluster, name):
     return lambda content: append(cluster.transport, name, content).commit
 
 
-@pytest.mark.parametrize("poison", [b"this is no JSON\n", b'{"half": \n', b"\xff\xfe\n", b"[1, 2]\n"])
+@pytest.mark.parametrize(
+    "poison", [b"this is no JSON\n", b'{"half": \n', b"\xff\xfe\n", b"[1, 2]\n"]
+)
 def test_a_poisoned_record_is_named_and_what_stands_around_it_can_be_read(
     cluster, name, published, poison
 ):
@@ -35,9 +37,7 @@ def test_a_poisoned_record_is_named_and_what_stands_around_it_can_be_read(
     assert f"{name}: the message at offset {commit.begin} cannot be decoded as dict" in str(error)
     assert "read from an offset behind it, or mend its writer" in str(error)
     assert reader.offsets == {name: commit.begin}
-    with Reader(
-        dict, name=name, transport=cluster.transport, offsets={name: commit.end}
-    ) as reader:
+    with Reader(dict, name=name, transport=cluster.transport, offsets={name: commit.end}) as reader:
         found, error = messages(reader)
     assert error is None
     assert [message["number"] for message in found] == [2]
@@ -81,7 +81,8 @@ def test_a_journal_without_framing_is_told_to_readers_and_publishers(cluster, na
 def test_a_store_read_directly_must_be_told_its_content_type(cluster, name):
     cluster.apply(spec(name, length=1024))
     for _ in range(2):
-        append(cluster.transport, name, b"{}" * 512 + b"\n")
+        append(cluster.transport, name, b"{}\n" * 512)
+    wait_until_stored(cluster, name)
     store = connect(f"file://{cluster.fragments}")
     with within(5), Reader(dict, name=name, transport=store) as reader:
         found, error = messages(reader)

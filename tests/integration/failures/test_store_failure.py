@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from gazette_sdk.errors import FragmentStoreUnhealthyError, StoreError
 from gazette_sdk import Reader, connect
+from gazette_sdk.errors import FragmentStoreUnhealthyError, StoreError
 from gazette_sdk.message import prefetch
 from integration.failures.journals import (
     Writer,

@@ -79,8 +79,6 @@ def test_an_address_where_no_broker_is_fails_soon_and_is_named(cluster, who):
         publisher = Publisher(transport=transport, mapping_timeout_s=CONNECT_TIMEOUT_S)
         uses = (
             lambda: append(transport, "a/journal", b"content"),
-            lambda: raised(read(transport, "a/journal")),
-            lambda: list(Reader(dict, name="a/journal", transport=transport)),
             lambda: list(Reader(dict, "topic=orders", transport=transport)),
             lambda: publisher.publish({"number": 1}, mapping=mapping.direct("a/journal")),
         )
@@ -92,15 +90,11 @@ def test_an_address_where_no_broker_is_fails_soon_and_is_named(cluster, who):
             assert "\n" not in str(caught.value)
             if isinstance(caught.value, kind):
                 assert text in str(caught.value)
-        with within(5), pytest.raises(MappingError, match="check the address of the broker") as late:
+        with within(5), pytest.raises(MappingError, match="check the address of the") as late:
             publisher.publish({"number": 1}, mapping=mapping.random("topic=orders"))
         assert "topic=orders" in str(late.value)
         publisher.close()
         run(transport.aclose())
-
-
-def raised(outcome):
-    raise outcome[1]
 
 
 @pytest.fixture

@@ -36,9 +36,7 @@ def test_a_block_of_lines_becomes_a_batch_with_metadata_columns():
         {"cents": 3},
     )
     rows = decode_json_block(block, "a/b", 1000, SCHEMA).to_pylist()
-    time = dt.datetime(1582, 10, 15, tzinfo=dt.UTC) + dt.timedelta(
-        microseconds=stamp.time // 10
-    )
+    time = dt.datetime(1582, 10, 15, tzinfo=dt.UTC) + dt.timedelta(microseconds=stamp.time // 10)
     first = block.index(b"\n") + 1
     assert rows[0] == {
         "customer": "ada",
