@@ -222,8 +222,8 @@ class FragmentReader(io.RawIOBase):
         return CorruptFragmentError(
             f"journal {fragment.journal}, offsets [{fragment.begin}, {fragment.end}): stored "
             f"fragment {content_name(fragment)} ({self._source}) is damaged: {reason}; put a good "
-            "copy in its place (another store or replica may have one), or remove it and readers "
-            "will pass over these offsets",
+            "copy in its place (another store or replica may have one), or remove it: readers pass "
+            "over these offsets once what follows is six hours old",
             store=fragment.backing_store or None,
             journal=fragment.journal,
             offset=self._decoded,

@@ -56,8 +56,12 @@ class Stored:
             append(cluster.transport, name, content)
         append(cluster.transport, name, b"")  # closes the last fragment
         self.directory = cluster.fragments / name
+
+    def wait(self):
+        """Wait until the broker knows of the stored fragments, which takes a refresh."""
         wait_until(lambda: all(f.mod_time for f in self.fragments()), "fragments are stored")
         assert len(self.fragments()) == len(self.files()) == 3
+        return self
 
     def fragments(self):
         return fragments(self.cluster, self.name)
@@ -81,21 +85,15 @@ class Stored:
 
 @pytest.fixture(scope="module")
 def all_stored(cluster):
-    """A journal of each codec, made when it is first wanted."""
-    made = {}
-
-    def stored(codec):
-        if codec not in made:
-            made[codec] = Stored(cluster, f"failures/{codec.lower()}", codec)
-        return made[codec]
-
-    return stored
+    """A journal of each codec."""
+    made = {codec: Stored(cluster, f"failures/{codec.lower()}", codec) for codec in CODECS}
+    return {codec: stored.wait() for codec, stored in made.items()}
 
 
 @pytest.fixture
 def stored(all_stored, request):
     """A journal whose files a test may damage; they are mended behind it."""
-    stored = all_stored(request.param)
+    stored = all_stored[request.param]
     good = {path: path.read_bytes() for path in stored.files()}
     yield stored
     for path, content in good.items():
@@ -159,7 +157,7 @@ def test_a_flipped_byte_is_one_clear_error_however_it_is_read(cluster, stored):
 
 def test_damage_of_a_large_fragment_is_told_although_some_of_it_was_read(cluster, name):
     """A reader which tried again from the middle would not notice it any more."""
-    stored = Stored(cluster, name, count=10_000)
+    stored = Stored(cluster, name, count=10_000).wait()
     flip(stored.files()[1], 70)
     content, error = read_on(cluster.transport, name)
     assert isinstance(error, CorruptFragmentError)
@@ -234,7 +232,7 @@ def test_a_good_copy_in_its_place_mends_it(cluster, stored):
 
 
 def test_a_removed_fragment_is_told_until_the_journal_is_read_behind_it(cluster, name):
-    stored = Stored(cluster, name)
+    stored = Stored(cluster, name).wait()
     first, second, third = stored.contents
     path = stored.files()[1]
     content = path.read_bytes()
@@ -277,7 +275,7 @@ def test_a_removed_fragment_is_told_until_the_journal_is_read_behind_it(cluster,
 
 
 def test_the_first_fragments_may_be_removed(cluster, name):
-    stored = Stored(cluster, name)
+    stored = Stored(cluster, name).wait()
     stored.files()[0].unlink()
     wait_until(lambda: len(stored.fragments()) == 2, "the refresh sees that it is gone")
     with within(5), Reader(dict, name=name, transport=cluster.transport) as reader:
@@ -287,7 +285,7 @@ def test_the_first_fragments_may_be_removed(cluster, name):
 
 
 def test_foreign_files_in_a_journals_directory_are_passed_over_and_told(cluster, name, warnings_of):
-    stored = Stored(cluster, name)
+    stored = Stored(cluster, name).wait()
     whole = b"".join(stored.contents)
     begin, end = f"{len(whole):016x}", f"{len(whole) + 4:016x}"
     foreign = {

@@ -25,14 +25,12 @@ def test_a_full_disk_of_spools_refuses_appends_and_loses_nothing(disk, tmp_path,
         wait_until(lambda: len(list(disk.path.rglob("*.content"))) == 1, "its spool is removed")
         disk.fill()
         try:
-            for _ in range(2):
-                with within(10), pytest.raises(GazetteError) as caught:
-                    writer.append(LARGE)
-                assert caught.value.journal in (name, None)
-                assert f"of {name} in {data / 'spools' / 'broker-000'}" in str(caught.value)
-                assert "append again (nothing acknowledged is lost)" in str(caught.value)
-                if disk.is_mounted:
-                    assert "free some space there" in str(caught.value)
+            with within(10), pytest.raises(GazetteError) as caught:
+                writer.append(LARGE)
+            assert f"of {name} in {data / 'spools' / 'broker-000'}" in str(caught.value)
+            assert "append again (nothing acknowledged is lost)" in str(caught.value)
+            if disk.is_mounted:
+                assert "free some space there" in str(caught.value)
             writer.check()
         finally:
             disk.make_room()

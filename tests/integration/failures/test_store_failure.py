@@ -122,7 +122,7 @@ def test_a_second_store_that_cannot_be_listed_is_told_within_five_seconds(cluste
 def test_a_reader_waits_for_a_lost_store_within_a_bound_and_goes_on_when_it_is_back(
     cluster, losable_s3, name, monkeypatch
 ):
-    monkeypatch.setattr(prefetch, "PATIENCE_S", 1.5)
+    monkeypatch.setattr(prefetch, "PATIENCE_S", 0.5)
     cluster.apply(spec(name, losable_s3.url(), length=1024))
     for number in range(3):
         append(cluster.transport, name, b'{"number": %d, "pad": "%s"}\n' % (number, b"x" * 1100))

@@ -227,14 +227,14 @@ def test_a_transport_closed_under_a_reader_or_publisher_is_told_and_stops_nothin
 
 
 def test_a_broker_ends_within_a_lease_when_its_etcd_is_killed(tmp_path, name, warnings_of):
-    lease_ttl_s = 3
+    lease_ttl_s = 2
     cluster = EmbeddedCluster(tmp_path, sync_etcd=False, lease_ttl_s=lease_ttl_s).start()
     try:
         cluster.apply(spec(name))
         append(cluster.transport, name, b"kept")
         broker = cluster.brokers[0].broker
         os.kill(cluster._etcd_server.pid, signal.SIGKILL)
-        with within(2 * lease_ttl_s):
+        with within(lease_ttl_s + 3):
             with pytest.raises(GazetteError) as told:
                 run(cluster.ended())
             assert "the embedded etcd ended by itself, with status -9" in str(told.value)
