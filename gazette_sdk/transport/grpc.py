@@ -304,9 +304,10 @@ class GrpcTransport(Transport):
             with self._errors_of(call, stream, ended):
                 try:
                     await _send(stream, opening, requests)
-                except Exception:
+                except Exception as error:
                     await self._roll_back(stream, receiving)
-                    raise
+                    if not _is_answered(error, receiving):
+                        raise
                 response: pb.AppendResponse | None = await receiving
         finally:
             stream.cancel()
@@ -394,6 +395,17 @@ def _told_kind(error: grpc.aio.AioRpcError) -> str:
 
 _ANSWERED = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
 """What a send fails with when the other side has already ended the call."""
+
+
+def _is_answered(error: Exception, receiving: asyncio.Task[Any]) -> bool:
+    """Whether sending failed only because the server had its answer ready before the end."""
+    return (
+        isinstance(error, grpc.aio.AioRpcError)
+        and receiving.done()
+        and not receiving.cancelled()
+        and receiving.exception() is None
+        and receiving.result() is not None
+    )
 
 
 async def _send(stream: Any, opening: Message, requests: AsyncIterator[Any]) -> None:
