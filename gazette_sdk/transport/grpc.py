@@ -299,15 +299,14 @@ class GrpcTransport(Transport):
     ) -> pb.AppendResponse:
         stream = call.stubs.append(metadata=call.metadata)
         ended = FirstStatus(stream)
-        receiving = asyncio.create_task(_only_response(stream))
+        receiving = asyncio.create_task(_only_response(stream, ended))
         try:
             with self._errors_of(call, stream, ended):
                 try:
                     await _send(stream, opening, requests)
-                except Exception as error:
+                except Exception:
                     await self._roll_back(stream, receiving)
-                    if not _is_answered(error, receiving):
-                        raise
+                    raise
                 response: pb.AppendResponse | None = await receiving
         finally:
             stream.cancel()
@@ -397,17 +396,6 @@ _ANSWERED = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
 """What a send fails with when the other side has already ended the call."""
 
 
-def _is_answered(error: Exception, receiving: asyncio.Task[Any]) -> bool:
-    """Whether sending failed only because the server had its answer ready before the end."""
-    return (
-        isinstance(error, grpc.aio.AioRpcError)
-        and receiving.done()
-        and not receiving.cancelled()
-        and receiving.exception() is None
-        and receiving.result() is not None
-    )
-
-
 async def _send(stream: Any, opening: Message, requests: AsyncIterator[Any]) -> None:
     """Send all requests and half-close; stop quietly once the other side has ended the call.
 
@@ -430,11 +418,16 @@ async def _half_close(stream: Any) -> None:
         await stream.done_writing()
 
 
-async def _only_response(stream: Any) -> Any:
+async def _only_response(stream: Any, ended: FirstStatus) -> Any:
     """The one response of a stream, read to its end; ``None`` if there was none."""
     last = None
-    async for response in stream:
-        last = response
+    try:
+        async for response in stream:
+            last = response
+    except grpc.aio.AioRpcError:
+        # A send that failed behind an early answer overwrites its status, not the answer.
+        if last is None or ended.code is not grpc.StatusCode.OK:
+            raise
     return last
 
 
