@@ -26,7 +26,7 @@ def publish_some() -> None:
 
 
 def read_all() -> None:
-    for envelope in Reader(Order, "topic=orders", block=False):
+    for envelope in Reader(Order, "topic=orders", block=False):  # committed messages
         print(envelope.journal, envelope.begin, envelope.end, envelope.message)
 
 

@@ -20,6 +20,7 @@
     ├── FramingError                 bytes of a journal are not the messages they should be
     │   └── DecodeError, DesyncError, TornFrameError
     ├── MappingError                 a message maps to no journal
+    ├── StreamProtocolError          a peer broke the rules of the stream transport
     ├── BackPressureError            more waits to be sent than may wait
     └── ClosedError                  used after it was closed
 
@@ -65,6 +66,7 @@ __all__ = [
     "StatusError",
     "StoreAuthorizationError",
     "StoreError",
+    "StreamProtocolError",
     "SuspendedError",
     "TornFrameError",
     "UnauthenticatedError",
@@ -425,6 +427,18 @@ class TornFrameError(FramingError):
 
 class MappingError(GazetteError):
     """A message maps to no journal."""
+
+
+class StreamProtocolError(GazetteError):
+    """Bytes or frames break the rules of the stream transport; their connection ends.
+
+    Args:
+        reason: which rule, in words; a GOAWAY frame tells the peer the same.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class BackPressureError(GazetteError):

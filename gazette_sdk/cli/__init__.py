@@ -21,5 +21,5 @@ In reading order:
   protobuf text; ``progress``: bars on a terminal
 - ``journals``: the commands of ``gazctl journals``; ``edit_loop``: how specs are edited
 - ``attach_uuids``: ``gazctl attach-uuids``
-- ``serve``: ``gazette serve``; ``dev``: ``gazette dev``
+- ``serve``: ``gazette serve``; ``dev``: ``gazette dev``; ``bench``: ``gazette bench``
 """

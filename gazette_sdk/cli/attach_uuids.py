@@ -39,7 +39,7 @@ class Template:
         self._is_uuid: list[bool] = []
         end = 0
         for found in _FIELD.finditer(text):
-            self._add(text[end : found.start()].encode())
+            self._add(_encoded(text[end : found.start()]))
             name = found[1].strip()
             if name not in {".UUID", ".Line"} or not found[2]:
                 raise ConfigurationError(
@@ -47,7 +47,7 @@ class Template:
                 )
             self._add(None, is_uuid=name == ".UUID")
             end = found.end()
-        self._add(text[end:].encode())
+        self._add(_encoded(text[end:]))
 
     def _add(self, part: bytes | None, *, is_uuid: bool = False) -> None:
         self._parts.append(part)
@@ -59,6 +59,11 @@ class Template:
             part if part is not None else uuid if is_uuid else line
             for part, is_uuid in zip(self._parts, self._is_uuid, strict=True)
         )
+
+
+def _encoded(text: str) -> bytes:
+    """Text of the command line as it was given, whether or not that was UTF-8."""
+    return text.encode(errors="surrogateescape")
 
 
 def run(invocation: Invocation) -> None:
@@ -97,28 +102,34 @@ def lines_of(file: BinaryIO, name: str, max_length: int) -> Iterator[list[bytes]
         max_length: greatest length of a line, without its terminator.
 
     Raises:
-        CommandFailedError: a line is longer.
+        CommandFailedError: a line is longer. Those before it were yielded.
     """
     rest, number = b"", 0
     while block := file.read(BLOCK_BYTES):
         *lines, rest = (rest + block).split(b"\n")
-        longest = max(map(len, [*lines, rest]))
-        if longest > max_length + 1:  # a carriage return at the end does not count
-            _check([*lines, rest], name, number, max_length)
-        if lines:
-            found = [line.removesuffix(b"\r") for line in lines]
-            _check(found, name, number, max_length)
-            number += len(found)
-            yield found
+        found = [line.removesuffix(b"\r") for line in lines]
+        fitting = _fitting(found, max_length)
+        if fitting:
+            yield found[:fitting]
+        number += fitting
+        # What is left may end in a carriage return, which does not count.
+        if fitting < len(found) or len(rest) > max_length + 1:
+            raise _too_long(name, number, max_length)
     if rest:
-        found = [rest.removesuffix(b"\r")]
-        _check(found, name, number, max_length)
-        yield found
+        last = rest.removesuffix(b"\r")
+        if len(last) > max_length:
+            raise _too_long(name, number, max_length)
+        yield [last]
 
 
-def _check(lines: list[bytes], name: str, number: int, max_length: int) -> None:
-    for index, line in enumerate(lines, number + 1):
-        if len(line) > max_length:
-            raise CommandFailedError(
-                f"{name}: line {index} is longer than {max_length} bytes; raise --max-length"
-            )
+def _fitting(lines: list[bytes], max_length: int) -> int:
+    """How many lines there are before one that is too long."""
+    if not lines or max(map(len, lines)) <= max_length:
+        return len(lines)
+    return next(index for index, line in enumerate(lines) if len(line) > max_length)
+
+
+def _too_long(name: str, before: int, max_length: int) -> CommandFailedError:
+    return CommandFailedError(
+        f"{name}: line {before + 1} is longer than {max_length} bytes; raise --max-length"
+    )

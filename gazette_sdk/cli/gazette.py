@@ -1,9 +1,10 @@
-"""``gazette``: brokers (cli section 3), and clusters for development."""
+"""``gazette``: brokers (cli section 3), clusters for development, and what a cluster can do."""
 
 from __future__ import annotations
 
 import sys
 
+from gazette_sdk.cli.bench.settings import BENCH, BENCH_CLUSTER
 from gazette_sdk.cli.command import Command
 from gazette_sdk.cli.program import Program
 from gazette_sdk.cli.settings import DEV, PRINT_CONFIG
@@ -51,6 +52,37 @@ _DEV = Command(
     ),
 )
 
+_BENCH = Command(
+    "bench",
+    "Measure a cluster: publishing, tail latency, catch-up reads; and check what it does",
+    "gazette_sdk.cli.bench.command:run",
+    (BENCH, BENCH_CLUSTER, LOGGING),
+    details=(
+        "Makes journals of its own, publishes dicts to them and reads them back, with the SDK's "
+        "Publisher and Reader, and removes the journals again. What brokers stored of them stays "
+        "in the store, below --prefix.\n\n"
+        "`publish` publishes as fast as it goes, and counts what is acknowledged. `tail` publishes "
+        "at a fixed rate, while another process reads: a latency counts from the time when its "
+        "message was due, also where it was sent late. `read` reads everything back and compares "
+        "it with what was acknowledged. Messages which were lost, duplicated, reordered or changed "
+        "are named, and the status is 1.\n\n"
+        "An interrupted run cleans up, too."
+    ),
+    examples=(
+        ("gazette bench", "the cluster at GAZETTE_ADDRESS, or http://localhost:8080"),
+        ("gazette bench --embedded", "a cluster of its own, on this machine"),
+        (
+            "gazette bench --mode publish_batch --messages 1000000 --size 500 --journals 16",
+            "messages in lists of a thousand",
+        ),
+        (
+            "gazette bench --phases tail --rate 5000 --duration 1m --replication 3",
+            "latencies of a minute, with three replicas",
+        ),
+        ("gazette bench --json | jq .tail.latency_ms.p99", "one JSON object, for programs"),
+    ),
+)
+
 _PRINT_CONFIG = Command(
     "print-config",
     "Print the effective configuration of `serve` as an INI file",
@@ -63,7 +95,7 @@ _PRINT_CONFIG = Command(
 GAZETTE = Program(
     name="gazette",
     summary="gazette: brokers of append-only journals.",
-    commands=(_SERVE, _DEV, _PRINT_CONFIG),
+    commands=(_SERVE, _DEV, _BENCH, _PRINT_CONFIG),
     ini="gazette.ini",
 )
 

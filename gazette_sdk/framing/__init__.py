@@ -9,17 +9,20 @@ Everything here is pure: no I/O, no clock. In reading order:
 - ``base``: the :class:`Framing` interface, and :class:`Frames`, the result of a cut
 - ``json_lines``: ``application/x-ndjson``
 - ``fixed``: ``application/x-protobuf-fixed``, with the rules of a desynchronised stream
+- ``csv``: ``text/csv``, whose records have as many fields as the first of their stream
 - ``registry``: framings by content type; :func:`register` adds one
 - ``cutter``: cuts a journal as its content arrives, in chunks of any size
 """
 
 from gazette_sdk.framing.base import Frames, Framing
+from gazette_sdk.framing.csv import Csv
 from gazette_sdk.framing.cutter import Cut, Cutter
 from gazette_sdk.framing.fixed import FixedProtobuf
 from gazette_sdk.framing.json_lines import JsonLines
 from gazette_sdk.framing.registry import framing_for, register
 
 __all__ = [
+    "Csv",
     "Cut",
     "Cutter",
     "FixedProtobuf",

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from gazette_sdk.errors import FramingError
 
 __all__ = ["Buffer", "Frames", "Framing"]
+
+Offsets: TypeAlias = npt.NDArray[np.int64]
 
 Buffer: TypeAlias = bytes | bytearray
 """Content of a journal in memory."""
@@ -24,18 +29,27 @@ class Frames:
         ends: index behind each frame's last byte; as many as ``begins``.
         consumed: how many leading bytes of the buffer are dealt with. What stands behind waits
             for more content.
-        error: what is wrong at the end of the frames, if anything: a
-            :class:`~gazette_sdk.errors.DesyncError`, whose skipped bytes are consumed, or a
-            :class:`~gazette_sdk.errors.TornFrameError`. Its ``offset`` is an index of the buffer.
+        error: what is wrong behind the frames, if anything. Its ``offset`` is an index of the
+            buffer. What is bad is consumed, so that another cut goes on behind it: the skipped
+            bytes of a :class:`~gazette_sdk.errors.DesyncError`, or the one frame of a
+            :class:`~gazette_sdk.errors.DecodeError`. Only a
+            :class:`~gazette_sdk.errors.TornFrameError`, at the end, leaves its bytes.
     """
 
     begins: list[int]
     ends: list[int]
     consumed: int
     error: FramingError | None = None
+    _arrays: tuple[Offsets, Offsets] | None = field(default=None, repr=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.ends)
+
+    def arrays(self) -> tuple[Offsets, Offsets]:
+        """``begins`` and ``ends`` as arrays, which are not to be changed."""
+        if self._arrays is None:
+            self._arrays = np.array(self.begins, np.int64), np.array(self.ends, np.int64)
+        return self._arrays
 
 
 class Framing(abc.ABC):
@@ -47,8 +61,8 @@ class Framing(abc.ABC):
 
     Attributes:
         content_type: value of the journal's ``content-type`` label.
-        form: how payloads represent messages, ``"json"`` or ``"protobuf"``: selects the adapter
-            between a message's class and payloads.
+        form: how payloads represent messages, ``"json"``, ``"protobuf"`` or ``"csv"``: selects
+            the adapter between a message's class and payloads.
         header_bytes: length of what stands before the payload in each frame.
         trailer_bytes: length of what stands behind the payload in each frame.
         newline_delimited: a frame is its payload and a newline, and payloads hold no newline.
@@ -67,6 +81,14 @@ class Framing(abc.ABC):
         Raises:
             FramingError: no frame can hold this payload; ``out`` is as it was.
         """
+
+    def stream(self) -> Framing:
+        """The framing that cuts one stream, from the begin of a frame on.
+
+        A framing whose frames depend on earlier ones of the stream returns a fresh object, which
+        remembers them and whose cuts follow each other. Without such a state it is ``self``.
+        """
+        return self
 
     @abc.abstractmethod
     def cut(self, buffer: Buffer, *, searched: int = 0, final: bool = False) -> Frames:

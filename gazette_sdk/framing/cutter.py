@@ -46,6 +46,7 @@ class Cutter:
     ) -> None:
         self.offset = offset
         self._framing = framing
+        self._stream = framing.stream()
         self._pending: Buffer = b""
         self._searched = 0
         self._frame_bytes_max = frame_bytes_max
@@ -86,11 +87,12 @@ class Cutter:
             )
         self._pending = b""
         self._searched = 0
+        self._stream = self._framing.stream()
         self.offset = offset
         return torn
 
     def _cut(self, buffer: Buffer, *, final: bool) -> Cut:
-        frames = self._framing.cut(buffer, searched=self._searched, final=final)
+        frames = self._stream.cut(buffer, searched=self._searched, final=final)
         cut = Cut(buffer, frames, self.offset)
         if frames.error is not None and frames.error.offset is not None:
             frames.error.offset += self.offset

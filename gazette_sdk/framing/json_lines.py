@@ -43,16 +43,20 @@ class JsonLines(Framing):
 
     def cut(self, buffer: Buffer, *, searched: int = 0, final: bool = False) -> Frames:
         """Find all whole lines. At the end of the stream a line without newline is torn."""
-        ends: list[int] = _line_ends(buffer, searched).tolist()
-        consumed = ends[-1] if ends else 0
-        begins = [0, *ends[:-1]] if ends else []
+        found = _line_ends(buffer, searched)
+        places = np.empty(len(found) + 1, np.int64)
+        places[0] = 0
+        places[1:] = found
+        edges: list[int] = places.tolist()
+        consumed = edges[-1]
+        begins, ends = edges[:-1], edges[1:]
         pending = len(buffer) - consumed
         error = None
         if final and pending:
             error = TornFrameError(
                 f"unexpected EOF: {pending} bytes without a newline", offset=consumed
             )
-        return Frames(begins, ends, consumed, error)
+        return Frames(begins, ends, consumed, error, (places[:-1], places[1:]))
 
 
 def _line_ends(buffer: Buffer, begin: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gazette_sdk.errors import FramingError
 from gazette_sdk.framing.base import Framing
+from gazette_sdk.framing.csv import Csv
 from gazette_sdk.framing.fixed import FixedProtobuf
 from gazette_sdk.framing.json_lines import JsonLines
 
@@ -46,5 +47,5 @@ def framing_for(content_type: str) -> Framing:
 
 
 _framings: dict[str, Framing] = {}
-for _framing in (JsonLines(), FixedProtobuf()):
+for _framing in (JsonLines(), FixedProtobuf(), Csv()):
     register(_framing)

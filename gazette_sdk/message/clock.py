@@ -65,11 +65,12 @@ class Clock:
         with self._lock:
             self.value = max(self.value, candidate)
 
-    def tick(self) -> int:
-        """Move on by one microsecond; returns the new value."""
+    def tick(self, count: int = 1) -> int:
+        """Move on by one microsecond, ``count`` times; returns the value after the first."""
         with self._lock:
-            self.value = (self.value + TICK) & _MASK
-            return self.value
+            first = (self.value + TICK) & _MASK
+            self.value = (self.value + count * TICK) & _MASK
+            return first
 
     def unlock(self) -> None:
         """In a forked child: another thread of the parent may have held the lock."""

@@ -24,7 +24,7 @@ __all__ = ["Envelope"]
 M = TypeVar("M")
 
 
-class Envelope(msgspec.Struct, Generic[M], frozen=True):
+class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
     """A message and where it stands. Immutable.
 
     What its UUID says is worked out when it is asked for.

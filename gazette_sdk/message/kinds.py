@@ -9,6 +9,7 @@ dataclass on JsonMessage ``"json"``     the same, beside its fields; or its own 
 msgspec Struct           ``"json"``     the same
 pydantic model           ``"json"``     the same
 generated protobuf class ``"protobuf"`` its field ``bytes uuid``
+``list``, CsvRecord      ``"csv"``      its first item, as text
 ======================== ============== =======================================================
 
 An adapter (:class:`Kind`) is found by class and form, see :func:`kind_of`.
@@ -18,16 +19,20 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import typing
 import uuid
-from collections.abc import Callable
-from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.framing import Frames, Framing
 from gazette_sdk.framing.base import Buffer
 from gazette_sdk.message.uuid import Stamp
 
-__all__ = ["Decoded", "JsonMessage", "Kind", "RawUuid", "kind_of", "validator_of"]
+__all__ = ["Decoded", "JsonMessage", "Kind", "RawUuid", "Spliced", "kind_of", "validator_of"]
 
 M = TypeVar("M")
 
@@ -82,11 +87,25 @@ class Decoded(Generic[M]):
         messages: the messages, in order, up to the first which cannot be decoded.
         uuids: each message's UUID, as it stands there.
         error: why the frame behind ``messages`` cannot be decoded; None if all are.
+        texts: the UUIDs as rows of text, where they were found so; they need not be UUIDs.
     """
 
     messages: list[M]
-    uuids: list[RawUuid]
+    uuids: Sequence[RawUuid]
     error: Exception | None = None
+    texts: npt.NDArray[np.uint8] | None = None
+
+
+class Spliced(NamedTuple):
+    """JSON objects without their UUIDs, encoded in bulk, of which each will get one in front.
+
+    Attributes:
+        prefix: what stands before a UUID's text, from the opening brace on.
+        lines: the objects, each on a line of its own.
+    """
+
+    prefix: bytes
+    lines: bytes
 
 
 class Kind(abc.ABC, Generic[M]):
@@ -113,6 +132,21 @@ class Kind(abc.ABC, Generic[M]):
             ValidationError: the message holds something that has no form.
         """
 
+    def encode_many(self, messages: Sequence[M]) -> Spliced | None:
+        """The payloads of messages but for their UUIDs, in bulk.
+
+        Args:
+            messages: at least one.
+
+        Returns:
+            None where messages are encoded one by one, each with its UUID.
+
+        Raises:
+            ValidationError: a message holds something that has no form.
+        """
+        del messages
+        return None
+
     @abc.abstractmethod
     def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[M]:
         """The messages of frames, in bulk."""
@@ -127,7 +161,7 @@ def kind_of(message_type: type[M], form: str) -> Kind[M]:
 
     Args:
         message_type: class of the messages.
-        form: form of payloads, ``"json"`` or ``"protobuf"``.
+        form: form of payloads, ``"json"``, ``"protobuf"`` or ``"csv"``.
 
     Raises:
         ValidationError: objects of the class can carry no UUID, or have no such form.
@@ -136,10 +170,18 @@ def kind_of(message_type: type[M], form: str) -> Kind[M]:
     if found.form != form:
         raise ValidationError(
             f"{message_type.__qualname__} is a {found.form} message, but the journal's framing"
-            f" holds {form}; use another class, or a journal with another content-type label",
+            f" holds {form}; use {_CLASSES.get(form, 'another class')}, or a journal with another"
+            " content-type label",
             kind="message_form",
         )
     return found
+
+
+_CLASSES = {
+    "json": "a dataclass on JsonMessage, a pydantic model, a msgspec Struct or a dict",
+    "protobuf": "a generated protobuf class with a field `bytes uuid`",
+    "csv": "CsvRecord or list",
+}
 
 
 def validator_of(message_type: type[M]) -> Callable[[M], object] | None:
@@ -157,20 +199,34 @@ _known: dict[type, Kind[Any]] = {}
 
 def _known_kind(message_type: type[M]) -> Kind[M]:
     if not isinstance(message_type, type):
-        raise ValidationError(f"{message_type!r} is no class of messages", kind="message_type")
+        raise _no_class(message_type)
     found: Kind[M] = _known.get(message_type) or _find(message_type)
     return found
 
 
-def _find(message_type: type[M]) -> Kind[M]:
-    from gazette_sdk.message import json_kinds, protobuf_kind  # noqa: PLC0415 - they use this one
+def _no_class(given: object) -> ValidationError:
+    origin = typing.get_origin(given)
+    hint = f": derive a class from it, or use {origin.__name__}" if origin is not None else ""
+    return ValidationError(f"{given!r} is no class of messages{hint}", kind="message_type")
 
-    found: Kind[M] | None = json_kinds.find(message_type) or protobuf_kind.find(message_type)
+
+def _find(message_type: type[M]) -> Kind[M]:
+    from gazette_sdk.message import (  # noqa: PLC0415 - they use this one
+        csv_kind,
+        json_kinds,
+        protobuf_kind,
+    )
+
+    found: Kind[M] | None = (
+        json_kinds.find(message_type)
+        or protobuf_kind.find(message_type)
+        or csv_kind.find(message_type)
+    )
     if found is None:
         raise ValidationError(
             f"{message_type.__qualname__} can carry no message UUID: use a dataclass on"
-            " JsonMessage, a pydantic model, a msgspec Struct, a dict, or a generated protobuf"
-            " class",
+            " JsonMessage, a pydantic model, a msgspec Struct, a dict, a generated protobuf class,"
+            " or, for CSV, a list",
             kind="no_uuid",
         )
     _known[message_type] = found

@@ -56,6 +56,11 @@ class Mailbox(Generic[T]):
                 self._waiter = (loop, future)
             await future
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is in it just now."""
+        return not self._items
+
     def drop(self) -> None:
         """Remove the first item: the consumer is done with it."""
         with self._arrived:

@@ -13,11 +13,12 @@ A key is a str (its UTF-8 bytes), bytes (as they are), or an int (its decimal te
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from gazette_sdk.errors import MappingError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -33,6 +34,7 @@ __all__ = [
     "SelectorMapping",
     "direct",
     "fnv1a32",
+    "fnv1a32_many",
     "key_bytes",
     "modulo",
     "random",
@@ -45,8 +47,18 @@ Key: TypeAlias = str | bytes | int
 Mapping: TypeAlias = Callable[[Any], str]
 """From a message to the name of a journal."""
 
+_Hashes: TypeAlias = npt.NDArray[np.uint32]
+
 _HASHES_CACHED = 1 << 14
 """Hashes of so many recent keys are kept: hashing a byte costs as much as finding a key."""
+
+_KEYS_KNOWN_MAX = 1 << 16
+"""The journals of so many keys of batches are kept, beside those of the batch at hand."""
+
+_BYTE_VALUES = 256
+
+_PLAIN_KEYS = frozenset({str, bytes, int})
+"""Keys of these very classes are equal only if their bytes are."""
 
 
 # --------------------------------------------------------------------- hash
@@ -58,6 +70,24 @@ def fnv1a32(content: bytes) -> int:
     for byte in content:
         state = (state ^ byte) * 16777619 & 0xFFFF_FFFF
     return state
+
+
+def fnv1a32_many(contents: Sequence[bytes]) -> _Hashes:
+    """The hash of each of ``contents``, a byte of all of them at a time."""
+    lengths = np.fromiter(map(len, contents), dtype=np.int64, count=len(contents))
+    order = np.argsort(-lengths, kind="stable")
+    ascending = lengths[order][::-1]
+    begins = np.concatenate(([0], np.cumsum(lengths)[:-1]))[order] if len(order) else order
+    joined = np.frombuffer(b"".join(contents), dtype=np.uint8)
+    states = np.full(len(contents), 2166136261, dtype=np.uint32)
+    for position in range(int(lengths.max(initial=0))):
+        # The longest stand first: so many have a byte at this position.
+        count = len(ascending) - int(np.searchsorted(ascending, position, side="right"))
+        states[:count] ^= joined[begins[:count] + position]
+        states[:count] *= np.uint32(16777619)
+    hashes = np.empty_like(states)
+    hashes[order] = states
+    return hashes
 
 
 def key_bytes(key: Key) -> bytes:
@@ -128,15 +158,21 @@ class SelectorMapping:
         selector: label selector, as ``"topic=orders"``.
         choose: from a message and the journals, of which there is at least one, to an index.
 
+    Attributes:
+        selector: its text.
+        label_selector: what it says.
+        key: the function from a message to its key; None where messages have no keys.
+
     Raises:
         ValidationError: the selector is malformed.
     """
 
-    __slots__ = ("_choose", "label_selector", "selector")
+    __slots__ = ("_choose", "key", "label_selector", "selector")
 
     def __init__(self, selector: str, choose: Callable[[Any, Partitions], int]) -> None:
         self.selector = selector
         self.label_selector = parse_selector(selector)
+        self.key: Callable[[Any], Key] | None = None
         self._choose = choose
 
     def pick(self, message: Any, partitions: Partitions) -> str:
@@ -145,13 +181,110 @@ class SelectorMapping:
         Raises:
             MappingError: no journal matches the selector.
         """
-        names = partitions.names
-        if not names:
+        return self._names(partitions)[self._choose(message, partitions)]
+
+    def pick_many(
+        self, messages: Sequence[Any], partitions: Partitions, keys: list[Any] | None = None
+    ) -> Sequence[int]:
+        """The index of each message's journal in ``partitions.names``.
+
+        Args:
+            messages: the messages.
+            partitions: the journals.
+            keys: the messages' keys, where they are known.
+
+        Raises:
+            MappingError: no journal matches the selector, or a key is none.
+        """
+        del keys  # of use only to mappings that have keys
+        self._names(partitions)
+        return [self._choose(message, partitions) for message in messages]
+
+    def _names(self, partitions: Partitions) -> tuple[str, ...]:
+        if not partitions.names:
             raise MappingError(
                 f"no journal matches the selector {self.selector!r} (empty ListResponse); create"
                 " one with `gazctl journals apply`, or check its labels"
             )
-        return names[self._choose(message, partitions)]
+        return partitions.names
+
+
+class _KeyedMapping(SelectorMapping):
+    """Chooses by the hash of a key.
+
+    Args:
+        selector: label selector of the journals.
+        key: from a message to its key.
+        choose: from a hash and the journals to an index.
+        choose_many: the same for an array of hashes.
+    """
+
+    __slots__ = ("_choose_by_hash", "_choose_by_hashes", "_key", "_known")
+
+    def __init__(
+        self,
+        selector: str,
+        key: Callable[[Any], Key],
+        choose: Callable[[int, Partitions], int],
+        choose_many: Callable[[_Hashes, Partitions], npt.NDArray[Any]],
+    ) -> None:
+        super().__init__(
+            selector, lambda message, partitions: choose(_hash(key(message)), partitions)
+        )
+        self.key = self._key = key
+        self._choose_by_hash = choose
+        self._choose_by_hashes = choose_many
+        self._known: tuple[Partitions | None, dict[Any, int]] = (None, {})
+
+    def pick(self, message: Any, partitions: Partitions) -> str:
+        """See :meth:`SelectorMapping.pick`. Each distinct key is hashed once."""
+        key = self._key(message)
+        listed, known = self._known
+        if type(key) not in _PLAIN_KEYS:
+            return self._names(partitions)[self._choose_by_hash(_hash(key), partitions)]
+        index = known.get(key) if listed is partitions else None
+        if index is None:
+            self._names(partitions)
+            index = self._learn([key], partitions, known if listed is partitions else {})[key]
+        return partitions.names[index]
+
+    def pick_many(
+        self, messages: Sequence[Any], partitions: Partitions, keys: list[Any] | None = None
+    ) -> Sequence[int]:
+        """See :meth:`SelectorMapping.pick_many`. Each distinct key is hashed once."""
+        self._names(partitions)
+        assert self.key is not None
+        found = list(map(self.key, messages)) if keys is None else keys
+        if not _PLAIN_KEYS.issuperset(map(type, found)):  # others may equal each other
+            return [self._choose_by_hash(_hash(key), partitions) for key in found]
+        listed, known = self._known
+        if listed is not partitions:
+            known = {}
+        # As bytes they need no conversion to be grouped.
+        made: Callable[[Iterable[int]], Sequence[int]]
+        made = bytes if len(partitions.names) <= _BYTE_VALUES else list
+        try:
+            return made(map(known.__getitem__, found))
+        except KeyError:
+            return made(map(self._learn(found, partitions, known).__getitem__, found))
+
+    def _learn(
+        self, keys: list[Any], partitions: Partitions, known: dict[Any, int]
+    ) -> dict[Any, int]:
+        """The indexes of all keys, beside those that were known if they are not too many."""
+        fresh = set(keys).difference(known)
+        if len(known) + len(fresh) > _KEYS_KNOWN_MAX:
+            known, fresh = {}, set(keys)
+        if len(fresh) == 1:
+            [key] = fresh
+            known[key] = self._choose_by_hash(_hash(key), partitions)
+        else:
+            learnt = list(fresh)
+            hashes = fnv1a32_many([key_bytes(key) for key in learnt])
+            indexes = self._choose_by_hashes(hashes, partitions).tolist()
+            known.update(zip(learnt, indexes, strict=True))
+        self._known = (partitions, known)
+        return known
 
 
 class Direct:
@@ -179,10 +312,13 @@ def modulo(selector: str, *, key: Callable[[Any], Key]) -> SelectorMapping:
         key: from a message to its key.
     """
 
-    def choose(message: Any, partitions: Partitions) -> int:
-        return _hash(key(message)) % len(partitions.names)
+    def choose(hashed: int, partitions: Partitions) -> int:
+        return hashed % len(partitions.names)
 
-    return SelectorMapping(selector, choose)
+    def choose_many(hashes: _Hashes, partitions: Partitions) -> npt.NDArray[Any]:
+        return hashes % np.uint32(len(partitions.names))
+
+    return _KeyedMapping(selector, key, choose, choose_many)
 
 
 def rendezvous(selector: str, *, key: Callable[[Any], Key]) -> SelectorMapping:
@@ -193,11 +329,15 @@ def rendezvous(selector: str, *, key: Callable[[Any], Key]) -> SelectorMapping:
         key: from a message to its key.
     """
 
-    def choose(message: Any, partitions: Partitions) -> int:
+    def choose(hashed: int, partitions: Partitions) -> int:
         # The first of equal maxima, so that ties go to the lowest index.
-        return int((partitions.hashes ^ np.uint32(_hash(key(message)))).argmax())
+        return int((partitions.hashes ^ np.uint32(hashed)).argmax())
 
-    return SelectorMapping(selector, choose)
+    def choose_many(hashes: _Hashes, partitions: Partitions) -> npt.NDArray[Any]:
+        indexes: npt.NDArray[np.intp] = (hashes[:, None] ^ partitions.hashes).argmax(axis=1)
+        return indexes
+
+    return _KeyedMapping(selector, key, choose, choose_many)
 
 
 def random(selector: str, *, source: Random | None = None) -> SelectorMapping:

@@ -9,9 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
 
 from gazette_sdk.errors import (
     ClosedError,
@@ -24,7 +21,16 @@ from gazette_sdk.errors import (
     UnavailableError,
     ValidationError,
 )
-from gazette_sdk.message.mailbox import Mailbox
+from gazette_sdk.message.flow import (
+    Ended,
+    Failed,
+    Finished,
+    Flow,
+    Jumped,
+    Opened,
+    Vanished,
+)
+from gazette_sdk.message.plan import Plan
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
 from gazette_sdk.protocol.names import strip_meta
@@ -33,28 +39,19 @@ from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.listing import WatchedList, list_journals
-from gazette_sdk.transport.loop import sdk_loop
 from gazette_sdk.transport.reader import OffsetJumpError
 from gazette_sdk.transport.retry_reader import RetryReader
 
-__all__ = [
-    "Content",
-    "Ended",
-    "Failed",
-    "Finished",
-    "Item",
-    "Jumped",
-    "Opened",
-    "Plan",
-    "Prefetch",
-    "Vanished",
-]
+__all__ = ["Prefetch", "Replay"]
 
 _log = logging.getLogger(__name__)
 
 PREFETCH_BYTES_MAX = 8 << 20
 """Content of all journals which waits for the consumer: enough to keep it busy during a few
 round trips, and little beside what it decodes."""
+
+REPLAY_BYTES_MAX = 2 << 20
+"""As above, for a part of a journal which is read again."""
 
 CONCURRENT_READS_MAX = 16
 """Journals read at once where reading ends at the write heads. A reader that follows write heads
@@ -68,94 +65,15 @@ PATIENCE_S = 30.0
 A reader that follows write heads tries on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A journal is about to be read.
+class Replay(Flow):
+    """A part of a journal which is read again."""
 
-    Attributes:
-        journal: its name, as content is to be known under.
-        content_type: its ``content-type`` label.
-        offset: where reading begins; -1 for the write head.
-        continues: content goes on where it ended before the journal vanished for a while.
-    """
-
-    journal: str
-    content_type: str
-    offset: int
-    continues: bool
+    def __init__(self) -> None:
+        super().__init__(REPLAY_BYTES_MAX)
+        self.task: asyncio.Task[None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """Content which continues where the journal's last item ended."""
-
-    journal: str
-    content: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Jumped:
-    """The journal's next content begins at this offset."""
-
-    journal: str
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The journal was read to its write head or the wanted end, at this offset."""
-
-    journal: str
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Vanished:
-    """The journal was deleted, or does not match the selector any more."""
-
-    journal: str
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Reading failed. Without a journal, all of it."""
-
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """Nothing more comes."""
-
-
-Item: TypeAlias = Opened | Content | Jumped | Ended | Vanished | Failed | Finished
-"""What the consumer takes from the mailbox."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What to read.
-
-    Attributes:
-        selector: label selector of the journals; None where a name alone is meant.
-        name: name of a journal, which is meant if it exists.
-        text: selector or name as the user gave it, for errors.
-        block: follow the write heads, and the listing.
-        begin: offset at which journals begin that ``offsets`` doesn't name; -1 is the head.
-        offsets: where to begin, by journal.
-        end_offsets: where to end, by journal.
-    """
-
-    selector: pb.LabelSelector | None
-    name: str | None
-    text: str
-    block: bool
-    begin: int
-    offsets: Mapping[str, int]
-    end_offsets: Mapping[str, int]
-
-
-class Prefetch:
+class Prefetch(Flow):
     """Reads what a plan says, until it is stopped.
 
     Args:
@@ -165,31 +83,39 @@ class Prefetch:
 
     Attributes:
         mailbox: where items arrive.
+        is_owner: the connection is its own: at the end it stays open, for parts to be read again,
+            until :meth:`stopped`.
     """
 
     def __init__(self, plan: Plan, transport: Transport | None) -> None:
-        self.mailbox: Mailbox[Item] = Mailbox()
+        super().__init__(PREFETCH_BYTES_MAX, plan.piece_bytes_max)
+        self.is_owner = transport is None
         self._plan = plan
-        self._owned = transport is None
         self._transport = connect() if transport is None else transport
-        self._loop = sdk_loop()
-        self._queued_bytes = 0
-        self._has_room = asyncio.Event()
         self._slots = asyncio.Semaphore(CONCURRENT_READS_MAX)
         self._task: asyncio.Task[None] | None = None
         self._stops = False
         self._left_at: dict[tuple[str, int], int] = {}
+        self._revisions = dict(plan.revisions)
+        self._replays: set[asyncio.Task[None]] = set()
         self._loop.call_soon_threadsafe(self._start)
 
     # ------------------------------------------------------ for the consumer
 
-    def drop(self, item: Item) -> None:
-        """The consumer is done with the mailbox's first item."""
-        self.mailbox.drop()
-        if isinstance(item, Content):
-            # Once per chunk of content, which is many messages.
-            with contextlib.suppress(RuntimeError):  # the loop has ended, and reading with it
-                self._loop.call_soon_threadsafe(self._release, len(item.content))
+    def replay(self, journal: str, begin: int, end: int) -> Replay:
+        """Read a part of a journal again, beside everything else.
+
+        Args:
+            journal: its name, as content is known under.
+            begin: offset of the part's first byte.
+            end: offset behind its last byte.
+
+        Returns:
+            A flow of ``Content``, ``Jumped`` and at last ``Ended``, ``Failed`` or ``Finished``.
+        """
+        replay = Replay()
+        self._loop.call_soon_threadsafe(self._start_replay, replay, journal, begin, end)
+        return replay
 
     def stop(self) -> None:
         """End reading, from any thread; the mailbox then ends with ``Finished``."""
@@ -199,8 +125,9 @@ class Prefetch:
     async def stopped(self) -> None:
         """Stop, and wait until everything is closed. On the loop."""
         self._stop()
-        if self._task is not None:
-            await asyncio.wait([self._task])
+        tasks = [*self._replays, *([] if self._task is None else [self._task])]
+        if tasks:
+            await asyncio.wait(tasks)
 
     # ------------------------------------------------------------- the loop
 
@@ -210,28 +137,59 @@ class Prefetch:
 
     def _stop(self) -> None:
         self._stops = True
+        for replay in self._replays:
+            replay.cancel()
         if self._task is None:
-            self.mailbox.put(Finished())
+            self.put(Finished())
         else:
             self._task.cancel()
 
-    def _release(self, length_bytes: int) -> None:
-        self._queued_bytes -= length_bytes
-        if self._queued_bytes < PREFETCH_BYTES_MAX:
-            self._has_room.set()
-
     async def _run(self) -> None:
         try:
-            await self._read_all()
-        except GazetteError as error:
-            self.mailbox.put(Failed(error))
-        except Exception as error:  # noqa: BLE001 - the task's boundary: the consumer raises it
-            _log.exception("reading %s failed", self._plan.text)
-            self.mailbox.put(Failed(error))
+            try:
+                await self._read_all()
+            except GazetteError as error:
+                self.put(Failed(error))
+            except Exception as error:  # noqa: BLE001 - the task's boundary: the consumer raises it
+                _log.exception("reading %s failed", self._plan.text)
+                self.put(Failed(error))
+            finally:
+                self.put(Finished())
+            if self.is_owner:
+                # Parts may have to be read again, until the consumer has taken everything.
+                await self._loop.create_future()
         finally:
-            self.mailbox.put(Finished())
-            if self._owned:
+            if self.is_owner:
                 await self._transport.aclose()
+
+    def _start_replay(self, replay: Replay, journal: str, begin: int, end: int) -> None:
+        if self._stops:
+            replay.put(Finished())
+            return
+        task = self._loop.create_task(
+            self._run_replay(replay, journal, begin, end), name=f"replay of {journal}"
+        )
+        self._replays.add(task)
+        task.add_done_callback(self._replays.discard)
+
+    async def _run_replay(self, replay: Replay, journal: str, begin: int, end: int) -> None:
+        request = pb.ReadRequest(
+            journal=journal, offset=begin, block=self._plan.block, end_offset=end
+        )
+        try:
+            reader = RetryReader(self._transport, request, patience_s=PATIENCE_S)
+            try:
+                await self._move(reader, journal, replay)
+            finally:
+                await reader.aclose()
+        except Exception as error:  # noqa: BLE001 - the task's boundary: the consumer raises it
+            error.add_note(
+                f"while offsets {begin} to {end} of {journal} were read again: a transaction which"
+                " was acknowledged began there"
+            )
+            replay.put(Failed(error))
+        finally:
+            replay.put(Finished())
 
     async def _read_all(self) -> None:
         selector = self._plan.selector
@@ -277,25 +235,30 @@ class Prefetch:
         """Read the selector's journals as they come and go."""
         async with WatchedList(self._transport, selector) as watched:
             await self._first_listing(watched)
-            reads: dict[str, asyncio.Task[None]] = {}
+            reads: dict[tuple[str, int], asyncio.Task[None]] = {}
             is_new = False
             async with asyncio.TaskGroup() as group:
                 while True:
                     assert watched.snapshot is not None
-                    listed = {each.spec.name: each for each in watched.snapshot.journals}
-                    for name in sorted(reads.keys() - listed.keys()):
-                        reads.pop(name).cancel()
-                        self.mailbox.put(Vanished(self._named(name)))
-                    for name in sorted(listed.keys() - reads.keys()):
-                        read = self._read(listed[name], is_new=is_new)
-                        reads[name] = group.create_task(read)
+                    listed = {
+                        (each.spec.name, each.create_revision): each
+                        for each in watched.snapshot.journals
+                    }
+                    for key in sorted(reads.keys() - listed.keys()):
+                        ended = reads.pop(key)
+                        ended.cancel()
+                        await asyncio.wait([ended])
+                        self.put(Vanished(self._named(key[0])))
+                    for key in sorted(listed.keys() - reads.keys()):
+                        read = self._read(listed[key], is_new=is_new)
+                        reads[key] = group.create_task(read)
                     is_new = True
                     # Interruptions are waited out, and logged, by the watch itself.
                     with contextlib.suppress(GazetteError):
                         await watched.changed()
                     if isinstance(watched.error, ClosedError | ConfigurationError):
                         # The watch has ended, and so do all reads: the transport was closed.
-                        self.mailbox.put(Failed(watched.error))
+                        self.put(Failed(watched.error))
                         return
 
     async def _first_listing(self, watched: WatchedList) -> None:
@@ -330,17 +293,22 @@ class Prefetch:
             is_new: it was not there when reading began, and is read from its begin.
         """
         name = self._named(journal.spec.name)
+        revision = journal.create_revision
         offset = self._plan.offsets.get(name, 0 if is_new else self._plan.begin)
-        left_at = self._left_at.get((name, journal.create_revision))
+        if self._revisions.setdefault(name, revision) != revision:
+            # Another journal of that name was read before.
+            self._revisions[name] = revision
+            offset = 0
+        left_at = self._left_at.get((name, revision))
         continues = left_at is not None
         if left_at is not None:
             offset = left_at
         end_offset = self._plan.end_offsets.get(name, 0)
         content_type = value_of(journal.spec.labels, CONTENT_TYPE)
-        self.mailbox.put(Opened(name, content_type, offset, continues))
+        self.put(Opened(name, content_type, offset, continues, revision))
         if name in self._plan.end_offsets and end_offset <= offset:
             # A read that ends at 0 would have no end, and there is nothing to read anyway.
-            self.mailbox.put(Ended(name, offset))
+            self.put(Ended(name, offset))
             return
         attempt = 0
         while True:
@@ -352,35 +320,33 @@ class Prefetch:
                     self._transport, request, patience_s=None if self._plan.block else PATIENCE_S
                 )
                 try:
-                    await self._move(reader, name)
+                    await self._move(reader, name, self)
                 finally:
                     offset = reader.offset
-                    self._left_at[name, journal.create_revision] = offset
+                    self._left_at[name, revision] = offset
                     await reader.aclose()
             except (SuspendedError, JournalNotFoundError) as error:
                 if not self._plan.block:
-                    self.mailbox.put(Failed(error))
+                    self.put(Failed(error))
                     return
                 # An append resumes it; or the listing, which ends this task, lags behind.
                 await pause(attempt)
                 attempt += 1
             except GazetteError as error:
-                self.mailbox.put(Failed(error))
+                self.put(Failed(error))
                 return
             else:
                 return
 
-    async def _move(self, reader: RetryReader, name: str) -> None:
-        """Move content to the mailbox until the journal's end."""
+    async def _move(self, reader: RetryReader, name: str, flow: Flow) -> None:
+        """Move content to a flow until the journal's end."""
         while True:
-            while self._queued_bytes >= PREFETCH_BYTES_MAX:
-                self._has_room.clear()
-                await self._has_room.wait()
+            await flow.room()
             content: bytes | None
             try:
                 content = await reader.read()
             except OffsetJumpError:
-                self.mailbox.put(Jumped(name, reader.offset))
+                flow.put(Jumped(name, reader.offset))
                 continue
             except OffsetNotYetAvailableError:
                 head = reader.response.write_head if reader.response is not None else 0
@@ -398,7 +364,7 @@ class Prefetch:
                     raise
                 content = None  # it holds nothing that could be read
             if content is None:
-                self.mailbox.put(Ended(name, reader.offset))
+                flow.put(Ended(name, reader.offset))
                 return
-            self._queued_bytes += len(content)
-            self.mailbox.put(Content(name, content))
+            if content:
+                flow.put_content(name, content)

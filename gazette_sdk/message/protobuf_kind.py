@@ -18,6 +18,9 @@ from gazette_sdk.message.uuid import Stamp
 __all__ = ["ProtobufKind", "find"]
 
 
+_UUID_BYTES = 16
+
+
 def find(message_type: type[Any]) -> Kind[Any] | None:
     """The adapter of a generated protobuf class; None for any other class.
 
@@ -62,10 +65,24 @@ class ProtobufKind(Kind[Any]):
             messages.extend(map(parse, framing.payloads(buffer, frames)))
         except ProtobufDecodeError as cause:
             error = cause
-        uuids: list[RawUuid] = [message.uuid for message in messages]
+        # As much as fits is taken; 36 bytes would be taken for text.
+        uuids: list[RawUuid] = [message.uuid[:_UUID_BYTES] for message in messages]
         return Decoded(messages, uuids, error)
 
     def new_acknowledgement(self, message: Any, journal: str) -> Any:
-        """What the message's own ``new_acknowledgement`` says, or an empty message."""
+        """An empty message, but for required fields, which hold their defaults."""
         del message, journal
-        return self.message_type()
+        empty = self.message_type()
+        _fill(empty)
+        return empty
+
+
+def _fill(message: Message) -> None:
+    """Set required fields, of which a message of proto2 must have all."""
+    for field in message.DESCRIPTOR.fields:
+        if field.is_required and field.message_type is not None:
+            part = getattr(message, field.name)
+            part.SetInParent()
+            _fill(part)
+        elif field.is_required:
+            setattr(message, field.name, field.default_value)

@@ -2,37 +2,43 @@
 
 from __future__ import annotations
 
-import asyncio
+import atexit
 import concurrent.futures
+import logging
 import os
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from gazette_sdk.errors import BackPressureError, ConfigurationError, GazetteError, MappingError
+from gazette_sdk.errors import ConfigurationError, GazetteError
+from gazette_sdk.message.batch import ReceiptTimeoutError, ended
 from gazette_sdk.message.clock import Clock
-from gazette_sdk.message.kinds import validator_of
-from gazette_sdk.message.mapping import Mapping, SelectorMapping
-from gazette_sdk.message.outbox import Outbox
-from gazette_sdk.message.receipt import Batch, Receipt, ReceiptTimeoutError
-from gazette_sdk.message.sender import Sender, closed_error, on_loop
-from gazette_sdk.protocol.names import validate_journal
+from gazette_sdk.message.dispatch import AnyMapping, Dispatch
+from gazette_sdk.message.intents import AckIntents
+from gazette_sdk.message.mapping import SelectorMapping
+from gazette_sdk.message.receipt import BatchReceipt, Receipt
+from gazette_sdk.message.sender import Sender, left_behind, on_loop
+from gazette_sdk.message.transaction import Transaction
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.loop import on_sdk_loop, run, sdk_loop
+from gazette_sdk.transport.loop import on_sdk_loop, run
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["PENDING_BYTES_MAX", "Publisher"]
+
+logger = logging.getLogger(__name__)
 
 PENDING_BYTES_MAX = 64 << 20
 """Encoded messages which are not acknowledged take no more memory than this, unless told so."""
 
-DEFERRED_MAX = 10_000
-"""Messages which wait for a first listing, where waiting for it would block the event loop."""
-
 MAPPING_TIMEOUT_S = 30.0
 """Bound of a wait for the first listing of journals."""
+
+EXIT_TIMEOUT_S = 10.0
+"""What the end of the program waits for messages of publishers that nobody closed."""
 
 
 class Publisher:
@@ -67,7 +73,7 @@ class Publisher:
 
     def __init__(
         self,
-        mapping: Mapping | SelectorMapping | None = None,
+        mapping: AnyMapping | None = None,
         *,
         transport: Transport | None = None,
         clock: Clock | None = None,
@@ -78,9 +84,6 @@ class Publisher:
         if when_full not in {"block", "raise"}:
             raise ConfigurationError(f"when_full={when_full!r}: use 'block' or 'raise'")
         self._mapping = mapping
-        self._validators: dict[type, Callable[[Any], object] | None] = {}
-        self._deferred: deque[tuple[Any, Mapping | SelectorMapping, Receipt]] = deque()
-        self._settling: asyncio.Task[None] | None = None
         self._sender = Sender(
             transport,
             clock,
@@ -88,6 +91,7 @@ class Publisher:
             blocks=when_full == "block",
             mapping_timeout_s=mapping_timeout_s,
         )
+        self._dispatch = Dispatch(self._sender, mapping)
         _publishers.add(self)
 
     @property
@@ -97,7 +101,7 @@ class Publisher:
 
     # ------------------------------------------------------------ publishing
 
-    def publish(self, message: Any, *, mapping: Mapping | SelectorMapping | None = None) -> Receipt:
+    def publish(self, message: Any, *, mapping: AnyMapping | None = None) -> Receipt:
         """Publish a message; returns at once, unless it must wait for a first listing or room.
 
         Args:
@@ -112,19 +116,75 @@ class Publisher:
             ClosedError: the publisher is closed.
             Exception: whatever the message's own ``validate`` raises.
         """
-        message_type: type = type(message)
-        if message_type not in self._validators:
-            self._validators[message_type] = validator_of(message_type)
-        validate = self._validators[message_type]
-        if validate is not None:
-            validate(message)
-        mapping = self._mapping if mapping is None else mapping
-        if mapping is None:
-            raise MappingError("there is no mapping: give one to the Publisher or to publish()")
-        outbox = self._route(message, mapping)
-        if outbox is None:
-            return self._defer(message, mapping)
-        return self._sender.add(outbox, message)
+        return self._dispatch.publish(message, mapping, None)
+
+    def publish_batch(
+        self,
+        messages: Sequence[Any] | pa.RecordBatch | pa.Table,
+        *,
+        mapping: AnyMapping | None = None,
+    ) -> BatchReceipt:
+        """Publish many messages: validated, mapped, encoded and stamped in bulk.
+
+        If one of them is refused, none is published. They stand in their journals in the order
+        of the batch; each is committed by itself.
+
+        Args:
+            messages: a list of messages, or columns: a pyarrow RecordBatch or Table, or anything
+                that hands out an Arrow stream. Each row is written as a JSON object, with null
+                for what is missing; a mapping sees it as an object whose columns are both its
+                attributes and its items.
+            mapping: instead of the publisher's own.
+
+        Raises:
+            Exception: as :meth:`publish`. Where waiting is not wanted or not possible, a batch
+                which by itself is larger than what may be pending is refused.
+        """
+        return self._dispatch.publish_batch(messages, mapping, None)
+
+    def transaction(
+        self,
+        *,
+        mapping: AnyMapping | None = None,
+        save: Callable[[AckIntents], object] | None = None,
+        timeout: float | None = None,
+    ) -> Transaction:
+        """Begin a transaction: ``with publisher.transaction() as txn``, or ``async with``.
+
+        Committed readers see all its messages or none: in each journal at once, and in all of
+        them, unless this process dies between the journals. To be safe from that, too, ``save``
+        the intents, and after a crash :meth:`acknowledge` what was saved last.
+
+        Args:
+            mapping: instead of the publisher's own.
+            save: stores the acknowledgements, when all messages are durable, and before the
+                first is written: ``save(intents)``, which within ``async with`` may return an
+                awaitable. If it raises, nobody knows whether it has stored them: the transaction
+                is neither acknowledged nor rolled back.
+            timeout: seconds which the end of the block may wait for brokers; None waits until
+                every append has ended.
+
+        Raises (the end of the block):
+            TransactionInDoubtError: decided, but not acknowledged everywhere. Has the intents.
+            ReceiptTimeoutError: not in time; rolled back.
+            GazetteError: an append failed; rolled back.
+        """
+        return Transaction(self._dispatch, mapping, save, timeout)
+
+    def acknowledge(self, intents: Mapping[str, bytes] | bytes) -> BatchReceipt:
+        """Write acknowledgements which were saved. Writing them again does no harm.
+
+        Args:
+            intents: what ``save`` got, or its ``to_bytes()``.
+
+        Raises:
+            ValidationError: these are no stored intents.
+            MappingError: a journal does not exist any more.
+            ClosedError: the publisher is closed.
+        """
+        if isinstance(intents, bytes | bytearray | memoryview):
+            intents = AckIntents.from_bytes(bytes(intents))
+        return self._dispatch.acknowledge(dict(intents))
 
     async def ready(self) -> None:
         """Wait until the mapping's journals are listed. ``async with`` does so.
@@ -138,80 +198,6 @@ class Publisher:
     async def room(self) -> None:
         """Wait until no more is pending than may be."""
         await self._sender.room()
-
-    # --------------------------------------------------------------- routing
-
-    def _route(self, message: Any, mapping: Mapping | SelectorMapping) -> Outbox | None:
-        """The outbox of the message's journal; None if that must be found out on the loop."""
-        if isinstance(mapping, SelectorMapping):
-            watches = self._sender.link().watches
-            partitions = watches.current.get(mapping.selector)
-            if partitions is None:
-                if on_loop():
-                    return None
-                partitions = run(watches.partitions(mapping))
-            journal = mapping.pick(message, partitions)
-            outbox = self._sender.outboxes.get(journal)
-            if outbox is None:
-                outbox = self._sender.open(journal, partitions.content_types[journal])
-        else:
-            journal = _named(mapping(message), mapping)
-            outbox = self._sender.outboxes.get(journal)
-            if outbox is None:
-                if on_loop():
-                    return None
-                content_type = run(self._sender.link().watches.content_type(journal))
-                outbox = self._sender.open(journal, content_type)
-        if self._deferred and on_loop():
-            return None  # messages keep the order of the calls
-        return outbox
-
-    def _defer(self, message: Any, mapping: Mapping | SelectorMapping) -> Receipt:
-        """Publish when the journals are known. Only on the SDK's loop, which must not wait."""
-        if self._sender.is_closed:
-            raise closed_error()
-        if len(self._deferred) >= DEFERRED_MAX:
-            raise BackPressureError(
-                f"{DEFERRED_MAX} messages wait for the first listing of their journals;"
-                " `await publisher.ready()` before publishing"
-            )
-        receipt = Receipt(Batch(""), 0, 0)
-        self._deferred.append((message, mapping, receipt))
-        if self._settling is None or self._settling.done():
-            self._settling = sdk_loop().create_task(self._settle_deferred())
-        return receipt
-
-    async def _settle_deferred(self) -> None:
-        while self._deferred:
-            message, mapping, receipt = self._deferred[0]
-            try:
-                receipt.follow(
-                    self._sender.add(await self._route_on_loop(message, mapping), message)
-                )
-            except BackPressureError:
-                await self.room()
-                continue
-            except asyncio.CancelledError:
-                receipt.fail(closed_error())
-                self._deferred.popleft()
-                raise
-            except Exception as error:  # noqa: BLE001 - the receipt's and flush's to raise
-                receipt.fail(error)
-                self._sender.note_failure(error)
-            self._deferred.popleft()
-
-    async def _route_on_loop(self, message: Any, mapping: Mapping | SelectorMapping) -> Outbox:
-        watches = self._sender.link().watches
-        if isinstance(mapping, SelectorMapping):
-            partitions = await watches.partitions(mapping)
-            journal = mapping.pick(message, partitions)
-            content_type = partitions.content_types[journal]
-        else:
-            journal = _named(mapping(message), mapping)
-            content_type = ""
-            if journal not in self._sender.outboxes:
-                content_type = await watches.content_type(journal)
-        return self._sender.outboxes.get(journal) or self._sender.open(journal, content_type)
 
     # ------------------------------------------------------- flush and close
 
@@ -239,7 +225,7 @@ class Publisher:
         deadline = None if timeout is None else time.monotonic() + timeout
         for futures in self._pending():
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not await _ended(futures, left):
+            if not await ended(*futures, timeout_s=left):
                 raise _late(timeout)
         self._sender.raise_failure()
 
@@ -275,16 +261,11 @@ class Publisher:
 
     def _pending(self) -> Iterator[list[concurrent.futures.Future[int]]]:
         """First what waits to be mapped, then, looked up when it is asked for, all batches."""
-        yield [receipt.batch.done for _, _, receipt in list(self._deferred)]
-        yield self._sender.pending()
+        yield self._dispatch.deferred.pending()
+        yield [batch.done for batch in self._sender.pending()]
 
     async def _shut(self) -> None:
-        if self._settling is not None:
-            self._settling.cancel()
-            await asyncio.wait([self._settling])
-        for _, _, receipt in self._deferred:
-            receipt.fail(closed_error())
-        self._deferred.clear()
+        await self._dispatch.deferred.aclose()
         await self._sender.aclose()
 
     def __enter__(self) -> Self:
@@ -322,11 +303,10 @@ class Publisher:
 
     def _become_another_producer(self) -> None:
         """In a forked child: begin anew. The parent sends what the parent was given."""
-        for _, _, receipt in self._deferred:
-            receipt.batch.disown()
-        self._deferred.clear()
-        self._settling = None
+        self._dispatch.deferred.disown()
+        self._dispatch.is_parents = True
         self._sender = self._sender.renewed()
+        self._dispatch = Dispatch(self._sender, self._mapping)
 
 
 _publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
@@ -340,29 +320,33 @@ def _begin_anew() -> None:
 os.register_at_fork(after_in_child=_begin_anew)
 
 
-def _named(journal: object, mapping: object) -> str:
-    if not isinstance(journal, str):
-        raise MappingError(
-            f"the mapping {mapping!r} returned {journal!r}: a mapping returns a journal's name"
+def _send_what_is_left() -> None:
+    """At the program's end: give what nobody waited for some time to be sent."""
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
+    deferred = [publisher._dispatch.deferred for publisher in list(_publishers)]  # noqa: SLF001
+    concurrent.futures.wait(
+        [future for calls in deferred for future in calls.pending()], EXIT_TIMEOUT_S
+    )
+    lost = sum(len(calls.calls) for calls in deferred)
+    for sender in left_behind():
+        pending = sender.pending()
+        if pending and sender.can_send:
+            left = max(0.0, deadline - time.monotonic())
+            concurrent.futures.wait([batch.done for batch in pending], left)
+        lost += sum(batch.count for batch in sender.pending())
+        try:
+            sender.raise_failure()
+        except Exception as error:  # noqa: BLE001 - nobody is left to be told
+            logger.warning("a publisher was not closed, and had failed: %s", error)
+    if lost:
+        logger.warning(
+            "%d messages could not be delivered before the end of the program; close publishers,"
+            " or flush them, to wait for their messages",
+            lost,
         )
-    validate_journal(journal)
-    return journal
 
 
-async def _ended(futures: list[concurrent.futures.Future[int]], timeout_s: float | None) -> bool:
-    """Wait until all have ended, well or badly; whether they have."""
-    if not futures:
-        return True
-    waits = [asyncio.wrap_future(future) for future in futures]
-    for wait in waits:
-        wait.add_done_callback(_mark_as_seen)
-    _, late = await asyncio.wait(waits, timeout=timeout_s)
-    return not late
-
-
-def _mark_as_seen(future: asyncio.Future[int]) -> None:
-    if not future.cancelled():
-        future.exception()
+atexit.register(_send_what_is_left)
 
 
 def _late(timeout: float | None) -> ReceiptTimeoutError:

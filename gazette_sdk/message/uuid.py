@@ -7,10 +7,14 @@ the flags, and the node is the producer.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 import uuid
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from gazette_sdk.message.clock import TICK, UNIX_EPOCH
 from gazette_sdk.message.flags import FLAGS_MAX
@@ -34,6 +38,14 @@ ZERO_UUID = uuid.UUID(int=0)
 """The UUID of a message that opts out of sequencing."""
 
 _CLOCK_MAX = (1 << 64) - 1
+
+_TEXT_BYTES = 36
+
+
+@functools.cache
+def _four_digits() -> npt.NDArray[np.uint32]:
+    """The four hexadecimal digits of each 16-bit number, as one number of their ASCII bytes."""
+    return np.frombuffer(b"".join(b"%04x" % n for n in range(1 << 16)), dtype=np.uint32)
 
 
 class UuidParts(NamedTuple):
@@ -160,6 +172,47 @@ class Stamp:
         now = ((time.time_ns() // 100 + UNIX_EPOCH) << 4) + TICK
         clock = self.clock + TICK
         self.clock = now if now > clock else clock  # noqa: FURB136 - once per message
+
+    def reserve(self, count: int) -> int:
+        """Move on to the wall clock's time, and tick ``count`` times; returns the first tick's.
+
+        Not synchronised. The clock is that of the last tick.
+        """
+        self.tick_now()
+        first = self.clock
+        self.clock = first + (count - 1) * TICK
+        return first
+
+    def texts(self, first: int, count: int, before: bytes, after: bytes) -> npt.NDArray[np.uint8]:
+        """The texts of successive UUIDs, each between the same constant bytes.
+
+        Args:
+            first: clock of the first; each further one is a tick later.
+            count: how many.
+            before: what stands in front of each text.
+            after: what stands behind each.
+
+        Returns:
+            A matrix of bytes, one row for each UUID.
+        """
+        head, four_digits = len(before), _four_digits()
+        rows = np.empty((count, head + _TEXT_BYTES + len(after)), dtype=np.uint8)
+        done = 0
+        while done < count:
+            clock = first + done * TICK
+            # Only the first eight digits change until they overflow, which is every 7 minutes.
+            left = ((clock | 0xFFFF_FFFF0) - clock) // TICK + 1
+            run = slice(done, min(count, done + left))
+            text = str(build_uuid(self.producer, clock, self.flags)).encode()
+            rows[run] = np.frombuffer(before + text + after, dtype=np.uint8)
+            ticks = np.arange(run.stop - run.start, dtype=np.int64) * (TICK >> 4)
+            low = (clock >> 4 & 0xFFFF_FFFF) + ticks
+            digits = np.empty((len(low), 2), dtype=np.uint32)
+            digits[:, 0] = four_digits[low >> 16]
+            digits[:, 1] = four_digits[low & 0xFFFF]
+            rows[run, head : head + 8] = digits.view(np.uint8)
+            done = run.stop
+        return rows
 
     def text(self) -> bytes:
         """The UUID as lower-case text with hyphens, ASCII."""

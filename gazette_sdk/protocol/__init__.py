@@ -15,6 +15,7 @@ here are rules about them and functions over them. In reading order:
 - ``rpc``: rules of every request and response.
 - ``service``: the table of calls.
 - ``wire``: sub-messages that are written also when empty.
+- ``consumer_pb2``: checkpoints of consumers.
 - ``authorization``: capabilities and bearer tokens.
 - ``journalspace``: trees of specs, and their YAML.
 

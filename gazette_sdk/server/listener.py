@@ -134,7 +134,9 @@ class Listener:
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )[0]
             try:
-                bound = socket.socket(family, socket.SOCK_STREAM)
+                # Only sockets which name TCP get TCP_NODELAY of asyncio; without it the answers of
+                # calls that share a connection wait for each other's delayed acknowledgements.
+                bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
             except OSError:
                 if position == 0:
                     raise

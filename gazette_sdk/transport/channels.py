@@ -175,7 +175,8 @@ class Channels:
             ("grpc.max_receive_message_length", max_receive_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.initial_reconnect_backoff_ms", int(FIRST_RECONNECT_S * 1000)),
-            ("grpc.min_reconnect_backoff_ms", int(FIRST_RECONNECT_S * 1000)),
+            # Under this name gRPC keeps what a dial may take, the handshakes included.
+            ("grpc.min_reconnect_backoff_ms", int(connect_timeout_s * 1000)),
             ("grpc.max_reconnect_backoff_ms", int(reconnect_backoff_max_s * 1000)),
             ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
             ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gazette_sdk.cli.bench.settings import BENCH
 from gazette_sdk.protocol.durations import SECOND_NS, format_duration
 from gazette_sdk.server.options import BoundOption, Group
 from gazette_sdk.server.settings import BROKER, DEBUG, ETCD, LOGGING
@@ -47,6 +48,7 @@ def tables() -> dict[Path, dict[str, Callable[[], str]]]:
             f"options of [{group.title}]": lambda group=group: option_table(group)
             for group in OPTIONS
         },
+        docs / "bench.md": {f"options of [{BENCH.title}]": lambda: option_table(BENCH)},
         docs / "architecture.md": {
             f"modules of {room.name}": lambda room=room: module_table(room) for room in ROOMS
         },
@@ -73,9 +75,10 @@ def option_table(group: Group[Any]) -> str:
     lines = ["| flag | INI key | environment | default | meaning |", "|---|---|---|---|---|"]
     for bound in group.options:
         description = bound.option.description.replace("|", "\\|")
+        env = f"`{bound.env}`" if bound.env else ""
         choices = f" ({', '.join(bound.choices)})" if bound.choices else ""
         lines.append(
-            f"| `--{bound.long}` | `{bound.option.key}` | `{bound.env}` "
+            f"| `--{bound.long}` | `{bound.option.key}` | {env} "
             f"| {_default(bound)} | {description}{choices} |"
         )
     return "\n".join(lines)

@@ -17,13 +17,18 @@ class TcpProxy:
         port: port to connect to.
         accepting: whether new connections are served; others are closed at once.
         flowing: cleared, nothing is forwarded any more, and connections stay open.
+        connections_made: how many were made by now.
+        answering: cleared, nothing is forwarded to those who connected any more.
     """
 
     def __init__(self, target_port: int) -> None:
         self.port = 0
+        self.connections_made = 0
         self.accepting = True
         self.flowing = asyncio.Event()
         self.flowing.set()
+        self.answering = asyncio.Event()
+        self.answering.set()
         self._target_port = target_port
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -55,6 +60,7 @@ class TcpProxy:
             await asyncio.wait(connections)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections_made += 1
         task = asyncio.current_task()
         assert task is not None
         if not self.accepting:
@@ -69,8 +75,10 @@ class TcpProxy:
             self._writers.add(there_writer)
             try:
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(self._pump(reader, there_writer))
-                    group.create_task(self._pump(there_reader, writer))
+                    group.create_task(self._pump(reader, there_writer, self.flowing))
+                    group.create_task(
+                        self._pump(there_reader, writer, self.flowing, self.answering)
+                    )
             finally:
                 self._writers.discard(there_writer)
                 await _abort(there_writer)
@@ -81,10 +89,13 @@ class TcpProxy:
             await _abort(writer)
             self._connections.discard(task)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *gates: asyncio.Event
+    ) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(CHUNK_BYTES):
-                await self.flowing.wait()
+                for gate in gates:
+                    await gate.wait()
                 writer.write(data)
                 await writer.drain()
         if not writer.transport.is_closing():

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 import pyarrow as pa
 from google.protobuf.message import DecodeError as ProtobufDecodeError
 from google.protobuf.message import Message
 
-from gazette_sdk.errors import ConfigurationError, DecodeError
-from gazette_sdk.framing import Cut
+from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.framing import Cut, Frames, Framing
+from gazette_sdk.framing.base import Buffer
 from gazette_sdk.framing.registry import framing_for
-from gazette_sdk.message.arrow import decode_json_block, decode_message_block
+from gazette_sdk.message.arrow import BlockDecoder
+from gazette_sdk.message.kinds import Decoded, Kind, RawUuid, kind_of
+from gazette_sdk.message.protobuf_kind import ProtobufKind
 from gazette_spark.options import Options, load_message
 
 __all__ = ["Decoder"]
 
-_UUID_BYTES = 16
+_CLASSES: dict[str, type] = {"json": dict, "csv": list}
 
 
 class Decoder:
@@ -36,17 +38,16 @@ class Decoder:
     def __init__(
         self, options: Options, journal: str, content_type: str, schema: pa.Schema
     ) -> None:
-        self._framing = framing_for(content_type)
-        self._journal = journal
-        self._schema = schema
-        self._message: type[Message] | None = None
-        if self._framing.form == "json":
-            return
-        if not options.message:
+        framing = framing_for(content_type)
+        if framing.form not in _CLASSES and not options.message:
             raise ConfigurationError(
                 f"gazette: {journal} holds {content_type}; give the option message=module:Class"
             )
-        self._message = load_message(options.message)
+        if framing.form in _CLASSES:
+            kind: Kind[Any] = kind_of(_CLASSES[framing.form], framing.form)
+        else:
+            kind = _protobuf_kind(load_message(options.message))
+        self._blocks = BlockDecoder(journal, framing, kind, schema)
 
     def decode(self, cut: Cut) -> pa.RecordBatch:
         """The batch of a block's whole frames.
@@ -54,57 +55,25 @@ class Decoder:
         Raises:
             DecodeError: a message cannot be decoded; names journal and offset.
         """
-        if self._message is None:
-            block = bytes(memoryview(cut.buffer)[: cut.frames.consumed])
-            return decode_json_block(block, self._journal, cut.offset, self._schema)
-        return self._decode_protobuf(cut, self._message)
-
-    def _decode_protobuf(self, cut: Cut, message_type: type[Message]) -> pa.RecordBatch:
-        rows, uuids = [], []
-        starts = [cut.offset + begin for begin in cut.frames.begins]
-        for start, payload in zip(
-            starts, self._framing.payloads(cut.buffer, cut.frames), strict=True
-        ):
-            try:
-                message = message_type.FromString(payload)
-            except ProtobufDecodeError as error:
-                raise DecodeError(
-                    f"{self._journal}: the message at offset {start} is no "
-                    f"{message_type.DESCRIPTOR.full_name}: {error}; check the option 'message'",
-                    journal=self._journal,
-                    offset=start,
-                ) from error
-            rows.append(_row(message))
-            raw = getattr(message, "uuid", b"")
-            uuids.append(
-                str(uuid.UUID(bytes=raw))
-                if isinstance(raw, bytes) and len(raw) == _UUID_BYTES
-                else None
-            )
-        return decode_message_block(rows, uuids, starts, self._journal, self._schema)
+        return self._blocks.decode(cut)
 
 
-def _row(message: Message) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for field in message.DESCRIPTOR.fields:
-        value = getattr(message, field.name)
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            row[field.name] = [
-                (key, _value(field.message_type.fields[1], value[key])) for key in value
-            ]
-        elif field.is_repeated:
-            row[field.name] = [_value(field, element) for element in value]
-        elif field.has_presence and not message.HasField(field.name):
-            row[field.name] = None
-        else:
-            row[field.name] = _value(field, value)
-    return row
+def _protobuf_kind(message_type: type[Message]) -> ProtobufKind:
+    if "uuid" in message_type.DESCRIPTOR.fields_by_name:
+        return ProtobufKind(message_type)
+    return _WithoutUuid(message_type)
 
 
-def _value(field: Any, value: Any) -> Any:
-    if field.message_type is not None:
-        return _row(value)
-    if field.enum_type is not None:
-        known = field.enum_type.values_by_number.get(value)
-        return known.name if known is not None else str(value)
-    return value
+class _WithoutUuid(ProtobufKind):
+    """A class which holds no UUID can be read, though not published."""
+
+    def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[Any]:
+        """Parse each payload."""
+        messages: list[Any] = []
+        error = None
+        try:
+            messages.extend(map(self.message_type.FromString, framing.payloads(buffer, frames)))
+        except ProtobufDecodeError as cause:
+            error = cause
+        uuids: list[RawUuid] = [None] * len(messages)
+        return Decoded(messages, uuids, error)

@@ -44,7 +44,12 @@ async def run(invocation: Invocation) -> None:
             open_broker(invocation) as transport,
             WatchedList(transport, selector) as watched,
         ):
-            await watched.first_snapshot()
+            listing = await watched.first_snapshot()
+            if not listing.journals:
+                raise MappingError(
+                    f"no journals match the selector {settings.selector!r}; "
+                    "`gazctl journals list` shows all"
+                )
             with progress_bar("Appending") as progress:
                 append_it = _append_whole if settings.framing == "none" else _append_records
                 await append_it(transport, watched, settings, file, progress)
@@ -120,9 +125,12 @@ async def _append_records(
     mapper = _Mapper(settings, watched)
     service = AppendService(transport)
     length, done = length_of(file), 0
-    failure: GazetteError | None = None
+    failure: GazetteError | OSError | None = None
     try:
-        async for block in blocks(file):
+        async for block in _until_unreadable(file):
+            if isinstance(block, OSError):
+                failure = block
+                break
             found, failure = records.feed(block)
             failure = await _append_block(service, mapper, found) or failure
             if failure is not None:
@@ -139,6 +147,15 @@ async def _append_records(
         raise failure
     if records.has_dangling_key:
         _log.warning("the input ends with a key which no record follows: the key is dropped")
+
+
+async def _until_unreadable(file: BinaryIO) -> AsyncIterator[bytes | OSError]:
+    """The content of a file, and behind it the error by which reading it ended, if one did."""
+    try:
+        async for block in blocks(file):
+            yield block
+    except OSError as error:
+        yield error
 
 
 async def _append_block(

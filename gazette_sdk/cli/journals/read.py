@@ -52,7 +52,7 @@ def _offsets(settings: ReadSettings) -> dict[str, int]:
     if not settings.offsets:
         return {}
     path, out = Path(settings.offsets), settings.offsets_out
-    return load_offsets(path, replaced=bool(out) and path.absolute() == Path(out).absolute())
+    return load_offsets(path, replaced=bool(out) and path.resolve() == Path(out).resolve())
 
 
 def _open_output(path: str) -> BinaryIO:

@@ -15,6 +15,7 @@ import uuid
 import pytest
 import yaml
 
+from gazette_sdk.cli.journals.input import blocks
 from gazette_sdk.message.mapping import fnv1a32
 from support.tools import read_until, start_tool
 
@@ -156,6 +157,41 @@ def test_output_is_untouched_where_offsets_are_wrong(tool, topic):
     assert (tool.directory / "out").read_text() == "kept"
 
 
+def test_nothing_matched_ends_also_a_blocked_read_with_a_warning(tool):
+    outcome = tool("journals", "read", "-l", "topic=nobodys", "--block", "--offsets-out", "o.json")
+    assert (outcome.status, outcome.stdout) == (0, b"")
+    assert "no journals were matched by the selector" in outcome.stderr
+    assert (tool.directory / "o.json").read_text() == "{}\n"
+
+
+def test_a_read_that_failed_writes_no_offsets_and_leaves_the_previous_ones(tool, topic, cluster):
+    tool.ok("journals", "append", "-l", f"name={topic}/a", stdin=b"x" * 100_000)
+    wait_until_stored(tool, f"{topic}/a")
+    offsets = tool.directory / "o.json"
+    offsets.write_text("{}")
+    arguments = ["journals", "read", "-l", f"topic={topic}", "--broker.cache.size=10"]
+    # Another way to write the same path makes no other file of it.
+    arguments += ["--offsets", "o.json", "--offsets-out", "../" + tool.directory.name + "/o.json"]
+    outcome = tool(*arguments)
+    assert outcome.status == 1
+    assert "--file-root" in outcome.stderr
+    assert not offsets.exists()
+    assert (tool.directory / "o.json.previous").read_text() == "{}"
+    (tool.directory / "o.json.previous").rename(offsets)
+    outcome = tool.ok(*arguments, "--file-root", str(cluster.file_root))
+    assert outcome.stdout == b"x" * 100_000
+    assert json.loads(offsets.read_text())[f"{topic}/a"] == 100_000
+
+
+def wait_until_stored(tool, journal):
+    """Until a fragment of the journal is in its store."""
+    stored = False
+    while not stored:
+        tool.ok("journals", "append", "-l", f"name={journal}", stdin=b"")
+        listed = tool.ok("journals", "fragments", "-l", f"name={journal}", "-o", "json").text
+        stored = any("backing_store" in json.loads(line)["spec"] for line in listed.splitlines())
+
+
 # -------------------------------------------------------------------------- append
 
 
@@ -192,6 +228,28 @@ def test_a_key_which_names_no_listed_journal_ends_it_after_the_records_before(to
     assert outcome.status == 1
     assert "other/journal" in outcome.stderr
     assert content_of(tool, f"{topic}/a") == b"one\n"
+
+
+@pytest.mark.parametrize("framing", ["none", "lines", "fixed"])
+def test_nothing_to_append_needs_journals_nevertheless(tool, topic, framing):
+    tool.ok("journals", "append", "-l", f"topic={topic}", "-f", framing, stdin=b"")
+    outcome = tool("journals", "append", "-l", "topic=nobodys", "-f", framing, stdin=b"")
+    assert outcome.status == 1
+    assert "no journals match the selector 'topic=nobodys'" in outcome.stderr
+
+
+def test_records_before_an_input_that_cannot_be_read_on_are_appended(tool, topic, monkeypatch):
+    async def until_it_fails(file):
+        async for block in blocks(file):
+            yield block
+        raise OSError(5, "Input/output error", "the disk")
+
+    monkeypatch.setattr("gazette_sdk.cli.journals.append.blocks", until_it_fails)
+    arguments = ["journals", "append", "-l", f"name={topic}/a", "-f", "lines"]
+    outcome = tool(*arguments, stdin=b"one\ntwo\n")
+    assert outcome.status == 1
+    assert "the disk: Input/output error" in outcome.stderr
+    assert content_of(tool, f"{topic}/a") == b"one\ntwo\n"
 
 
 def test_a_whole_pipe_is_one_append(tool, topic, cluster, tmp_path):

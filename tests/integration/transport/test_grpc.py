@@ -37,6 +37,7 @@ from support.scripted_broker import (
     route_to,
     until,
 )
+from support.tcp_proxy import TcpProxy
 
 KEYS = "c2VjcmV0c2VjcmV0"
 
@@ -567,6 +568,21 @@ async def test_a_broker_that_is_just_starting_is_waited_for():
         async with ScriptedBroker(bind) as started:
             started.on_apply = lambda _: pb.ApplyResponse(header=header())
             assert (await applying).header == header()
+
+
+@in_loop
+async def test_a_broker_that_is_far_away_or_busy_is_given_time_to_answer_the_first_dial():
+    async with ScriptedBroker() as broker, TcpProxy(broker.port) as proxy:
+        broker.on_apply = lambda _: pb.ApplyResponse(header=header())
+        address = f"http://127.0.0.1:{proxy.port}"
+        proxy.answering.clear()
+        async with GrpcTransport(address, reconnect_backoff_max_s=0.1) as transport:
+            applying = asyncio.create_task(transport.apply(pb.ApplyRequest()))
+            await asyncio.sleep(0.5)  # what a dial takes, handshakes and all
+            assert transport._channels.health(SERVICE) is Health.CONNECTING
+            proxy.answering.set()
+            assert (await applying).header == header()
+            assert proxy.connections_made == 1
 
 
 @in_loop

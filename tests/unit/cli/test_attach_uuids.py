@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from gazette_sdk.cli.attach_uuids import BLOCK_BYTES, Template
@@ -39,6 +41,42 @@ def test_a_line_of_exactly_the_greatest_length_is_fine(gazctl):
     outcome = gazctl("attach-uuids", "--max-length=3", stdin=b"abc\nabcd\n")
     assert outcome.status == 1
     assert "line 2 is longer than 3 bytes" in outcome.stderr
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n", b"\nmore\n"])
+def test_lines_before_one_that_is_too_long_are_written(gazctl, end):
+    lines = b"x\n" * BLOCK_BYTES + b"y\n" + b"z" * 9
+    arguments = ["attach-uuids", "--max-length=8", "--template={{.Line}}\n"]
+    outcome = gazctl(*arguments, stdin=lines + end)
+    assert outcome.status == 1
+    assert outcome.stdout == b"x\n" * BLOCK_BYTES + b"y\n"
+    assert f"standard input: line {BLOCK_BYTES + 2} is longer than 8 bytes" in outcome.stderr
+
+
+def test_a_line_without_end_is_not_collected_for_ever(gazctl):
+    outcome = gazctl("attach-uuids", "--max-length=10", stdin=b"x" * (3 * BLOCK_BYTES))
+    assert (outcome.status, outcome.stdout) == (1, b"")
+    assert "line 1 is longer than 10 bytes" in outcome.stderr
+
+
+def test_headers_are_dropped_of_files_of_any_kind(gazctl):
+    for name, content in {"empty": b"", "only": b"header", "two": b"header\nrow\n"}.items():
+        (gazctl.directory / name).write_bytes(content)
+    arguments = ["attach-uuids", "--skip-header", "--template={{.Line}}\n"]
+    assert gazctl.ok(*arguments, "empty", "only", "two", "empty").text == "row\n"
+
+
+def test_bytes_which_are_no_utf_8_pass_unchanged(gazctl):
+    template = os.fsdecode(b"\xff{{.Line}}\n")
+    outcome = gazctl.ok("attach-uuids", f"--template={template}", stdin=b"\x80\xfe\n")
+    assert outcome.stdout == b"\xff\x80\xfe\n"
+
+
+def test_every_uuid_of_a_line_is_the_same(gazctl):
+    text = gazctl.ok("attach-uuids", "--template={{.UUID}} {{ .UUID }}\n", stdin=b"a\nb\n").text
+    pairs = [line.split() for line in text.splitlines()]
+    assert all(one == other for one, other in pairs)
+    assert pairs[0] != pairs[1]
 
 
 def test_all_files_are_opened_before_any_output(gazctl):

@@ -55,6 +55,15 @@ def test_keys_of_lines_lose_their_line_ends():
     assert cut(records, b"key\r\nvalue\r\n") == ([(b"key", b"value\r\n")], None)
 
 
+def test_empty_lines_are_records_and_keys_as_well():
+    assert cut(Records("lines", has_keys=False, base64_keys=False), b"\n\nx\n") == (
+        [(b"", b"\n"), (b"", b"\n"), (b"", b"x\n")],
+        None,
+    )
+    records = Records("lines", has_keys=True, base64_keys=False)
+    assert cut(records, b"\n\n\nx\n") == ([(b"", b"\n"), (b"", b"x\n")], None)
+
+
 def test_keys_may_be_base64():
     records = Records("lines", has_keys=True, base64_keys=True)
     assert cut(records, base64.b64encode(b"\n\0") + b"\nvalue\n") == ([(b"\n\0", b"value\n")], None)

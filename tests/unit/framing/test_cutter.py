@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk.errors import DesyncError, FramingError, TornFrameError
-from gazette_sdk.framing import Cutter, FixedProtobuf, Framing, JsonLines
+from gazette_sdk.framing import Csv, Cutter, FixedProtobuf, Framing, JsonLines
+from gazette_sdk.testing.framings import read_through
 
 MAGIC = b"\x66\x33\x93\x36"
 
@@ -109,6 +110,16 @@ def test_a_jump_between_frames_goes_on_at_the_new_offset():
     assert cutter.offset == 1003
 
 
+def test_what_a_framing_remembers_of_a_stream_ends_with_it():
+    cutter, other = Cutter(Csv()), Cutter(Csv())
+    assert cutter.feed(b"a,b\n").frames.error is None
+    assert other.feed(b"a,b,c\n").frames.error is None
+    assert cutter.feed(b"a,b,c\n").frames.error is not None
+    assert cutter.jump(100) is None
+    cut = cutter.feed(b"a,b,c\n")
+    assert (cut.offset, cut.frames.ends, cut.frames.error) == (100, [6], None)
+
+
 def test_a_jump_within_a_frame_is_a_torn_frame_and_may_be_passed_over():
     cutter = Cutter(JsonLines(), 10)
     cutter.feed(b'{}\n{"half":')
@@ -116,3 +127,51 @@ def test_a_jump_within_a_frame_is_a_torn_frame_and_may_be_passed_over():
     assert isinstance(error, TornFrameError)
     assert error.offset == 13
     assert cutter.feed(b"[]\n").offset == 1000
+
+
+def naive_fixed(stream: bytes) -> tuple[list[tuple[bytes, int, int]], list[tuple[int, int]]]:
+    """The rules of the fixed framing, with all content at hand."""
+    frames, bad, at = [], [], 0
+    while len(stream) - at >= 8:
+        if stream[at : at + 4] != MAGIC:
+            found = stream.find(MAGIC, at + 1)
+            to = found if found >= 0 else len(stream) - 3
+            bad.append((at, to))
+            at = to
+            continue
+        end = at + 8 + int.from_bytes(stream[at + 4 : at + 8], "little")
+        if end > len(stream):
+            break
+        frames.append((stream[at + 8 : end], at, end))
+        at = end
+    if at < len(stream) and stream[at:] != b"\n":
+        if bad and bad[-1][1] == at:
+            at = bad.pop()[0]
+        bad.append((at, len(stream)))
+    return frames, bad
+
+
+PIECES = st.lists(
+    st.binary(max_size=12).map(lambda raw: MAGIC + len(raw).to_bytes(4, "little") + raw)
+    | st.binary(max_size=9)
+    | st.sampled_from([MAGIC, MAGIC[:3], MAGIC[:1], MAGIC + b"\xff\0\0\0", b"\n"]),
+    max_size=12,
+).map(b"".join)
+
+
+@given(PIECES, PLACES)
+def test_corrupt_fixed_content_loses_no_frame_that_its_rules_deliver(stream, places):
+    reading = read_through(FixedProtobuf(), cuts_of(stream, places))
+    assert (reading.frames, reading.bad) == naive_fixed(stream)
+
+
+@given(
+    st.lists(st.binary(max_size=12).map(lambda raw: raw.replace(b"\n", b"")), max_size=8),
+    st.binary(max_size=4).filter(lambda raw: b"\n" not in raw),
+    PLACES,
+)
+def test_lines_of_any_bytes_are_frames(lines, tail, places):
+    stream = b"".join(line + b"\n" for line in lines) + tail
+    reading = read_through(JsonLines(), cuts_of(stream, places))
+    assert [frame[0] for frame in reading.frames] == lines
+    assert reading.torn == (len(stream) - len(tail) if tail else None)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk.errors import DecodeError, DesyncError, FramingError, TornFrameError
 from gazette_sdk.framing import FixedProtobuf, JsonLines
+from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.message.journal_decoder import JournalDecoder
 from gazette_sdk.message.kinds import kind_of
-from gazette_sdk.message.uuid import Stamp
+from gazette_sdk.message.uuid import Stamp, build_uuid
 from support.protobuf_messages import Gram
 
 
@@ -28,9 +30,9 @@ def stream_of(texts: list[str], framing) -> bytes:
     return bytes(out)
 
 
-def decoder(framing, offset: int = 0) -> JournalDecoder:
-    kind = kind_of(Gram if framing.form == "protobuf" else dict, framing.form)
-    return JournalDecoder("a/journal", framing, kind, offset)
+def decoder(framing, offset: int = 0, message_type: type = dict, **options) -> JournalDecoder:
+    kind = kind_of(Gram if framing.form == "protobuf" else message_type, framing.form)
+    return JournalDecoder("a/journal", framing, kind, offset, **options)
 
 
 def follow(framing, chunks: list[bytes], offset: int) -> list:
@@ -39,9 +41,10 @@ def follow(framing, chunks: list[bytes], offset: int) -> list:
     for chunk in chunks:
         found, error = following.feed(chunk)
         assert error is None
-        envelopes += found
-    assert following.finish() is None
-    return envelopes
+        envelopes += found.items
+    found, error = following.finish()
+    assert error is None
+    return [*envelopes, *found.items]
 
 
 @given(
@@ -67,8 +70,8 @@ def test_a_bad_payload_is_named_by_journal_and_offset():
     out = bytearray(stream_of(["good"], framing))
     begin = len(out)
     framing.encode(b"test message content", out)
-    envelopes, error = decoder(framing, 1000).feed(bytes(out))
-    assert [envelope.message.text for envelope in envelopes] == ["good"]
+    run, error = decoder(framing, 1000).feed(bytes(out))
+    assert [envelope.message.text for envelope in run.items] == ["good"]
     assert isinstance(error, DecodeError)
     assert (error.journal, error.offset) == ("a/journal", 1000 + begin)
     assert "as Gram" in str(error)
@@ -79,20 +82,21 @@ def test_reading_goes_on_behind_junk():
     framing = FixedProtobuf()
     junk = b"this is no frame"
     following = decoder(framing, 1000)
-    envelopes, error = following.feed(junk + stream_of(["after"], framing))
-    assert envelopes == []
+    run, error = following.feed(junk + stream_of(["after"], framing))
+    assert run.items == []
     assert isinstance(error, DesyncError)
     assert (error.journal, error.offset, error.skipped) == ("a/journal", 1000, len(junk))
-    envelopes, error = following.feed(b"")
+    run, error = following.feed(b"")
     assert error is None
-    assert [envelope.begin for envelope in envelopes] == [1000 + len(junk)]
+    assert [envelope.begin for envelope in run.items] == [1000 + len(junk)]
+    assert following.offset == run.ends[-1]
 
 
 def test_a_frame_beyond_the_limit_is_an_error(monkeypatch):
     following = decoder(JsonLines(), 5)
     monkeypatch.setattr(following._cutter, "_frame_bytes_max", 10)
-    envelopes, error = following.feed(b"x" * 11)
-    assert envelopes == []
+    run, error = following.feed(b"x" * 11)
+    assert run.items == []
     assert type(error) is FramingError
     assert (error.journal, error.offset) == ("a/journal", 5)
 
@@ -117,4 +121,78 @@ def test_finding_the_write_head_is_no_jump(caplog):
     with caplog.at_level(logging.WARNING):
         assert following.jump(70) is None
     assert caplog.records == []
-    assert following.feed(b"{}\n")[0][0].begin == 70
+    assert following.feed(b"{}\n")[0].items[0].begin == 70
+
+
+def line(n: int, *, clock: int = 0, flags: int = 0) -> bytes:
+    uuid = build_uuid(b"\x01bcdef", clock or 160 * (n + 1), flags)
+    return b'{"UUID":"%b","n":%d}\n' % (str(uuid).encode(), n)
+
+
+BAD = {
+    "no JSON": b'{"n":\n',
+    "no object": b"17\n",
+    "blank": b"\n",
+    "no UUID": b'{"UUID":"f47ac10b-58cc-11d1-8000-0123456789zz","n":1}\n',
+    "too short": b'{"UUID":"f47ac10b","n":1}\n',
+    "no text": b'{"UUID":17,"n":1}\n',
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_each_bad_message_is_reported_once_and_all_others_are_decoded(bad, count):
+    """Whatever stands before, between and behind."""
+    stream = b"".join(
+        line(n) if n % 4 else bad + line(n) + (bad if n % 8 else b"") for n in range(count)
+    )
+    following = decoder(JsonLines(), 100, sequenced=True)
+    envelopes, errors = [], []
+    run, error = following.feed(stream)
+    while True:
+        envelopes += run.items
+        assert run.clocks.tolist() == [envelope.clock for envelope in run.items]
+        if error is None:
+            break
+        assert isinstance(error, DecodeError)
+        assert error.journal == "a/journal"
+        assert following.offset == error.offset + len(bad)
+        errors.append(error.offset)
+        run, error = following.feed(b"")
+    assert [envelope.message["n"] for envelope in envelopes] == list(range(count))
+    places = [100 + at for at in range(len(stream)) if stream.startswith(bad, at)]
+    assert errors == [at for at in places if bad != b"\n" or stream[at - 101] == 0x0A or at == 100]
+    assert following.offset == 100 + len(stream)
+
+
+def test_what_uuids_say_is_told_in_bulk_and_one_by_one():
+    flags = [CONTINUE_TXN, CONTINUE_TXN, ACK_TXN, 0, 0x3FF]
+    stream = b"".join(line(n, flags=each) for n, each in enumerate(flags))
+    for content in (stream, stream.replace(b'"UUID":', b'"UUID": ')):
+        run, error = decoder(JsonLines(), sequenced=True).feed(content)
+        assert error is None
+        assert run.flags.tolist() == flags
+        assert run.clocks.tolist() == [160 * (n + 1) for n in range(5)]
+        assert set(run.producers.tolist()) == {int.from_bytes(b"\x01bcdef")}
+        assert [(e.flags, e.clock, e.message) for e in run.items] == [
+            (each, 160 * (n + 1), {"n": n}) for n, each in enumerate(flags)
+        ]
+
+
+def test_messages_without_uuid_have_no_clock():
+    run, error = decoder(JsonLines(), sequenced=True).feed(b'{"n":1}\n' * 9)
+    assert error is None
+    assert run.clocks.tolist() == [0] * 9
+    assert [envelope.time for envelope in run.items] == [None] * 9
+
+
+def test_empty_acknowledgements_stand_between_typed_messages():
+    class Count(msgspec.Struct):
+        n: int
+
+    ack = b'{"UUID":"%b"}\n' % str(build_uuid(b"\x01bcdef", 10_000, ACK_TXN)).encode()
+    stream = b"".join(line(n, flags=CONTINUE_TXN) for n in range(9)) + ack + line(99)
+    run, error = decoder(JsonLines(), 0, Count, sequenced=True).feed(stream)
+    assert error is None
+    assert [envelope.message.n for envelope in run.items] == [*range(9), 0, 99]
+    assert run.flags.tolist() == [CONTINUE_TXN] * 9 + [ACK_TXN, 0]

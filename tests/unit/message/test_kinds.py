@@ -428,7 +428,7 @@ def test_a_class_that_can_carry_no_uuid_is_refused_with_the_remedy(message_type,
 
 @pytest.mark.parametrize(("message_type", "form"), [(Order, "protobuf"), (Gram, "json")])
 def test_a_class_of_another_form_is_refused(message_type, form):
-    with pytest.raises(ValidationError, match="another class, or a journal"):
+    with pytest.raises(ValidationError, match="or a journal with another content-type label"):
         kind_of(message_type, form)
 
 

@@ -503,7 +503,7 @@ def test_when_full_has_two_values(transport):
 
 
 def test_on_the_sdks_own_loop_too_much_is_always_an_error(gated, monkeypatch):
-    monkeypatch.setattr("gazette_sdk.message.publisher.DEFERRED_MAX", 3)
+    monkeypatch.setattr("gazette_sdk.message.deferred.DEFERRED_MAX", 3)
 
     async def publish():
         publisher = Publisher(mapping.direct("a/journal"), transport=gated, pending_bytes_max=100)

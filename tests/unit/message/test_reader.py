@@ -28,6 +28,7 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.framing import framing_for
+from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.flags import ACK_TXN
 from gazette_sdk.message.uuid import Stamp
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -404,7 +405,7 @@ def test_a_reader_that_is_dropped_ends_its_reads(transport):
     for envelope in reader:
         assert envelope.message == {"n": 1}
         break
-    task = reader._prefetch._task
+    task = reader._pump._prefetch._task
     del reader, envelope
 
     async def ended():
@@ -425,7 +426,7 @@ def test_what_is_read_ahead_is_bounded(monkeypatch):
     most = 0
     for _ in range(500):
         next(iterator)
-        most = max(most, reader._prefetch._queued_bytes)
+        most = max(most, reader._pump._prefetch.queued_bytes)
     assert most <= 2500
     assert len(list(iterator)) == 499
 
@@ -498,7 +499,7 @@ def test_junk_between_fixed_frames_is_an_error_that_says_how_much(transport):
 
 def test_a_class_of_another_form_is_refused_by_the_journal(transport):
     transport.create("a/journal", content_type="application/x-protobuf-fixed")
-    with pytest.raises(ValidationError, match="another class") as caught:
+    with pytest.raises(ValidationError, match="protobuf class") as caught:
         list(Reader(Order, name="a/journal", transport=transport))
     assert caught.value.journal == "a/journal"
 
@@ -522,7 +523,23 @@ def test_where_no_journal_matches_there_is_an_error(transport, arguments, text):
         ({"selector": "topic", "offsets": "middle"}, ConfigurationError, "'begin', 'end'"),
         ({"selector": "topic", "offsets": {"a/b": -2}}, ConfigurationError, "byte offset"),
         ({"selector": "topic", "offsets": {"a/b": "0"}}, ConfigurationError, "byte offset"),
-        ({"selector": "topic", "isolation": "committed"}, ConfigurationError, "'uncommitted'"),
+        ({"selector": "topic", "on_error": "ignore"}, ConfigurationError, "'skip' or a function"),
+        (
+            {"selector": "topic", "isolation": "uncommitted", "checkpoint": Checkpoint()},
+            ConfigurationError,
+            "takes no checkpoint",
+        ),
+        (
+            {"selector": "topic", "isolation": "uncommitted", "acknowledgements": True},
+            ConfigurationError,
+            "delivers acknowledgements anyway",
+        ),
+        (
+            {"selector": "topic", "offsets": {"a/b": 1}, "checkpoint": Checkpoint({"a/b": 2})},
+            ConfigurationError,
+            "both checkpoint= and offsets=",
+        ),
+        ({"selector": "topic", "checkpoint": b"\xff"}, DecodeError, "heckpoint"),
         ({"selector": "topic", "isolation": "snapshot"}, ConfigurationError, "'uncommitted'"),
     ],
     ids=str,
@@ -579,14 +596,17 @@ def test_acknowledgements_are_delivered_as_empty_messages(transport):
     stamp.clock, stamp.flags = 160, ACK_TXN
     journal.content += b'{"UUID":"%b"}\n' % stamp.text()
     for message_type, empty in ((dict, {}), (Order, Order("", 0))):
-        (envelope,) = Reader(message_type, name="a/journal", transport=transport)
+        reader = Reader(
+            message_type, name="a/journal", transport=transport, isolation="uncommitted"
+        )
+        (envelope,) = reader
         assert (envelope.message, envelope.flags, envelope.clock) == (empty, ACK_TXN, 160)
 
 
 def test_a_uuid_that_is_none_is_an_error_when_it_is_looked_at(transport):
     journal = transport.create("a/journal")
     journal.content += b'{"UUID":"not a uuid","n":1}\n'
-    (envelope,) = Reader(dict, name="a/journal", transport=transport)
+    (envelope,) = Reader(dict, name="a/journal", transport=transport, isolation="uncommitted")
     assert envelope.message == {"n": 1}
     with pytest.raises(DecodeError, match="has no valid UUID") as caught:
         _ = envelope.flags

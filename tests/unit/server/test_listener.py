@@ -109,6 +109,35 @@ def test_a_connection_is_handed_over_with_all_it_said():
     run(scenario(), 10)
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_small_answers_are_sent_at_once(address):
+    """With Nagle's algorithm, the second of two answers waits 40 ms for the first one's ACK."""
+
+    async def scenario():
+        made: list[Recorder] = []
+
+        def recorder() -> Recorder:
+            made.append(Recorder("stream", []))
+            return made[-1]
+
+        listener = Listener()
+        listener.add(Wire("stream", (b"GZT/1\r\n\r\n",), recorder))
+        listener.bind("localhost", 0)
+        await listener.start()
+        try:
+            _, writer = await asyncio.open_connection(address, listener.port)
+            writer.write(b"GZT/1\r\n\r\n")
+            await until(lambda: made)
+            accepted = made[0].transport.get_extra_info("socket")
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+            made[0].transport.abort()
+            writer.transport.abort()
+        finally:
+            listener.close()
+
+    run(scenario(), 10)
+
+
 @pytest.mark.parametrize(
     "opening", [b"PATCH / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02", b"hello\r\n"]
 )

@@ -1,0 +1,95 @@
+"""``gazette bench``: measure what publishing, tailing and reading do on a cluster."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gazette_sdk.cli.bench.catch_up import catch_up
+from gazette_sdk.cli.bench.content import Messages
+from gazette_sdk.cli.bench.display import Display, open_display
+from gazette_sdk.cli.bench.publish import publish
+from gazette_sdk.cli.bench.report import Report, Verification
+from gazette_sdk.cli.bench.settings import BENCH, BENCH_CLUSTER, BenchSettings
+from gazette_sdk.cli.bench.site import Site, open_site
+from gazette_sdk.cli.bench.tail import tail
+from gazette_sdk.cli.bench.verify import Findings, Ledger
+from gazette_sdk.cli.command import Invocation
+from gazette_sdk.cli.failure import CommandFailedError
+from gazette_sdk.server.settings import LOGGING, LoggingSettings
+
+__all__ = ["run"]
+
+
+def run(invocation: Invocation) -> None:
+    """Make journals, run the phases, remove the journals; print the figures.
+
+    Raises:
+        CommandFailedError: what was read is not what was acknowledged, or the run could not be
+            set up.
+        GazetteError: a phase failed.
+    """
+    settings, logging = invocation.settings(BENCH), invocation.settings(LOGGING)
+    report: Report | None = None
+    try:
+        with _terminable(), open_display() as display:
+            display.begin("Making journals")
+            with open_site(settings, invocation.settings(BENCH_CLUSTER), logging) as site:
+                report = _measure(settings, site, logging, display)
+                display.begin("Cleaning up")
+    finally:
+        if report is not None:  # also where cleaning up failed
+            report.setting["version"] = invocation.version
+            write = report.write_json if settings.json_output else report.write_tables
+            write()
+    findings = report.verification.findings if report.verification is not None else Findings()
+    if not findings.is_flawless:
+        raise CommandFailedError(f"what was read is not what was acknowledged: {findings}")
+
+
+def _measure(
+    settings: BenchSettings, site: Site, logging: LoggingSettings, display: Display
+) -> Report:
+    phases = settings.phases.split(",")
+    ledger = Ledger(site.journals)
+    report = Report(_setting(settings, site))
+    findings = Findings()
+    if "publish" in phases:
+        report.publish = publish(settings, site, ledger, display)
+    if "tail" in phases:
+        tailed, report.tail = tail(settings, site, ledger, logging, display)
+        report.tail_rate, report.latency = settings.rate, tailed.latency
+        findings.add(tailed.findings)
+        report.verification = Verification(findings)
+    if "read" in phases:
+        reading, report.read = catch_up(settings, site, ledger, display)
+        display.begin("Comparing")
+        chains = ledger.chains(Messages(settings.size))
+        findings.add(reading.finish(ledger.acknowledged, chains))
+        report.verification = Verification(findings, chains)
+    return report
+
+
+def _setting(settings: BenchSettings, site: Site) -> dict[str, object]:
+    return {
+        "address": site.address,
+        "embedded": settings.embedded,
+        "prefix": site.prefix,
+        "journals": settings.journals,
+        "replication": settings.replication,
+        "store": settings.store,
+        "message_bytes": settings.size,
+        "mode": settings.mode,
+        **({"batch": settings.batch} if settings.mode == "publish_batch" else {}),
+    }
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends a run as Ctrl-C does: its journals are removed, its processes end."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

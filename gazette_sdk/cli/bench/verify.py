@@ -1,0 +1,326 @@
+"""Is what was read what was acknowledged?
+
+Message *n* goes to journal *n* modulo the number of journals, and its content follows from *n*.
+So a journal holds known messages in a known order, and whoever reads it needs to remember only
+which one comes next. Beside that, a hash chain runs over each journal: a running hash, whose state
+behind a message follows from the state before it and from the message. Two chains end alike only
+if they ran over the same messages in the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+from gazette_sdk.cli.bench.content import Messages
+from gazette_sdk.cli.failure import CommandFailedError
+from gazette_sdk.message.envelope import Envelope
+
+__all__ = ["Chain", "Defects", "Findings", "Ledger", "Reading", "journal_of"]
+
+KINDS = ("lost", "duplicated", "reordered", "changed")
+
+NAMED_MAX = 10
+"""Defects of a kind which are named; the others are counted."""
+
+GAPS_MAX = 10_000
+"""Gaps which are remembered, as what is missing there may still come. Further ones are lost."""
+
+_CHAIN_BYTES = 16
+_CHAIN_BLOCK = 4096
+
+
+def journal_of(number: int, journals: Sequence[str]) -> str:
+    """The journal of a message."""
+    return journals[number % len(journals)]
+
+
+class Chain:
+    """A hash chain over messages. It does not depend on how many are added at once."""
+
+    def __init__(self) -> None:
+        # Numbers and texts have a hash each, so that neither needs a loop.
+        self._numbers = hashlib.blake2b(digest_size=_CHAIN_BYTES)
+        self._texts = hashlib.blake2b(digest_size=_CHAIN_BYTES)
+
+    def add(self, numbers: Iterable[int], texts: Iterable[str]) -> None:
+        """Go on over messages.
+
+        Raises:
+            TypeError: a number or a text is none.
+        """
+        self._numbers.update(array("q", numbers))
+        self._texts.update("\n".join([*texts, ""]).encode(errors="surrogatepass"))
+
+    @property
+    def end(self) -> str:
+        """Its state behind the last message."""
+        both = self._numbers.digest() + self._texts.digest()
+        return hashlib.blake2b(both, digest_size=_CHAIN_BYTES).hexdigest()
+
+
+class Ledger:
+    """What was acknowledged, by journal.
+
+    Args:
+        journals: their names; their order says which message goes where.
+
+    Attributes:
+        journals: the names.
+        next_number: the next message to be published.
+        ends: offset behind the last acknowledged message, by journal.
+    """
+
+    def __init__(self, journals: Sequence[str]) -> None:
+        self.journals = tuple(journals)
+        self.next_number = 0
+        self.ends = dict.fromkeys(self.journals, 0)
+        self._acknowledged = 0
+
+    def take(self, count: int) -> range:
+        """Numbers for further messages."""
+        begin = self.next_number
+        self.next_number += count
+        return range(begin, self.next_number)
+
+    def acknowledge(self, numbers: range, ends: Iterable[tuple[str, int]]) -> None:
+        """Messages were acknowledged, those of each journal behind the ones before.
+
+        Args:
+            numbers: the messages, behind those acknowledged before.
+            ends: journals, and the offset behind the last of these messages in it.
+
+        Raises:
+            CommandFailedError: they are said to stand where earlier ones do.
+        """
+        assert numbers.start == self._acknowledged, "messages are acknowledged in order"
+        self._acknowledged = numbers.stop
+        for journal, end in ends:
+            if end <= self.ends[journal]:
+                raise CommandFailedError(
+                    f"{journal}: messages {numbers.start} to {numbers.stop - 1} were acknowledged "
+                    f"up to offset {end}, behind earlier ones at {self.ends[journal]}"
+                )
+            self.ends[journal] = end
+
+    @property
+    def acknowledged(self) -> int:
+        """How many messages were acknowledged."""
+        return self._acknowledged
+
+    @property
+    def length_bytes(self) -> int:
+        """Length of the journals."""
+        return sum(self.ends.values())
+
+    def chains(self, messages: Messages) -> dict[str, str]:
+        """The chains over what was acknowledged, in journal order."""
+        return {
+            journal: _chain_over(range(index, self._acknowledged, len(self.journals)), messages)
+            for index, journal in enumerate(self.journals)
+        }
+
+
+def _chain_over(numbers: range, messages: Messages) -> str:
+    chain = Chain()
+    for begin in range(0, len(numbers), _CHAIN_BLOCK):
+        block = numbers[begin : begin + _CHAIN_BLOCK]
+        chain.add(block, map(messages.text, block))
+    return chain.end
+
+
+@dataclass
+class Defects:
+    """Messages of one kind of defect: how many, and the first of them.
+
+    Attributes:
+        count: how many messages.
+        named: the first ones, such as ``bench/part-000: message 17 at offset 4100``.
+    """
+
+    count: int = 0
+    named: list[str] = field(default_factory=list)
+
+    def add(self, journal: str, what: object, offset: int | None = None, count: int = 1) -> None:
+        """Note messages."""
+        self.count += count
+        if len(self.named) < NAMED_MAX:
+            place = "" if offset is None else f" at offset {offset}"
+            self.named.append(f"{journal}: {what}{place}")
+
+
+@dataclass
+class Findings:
+    """What is wrong with what was read.
+
+    Attributes:
+        count: messages which were read.
+        lost: acknowledged, and not read.
+        duplicated: read again.
+        reordered: read behind later ones.
+        changed: with another content, or never published.
+    """
+
+    count: int = 0
+    lost: Defects = field(default_factory=Defects)
+    duplicated: Defects = field(default_factory=Defects)
+    reordered: Defects = field(default_factory=Defects)
+    changed: Defects = field(default_factory=Defects)
+
+    @property
+    def by_kind(self) -> dict[str, Defects]:
+        """The defects, by their names."""
+        return {kind: getattr(self, kind) for kind in KINDS}
+
+    @property
+    def is_flawless(self) -> bool:
+        """Whether nothing is wrong."""
+        return not any(defects.count for defects in self.by_kind.values())
+
+    def add(self, others: Findings) -> None:
+        """Note what a further reader found."""
+        self.count += others.count
+        for kind, defects in self.by_kind.items():
+            more = others.by_kind[kind]
+            defects.count += more.count
+            defects.named += more.named
+
+    def __str__(self) -> str:
+        return "; ".join(
+            f"{defects.count} {kind} ({', '.join(defects.named)}"
+            f"{', …' if len(defects.named) >= NAMED_MAX else ''})"
+            for kind, defects in self.by_kind.items()
+            if defects.count
+        )
+
+
+class _Gaps:
+    """Numbers which were passed over, as ranges."""
+
+    def __init__(self) -> None:
+        self._gaps: list[range] = []
+        self.forgotten = 0
+
+    def open(self, gap: range) -> None:
+        if len(self._gaps) < GAPS_MAX:
+            self._gaps.append(gap)
+        else:
+            self.forgotten += len(gap)
+
+    def fill(self, number: int) -> bool:
+        """A number came after all; whether it was missing."""
+        place = bisect_right(self._gaps, number, key=lambda gap: gap.start) - 1
+        if place < 0 or number not in self._gaps[place]:
+            return False
+        gap = self._gaps[place]
+        before = range(gap.start, number, gap.step)
+        behind = range(number + gap.step, gap.stop, gap.step)
+        self._gaps[place : place + 1] = [part for part in (before, behind) if part]
+        return True
+
+    def __iter__(self) -> Iterator[range]:
+        return iter(self._gaps)
+
+
+class Reading:
+    """What was read of the journals of a ledger, and what is wrong with it.
+
+    Args:
+        journals: their names, in the ledger's order.
+        messages: what messages hold.
+        begin: number of the first message to expect; earlier ones are nobody's business.
+
+    Attributes:
+        findings: what is wrong so far; complete when it is finished.
+    """
+
+    def __init__(self, journals: Sequence[str], messages: Messages, begin: int = 0) -> None:
+        self.findings = Findings()
+        self._messages = messages
+        self._step = len(journals)
+        self._chains = {journal: Chain() for journal in journals}
+        self._gaps = {journal: _Gaps() for journal in journals}
+        self._next = {
+            journal: begin + (index - begin) % self._step for index, journal in enumerate(journals)
+        }
+
+    def feed(self, envelopes: Iterable[Envelope[dict[str, Any]]]) -> None:
+        """Look at messages, in the order in which they were read."""
+        for journal, group in groupby(envelopes, attrgetter("journal")):
+            found = list(group)
+            self.findings.count += len(found)
+            self._feed_journal(journal, found)
+
+    def _feed_journal(self, journal: str, found: list[Envelope[dict[str, Any]]]) -> None:
+        messages = [envelope.message for envelope in found]
+        numbers = [message.get("n") for message in messages]
+        texts = [message.get("text") for message in messages]
+        begin = self._next[journal]
+        wanted = range(begin, begin + len(found) * self._step, self._step)
+        if numbers == list(wanted):
+            self._next[journal] = wanted.stop
+            if texts == list(map(self._messages.text, wanted)):
+                self._chains[journal].add(numbers, texts)
+                return
+            for envelope, expected in zip(found, wanted, strict=True):
+                self._check_content(envelope, expected)
+            return
+        for envelope, number in zip(found, numbers, strict=True):
+            self._look_at(envelope, number)
+
+    def _look_at(self, envelope: Envelope[dict[str, Any]], number: Any) -> None:
+        """Look at one message of those among which something is wrong."""
+        journal = envelope.journal
+        wanted, step = self._next[journal], self._step
+        if type(number) is not int or number < 0 or (number - wanted) % step:
+            foreign = f"a foreign message (n = {number!r})"
+            self.findings.changed.add(journal, foreign, envelope.begin)
+            return
+        if number == wanted:
+            self._next[journal] += step
+        elif number > wanted:
+            self._gaps[journal].open(range(wanted, number, step))
+            self._next[journal] = number + step
+        elif self._gaps[journal].fill(number):
+            self.findings.reordered.add(journal, f"message {number}", envelope.begin)
+        else:
+            self.findings.duplicated.add(journal, f"message {number}", envelope.begin)
+        self._check_content(envelope, number)
+
+    def _check_content(self, envelope: Envelope[dict[str, Any]], number: int) -> None:
+        if envelope.message.get("text") != self._messages.text(number):
+            self.findings.changed.add(envelope.journal, f"message {number}", envelope.begin)
+
+    def finish(self, count: int, chains: Mapping[str, str] | None = None) -> Findings:
+        """Nothing more comes: note what is missing.
+
+        Args:
+            count: how many messages were acknowledged.
+            chains: by journal, over what was acknowledged; ``None`` compares no chains.
+        """
+        for journal, gaps in self._gaps.items():
+            if self._next[journal] < count:
+                gaps.open(range(self._next[journal], count, self._step))
+            elif self._next[journal] >= count + self._step:
+                last = self._next[journal] - self._step
+                self.findings.changed.add(journal, f"message {last}, which was not acknowledged")
+            for gap in gaps:
+                self.findings.lost.add(journal, _numbers(gap), count=len(gap))
+            self.findings.lost.count += gaps.forgotten
+        if chains is not None and self.findings.is_flawless:
+            for journal, chain in chains.items():
+                if self._chains[journal].end != chain:
+                    self.findings.changed.add(journal, "the chain over all its messages")
+        return self.findings
+
+
+def _numbers(gap: range) -> str:
+    if len(gap) == 1:
+        return f"message {gap[0]}"
+    return f"{len(gap)} messages from {gap[0]} to {gap[-1]}"

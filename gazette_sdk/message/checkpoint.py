@@ -1,0 +1,91 @@
+"""Checkpoints: how far readers of journals have come, to go on from there exactly.
+
+The stored form is the message ``Checkpoint`` that consumers of every make store (shard section 1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
+
+import google.protobuf.message
+
+from gazette_sdk.errors import DecodeError
+from gazette_sdk.message.uuid import PRODUCER_BYTES
+from gazette_sdk.protocol import consumer_pb2
+
+__all__ = ["Checkpoint", "ProducerState"]
+
+
+class ProducerState(NamedTuple):
+    """What has been processed of one producer's messages in one journal.
+
+    Attributes:
+        journal: the journal.
+        producer: the producer's id, six bytes.
+        last_ack: clock up to which its messages are processed, or rolled back.
+        begin: offset of the first message of its open sequence; -1 if there is none.
+    """
+
+    journal: str
+    producer: bytes
+    last_ack: int
+    begin: int
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """A point in journals.
+
+    Attributes:
+        offsets: by journal, the offset to read on from.
+        producers: the producers whose messages were seen, in no particular order.
+        ack_intents: by journal, the framed acknowledgement that is to be appended to it, now and
+            after every restart.
+    """
+
+    offsets: dict[str, int] = field(default_factory=dict)
+    producers: list[ProducerState] = field(default_factory=list)
+    ack_intents: dict[str, bytes] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """The stored form. Equal checkpoints have equal bytes, if producers stand in one order."""
+        message = consumer_pb2.Checkpoint(ack_intents=self.ack_intents)
+        sources = message.sources
+        for journal, offset in self.offsets.items():
+            sources[journal].read_through = offset
+        for journal, producer, last_ack, begin in self.producers:
+            # Sub-messages that hold nothing but zeros are written, too.
+            state = consumer_pb2.Checkpoint.ProducerState(last_ack=last_ack, begin=begin)
+            sources[journal].producers.add(id=producer, state=state)
+        return message.SerializeToString(deterministic=True)
+
+    @classmethod
+    def from_bytes(cls, stored: bytes) -> Self:
+        """A checkpoint from its stored form; no bytes at all are the empty checkpoint.
+
+        A journal without an offset reads as one with offset 0.
+
+        Raises:
+            DecodeError: ``stored`` is no checkpoint.
+        """
+        message = consumer_pb2.Checkpoint()
+        try:
+            message.ParseFromString(stored)
+        except google.protobuf.message.DecodeError as error:
+            raise DecodeError(
+                f"{len(stored)} bytes are no checkpoint ({error}); pass what"
+                " Checkpoint.to_bytes() gave"
+            ) from error
+        producers = [
+            ProducerState(
+                journal,
+                entry.id[:PRODUCER_BYTES].ljust(PRODUCER_BYTES, b"\0"),
+                entry.state.last_ack,
+                entry.state.begin,
+            )
+            for journal, source in sorted(message.sources.items())
+            for entry in source.producers
+        ]
+        offsets = {name: source.read_through for name, source in sorted(message.sources.items())}
+        return cls(offsets, producers, dict(message.ack_intents))

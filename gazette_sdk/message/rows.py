@@ -1,0 +1,138 @@
+"""Record batches as messages: their rows, of a class made for their columns."""
+
+from __future__ import annotations
+
+import functools
+import keyword
+from collections.abc import Callable, Sequence
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+import numpy as np
+
+from gazette_sdk.errors import ValidationError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Row", "Rows", "is_arrow", "known_keys", "table_of"]
+
+_CLASSES_KNOWN_MAX = 64
+"""Classes of so many sets of columns are kept: each costs as much as encoding thousands of rows."""
+
+_UUID = "UUID"
+
+_MEANT = frozenset({"uuid_field", "validate"})
+"""Attributes which mean something where a class of messages has them."""
+
+
+class Row(msgspec.Struct, gc=False):
+    """A row: its values are attributes, where their names allow that, and items."""
+
+    fields_by_column: ClassVar[dict[str, str]] = {}
+
+    def __getitem__(self, column: str) -> Any:
+        return getattr(self, self.fields_by_column[column])
+
+    def new_acknowledgement(self, journal: str) -> dict[str, Any]:
+        """An object without any column."""
+        del journal
+        return {}
+
+
+class Rows(list[Row]):
+    """Rows of a record batch.
+
+    Attributes:
+        columns: the values of each column.
+    """
+
+    columns: dict[str, list[Any]]
+
+
+def is_arrow(messages: object) -> bool:
+    """Whether these are columns: pyarrow's, or anything that hands out an Arrow stream."""
+    kind = type(messages)
+    return hasattr(kind, "__arrow_c_stream__") or hasattr(kind, "__arrow_c_array__")
+
+
+def table_of(messages: Any) -> pa.Table:
+    """Columns as a table; nothing is copied.
+
+    Raises:
+        ValidationError: two columns have one name.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - only where columns are given
+
+    if isinstance(messages, pa.Table):
+        table = messages
+    elif isinstance(messages, pa.RecordBatch):
+        table = pa.Table.from_batches([messages])
+    else:
+        table = pa.table(messages)
+    twice = {name for name in table.column_names if table.column_names.count(name) > 1}
+    if twice:
+        raise ValidationError(
+            f"columns of a batch have the same name: {', '.join(sorted(twice))}", kind="columns"
+        )
+    return table
+
+
+def rows_of(table: pa.Table, begin: int, count: int) -> Rows:
+    """Rows of a table, in order. The column ``UUID`` is left out: each row gets one of its own."""
+    part = table.slice(begin, count)
+    columns = {name: _values(part.column(name)) for name in part.column_names if name != _UUID}
+    made = _row_class(tuple(columns))
+    rows = Rows(map(made, *columns.values())) if columns else Rows(made() for _ in range(count))
+    rows.columns = columns
+    return rows
+
+
+def known_keys(messages: Sequence[Any], key: Callable[[Any], Any]) -> list[Any] | None:
+    """The key of each message, if they are rows, and the key is a column; else None."""
+    if not isinstance(messages, Rows) or not isinstance(key, itemgetter | attrgetter):
+        return None
+    names = key.__reduce__()[1]
+    return messages.columns.get(names[0]) if len(names) == 1 else None
+
+
+@functools.lru_cache(maxsize=_CLASSES_KNOWN_MAX)
+def _row_class(columns: tuple[str, ...]) -> type[Row]:
+    fields: list[Any] = []
+    by_column = {}
+    taken = _MEANT.union(dir(Row))
+    for index, column in enumerate(columns):
+        usable = column.isidentifier() and not keyword.iskeyword(column)
+        name = column if usable and column not in taken else f"column_{index}_"
+        by_column[column] = name
+        fields.append((name, Any, msgspec.field(name=column)))
+    made: type[Any] = msgspec.defstruct(
+        "Row", fields, bases=(Row,), namespace={"fields_by_column": by_column}, gc=False
+    )
+    return made
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """The values of a column as Python objects which JSON can hold."""
+    import pyarrow as pa  # noqa: PLC0415 - only where columns are given
+
+    kind = column.type
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return _nanosecond_texts(column)
+    if pa.types.is_map(kind):
+        return [None if pairs is None else dict(pairs) for pairs in column.to_pylist()]
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _nanosecond_texts(column: pa.ChunkedArray) -> list[str | None]:
+    """RFC 3339 texts: datetimes would lose the last three digits."""
+    suffix = "Z" if column.type.tz is not None else ""
+    times = column.cast("int64").fill_null(0).to_numpy()
+    missing = column.is_null().to_numpy()
+    texts = np.datetime_as_string(times.astype("datetime64[ns]"), unit="ns")
+    return [
+        None if absent else f"{text}{suffix}"
+        for text, absent in zip(texts.tolist(), missing.tolist(), strict=True)
+    ]

@@ -1,0 +1,6 @@
+"""The benchmarks are programs: what they import stands beside them."""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))

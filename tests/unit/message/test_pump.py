@@ -1,0 +1,110 @@
+"""The pump: what is at hand, in turns, and what it remembers of producers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gazette_sdk import Reader
+from gazette_sdk.errors import ClosedError
+from gazette_sdk.framing import framing_for
+from gazette_sdk.message import delivery
+from gazette_sdk.message.clock import clock_of_unix_ns
+from gazette_sdk.message.delivery import Committed
+from gazette_sdk.message.flow import Opened
+from gazette_sdk.message.journal_decoder import JournalDecoder
+from gazette_sdk.message.kinds import kind_of
+from gazette_sdk.message.plan import plan_of
+from gazette_sdk.message.pump import Pump
+from gazette_sdk.message.sequencer import Sequencer
+from support.memory_transport import MemoryTransport
+from support.written_messages import History, frame
+
+DAY_NS = 24 * 3600 * 10**9
+
+
+def pump_over(transport: MemoryTransport) -> Pump:
+    def decoder(opened: Opened) -> JournalDecoder:
+        framing = framing_for(opened.content_type)
+        kind = kind_of(dict, framing.form)
+        return JournalDecoder(opened.journal, framing, kind, opened.offset, sequenced=True)
+
+    plan = plan_of(None, "a/journal", block=False, offsets=None, end_offsets=None)
+    return Pump(plan, transport, decoder, Committed(Sequencer(100)))
+
+
+def numbers(batch) -> list[int]:
+    return [envelope.message["n"] for envelope in batch]
+
+
+@pytest.fixture
+def history(transport) -> History:
+    written = History()
+    for _ in range(40):
+        written.outside(1)
+    written.pending(2)
+    written.pending(3)
+    written.ack(2)
+    written.outside(1)
+    written.ack(3)
+    transport.create("a/journal").content += written.content
+    return written
+
+
+def test_batches_are_taken_in_turns_by_plain_code_and_coroutines(transport, history):
+    pump = pump_over(transport)
+    found = []
+    while (batch := pump.take()) is not None:
+        found += numbers(batch)
+        if (batch := asyncio.run(pump.atake())) is None:
+            break
+        found += numbers(batch)
+    assert found == history.committed()
+
+
+def test_plain_messages_come_as_a_sequence_and_what_is_at_hand_without_waiting(transport, history):
+    pump = pump_over(transport)
+    assert pump.at_hand() is None
+    plain = pump.take()
+    assert isinstance(plain, list)
+    assert numbers(plain) == list(range(40))
+    assert pump.checkpoint(len(plain)).offsets == {"a/journal": 0}
+    assert pump.checkpoint(1).offsets == {"a/journal": history.messages[38].end}
+    assert pump.offsets() == {"a/journal": history.messages[39].end}
+    found = []
+    while (batch := pump.at_hand()) is not None:
+        found += numbers(batch)
+    assert found == history.committed()[40:]
+    assert pump.take() is None
+    pump.close()
+    with pytest.raises(ClosedError, match=r"checkpoint=reader\.checkpoint"):
+        pump.take()
+
+
+def test_a_consumer_which_was_interrupted_leaves_no_checkpoint(transport, history):
+    pump = pump_over(transport)
+    assert pump.take() is not None
+    pump.interrupt()
+    with pytest.raises(ClosedError, match="that was taken before"):
+        pump.checkpoint()
+    with pytest.raises(ClosedError, match="that was taken before"):
+        pump.take()
+    pump.close()
+
+
+def test_producers_that_are_silent_too_long_are_forgotten_without_being_asked(
+    transport, monkeypatch
+):
+    monkeypatch.setattr(delivery, "_PRUNE_EVERY", 4)
+    begun = clock_of_unix_ns(10**18)
+    late = clock_of_unix_ns(10**18 + DAY_NS + 10**9)
+    journal = transport.create("a/journal")
+    journal.content += b"".join(frame(n, n, begun) for n in range(1, 9))
+    journal.content += frame(9, 9, late)
+    reader = Reader(dict, name="a/journal", transport=transport)
+    assert numbers(reader) == list(range(1, 10))
+    journal.content += b"".join(frame(n, 9, late + 160 * n) for n in range(10, 15))
+    assert numbers(reader) == list(range(10, 15))
+    (state,) = reader.checkpoint(horizon_s=0).producers
+    assert state.producer[-1] == 9

@@ -1,0 +1,235 @@
+"""Content that is no message: reported with its offset, and raised, passed over, or judged."""
+
+from __future__ import annotations
+
+import logging
+from itertools import islice
+
+import pytest
+
+from gazette_sdk import Reader
+from gazette_sdk.errors import (
+    DecodeError,
+    DesyncError,
+    FramingError,
+    GazetteError,
+    TornFrameError,
+)
+from gazette_sdk.framing import Cutter, framing_for
+from gazette_sdk.message.flags import CONTINUE_TXN
+from gazette_sdk.protocol import broker_pb2 as pb
+from support.memory_transport import MemoryTransport
+from support.protobuf_messages import Gram
+from support.written_messages import TICK, History, frame, producer_id
+
+BAD = {
+    "no JSON": b'{"n":\n',
+    "blank": b"\n",
+    "no UUID": b'{"UUID":"f47ac10b-58cc-11d1-8000-0123456789zz","n":1}\n',
+    "no text": b'{"UUID":17,"n":1}\n',
+}
+
+
+def transport_of(content: bytes, chunk_bytes: int = 128 * 1024, **labels) -> MemoryTransport:
+    transport = MemoryTransport(chunk_bytes=chunk_bytes)
+    transport.create("a/journal", **labels).content += content
+    return transport
+
+
+def numbers(reader) -> list[int]:
+    return [envelope.message["n"] for envelope in reader]
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+@pytest.mark.parametrize("chunk_bytes", [1, 100, 1 << 20])
+def test_a_poison_record_is_raised_skipped_or_judged(bad, chunk_bytes, caplog):
+    before = b"".join(frame(n, 1, TICK * (n + 1)) for n in range(50))
+    behind = frame(50, 1, TICK * 60)
+    transport = transport_of(before + bad + bad + behind, chunk_bytes)
+    places = [len(before), len(before) + len(bad)]
+
+    reader = Reader(dict, name="a/journal", transport=transport)
+    found = []
+    with pytest.raises(DecodeError, match="on_error='skip'") as caught:
+        found += [found.append(envelope.message["n"]) for envelope in reader]
+    assert found == list(range(50))
+    assert (caught.value.journal, caught.value.offset) == ("a/journal", places[0])
+    assert reader.offsets == {"a/journal": places[0]}
+    assert reader.checkpoint().offsets == {"a/journal": places[0]}
+    with pytest.raises(DecodeError):
+        next(iter(reader))
+
+    with caplog.at_level(logging.WARNING):
+        reader = Reader(dict, name="a/journal", transport=transport, on_error="skip")
+        assert numbers(reader) == [*range(51)]
+    told = [record.args[0].offset for record in caplog.records if "passed over" in record.message]
+    assert told == places
+    assert reader.offsets == {"a/journal": transport.journals["a/journal"].end}
+
+    errors: list[GazetteError] = []
+    reader = Reader(dict, name="a/journal", transport=transport, on_error=errors.append)
+    assert numbers(reader) == [*range(51)]
+    assert [(type(error), error.offset) for error in errors] == [
+        (DecodeError, place) for place in places
+    ]
+
+
+def test_what_stands_before_an_error_is_delivered_before_it_is_judged():
+    content = frame(0, 1, TICK) + b"{\n" + frame(1, 1, 2 * TICK)
+    told = []
+    reader = Reader(dict, name="a/journal", transport=transport_of(content), on_error=told.append)
+    iterator = iter(reader)
+    assert next(iterator).message == {"n": 0}
+    assert told == []
+    assert next(iterator).message == {"n": 1}
+    assert len(told) == 1
+
+
+def test_a_function_may_raise_what_it_likes():
+    def refuse(error):
+        raise LookupError(str(error.offset))
+
+    content = frame(0, 1, TICK) + b"{\n" + frame(1, 1, 2 * TICK)
+    reader = Reader(dict, name="a/journal", transport=transport_of(content), on_error=refuse)
+    assert numbers(islice(reader, 1)) == [0]
+    for _ in range(2):
+        with pytest.raises(LookupError, match=str(len(frame(0, 1, TICK)))):
+            numbers(reader)
+    assert reader.checkpoint().offsets == {"a/journal": len(frame(0, 1, TICK))}
+
+
+def test_a_poison_record_within_a_transaction_is_passed_over_when_that_is_read_again():
+    history = History()
+    history.pending(1)
+    history.content += b"poison\n"
+    history.pending(1)
+    history.outside(2)
+    history.ack(1)
+    told = []
+    reader = Reader(
+        dict,
+        name="a/journal",
+        transport=transport_of(history.content),
+        on_error=told.append,
+        ring_size=1,
+    )
+    assert numbers(reader) == [2, 0, 1]
+    assert [error.offset for error in told] == [history.messages[0].end]
+
+
+@pytest.mark.parametrize("isolation", ["committed", "uncommitted"])
+def test_an_uncommitted_reader_takes_any_uuid_and_a_committed_one_none_that_is_none(isolation):
+    content = frame(0, 1, TICK) + BAD["no UUID"] + frame(2, 1, 2 * TICK)
+    reader = Reader(
+        dict,
+        name="a/journal",
+        transport=transport_of(content),
+        on_error="skip",
+        isolation=isolation,
+    )
+    assert numbers(reader) == ([0, 2] if isolation == "committed" else [0, 1, 2])
+
+
+def test_any_uuid_will_do_whatever_its_version():
+    content = b'{"UUID":"f47ac10b-58cc-4372-0567-0e02b2c3d479","n":1}\n'
+    (envelope,) = Reader(dict, name="a/journal", transport=transport_of(content))
+    assert envelope.producer == bytes.fromhex("0e02b2c3d479")
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 100, 1 << 20])
+def test_junk_between_frames_is_passed_over(chunk_bytes):
+    framing = framing_for("application/x-protobuf-fixed")
+    content = bytearray()
+    framing.encode(Gram(text="one").SerializeToString(), content)
+    junk_at = len(content)
+    content += b"some junk here" * 20
+    framing.encode(Gram(text="two").SerializeToString(), content)
+    errors: list[GazetteError] = []
+    reader = Reader(
+        Gram,
+        name="a/journal",
+        transport=transport_of(content, chunk_bytes, content_type="application/x-protobuf-fixed"),
+        on_error=errors.append,
+    )
+    envelopes = list(reader)
+    assert [envelope.message.text for envelope in envelopes] == ["one", "two"]
+    assert all(isinstance(error, DesyncError) for error in errors)
+    assert sum(error.skipped for error in errors) == 14 * 20
+    assert errors[0].offset == junk_at
+    assert envelopes[1].begin == junk_at + 14 * 20
+
+
+def test_a_frame_torn_at_the_write_head_is_not_passed_over(caplog):
+    whole = frame(0, 1, TICK)
+    torn = frame(1, 1, 2 * TICK)
+    transport = transport_of(whole + torn[:20])
+    with pytest.raises(TornFrameError) as caught:
+        numbers(Reader(dict, name="a/journal", transport=transport))
+    assert (caught.value.journal, caught.value.offset) == ("a/journal", len(whole))
+
+    reader = Reader(dict, name="a/journal", transport=transport, on_error="skip")
+    with caplog.at_level(logging.WARNING):
+        assert numbers(reader) == [0]
+    assert "passed over" in caplog.text
+    assert reader.offsets == {"a/journal": len(whole)}
+    transport.journals["a/journal"].content += torn[20:]
+    assert numbers(reader) == [1]
+
+
+def test_a_blocking_reader_waits_for_the_rest_of_a_torn_frame(on_loop):
+    torn = frame(0, 1, TICK)
+    transport = transport_of(torn[:20])
+    reader = Reader(dict, name="a/journal", transport=transport, block=True)
+
+    def complete():
+        transport.journals["a/journal"].content += torn[20:]
+        transport.signal()
+
+    iterator = iter(reader)
+    reader._pump.begin()
+    on_loop(complete)
+    assert next(iterator).message == {"n": 0}
+    reader.close()
+
+
+def test_a_frame_torn_by_a_jump_is_passed_over():
+    class Deleted(MemoryTransport):
+        """Content behind offset 60 is gone up to offset 1000."""
+
+        async def read(self, request, target=None):
+            whole = frame(0, 1, TICK) + frame(1, 1, 2 * TICK)
+            yield pb.ReadResponse(status=pb.OK, header=self._header(), offset=0)
+            yield whole[:60]
+            yield pb.ReadResponse(status=pb.OK, header=self._header(), offset=1000)
+            yield frame(2, 1, 3 * TICK)
+
+    transport = Deleted()
+    transport.create("a/journal")
+    end = 1000 + len(frame(2, 1, 3 * TICK))
+    options = {"name": "a/journal", "transport": transport, "end_offsets": {"a/journal": end}}
+    with pytest.raises(TornFrameError, match="was deleted") as caught:
+        numbers(Reader(dict, **options))
+    assert caught.value.offset == len(frame(0, 1, TICK))
+    reader = Reader(dict, on_error="skip", **options)
+    assert numbers(reader) == [0, 2]
+    assert reader.offsets == {"a/journal": end}
+
+
+def test_a_frame_without_end_cannot_be_passed_over(monkeypatch):
+    monkeypatch.setitem(Cutter.__init__.__kwdefaults__, "frame_bytes_max", 10)
+    reader = Reader(dict, name="a/journal", transport=transport_of(b"x" * 100), on_error="skip")
+    with pytest.raises(FramingError, match="more than 10 bytes"):
+        numbers(reader)
+
+
+def test_a_clock_that_runs_backwards_drops_what_was_committed_already():
+    content = frame(0, 1, 5 * TICK) + frame(1, 1, 4 * TICK) + frame(2, 1, 6 * TICK)
+    assert numbers(Reader(dict, name="a/journal", transport=transport_of(content))) == [0, 2]
+
+
+def test_an_open_transaction_is_no_error():
+    content = frame(0, 1, TICK, CONTINUE_TXN)
+    reader = Reader(dict, name="a/journal", transport=transport_of(content))
+    assert numbers(reader) == []
+    (state,) = reader.checkpoint().producers
+    assert (state.producer, state.begin) == (producer_id(1), 0)
