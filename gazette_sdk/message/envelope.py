@@ -10,9 +10,9 @@ import msgspec
 
 from gazette_sdk.errors import DecodeError
 from gazette_sdk.message.clock import time_of_clock
-from gazette_sdk.message.kinds import RawUuid
 from gazette_sdk.message.uuid import (
     ZERO_UUID,
+    RawUuid,
     UuidParts,
     parse_uuid,
     uuid_of_bytes,

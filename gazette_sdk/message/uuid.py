@@ -11,7 +11,7 @@ import functools
 import os
 import time
 import uuid
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ from gazette_sdk.message.flags import FLAGS_MAX
 __all__ = [
     "PRODUCER_BYTES",
     "ZERO_UUID",
+    "RawUuid",
     "Stamp",
     "UuidParts",
     "build_uuid",
@@ -36,6 +37,9 @@ PRODUCER_BYTES = 6
 
 ZERO_UUID = uuid.UUID(int=0)
 """The UUID of a message that opts out of sequencing."""
+
+RawUuid: TypeAlias = bytes | str | uuid.UUID | None
+"""A UUID as it stands in a message: text (as str or ASCII), 16 bytes, or nothing at all."""
 
 _CLOCK_MAX = (1 << 64) - 1
 

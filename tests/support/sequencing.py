@@ -7,9 +7,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from gazette_sdk.message.checkpoint import Checkpoint
-from gazette_sdk.message.run import Message, Run
-from gazette_sdk.message.sequencer import ReplayRange, Sequencer
+from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.sequencing.run import Message, Run
+from gazette_sdk.message.sequencing.sequencer import ReplayRange, Sequencer
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
-from gazette_sdk.message.run import Message
-from gazette_sdk.message.sequencer import Sequencer
+from gazette_sdk.message.sequencing.run import Message
+from gazette_sdk.message.sequencing.sequencer import Sequencer
 from gazette_sdk.message.uuid import build_uuid
 
 TICK = 160

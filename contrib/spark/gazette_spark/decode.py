@@ -12,9 +12,11 @@ from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.framing import Cut, Frames, Framing
 from gazette_sdk.framing.base import Buffer
 from gazette_sdk.framing.registry import framing_for
-from gazette_sdk.message.arrow import BlockDecoder
-from gazette_sdk.message.kinds import Decoded, Kind, RawUuid, kind_of
-from gazette_sdk.message.protobuf_kind import ProtobufKind
+from gazette_sdk.message.columns.blocks import BlockDecoder
+from gazette_sdk.message.kinds import kind_of
+from gazette_sdk.message.kinds.base import Decoded, Kind
+from gazette_sdk.message.kinds.protobuf_kind import ProtobufKind
+from gazette_sdk.message.uuid import RawUuid
 from gazette_spark.options import Options, load_message
 
 __all__ = ["Decoder"]

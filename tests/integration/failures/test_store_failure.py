@@ -7,7 +7,7 @@ import pytest
 
 from gazette_sdk import Reader, connect
 from gazette_sdk.errors import FragmentStoreUnhealthyError, StoreError
-from gazette_sdk.message import prefetch
+from gazette_sdk.message.reading import prefetch
 from integration.failures.journals import (
     Writer,
     append,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gazette_sdk.errors import DecodeError, TornFrameError
 from gazette_sdk.framing import Csv, Cut, FixedProtobuf
-from gazette_sdk.message.arrow import BlockDecoder, decode_json_block
+from gazette_sdk.message.columns.blocks import BlockDecoder, decode_json_block
 from gazette_sdk.message.kinds import kind_of
 from support.protobuf_messages import Gram
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gazette_sdk import Reader, message
+from gazette_sdk import Reader
 from gazette_sdk.errors import (
     ClosedError,
     ConfigurationError,
@@ -22,7 +22,8 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.framing import FixedProtobuf
-from gazette_sdk.message import arrow_rows
+from gazette_sdk.message import columns
+from gazette_sdk.message.columns import rows as arrow_rows
 from gazette_sdk.message.flags import ACK_TXN
 from gazette_sdk.message.uuid import build_uuid
 from support.memory_transport import MemoryTransport
@@ -332,8 +333,8 @@ def test_what_arrow_cannot_do_is_told():
 
 
 def test_without_pyarrow_the_extra_is_named(monkeypatch):
-    monkeypatch.delattr(message, "arrow_reader", raising=False)
-    monkeypatch.setitem(sys.modules, "gazette_sdk.message.arrow_reader", None)
+    monkeypatch.delattr(columns, "record_batches", raising=False)
+    monkeypatch.setitem(sys.modules, "gazette_sdk.message.columns.record_batches", None)
     with pytest.raises(ConfigurationError, match=r"gazette-sdk\[arrow\]"):
         Reader(dict, name="a/journal", transport=MemoryTransport()).arrow(N)
 

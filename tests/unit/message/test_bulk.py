@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import datetime as dt
 import decimal
 import json
@@ -36,7 +37,7 @@ from gazette_sdk.errors import (
 from gazette_sdk.framing import JsonLines, register
 from gazette_sdk.message.clock import TICK, Clock
 from gazette_sdk.message.mapping import Partitions, fnv1a32, fnv1a32_many
-from gazette_sdk.message.receipt import ReceiptTimeoutError
+from gazette_sdk.message.publishing.receipt import ReceiptTimeoutError
 from gazette_sdk.message.uuid import Stamp, build_uuid, parse_uuid, uuid_of_text
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import run
@@ -264,7 +265,7 @@ def test_a_batch_is_refused_by_journals_without_framing(transport):
 
 
 def test_what_is_not_kept_in_memory_is_encoded_again(transport, monkeypatch):
-    monkeypatch.setattr("gazette_sdk.message.dispatch.KEPT_BYTES_MAX", 100_000)
+    monkeypatch.setattr("gazette_sdk.message.publishing.dispatch.KEPT_BYTES_MAX", 100_000)
     transport.create("a/journal")
     messages = [{"n": n} for n in range(20_000)]
     table = pa.Table.from_pylist(messages)
@@ -589,9 +590,12 @@ def test_a_failed_batch_tells_why(gated):
 
 
 def test_delayed_chunks_are_told(transport):
+    answers: concurrent.futures.Future[None] = concurrent.futures.Future()
+
     class Slow(MemoryTransport):
         async def append(self, requests, target=None):
             response = await super().append(requests)
+            await asyncio.wrap_future(answers)
             response.total_chunks, response.delayed_chunks = 5, 3
             return response
 
@@ -601,6 +605,7 @@ def test_delayed_chunks_are_told(transport):
         one = publisher.publish({"n": 1})
         with pytest.raises(GazetteError):
             _ = one.total_chunks
+        answers.set_result(None)
         one.result(WAIT_S)
         assert (one.total_chunks, one.delayed_chunks) == (5, 3)
         many = publisher.publish_batch([{"n": 1}]).result(WAIT_S)

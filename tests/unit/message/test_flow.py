@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from gazette_sdk.message.flow import Content, Finished, Flow, Jumped
+from gazette_sdk.message.reading.flow import Content, Finished, Flow, Jumped
 from gazette_sdk.transport.loop import run, sdk_loop
 
 WAIT_S = 10.0

@@ -21,11 +21,12 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from gazette_sdk.errors import DecodeError, ValidationError
 from gazette_sdk.framing import Csv, FixedProtobuf, Framing, JsonLines
 from gazette_sdk.message import Publisher, Reader
-from gazette_sdk.message.csv_kind import CsvRecord
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
-from gazette_sdk.message.journal_decoder import JournalDecoder
-from gazette_sdk.message.kinds import JsonMessage, kind_of
+from gazette_sdk.message.kinds import kind_of
+from gazette_sdk.message.kinds.base import JsonMessage
+from gazette_sdk.message.kinds.csv_kind import CsvRecord
+from gazette_sdk.message.reading.journal_decoder import JournalDecoder
 from gazette_sdk.message.uuid import ZERO_UUID, Stamp, build_uuid, uuid_of_text
 from support.protobuf_messages import Gram
 

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from gazette_sdk.message.mailbox import Mailbox
+from gazette_sdk.message.reading.mailbox import Mailbox
 
 WAIT_S = 10.0
 

@@ -26,7 +26,7 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.message.clock import Clock
 from gazette_sdk.message.flags import OUTSIDE_TXN
-from gazette_sdk.message.receipt import ReceiptTimeoutError
+from gazette_sdk.message.publishing.receipt import ReceiptTimeoutError
 from gazette_sdk.message.uuid import parse_uuid, uuid_of_text
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import run
@@ -156,7 +156,7 @@ def test_on_the_sdks_own_loop_nothing_blocks_and_the_order_is_kept(transport):
 
 def test_without_a_transport_the_address_of_the_environment_is_used(transport, monkeypatch):
     transport.create("a/journal")
-    monkeypatch.setattr("gazette_sdk.message.link.connect", lambda: transport)
+    monkeypatch.setattr("gazette_sdk.message.publishing.link.connect", lambda: transport)
     with Publisher(mapping=mapping.direct("a/journal")) as publisher:
         publisher.publish({"a": 1}).result(WAIT_S)
         assert not transport.closed
@@ -218,7 +218,7 @@ def test_what_is_published_during_an_append_becomes_the_next_append(gated):
 
 
 def test_a_batch_has_a_bounded_size(gated, monkeypatch):
-    monkeypatch.setattr("gazette_sdk.message.outbox.BATCH_BYTES_MAX", 1000)
+    monkeypatch.setattr("gazette_sdk.message.publishing.outbox.BATCH_BYTES_MAX", 1000)
     with Publisher(mapping.direct("a/journal"), transport=gated) as publisher:
         receipts = [publisher.publish({"n": n, "text": "x" * 300}) for n in range(20)]
         gated.opened()
@@ -503,7 +503,7 @@ def test_when_full_has_two_values(transport):
 
 
 def test_on_the_sdks_own_loop_too_much_is_always_an_error(gated, monkeypatch):
-    monkeypatch.setattr("gazette_sdk.message.deferred.DEFERRED_MAX", 3)
+    monkeypatch.setattr("gazette_sdk.message.publishing.deferred.DEFERRED_MAX", 3)
 
     async def publish():
         publisher = Publisher(mapping.direct("a/journal"), transport=gated, pending_bytes_max=100)

@@ -9,15 +9,15 @@ import pytest
 from gazette_sdk import Reader
 from gazette_sdk.errors import ClosedError
 from gazette_sdk.framing import framing_for
-from gazette_sdk.message import delivery
 from gazette_sdk.message.clock import clock_of_unix_ns
-from gazette_sdk.message.delivery import Committed
-from gazette_sdk.message.flow import Opened
-from gazette_sdk.message.journal_decoder import JournalDecoder
 from gazette_sdk.message.kinds import kind_of
-from gazette_sdk.message.plan import plan_of
-from gazette_sdk.message.pump import Pump
-from gazette_sdk.message.sequencer import Sequencer
+from gazette_sdk.message.reading import delivery
+from gazette_sdk.message.reading.delivery import Committed
+from gazette_sdk.message.reading.flow import Opened
+from gazette_sdk.message.reading.journal_decoder import JournalDecoder
+from gazette_sdk.message.reading.plan import plan_of
+from gazette_sdk.message.reading.pump import Pump
+from gazette_sdk.message.sequencing.sequencer import Sequencer
 from support.memory_transport import MemoryTransport
 from support.written_messages import History, frame
 

@@ -28,8 +28,8 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.framing import framing_for
-from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.flags import ACK_TXN
+from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.message.uuid import Stamp
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import run
@@ -88,7 +88,7 @@ class Background:
 
 
 def test_the_readme_snippet_reads_what_was_published(transport, monkeypatch, capsys):
-    monkeypatch.setattr("gazette_sdk.message.prefetch.connect", lambda: transport)
+    monkeypatch.setattr("gazette_sdk.message.reading.prefetch.connect", lambda: transport)
     transport.create("orders/part-000", topic="orders")
     with Publisher(mapping.direct("orders/part-000"), transport=transport) as publisher:
         receipt = publisher.publish(Order("ada", 250))
@@ -417,7 +417,7 @@ def test_a_reader_that_is_dropped_ends_its_reads(transport):
 
 
 def test_what_is_read_ahead_is_bounded(monkeypatch):
-    monkeypatch.setattr("gazette_sdk.message.prefetch.PREFETCH_BYTES_MAX", 2000)
+    monkeypatch.setattr("gazette_sdk.message.reading.prefetch.PREFETCH_BYTES_MAX", 2000)
     transport = MemoryTransport(chunk_bytes=500)
     fill(transport, "a/journal", *range(1000))
     reader = Reader(dict, name="a/journal", transport=transport)
@@ -556,7 +556,7 @@ def test_a_class_that_is_no_message_is_refused_at_once(transport):
 
 @pytest.mark.parametrize("block", [False, True])
 def test_an_unanswered_listing_is_waited_for_within_a_bound(monkeypatch, block):
-    monkeypatch.setattr("gazette_sdk.message.prefetch.LISTING_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("gazette_sdk.message.reading.prefetch.LISTING_TIMEOUT_S", 0.05)
 
     class Unreachable(MemoryTransport):
         async def list(self, request):

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from gazette_sdk import Reader
 from gazette_sdk.errors import ClosedError, ConfigurationError
-from gazette_sdk.message import delivery, flow
-from gazette_sdk.message.checkpoint import Checkpoint
 from gazette_sdk.message.flags import ACK_TXN
+from gazette_sdk.message.reading import delivery, flow
+from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from support.memory_transport import MemoryTransport
 from support.written_messages import TICK, History
 
@@ -265,7 +265,7 @@ def test_an_interrupt_at_work_on_a_message_leaves_no_checkpoint(monkeypatch):
 
 
 def test_what_is_kept_of_open_transactions_is_bounded_in_bytes(monkeypatch):
-    monkeypatch.setattr("gazette_sdk.message.reader.RING_BYTES_MAX", 500)
+    monkeypatch.setattr("gazette_sdk.message.reading.reader.RING_BYTES_MAX", 500)
     history = History()
     for _ in range(100):
         history.pending(1)

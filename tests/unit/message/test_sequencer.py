@@ -9,12 +9,12 @@ import pytest
 from prometheus_client import REGISTRY
 
 from gazette_sdk.errors import FramingError
-from gazette_sdk.message import sequencer_metrics
-from gazette_sdk.message.checkpoint import Checkpoint, ProducerState
 from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
-from gazette_sdk.message.run import Message
-from gazette_sdk.message.sequencer import Outcome, ReplayRange, Sequencer
-from gazette_sdk.message.sequencer_metrics import RareLog
+from gazette_sdk.message.sequencing import metrics as sequencer_metrics
+from gazette_sdk.message.sequencing.checkpoint import Checkpoint, ProducerState
+from gazette_sdk.message.sequencing.metrics import RareLog
+from gazette_sdk.message.sequencing.run import Message
+from gazette_sdk.message.sequencing.sequencer import Outcome, ReplayRange, Sequencer
 from support.sequencing import deliveries, feed, run_of, states
 from support.vectors import cases, group
 

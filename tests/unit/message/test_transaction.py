@@ -23,9 +23,9 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.message.clock import Clock
 from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
-from gazette_sdk.message.intents import AckIntents
-from gazette_sdk.message.receipt import ReceiptTimeoutError
-from gazette_sdk.message.transaction import TransactionInDoubtError
+from gazette_sdk.message.publishing.intents import AckIntents
+from gazette_sdk.message.publishing.receipt import ReceiptTimeoutError
+from gazette_sdk.message.publishing.transaction import TransactionInDoubtError
 from gazette_sdk.message.uuid import parse_uuid, uuid_of_text
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import run
@@ -385,7 +385,7 @@ def test_who_is_interrupted_does_not_wait_for_the_roll_back(gated):
 
 
 def test_a_roll_back_that_cannot_be_written_in_time_is_noted(gated, monkeypatch):
-    monkeypatch.setattr("gazette_sdk.message.transaction.ROLLBACK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("gazette_sdk.message.publishing.transaction.ROLLBACK_TIMEOUT_S", 0.05)
     publisher = Publisher(TO, transport=gated)
     with pytest.raises(KeyError) as caught:
         transact(publisher, {"n": 0}, error=KeyError("mine"))
@@ -410,7 +410,9 @@ def test_an_interrupt_in_the_end_of_a_block_leaves_a_whole(transport, monkeypatc
                 raise KeyboardInterrupt
             return wait(futures, timeout)
 
-        monkeypatch.setattr("gazette_sdk.message.transaction.concurrent.futures.wait", interrupted)
+        monkeypatch.setattr(
+            "gazette_sdk.message.publishing.transaction.concurrent.futures.wait", interrupted
+        )
         save = (lambda _: None) if saved else None  # which of the two waits is interrupted
         with pytest.raises(KeyboardInterrupt):
             transact(publisher, {"n": 1}, save=save)

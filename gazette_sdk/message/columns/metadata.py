@@ -1,0 +1,123 @@
+"""Metadata columns of record batches: what is known of messages beside their fields.
+
+Columns whose names begin with an underscore, and are listed here, are no fields of messages:
+
+======== ============================ =====================================================
+column   type                         content
+======== ============================ =====================================================
+_journal string                       name of the journal
+_offset  int64                        offset of the message's first byte
+_end     int64                        offset behind its last byte
+_uuid    string                       the message's UUID, as text; null where it has none
+_time    timestamp (of any unit, UTC) the time within the UUID; null where there is none
+_flags   integer                      its part in a transaction, see
+                                      :mod:`~gazette_sdk.message.flags`
+======== ============================ =====================================================
+
+They may be asked for in any other type that theirs casts to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from gazette_sdk.message.clock import UNIX_EPOCH
+from gazette_sdk.message.sequencing.run import Run, Stamps
+from gazette_sdk.message.uuid import RawUuid, uuid_of_bytes
+
+__all__ = ["METADATA_COLUMNS", "assembled", "data_fields", "text_column", "uuid_column"]
+
+METADATA_COLUMNS = ("_journal", "_offset", "_end", "_uuid", "_time", "_flags")
+
+TEXT_BYTES = 36
+"""Length of a UUID's canonical text."""
+
+
+def data_fields(schema: pa.Schema) -> list[pa.Field]:
+    """The columns of a schema which are fields of messages."""
+    return [field for field in schema if field.name not in METADATA_COLUMNS]
+
+
+def assembled(
+    schema: pa.Schema,
+    columns: dict[str, Any],
+    run: Run[Any],
+    uuids: pa.Array | None,
+) -> pa.RecordBatch:
+    """A record batch of columns and metadata.
+
+    Args:
+        schema: columns wanted, with their types.
+        columns: the columns which are no metadata, by name; one that is missing is null.
+        run: where the messages stand, and what their UUIDs say. Its items are not looked at.
+        uuids: their UUIDs as text; None if they are not wanted.
+    """
+    count = len(run)
+    arrays = []
+    for field in schema:
+        if field.name in METADATA_COLUMNS:
+            array = _metadata(field.name, run, uuids)
+            if array.type != field.type:
+                # Of units of time the finer part is lost, if there is one.
+                array = array.cast(field.type, safe=not pa.types.is_timestamp(field.type))
+        else:
+            found = columns.get(field.name)
+            array = pa.nulls(count, type=field.type) if found is None else found
+        arrays.append(array)
+    if not arrays:
+        # Only a struct without fields knows how many rows it has without any column.
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * count, type=pa.struct([])))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _metadata(name: str, run: Run[Any], uuids: pa.Array | None) -> pa.Array:
+    if name == "_journal":
+        return pa.repeat(pa.scalar(run.journal), len(run))
+    if name == "_offset":
+        return pa.array(run.begins)
+    if name == "_end":
+        return pa.array(run.ends)
+    if name == "_flags":
+        return pa.array(run.flags)
+    if name == "_time":
+        return _times(run.clocks)
+    assert uuids is not None
+    return uuids
+
+
+def _times(clocks: npt.NDArray[np.uint64]) -> pa.Array:
+    """The times within clocks, to the microsecond below; null where a clock is 0."""
+    units = (clocks >> np.uint64(4)).astype(np.int64)
+    times = pa.array((units - UNIX_EPOCH) // 10, type=pa.int64(), mask=units == 0)
+    return times.cast(pa.timestamp("us", tz="UTC"))
+
+
+def text_column(texts: npt.NDArray[np.uint8]) -> pa.Array:
+    """Texts of UUIDs, shape [n, 36], as a column."""
+    count = len(texts)
+    ends = np.arange(0, TEXT_BYTES * (count + 1), TEXT_BYTES, dtype=np.int32)
+    data = np.ascontiguousarray(texts)
+    return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(data))
+
+
+def uuid_column(raw: Sequence[RawUuid], stamps: Stamps) -> pa.Array:
+    """UUIDs, as they stand in messages, as a column of text; null where a message has none.
+
+    Args:
+        raw: the UUIDs. Those of 16 bytes are formatted.
+        stamps: what they say.
+    """
+    texts: list[str | None] = []
+    for value, clock in zip(raw, stamps.clocks.tolist(), strict=True):
+        if isinstance(value, bytes) and len(value) == TEXT_BYTES:
+            texts.append(value.decode("ascii", "replace"))
+        elif isinstance(value, bytes):
+            texts.append(str(uuid_of_bytes(value)) if clock or any(value) else None)
+        else:
+            texts.append(str(value) if value else None)
+    return pa.array(texts, type=pa.string())

@@ -1,0 +1,210 @@
+"""Record batches of journals' messages, in plain code and in coroutines."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+
+from gazette_sdk.errors import ConfigurationError, FramingError, GazetteError, ValidationError
+from gazette_sdk.framing import framing_for
+from gazette_sdk.message.columns.decoders import ColumnDecoder, decoder_of
+from gazette_sdk.message.columns.rows import Row, Rows, gathered
+from gazette_sdk.message.kinds import kind_of
+from gazette_sdk.message.publishing.sender import on_loop
+from gazette_sdk.message.reading.delivery import HORIZON_S
+from gazette_sdk.message.reading.flow import Opened
+from gazette_sdk.message.reading.pump import Pump
+from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+
+__all__ = ["PIECE_BYTES_MAX", "ColumnDecoders", "RecordBatches", "checked_schema"]
+
+PIECE_BYTES_MAX = 1 << 20
+"""Content of a journal which is decoded at once: less costs more per message, and of a few
+megabytes the arrays in between no longer stay in a core's cache."""
+
+
+class RecordBatches:
+    """Record batches of committed messages, or of all: an iterable, and an asynchronous one.
+
+    Made by :meth:`Reader.arrow <gazette_sdk.message.Reader.arrow>`. No batch is empty, and the
+    rows of each stand in one journal, in its order. Iterating may be broken off and taken up
+    again, as with a reader. Whatever takes a stream of Arrow's C interface takes this object:
+    ``pyarrow.table(batches)``, ``polars.DataFrame(batches)``, and DuckDB's queries by its name.
+
+    Attributes:
+        schema: schema of all batches.
+    """
+
+    def __init__(self, schema: pa.Schema, pump: Pump[Row], batch_rows: int) -> None:
+        self.schema = schema
+        self._pump = pump
+        self._batch_rows = batch_rows
+        self._rest: pa.RecordBatch | None = None
+        self._rows: Iterator[Row] = iter(())
+        self._gathered: list[Row] = []
+        self._failure: Exception | None = None
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """See :attr:`Reader.offsets`: behind the last row of the last batch that was taken."""
+        return self._pump.offsets(self._left)
+
+    def checkpoint(self, *, horizon_s: float = HORIZON_S) -> Checkpoint:
+        """See :meth:`Reader.checkpoint`: behind the last row of the last batch."""
+        return self._pump.checkpoint(self._left, horizon_s=horizon_s)
+
+    @property
+    def _left(self) -> int:
+        """Rows of the pump's batch which were not taken yet."""
+        return 0 if self._rest is None else int(self._rest.num_rows)
+
+    # ------------------------------------------------------------- iteration
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        if on_loop():
+            raise GazetteError("iterating here would block the SDK's event loop: `async for`")
+        self._pump.begin()
+        while True:
+            while (batch := self._next()) is not None:
+                yield batch
+            taken = self._pump.take()
+            if taken is None:
+                return
+            self._add(taken)
+
+    async def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
+        self._pump.begin()
+        while True:
+            while (batch := self._next()) is not None:
+                yield batch
+            taken = await self._pump.atake()
+            if taken is None:
+                return
+            self._add(taken)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The batches as a stream of Arrow's C interface."""
+        return self.to_reader().__arrow_c_stream__(requested_schema)
+
+    def to_reader(self) -> pa.RecordBatchReader:
+        """The batches as a ``pyarrow.RecordBatchReader``."""
+        return pa.RecordBatchReader.from_batches(self.schema, iter(self))
+
+    def close(self) -> None:
+        """See :meth:`Reader.close`."""
+        self._pump.close()
+
+    async def aclose(self) -> None:
+        """See :meth:`Reader.aclose`."""
+        await self._pump.aclose()
+
+    # ----------------------------------------------------------------- batches
+
+    def _add(self, taken: Sequence[Row] | Iterator[Row]) -> bool:
+        """Take over a batch of the pump; whether it was delivered in bulk."""
+        is_bulk = isinstance(taken, Rows)
+        if isinstance(taken, Rows):
+            self._rest = taken.batch
+        else:
+            self._rows = iter(taken)
+        return is_bulk
+
+    def _next(self) -> pa.RecordBatch | None:
+        """The next batch of what is at hand; None if there is nothing left of it."""
+        if self._rest is not None:
+            return self._cut()
+        if self._failure is not None:
+            raise self._failure
+        rows = self._gathered
+        try:
+            rows += islice(self._rows, self._batch_rows - len(rows))
+            while len(rows) < self._batch_rows:
+                # Transactions come one by one, and may be small: some are put together.
+                taken = self._pump.at_hand()
+                if taken is None or self._add(taken):
+                    break
+                rows += islice(self._rows, self._batch_rows - len(rows))
+        except Exception as error:
+            self._failure = error
+            if not rows:
+                raise
+            # It is raised behind these rows.
+        except BaseException:
+            self._pump.interrupt()
+            raise
+        if not rows:
+            return None if self._rest is None else self._cut()
+        batch = gathered(rows)
+        self._gathered = []
+        return batch
+
+    def _cut(self) -> pa.RecordBatch | None:
+        """The next part of what was delivered in bulk."""
+        rest, self._rest = self._rest, None
+        assert rest is not None
+        if rest.num_rows > self._batch_rows:
+            self._rest = rest.slice(self._batch_rows)
+            return rest.slice(0, self._batch_rows)
+        return rest if rest.num_rows else None
+
+
+class ColumnDecoders:
+    """Makes the decoders of journals to columns. Holds no reader, so that a dropped one ends.
+
+    Args:
+        message_type: class of the messages.
+        schema: columns wanted.
+        sequenced: rows are to be sequenced.
+    """
+
+    def __init__(self, message_type: type[Any], schema: pa.Schema, *, sequenced: bool) -> None:
+        self._type = message_type
+        self._schema = schema
+        self._sequenced = sequenced
+
+    def __call__(self, opened: Opened) -> ColumnDecoder:
+        """The decoder of a journal.
+
+        Raises:
+            FramingError: its content type has no framing.
+            ValidationError: its framing holds no messages of the class.
+        """
+        journal = opened.journal
+        try:
+            framing = framing_for(opened.content_type)
+            kind = kind_of(self._type, framing.form)
+        except FramingError as error:
+            raise FramingError(
+                f"{journal}: determining framing: {error}; give the journal a content-type"
+                " label which has a framing, or register one",
+                journal=journal,
+            ) from error
+        except ValidationError as error:
+            reason = f"{journal}: {error.reason}"
+            raise ValidationError(reason, kind=error.kind, journal=journal) from error
+        return decoder_of(
+            journal, framing, kind, self._schema, opened.offset, sequenced=self._sequenced
+        )
+
+
+def checked_schema(schema: Any) -> pa.Schema:
+    """A schema, from whatever ``pyarrow.schema`` takes.
+
+    Raises:
+        ConfigurationError: it is none, or has no columns, or a column twice.
+    """
+    try:
+        found = schema if isinstance(schema, pa.Schema) else pa.schema(schema)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"arrow() takes a pyarrow.Schema, or what pyarrow.schema() takes: {error}"
+        ) from error
+    twice = {name for name in found.names if found.names.count(name) > 1}
+    if not found.names or twice:
+        raise ConfigurationError(
+            f"the schema names {min(twice)!r} twice" if twice else "the schema is empty"
+        )
+    return found

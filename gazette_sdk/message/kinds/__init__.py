@@ -1,0 +1,28 @@
+"""Kinds of messages: how objects of a class become payloads, and where their UUID lives.
+
+======================== ============== =======================================================
+class                    form           where its UUID lives
+======================== ============== =======================================================
+``dict``                 ``"json"``     first key of the written object, ``UUID``; taken out of
+                                        the dict when it is read
+dataclass on JsonMessage ``"json"``     the same, beside its fields; or its own field ``UUID``
+msgspec Struct           ``"json"``     the same
+pydantic model           ``"json"``     the same
+generated protobuf class ``"protobuf"`` its field ``bytes uuid``
+``list``, CsvRecord      ``"csv"``      its first item, as text
+======================== ============== =======================================================
+
+An adapter (:class:`Kind`) is found by class and form, see :func:`kind_of`. In reading order:
+
+- ``base``: the interface; ``registry``: finds the kind of a class
+- ``json_kind``: what JSON messages have in common, over ``fixed_place`` (their UUIDs, in bulk) and
+  ``empty`` (what acknowledgements are made of); ``json_kinds``: dicts, dataclasses and Structs;
+  ``pydantic_kind``
+- ``protobuf_kind``, ``csv_kind``
+"""
+
+from gazette_sdk.message.kinds.base import Decoded, JsonMessage, Kind, Spliced
+from gazette_sdk.message.kinds.csv_kind import CsvRecord
+from gazette_sdk.message.kinds.registry import kind_of, validator_of
+
+__all__ = ["CsvRecord", "Decoded", "JsonMessage", "Kind", "Spliced", "kind_of", "validator_of"]

@@ -1,0 +1,195 @@
+"""CSV messages: lists of strings, of which the first is the UUID (message section 8)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from gazette_sdk.errors import ValidationError
+from gazette_sdk.framing import Csv, Frames, Framing
+from gazette_sdk.framing.base import Buffer
+from gazette_sdk.message.kinds.base import Decoded, Kind
+from gazette_sdk.message.sequencing.run import InvalidUuidError, parse_text_uuids
+from gazette_sdk.message.uuid import RawUuid, Stamp, uuid_of_text
+
+__all__ = ["CsvKind", "CsvRecord", "find"]
+
+_TEXT_BYTES = 36
+_BEHIND_FIELD = np.frombuffer(b",\r\n", dtype=np.uint8)
+
+_WHITE = r"\t\v\f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_needs_quotes = re.compile(rf'[,"\r\n]|\A[{_WHITE}]|\A\\\.\Z').search
+_begins_white = re.compile(rf",[{_WHITE}]").search
+_fields = re.compile(r'(?:\A|,)(?:"([^"]*+(?:""[^"]*+)*+)"|([^",]*+))').finditer
+
+
+class CsvRecord(list[str]):
+    """One record: its fields, of which the first is the UUID's text.
+
+    Publishing writes the first field, whatever it was::
+
+        publisher.publish(CsvRecord(["", "7", "12"]))
+
+    Plain lists do as well. A class derived from this one may offer ``validate(self) -> None``,
+    which raises to refuse a record before it is published.
+    """
+
+    def new_acknowledgement(self, journal: str) -> Self:
+        """A record with as many fields, all empty: with another number no reader could go on."""
+        del journal
+        return type(self)([""] * len(self))
+
+
+def find(message_type: type[Any]) -> Kind[Any] | None:
+    """The adapter of ``list`` and of classes derived from it; None for any other class."""
+    return CsvKind(message_type) if issubclass(message_type, list) else None
+
+
+class CsvKind(Kind[Any]):
+    """Lists of strings. Publishing a record sets its first item.
+
+    Args:
+        message_type: ``list`` or a class derived from it, made by calling it with a list.
+    """
+
+    form: ClassVar[str] = "csv"
+
+    def __init__(self, message_type: type[Any]) -> None:
+        super().__init__(message_type)
+        if callable(getattr(message_type, "validate", None)):
+            self.validate = _call_validate
+
+    # -------------------------------------------------------------- encoding
+
+    def encode(self, message: Any, stamp: Stamp) -> bytes:
+        """Set the record's first field, and write its fields."""
+        if not message:
+            raise ValidationError(
+                "a CSV record without fields can carry no message UUID; give it a first field,"
+                " which publishing fills",
+                kind="no_uuid",
+            )
+        message[0] = stamp.text().decode()
+        try:
+            text = ",".join(message)
+        except TypeError as error:
+            raise ValidationError(
+                f"{self.message_type.__qualname__} cannot be encoded as CSV: {error}; make its"
+                " fields strings",
+                kind="encoding",
+            ) from error
+        if (
+            text.count(",") != len(message) - 1
+            or '"' in text
+            or "\n" in text
+            or "\r" in text
+            or ",\\." in text
+            or _begins_white(text)
+        ):
+            text = ",".join(map(_quoted, message))
+        try:
+            return text.encode()
+        except UnicodeEncodeError as error:
+            raise ValidationError(
+                f"{self.message_type.__qualname__} cannot be encoded as CSV: {error}",
+                kind="encoding",
+            ) from error
+
+    # -------------------------------------------------------------- decoding
+
+    def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[Any]:
+        """Decode a run of records: at once if possible, else one by one, which finds the bad."""
+        bulk = isinstance(framing, Csv) and bool(frames.ends)
+        records = _records(buffer, frames) if bulk else None
+        texts = None if records is None else _uuids_at_fixed_place(buffer, frames)
+        if records is None or texts is None:
+            return self._decode_each(framing.payloads(buffer, frames))
+        uuids = [record[0] for record in records]
+        return Decoded(self._made(records), uuids, texts=texts)
+
+    def _decode_each(self, payloads: list[bytes]) -> Decoded[Any]:
+        records: list[list[str]] = []
+        uuids: list[RawUuid] = []
+        error: Exception | None = None
+        for payload in payloads:
+            try:
+                record = _fields_of(payload.decode())
+            except UnicodeDecodeError as cause:
+                error = cause
+                break
+            try:
+                uuid_of_text(record[0])
+            except ValueError as cause:
+                error = InvalidUuidError(len(records), str(cause))
+                break
+            records.append(record)
+            uuids.append(record[0])
+        return Decoded(self._made(records), uuids, error)
+
+    def _made(self, records: list[list[str]]) -> list[Any]:
+        return records if self.message_type is list else list(map(self.message_type, records))
+
+    # ------------------------------------------------------- acknowledgements
+
+    def new_acknowledgement(self, message: Any, journal: str) -> Any:
+        """What the record's own ``new_acknowledgement`` says, or as many empty fields."""
+        own: Callable[[str], Any] | None = getattr(message, "new_acknowledgement", None)
+        return own(journal) if callable(own) else self.message_type([""] * len(message))
+
+
+# ------------------------------------------------------------------- pieces
+
+
+def _quoted(field: str) -> str:
+    if _needs_quotes(field) is None:
+        return field
+    return '"' + field.replace('"', '""') + '"'
+
+
+def _fields_of(record: str) -> list[str]:
+    """The fields of one well-formed record."""
+    return [
+        quoted.replace('""', '"') if (quoted := found[1]) is not None else found[2]
+        for found in _fields(record)
+    ]
+
+
+def _records(buffer: Buffer, frames: Frames) -> list[list[str]] | None:
+    """The fields of all records at once; None if they must be looked through one by one."""
+    try:
+        text = str(memoryview(buffer)[frames.begins[0] : frames.ends[-1]], "utf-8")
+    except UnicodeDecodeError:
+        return None
+    if "\r" in text:
+        text = text.replace("\r\n", "\n") if '"' not in text else text
+    if '"' not in text and "\r" not in text:
+        records = [line.split(",") for line in text.split("\n") if line]
+    else:
+        try:
+            records = [record for record in csv.reader(io.StringIO(text), strict=True) if record]
+        except csv.Error:
+            return None  # a field which is too long for it, or holds a return without quotes
+    # Between frames there are blank lines, or what was refused.
+    return records if len(records) == len(frames) else None
+
+
+def _uuids_at_fixed_place(buffer: Buffer, frames: Frames) -> npt.NDArray[np.uint8] | None:
+    """Every record's UUID, as rows of text; None if one is not written as it usually is."""
+    begins, ends = frames.arrays()
+    if int((ends - begins).min()) <= _TEXT_BYTES:
+        return None
+    content = np.frombuffer(buffer, dtype=np.uint8)
+    if not np.isin(content[begins + _TEXT_BYTES], _BEHIND_FIELD).all():
+        return None
+    texts = content[begins[:, None] + np.arange(_TEXT_BYTES)]
+    return None if parse_text_uuids(texts) is None else texts
+
+
+def _call_validate(message: Any) -> object:
+    return message.validate()

@@ -1,0 +1,88 @@
+"""Protobuf messages: the UUID is their field ``bytes uuid`` (message section 7)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError as ProtobufDecodeError
+from google.protobuf.message import EncodeError as ProtobufEncodeError
+from google.protobuf.message import Message
+
+from gazette_sdk.errors import ValidationError
+from gazette_sdk.framing import Frames, Framing
+from gazette_sdk.framing.base import Buffer
+from gazette_sdk.message.kinds.base import Decoded, Kind
+from gazette_sdk.message.uuid import RawUuid, Stamp
+
+__all__ = ["ProtobufKind", "find"]
+
+
+_UUID_BYTES = 16
+
+
+def find(message_type: type[Any]) -> Kind[Any] | None:
+    """The adapter of a generated protobuf class; None for any other class.
+
+    Raises:
+        ValidationError: the class has no field ``bytes uuid``.
+    """
+    if not issubclass(message_type, Message) or message_type is Message:
+        return None
+    field = message_type.DESCRIPTOR.fields_by_name.get("uuid")
+    if field is None or field.type != FieldDescriptor.TYPE_BYTES or field.is_repeated:
+        raise ValidationError(
+            f"{message_type.DESCRIPTOR.full_name} can carry no message UUID: give it a field"
+            " `bytes uuid`",
+            kind="no_uuid",
+        )
+    return ProtobufKind(message_type)
+
+
+class ProtobufKind(Kind[Any]):
+    """A generated protobuf class. Publishing a message sets its ``uuid``."""
+
+    form: ClassVar[str] = "protobuf"
+
+    def encode(self, message: Any, stamp: Stamp) -> bytes:
+        """Set the message's ``uuid`` and serialize it."""
+        message.uuid = stamp.raw()
+        try:
+            payload: bytes = message.SerializeToString()
+        except (ProtobufEncodeError, ValueError) as error:
+            raise ValidationError(
+                f"{self.message_type.__qualname__} cannot be serialized: {error}", kind="encoding"
+            ) from error
+        return payload
+
+    def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[Any]:
+        """Parse each payload."""
+        messages: list[Any] = []
+        parse = self.message_type.FromString
+        error = None
+        try:
+            # Extending by an iterator keeps what was parsed before a bad payload.
+            messages.extend(map(parse, framing.payloads(buffer, frames)))
+        except ProtobufDecodeError as cause:
+            error = cause
+        # As much as fits is taken; 36 bytes would be taken for text.
+        uuids: list[RawUuid] = [message.uuid[:_UUID_BYTES] for message in messages]
+        return Decoded(messages, uuids, error)
+
+    def new_acknowledgement(self, message: Any, journal: str) -> Any:
+        """An empty message, but for required fields, which hold their defaults."""
+        del message, journal
+        empty = self.message_type()
+        _fill(empty)
+        return empty
+
+
+def _fill(message: Message) -> None:
+    """Set required fields, of which a message of proto2 must have all."""
+    for field in message.DESCRIPTOR.fields:
+        if field.is_required and field.message_type is not None:
+            part = getattr(message, field.name)
+            part.SetInParent()
+            _fill(part)
+        elif field.is_required:
+            setattr(message, field.name, field.default_value)

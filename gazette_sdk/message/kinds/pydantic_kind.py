@@ -1,0 +1,51 @@
+"""Pydantic models as JSON messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pydantic
+import pydantic_core
+
+from gazette_sdk.message.kinds.json_kind import KEY, JsonKind
+
+__all__ = ["PydanticKind"]
+
+
+class PydanticKind(JsonKind):
+    """Pydantic models, by their aliases where they have some."""
+
+    def __init__(self, message_type: type[Any]) -> None:
+        names = {
+            each.serialization_alias or each.alias or name: name
+            for name, each in message_type.model_fields.items()
+        }
+        key = getattr(message_type, "uuid_field", KEY)
+        strict = message_type.model_config.get("extra", "ignore") != "ignore"
+        super().__init__(message_type, key=key, field=names.get(key), strict=strict, names=names)
+        self._serializer = message_type.__pydantic_serializer__
+        self._validator = message_type.__pydantic_validator__
+
+    def _dumps(self, message: Any, *, warns: bool = True) -> bytes:
+        try:
+            body = bytes(self._serializer.to_json(message, by_alias=True, warnings=warns))
+        except pydantic_core.PydanticSerializationError as error:
+            raise ValueError(str(error)) from error
+        if body[:1] != b"{":
+            raise ValueError("its serializer makes no object of it, which could hold a UUID")
+        return body
+
+    def _dumps_empty(self, message: Any) -> bytes:
+        return self._dumps(message, warns=False)
+
+    def _loads(self, payload: bytes) -> Any:
+        try:
+            return self._validator.validate_json(payload)
+        except pydantic.ValidationError as error:
+            # Its text takes many lines.
+            raise ValueError("; ".join(map(_complaint, error.errors()))) from error
+
+
+def _complaint(error: pydantic_core.ErrorDetails) -> str:
+    place = ".".join(map(str, error["loc"]))
+    return f"{place}: {error['msg']}" if place else error["msg"]

@@ -1,0 +1,130 @@
+"""Finds the kind of a class of messages."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+import pydantic
+
+from gazette_sdk.errors import ValidationError
+from gazette_sdk.message.kinds import csv_kind, protobuf_kind
+from gazette_sdk.message.kinds.base import JsonMessage, Kind
+from gazette_sdk.message.kinds.json_kinds import DictKind, TypedKind
+from gazette_sdk.message.kinds.pydantic_kind import PydanticKind
+
+__all__ = ["kind_of", "validator_of"]
+
+M = TypeVar("M")
+
+
+def kind_of(message_type: type[M], form: str) -> Kind[M]:
+    """The adapter of a class.
+
+    Args:
+        message_type: class of the messages.
+        form: form of payloads, ``"json"``, ``"protobuf"`` or ``"csv"``.
+
+    Raises:
+        ValidationError: objects of the class can carry no UUID, or have no such form.
+    """
+    found = _known_kind(message_type)
+    if found.form != form:
+        raise ValidationError(
+            f"{message_type.__qualname__} is a {found.form} message, but the journal's framing"
+            f" holds {form}; use {_CLASSES.get(form, 'another class')}, or a journal with another"
+            " content-type label",
+            kind="message_form",
+        )
+    return found
+
+
+_CLASSES = {
+    "json": "a dataclass on JsonMessage, a pydantic model, a msgspec Struct or a dict",
+    "protobuf": "a generated protobuf class with a field `bytes uuid`",
+    "csv": "CsvRecord or list",
+}
+
+
+def validator_of(message_type: type[M]) -> Callable[[M], object] | None:
+    """What refuses messages of a class before they are published; None where nothing does.
+
+    Raises:
+        ValidationError: objects of the class can carry no UUID.
+    """
+    return _known_kind(message_type).validate
+
+
+_known: dict[type, Kind[Any]] = {}
+"""Adapters by class; classes of messages live as long as the program."""
+
+
+def _known_kind(message_type: type[M]) -> Kind[M]:
+    if not isinstance(message_type, type):
+        raise _no_class(message_type)
+    found: Kind[M] = _known.get(message_type) or _made(message_type)
+    return found
+
+
+def _no_class(given: object) -> ValidationError:
+    origin = typing.get_origin(given)
+    hint = f": derive a class from it, or use {origin.__name__}" if origin is not None else ""
+    return ValidationError(f"{given!r} is no class of messages{hint}", kind="message_type")
+
+
+def _made(message_type: type[M]) -> Kind[M]:
+    found: Kind[M] | None = (
+        _json_kind(message_type) or protobuf_kind.find(message_type) or csv_kind.find(message_type)
+    )
+    if found is None:
+        raise ValidationError(
+            f"{message_type.__qualname__} can carry no message UUID: use a dataclass on"
+            " JsonMessage, a pydantic model, a msgspec Struct, a dict, a generated protobuf class,"
+            " or, for CSV, a list",
+            kind="no_uuid",
+        )
+    _known[message_type] = found
+    return found
+
+
+def _json_kind(message_type: type[Any]) -> Kind[Any] | None:
+    """The adapter of a class of JSON messages; None for any other class.
+
+    Raises:
+        ValidationError: the class is of a JSON kind, but cannot carry a UUID.
+    """
+    if issubclass(message_type, dict):
+        return DictKind(message_type)
+    if issubclass(message_type, pydantic.BaseModel):
+        if issubclass(message_type, pydantic.RootModel):
+            raise ValidationError(
+                f"{message_type.__qualname__} can carry no message UUID: it is a RootModel; use a"
+                " model with fields",
+                kind="no_uuid",
+            )
+        return PydanticKind(message_type)
+    if issubclass(message_type, msgspec.Struct):
+        if message_type.__struct_config__.array_like:
+            raise ValidationError(
+                f"{message_type.__qualname__} can carry no message UUID: it is written as an"
+                " array; leave array_like off",
+                kind="no_uuid",
+            )
+        return TypedKind(message_type)
+    if dataclasses.is_dataclass(message_type):
+        if issubclass(message_type, JsonMessage):
+            return TypedKind(message_type)
+        raise ValidationError(
+            f"{message_type.__qualname__} can carry no message UUID: derive the dataclass from"
+            " JsonMessage",
+            kind="no_uuid",
+        )
+    if issubclass(message_type, JsonMessage):
+        raise ValidationError(
+            f"{message_type.__qualname__} has no fields: decorate it with @dataclass",
+            kind="message_type",
+        )
+    return None

@@ -1,0 +1,155 @@
+"""Messages of one journal on their way: stamped, encoded, batched, appended.
+
+The thread that publishes does all the work for its message, under the publisher's lock: so a
+later clock never stands before an earlier one in a journal. The event loop is woken once for
+a batch, not for a message: while one append is in flight, what is published meanwhile gathers
+in the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+from gazette_sdk.errors import ValidationError
+from gazette_sdk.framing import Framing, JsonLines
+from gazette_sdk.message.kinds import kind_of
+from gazette_sdk.message.kinds.base import Kind
+from gazette_sdk.message.publishing.batch import Batch
+from gazette_sdk.message.publishing.receipt import Receipt
+from gazette_sdk.message.uuid import Stamp
+
+__all__ = ["Outbox"]
+
+BATCH_BYTES_MAX = 4 << 20
+"""A batch which is larger takes no further messages: a failed attempt sends all of it again, and
+its first message waits for the last."""
+
+
+STREAMING_COUNT_MIN = 16
+"""A batch of so many messages says that its journal is being streamed to."""
+
+_NEWLINE = 0x0A
+
+LINGER_BYTES_MAX = 256 << 10
+"""A batch of this size costs little beside its content, and waits for nothing."""
+
+
+class Outbox:
+    """What is published to one journal and not appended yet.
+
+    All methods are called under the publisher's lock.
+
+    Args:
+        journal: name of the journal.
+        framing: its framing.
+
+    Attributes:
+        journal: name of the journal.
+        framing: its framing.
+        sender: the task that appends its batches, while there are some.
+        is_sending: whether the sender runs, or was asked for.
+    """
+
+    def __init__(self, journal: str, framing: Framing) -> None:
+        self.journal = journal
+        self.framing = framing
+        self.sender: asyncio.Task[None] | None = None
+        self.is_sending = False
+        self._is_lines = type(framing) is JsonLines
+        self._encoders: dict[type, Kind[Any]] = {}
+        self._batches: deque[Batch] = deque()
+        self._sent: Batch | None = None
+
+    def add(self, message: Any, stamp: Stamp) -> Receipt:
+        """Encode a message at the end of what waits.
+
+        Raises:
+            ValidationError: it cannot be encoded; nothing was added.
+            FramingError: likewise.
+        """
+        kind = self._encoders.get(type(message)) or self.kind(type(message))
+        payload = kind.encode(message, stamp)
+        batch = self._batches[-1] if self._batches else None
+        if batch is None or batch.parts_bytes + len(batch.content) >= BATCH_BYTES_MAX:
+            fresh = Batch(self.journal)
+            self.framing.encode(payload, fresh.content)
+            fresh.count = 1
+            self._batches.append(fresh)
+            return Receipt(fresh, 0, len(fresh.content))
+        content = batch.content
+        begin = len(content)
+        if self._is_lines and _NEWLINE not in payload:
+            # What JsonLines does, without the call: this is done for every message.
+            content += payload
+            content += b"\n"
+        else:
+            self.framing.encode(payload, content)
+        batch.count += 1
+        sealed = batch.parts_bytes
+        return Receipt(batch, sealed + begin, sealed + len(content))
+
+    def add_frames(self, frames: bytes, count: int) -> tuple[Batch, int]:
+        """Add whole frames at the end of what waits; returns the batch, and where they begin."""
+        batch = self._batches[-1] if self._batches else None
+        if batch is None or batch.length_bytes >= BATCH_BYTES_MAX:
+            batch = Batch(self.journal)
+            self._batches.append(batch)
+        begin = batch.length_bytes
+        batch.add_part(frames)
+        batch.count += count
+        return batch, begin
+
+    def frame(self, message: Any, stamp: Stamp) -> bytes:
+        """The frame of a message, without adding it.
+
+        Raises:
+            ValidationError: it cannot be encoded.
+            FramingError: likewise.
+        """
+        kind = self._encoders.get(type(message)) or self.kind(type(message))
+        out = bytearray()
+        self.framing.encode(kind.encode(message, stamp), out)
+        return bytes(out)
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether messages come so quickly that the next batch is worth a moment's wait.
+
+        An append costs as much as encoding some hundred messages.
+        """
+        if self._sent is None or self._sent.count < STREAMING_COUNT_MIN:
+            return False
+        return not self._batches or self._batches[0].length_bytes < LINGER_BYTES_MAX
+
+    def take(self) -> Batch | None:
+        """The oldest batch, which then takes no further messages; None if nothing waits."""
+        self._sent = self._batches.popleft() if self._batches else None
+        return self._sent
+
+    def pending(self) -> list[Batch]:
+        """Batches which are not acknowledged, oldest first."""
+        return [*([self._sent] if self._sent is not None else ()), *self._batches]
+
+    def drop(self) -> list[Batch]:
+        """Everything that waits, which then will not be sent."""
+        dropped = list(self._batches)
+        self._batches.clear()
+        for batch in dropped:
+            batch.has_failed = True
+        return dropped
+
+    def kind(self, message_type: type[Any]) -> Kind[Any]:
+        """The adapter of a class of messages.
+
+        Raises:
+            ValidationError: its objects can carry no UUID, or have no such form.
+        """
+        try:
+            kind = kind_of(message_type, self.framing.form)
+        except ValidationError as error:
+            reason = f"{self.journal}: {error.reason}"
+            raise ValidationError(reason, kind=error.kind, journal=self.journal) from error
+        self._encoders[message_type] = kind
+        return kind

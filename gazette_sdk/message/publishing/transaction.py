@@ -1,0 +1,352 @@
+"""Transactions: messages of several journals which become visible together, or not at all.
+
+Messages are written when they are published, but stay invisible to committed readers until an
+acknowledgement follows in their journal. The order in which a transaction ends is what makes it
+atomic (message section 11): all messages are durable, then the acknowledgements are built and,
+if that is wanted, stored, and only then they are written. From the moment they are stored the
+transaction is decided, whatever happens to this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError
+from gazette_sdk.message.publishing.batch import Batch, ReceiptTimeoutError, ended
+from gazette_sdk.message.publishing.dispatch import AnyMapping, Dispatch, Within
+from gazette_sdk.message.publishing.intents import AckIntents
+from gazette_sdk.message.publishing.producer import Sequences, ended_error
+from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt
+from gazette_sdk.message.publishing.sender import on_loop
+
+__all__ = ["Transaction", "TransactionInDoubtError"]
+
+ROLLBACK_TIMEOUT_S = 10.0
+"""What the end of a failed block waits for its roll-back. Readers need none to be right: what is
+not acknowledged is never visible. It only lets them forget what is pending sooner."""
+
+_Futures: TypeAlias = list[concurrent.futures.Future[int]]
+_Wait: TypeAlias = tuple[_Futures, float | None] | Awaitable[object]
+"""What the end of a transaction waits for: futures, within a time; or what ``save`` returned."""
+
+
+class TransactionInDoubtError(GazetteError):
+    """A transaction is decided, or may be, but is not acknowledged in every journal.
+
+    Attributes:
+        intents: its acknowledgements. Writing them again, with
+            :meth:`~gazette_sdk.message.publishing.publisher.Publisher.acknowledge`, completes it.
+    """
+
+    def __init__(self, message: str, intents: AckIntents, *, journal: str | None = None) -> None:
+        super().__init__(message, journal=journal)
+        self.intents = intents
+
+
+class Transaction:
+    """All or nothing, for committed readers. Made by :meth:`Publisher.transaction`.
+
+    ::
+
+        with publisher.transaction() as txn:
+            txn.publish(Order("ada", 250))
+            txn.publish(Order("bob", 100))
+
+    The block's end waits until the transaction is acknowledged; an exception within the block
+    rolls it back. May be used from several threads, and several may be open at once: each is
+    isolated from the others.
+
+    Attributes:
+        intents: its acknowledgements, once the block has ended well; empty before.
+    """
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        mapping: AnyMapping | None,
+        save: Callable[[AckIntents], object] | None,
+        timeout_s: float | None,
+    ) -> None:
+        self.intents = AckIntents()
+        self._dispatch = dispatch
+        self._sender = dispatch.sender
+        self._mapping = mapping
+        self._save = save
+        self._timeout_s = timeout_s
+        self._within: Within | None = None
+
+    @property
+    def journals(self) -> tuple[str, ...]:
+        """The journals it has published to, in the order of first use."""
+        return () if self._within is None else tuple(self._within.sequences.parts)
+
+    def publish(self, message: Any, *, mapping: AnyMapping | None = None) -> Receipt:
+        """Publish a message as part of the transaction. See :meth:`Publisher.publish`.
+
+        Its receipt tells when it is durable; it is visible only once the block has ended.
+
+        Raises:
+            ClosedError: the transaction has ended, or the publisher is closed.
+            Exception: as :meth:`Publisher.publish`; or what failed before in the same journal.
+        """
+        within = self._open()
+        return self._dispatch.publish(
+            message, self._mapping if mapping is None else mapping, within
+        )
+
+    def publish_batch(self, messages: Any, *, mapping: AnyMapping | None = None) -> BatchReceipt:
+        """Publish many messages as part of the transaction. See :meth:`Publisher.publish_batch`.
+
+        Raises:
+            ClosedError: the transaction has ended, or the publisher is closed.
+            Exception: as :meth:`Publisher.publish_batch`; or what failed before.
+        """
+        within = self._open()
+        return self._dispatch.publish_batch(
+            messages, self._mapping if mapping is None else mapping, within
+        )
+
+    def _open(self) -> Within:
+        within = self._within
+        if within is None:
+            raise ClosedError("a transaction begins with its block: `with … as txn:`")
+        if self._dispatch.is_parents:
+            raise _forked_error()
+        if within.sequences.is_ended:
+            raise ended_error()
+        return within
+
+    # ------------------------------------------------------------- the block
+
+    def __enter__(self) -> Self:
+        if on_loop():
+            raise GazetteError(
+                "ending a transaction here would block the SDK's event loop: `async with`"
+            )
+        self._begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        steps = self._commit() if error is None else self._give_up(error)
+        try:
+            wait = next(steps)
+            while True:
+                try:
+                    outcome = _wait(wait)
+                except BaseException as interruption:  # noqa: BLE001 - the steps raise it on
+                    wait = steps.throw(interruption)
+                else:
+                    wait = steps.send(outcome)
+        except StopIteration:
+            pass
+
+    async def __aenter__(self) -> Self:
+        self._begin()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        steps = self._commit() if error is None else self._give_up(error)
+        try:
+            wait = next(steps)
+            while True:
+                try:
+                    outcome = await _awaited(wait)
+                except BaseException as interruption:  # noqa: BLE001 - the steps raise it on
+                    wait = steps.throw(interruption)
+                else:
+                    wait = steps.send(outcome)
+        except StopIteration:
+            pass
+
+    def _begin(self) -> None:
+        if self._within is not None:
+            raise ended_error()
+        if self._dispatch.is_parents:
+            raise _forked_error()
+        self._within = Within(self._sender.begin())
+
+    # --------------------------------------------------------------- its end
+
+    def _commit(self) -> Generator[_Wait, Any, None]:
+        """The steps of a good end. Each yields what it waits for."""
+        assert self._within is not None
+        if self._dispatch.is_parents:
+            raise _forked_error()
+        sequences = self._within.sequences
+        deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        try:
+            intents = yield from self._durable(self._within, deadline)
+        except BaseException as error:
+            yield from self._give_up(error)
+            raise
+        # From here on its producer is used again only if all goes well.
+        if intents and self._save is not None:
+            saved = self._save(intents)
+            if inspect.isawaitable(saved):
+                yield saved
+        try:
+            batches = self._sender.acknowledge(sequences, intents) if intents else []
+        except ClosedError as error:
+            if self._save is None:
+                raise  # nothing of it is visible
+            raise TransactionInDoubtError(
+                "the transaction is decided, but its publisher was closed before it was"
+                " acknowledged; write its intents again with another publisher's acknowledge()",
+                intents,
+            ) from error
+        if batches is None:
+            failures = [part.failed for part in sequences.parts.values()]
+            failure = next(each.done.exception() for each in failures if each is not None)
+            assert failure is not None
+            yield from self._give_up(failure)
+            raise failure
+        yield from self._acknowledged(sequences, intents, batches, deadline)
+        self.intents = intents
+        sequences.producer.acknowledged.update(sequences.clocks)
+        self._sender.take_back(sequences.producer)
+
+    def _durable(self, within: Within, deadline: float | None) -> Generator[_Wait, Any, AckIntents]:
+        """See that all messages are durable, if that must be so before the acknowledgements."""
+        sequences = within.sequences
+        if within.waits:
+            if not (yield within.waits, _left(deadline)):
+                raise self._late("its journals are not listed")
+            for future in within.waits:
+                future.result()
+        intents = self._sender.end(sequences)
+        # In one journal alone what was published before is written before.
+        if len(intents) > 1 or self._save is not None:
+            batches = [batch for part in sequences.parts.values() for batch in part.batches]
+            if not (yield [batch.done for batch in batches], _left(deadline)):
+                raise self._late("not all of its messages are acknowledged")
+            for batch in batches:
+                batch.done.result()
+        return intents
+
+    def _acknowledged(
+        self,
+        sequences: Sequences,
+        intents: AckIntents,
+        batches: list[Batch],
+        deadline: float | None,
+    ) -> Generator[_Wait, Any, None]:
+        try:
+            in_time = yield [batch.done for batch in batches], _left(deadline)
+        except BaseException as interruption:
+            interruption.add_note(_UNDECIDED)
+            raise
+        late = [] if in_time else [batch for batch in batches if not batch.done.done()]
+        failed = [batch for batch in batches if batch.done.done() and batch.done.exception()]
+        if not late and not failed:
+            return
+        lost = [part.failed for part in sequences.parts.values()]
+        if len(intents) == 1 and self._save is None and lost[0] is not None:
+            # The acknowledgement was behind the messages, and is lost with them.
+            error = lost[0].done.exception()
+            assert error is not None
+            error.add_note(
+                "The transaction was not acknowledged."
+                if not lost[0].was_retried
+                else "An earlier attempt may have written the transaction as a whole."
+            )
+            raise error
+        first = [*failed, *late][0]
+        cause = first.done.exception() if failed else None
+        why = cause or f"no answer within {self._timeout_s:g} s, and still trying"
+        where = ", ".join(batch.journal for batch in [*failed, *late])
+        if len(intents) == 1 and self._save is None and not failed:
+            text = (
+                f"{where}: whether the transaction is committed is not known yet ({why}): the"
+                " receipts of its messages will tell"
+            )
+        else:
+            text = (
+                f"the transaction is decided, but not acknowledged everywhere: {where} ({why});"
+                " committed readers of these journals do not see it yet; write its intents again"
+                " with publisher.acknowledge(error.intents), or those that were saved"
+            )
+        raise TransactionInDoubtError(text, intents, journal=first.journal) from cause
+
+    def _give_up(self, error: BaseException) -> Generator[_Wait, Any, None]:
+        """The steps of a bad end: roll back, as far as that can be done."""
+        assert self._within is not None
+        if self._dispatch.is_parents:
+            return
+        sequences = self._within.sequences
+        batches: list[Batch] = []
+        with suppress(ClosedError):  # what it had not sent was given up by then
+            batches = self._sender.roll_back(sequences)
+        if not isinstance(error, Exception):
+            return  # an interrupted program does not wait
+        timeout_s = min(ROLLBACK_TIMEOUT_S, self._timeout_s or ROLLBACK_TIMEOUT_S)
+        in_time = yield [batch.done for batch in batches], timeout_s
+        parts = sequences.parts.values()
+        if not in_time or any(batch.done.exception() for batch in batches):
+            error.add_note(
+                "The transaction could not be rolled back everywhere. Committed readers never see"
+                " its messages; they forget them in time."
+            )
+            return
+        for part in parts:
+            part.forget_acknowledged()
+        # A failed attempt may yet write its messages, which another transaction must not commit.
+        if len(batches) == len(parts) and not any(
+            part.batches or part.was_retried for part in parts
+        ):
+            self._sender.take_back(sequences.producer)
+
+    def _late(self, what: str) -> ReceiptTimeoutError:
+        return ReceiptTimeoutError(
+            f"the transaction could not be committed within {self._timeout_s:g} s: {what}; it was"
+            " rolled back: look at the brokers, or allow more time"
+        )
+
+
+_UNDECIDED = "The transaction was being acknowledged: it is visible, or will be soon."
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+def _forked_error() -> ClosedError:
+    return ClosedError(
+        "the transaction was begun before the process was forked: it is the parent's to end;"
+        " begin another with publisher.transaction()"
+    )
+
+
+def _wait(wait: _Wait) -> bool:
+    if isinstance(wait, tuple):
+        return not concurrent.futures.wait(*wait).not_done
+    if inspect.iscoroutine(wait):
+        wait.close()
+    raise ConfigurationError(
+        "save returned an awaitable, which nobody awaits here: use `async with"
+        " publisher.transaction(...)`, or a plain function"
+    )
+
+
+async def _awaited(wait: _Wait) -> bool:
+    if isinstance(wait, tuple):
+        futures, timeout_s = wait
+        return await ended(*futures, timeout_s=timeout_s)
+    await asyncio.ensure_future(wait) if not inspect.iscoroutine(wait) else await wait
+    return True

@@ -1,0 +1,122 @@
+"""What a reader reads: which journals, from where to where."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from gazette_sdk.errors import ConfigurationError, ValidationError
+from gazette_sdk.message.reading.flow import CONTENT_BYTES_MAX, Opened
+from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.names import validate_journal
+from gazette_sdk.protocol.selectors import parse_selector
+
+__all__ = ["Offsets", "Plan", "plan_of"]
+
+Offsets: TypeAlias = Literal["begin", "end"] | Mapping[str, int] | None
+"""Where a reader begins: everywhere at the begin, at the write head, or by journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to read.
+
+    Attributes:
+        selector: label selector of the journals; None where a name alone is meant.
+        name: name of a journal, which is meant if it exists.
+        text: selector or name as the user gave it, for errors.
+        block: follow the write heads, and the listing.
+        begin: offset at which journals begin that ``offsets`` doesn't name; -1 is the head.
+        offsets: where to begin, by journal.
+        end_offsets: where to end, by journal.
+        revisions: at which revision journals were created that were read before, by journal. One
+            that was created anew is read from its begin.
+        piece_bytes_max: content of a journal which is handed over as one piece.
+    """
+
+    selector: pb.LabelSelector | None
+    name: str | None
+    text: str
+    block: bool
+    begin: int
+    offsets: Mapping[str, int]
+    end_offsets: Mapping[str, int]
+    revisions: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    piece_bytes_max: int = CONTENT_BYTES_MAX
+
+    def continued(self, offsets: Mapping[str, int], opened: Mapping[str, Opened]) -> Plan:
+        """The plan of going on where reading ended: new journals are read from their begin."""
+        revisions = {name: each.create_revision for name, each in opened.items()}
+        return dataclasses.replace(self, begin=0, offsets=dict(offsets), revisions=revisions)
+
+    def restored(self, checkpoint: Checkpoint) -> Plan:
+        """The plan of going on behind a checkpoint.
+
+        Raises:
+            ConfigurationError: the plan says of a journal, too, where it begins.
+        """
+        twice = sorted(self.offsets.keys() & checkpoint.offsets.keys())
+        if twice:
+            raise ConfigurationError(
+                f"both checkpoint= and offsets= say where {twice[0]} begins; leave it out of"
+                " offsets="
+            )
+        return dataclasses.replace(self, offsets={**self.offsets, **checkpoint.offsets})
+
+
+def plan_of(
+    selector: str | None,
+    name: str | None,
+    *,
+    block: bool,
+    offsets: Offsets,
+    end_offsets: Mapping[str, int] | None,
+) -> Plan:
+    """The plan of a reader's arguments, see :class:`~gazette_sdk.message.Reader`.
+
+    Raises:
+        ConfigurationError: they do not go together, or are not known.
+        ValidationError: the selector, or the name, is malformed.
+    """
+    if (selector is None) == (name is None):
+        raise ConfigurationError("give a Reader either a selector or a name")
+    wanted = None
+    if selector is None:
+        assert name is not None
+        validate_journal(name)
+    elif ";" in selector:
+        validate_journal(selector)
+        name = selector
+    else:
+        wanted = parse_selector(selector)
+        # A bare word may be a name, or a selector by which the label exists: it is a name where
+        # such a journal exists.
+        name = selector if _is_name(selector) else None
+    text = selector if selector is not None else name
+    assert text is not None
+    begin = -1 if offsets == "end" else 0
+    by_journal: Mapping[str, int] = {}
+    if isinstance(offsets, str) and offsets not in {"begin", "end"}:
+        raise ConfigurationError(f"offsets={offsets!r}: use 'begin', 'end', or a mapping")
+    if offsets is not None and not isinstance(offsets, str):
+        by_journal = dict(offsets)
+    ends = dict(end_offsets or {})
+    for journal, offset in [*by_journal.items(), *ends.items()]:
+        if not isinstance(offset, int) or offset < -1:
+            raise ConfigurationError(
+                f"offset {offset!r} of {journal}: use a byte offset, or -1 for the write head"
+            )
+    return Plan(wanted, name, text, block, begin, by_journal, ends)
+
+
+def _is_name(text: str) -> bool:
+    if any(operator in text for operator in "=!, ()"):
+        return False
+    try:
+        validate_journal(text)
+    except ValidationError:
+        return False
+    return True

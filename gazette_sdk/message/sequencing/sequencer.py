@@ -1,0 +1,256 @@
+"""The sequencer: of all messages, those that are committed, each once (message section 13).
+
+A pure machine: it reads nothing. Its caller feeds it the messages of any number of journals, each
+journal's in order, and asks after each one what is delivered now::
+
+    sequencer.queue(message)
+    if sequencer.replay is not None:          # some were too long ago to be kept
+        for older in read(sequencer.replay):  # an empty range needs no reading
+            if sequencer.offer(older):
+                deliver(older.item)
+        sequencer.end_replay()
+    while (ready := sequencer.step()) is not None:
+        deliver(ready.item)
+
+Asking for the next message says that the one before is processed: a checkpoint taken meanwhile
+tells it as not processed, unless asked otherwise.
+
+Messages that need no sequencing are passed over in bulk, see :meth:`Sequencer.plain_count`.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
+from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.sequencing.machine import COUNTS_MAX, RING_SIZE, SequencerMachine
+from gazette_sdk.message.sequencing.plain_runs import (
+    BLOCKED,
+    count_outcomes,
+    last_clocks,
+    plain_prefix,
+)
+from gazette_sdk.message.sequencing.run import Message, Run
+from gazette_sdk.message.sequencing.state import (
+    Changes,
+    Outcome,
+    Position,
+    Producer,
+    ReplayRange,
+    checkpoint_of,
+)
+
+__all__ = ["RING_SIZE", "Message", "Outcome", "ReplayRange", "Sequencer"]
+
+T = TypeVar("T")
+
+_PROBE = 256
+"""So many messages are looked at before a whole run is."""
+
+
+class Sequencer(SequencerMachine[T]):
+    """Delivers each message once, and of transactions only those acknowledged.
+
+    Not synchronised: belongs to one reader.
+
+    Args:
+        ring_size: messages that are kept, over all journals and producers. Sequences that began
+            longer ago are read again when they are acknowledged. At least 1.
+        ring_bytes_max: bytes of frames that are kept at most, beside the newest; None for no
+            bound but ``ring_size``.
+        checkpoint: where to go on from.
+
+    Attributes:
+        offsets: by journal, the offset read through: no need to read what stands before it, once
+            producers' states are known.
+    """
+
+    # ------------------------------------------------------------- checkpoints
+
+    @property
+    def has_pending(self) -> bool:
+        """If a sequence is open that began since the last checkpoint."""
+        return bool(self._pending)
+
+    def checkpoint(
+        self, horizon_s: float = 0, *, outstanding_is_processed: bool = False
+    ) -> Checkpoint:
+        """What was read and processed until now.
+
+        Producers that have been silent for long are forgotten: old duplicates of theirs would be
+        delivered again, and what they left unacknowledged never is. The producer whose sequence is
+        being delivered is kept.
+
+        Args:
+            horizon_s: how far behind the newest producer of its journal a producer is forgotten,
+                in seconds; 0 for never.
+            outstanding_is_processed: if the message that was delivered last is processed.
+        """
+        offsets = self.offsets
+        changes: Changes = {}
+        state, out, last = self._delivered, self._outstanding, self._last
+        if outstanding_is_processed and state is not None and out is not None and last is not None:
+            position = self._position_behind(state, out)
+            if out.clock:
+                changes = {out.journal: {state.id: position}}
+            if position.begin == -1:
+                offsets = {**offsets, last.journal: last.end}
+        return self._checkpoint(offsets, changes, horizon_s)
+
+    def _position_behind(self, state: Producer[T], out: Message[T]) -> Position:
+        """Where a producer stands when the message that is out is processed."""
+        if self._replay is not None:
+            return Position(out.clock, state.max, out.end)
+        for message in self._rest:
+            if out.clock < message.clock <= state.max:
+                return Position(out.clock, state.max, message.begin)
+        return Position(out.clock, out.clock, -1)
+
+    def _checkpoint(
+        self, offsets: dict[str, int], changes: Changes, horizon_s: float
+    ) -> Checkpoint:
+        found, dropped = checkpoint_of(
+            self._journals, offsets, changes, horizon_s=horizon_s, keep=self._delivered
+        )
+        for journal, producer in dropped:
+            self._drop_span(producer)
+            del journal.producers[producer.id]
+        self._pending.clear()
+        self.flush_metrics()
+        return found
+
+    def flush_metrics(self) -> None:
+        """Let metrics count what they have not yet: they are told now and then only."""
+        for journal in self._journals.values():
+            journal.flush_counts()
+
+    def forget(self, journal: str) -> None:
+        """Forget all about a journal, which is read no more.
+
+        A sequence of it that is being delivered ends.
+        """
+        if self._last is not None and self._last.journal == journal:
+            self._delivered = self._last = self._outstanding = self._replay = None
+            self._single.clear()
+        self.offsets.pop(journal, None)
+        known = self._journals.pop(journal, None)
+        if known is not None:
+            known.flush_counts()
+            for producer in known.producers.values():
+                self._drop_span(producer)
+                self._pending.discard(producer)
+
+    # -------------------------------------------------------------- plain runs
+
+    def plain_count(self, run: Run[T], start: int = 0) -> int:
+        """How many messages of a run, from ``start`` on, are plain.
+
+        These are delivered all, in their order, without keeping any: each begins and ends where
+        no sequence of its producer is open, see
+        :func:`~gazette_sdk.message.sequencing.plain_runs.plain_prefix`. A call that finds few has
+        looked at few hundred; queue some messages before the next one.
+
+        Returns:
+            The number of messages up to a boundary: none of them belongs to a transaction that
+            goes on behind. 0 while a sequence is being delivered.
+        """
+        if self._delivered is not None or start >= len(run):
+            return 0
+        journal = self._journals.get(run.journal)
+        known: dict[int, Producer[T]] = {} if journal is None else journal.producers
+        clock = int(run.clocks[start])
+        producer = known.get(int(run.producers[start])) if clock else None
+        if producer is not None and (producer.begin != -1 or clock <= producer.min):
+            return 0
+
+        def floor_of(number: int) -> int:
+            producer = known.get(number)
+            if producer is None:
+                return -1
+            return BLOCKED if producer.begin != -1 else producer.min
+
+        def count_to(stop: int) -> int:
+            part = slice(start, stop)
+            producers, clocks, flags = run.producers[part], run.clocks[part], run.flags[part]
+            return plain_prefix(producers, clocks, flags, floor_of, more=stop < len(run))
+
+        # A run that is far from plain is told by its beginning.
+        probe = min(start + _PROBE, len(run))
+        count = count_to(probe)
+        return count_to(len(run)) if start + count == probe < len(run) else count
+
+    def commit_run(self, run: Run[T], start: int, stop: int) -> None:
+        """Take messages that are plain, as if each was queued and taken by :meth:`step`.
+
+        Args:
+            run: the run.
+            start: index of the first.
+            stop: index behind the last, at a boundary that :meth:`plain_count` found.
+
+        Raises:
+            RuntimeError: a sequence is being delivered.
+        """
+        if self._delivered is not None:
+            self._refuse_while_delivering()
+        if start >= stop:
+            return
+        part = slice(start, stop)
+        journal = self._journals.get(run.journal)
+        if journal is None:
+            journal = self._begin_journal(run.journal, int(run.begins[start]))
+        for number, clock in last_clocks(run.producers[part], run.clocks[part]):
+            producer = journal.producers.get(number)
+            if producer is None:
+                journal.producers[number] = Producer(number, clock)
+            else:
+                assert producer.begin == -1, "producers of plain runs have no open sequence"
+                producer.min = producer.max = clock
+        self.offsets[run.journal] = int(run.ends[stop - 1])
+        for flags, outcome, count in count_outcomes(run.clocks[part], run.flags[part]):
+            if flags > ACK_TXN:
+                self._count_unknown(journal, int(run.begins[start]), flags, outcome, count)
+            else:
+                journal.counts[outcome] += count
+                journal.uncounted += count
+        if journal.uncounted >= COUNTS_MAX:
+            journal.flush_counts()
+
+    def checkpoint_within(
+        self, run: Run[T], start: int, taken: int, horizon_s: float = 0
+    ) -> Checkpoint:
+        """As :meth:`checkpoint`, if part of a plain run was processed.
+
+        Nothing but what :meth:`checkpoint` forgets is changed.
+
+        Args:
+            run: the run.
+            start: index of the first of its messages that was not committed yet.
+            taken: index behind the last that is processed; anywhere in a plain part, also within
+                a transaction.
+            horizon_s: as of :meth:`checkpoint`.
+
+        Raises:
+            RuntimeError: a sequence is being delivered.
+        """
+        if self._delivered is not None:
+            self._refuse_while_delivering()
+        offsets = dict(self.offsets)
+        if start >= taken:
+            if start < len(run) and offsets.get(run.journal, -1) < 0:
+                offsets[run.journal] = int(run.begins[start])
+            return self._checkpoint(offsets, {}, horizon_s)
+        positions = {
+            number: Position(clock, clock, -1)
+            for number, clock in last_clocks(run.producers[start:taken], run.clocks[start:taken])
+        }
+        passed = taken - 1
+        if run.flags[passed] == CONTINUE_TXN and run.clocks[passed]:
+            # The acknowledgement must be read again, and what stands between.
+            acknowledgement = taken + int((run.flags[taken:] == ACK_TXN).argmax())
+            positions[int(run.producers[passed])] = Position(
+                int(run.clocks[passed]), int(run.clocks[acknowledgement]), int(run.begins[taken])
+            )
+            passed = acknowledgement - 1
+        offsets[run.journal] = int(run.ends[passed])
+        return self._checkpoint(offsets, {run.journal: positions}, horizon_s)

@@ -1,0 +1,192 @@
+"""What a sequencer knows of journals and their producers, and checkpoints made of it.
+
+See message sections 13.1 and 13.5.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
+
+from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
+from gazette_sdk.message.sequencing.checkpoint import Checkpoint, ProducerState
+from gazette_sdk.message.sequencing.metrics import count_queued, count_replayed
+from gazette_sdk.message.sequencing.run import Message
+from gazette_sdk.message.uuid import PRODUCER_BYTES
+
+__all__ = [
+    "Changes",
+    "Journal",
+    "Outcome",
+    "Position",
+    "Producer",
+    "ReplayRange",
+    "checkpoint_of",
+    "restore",
+]
+
+T = TypeVar("T")
+
+
+class Outcome(enum.StrEnum):
+    """What became of a queued message (message section 13.2)."""
+
+    OUTSIDE_ALREADY_ACKED = "outsideAlreadyAcked"
+    OUTSIDE_COMMIT = "outsideCommit"
+    CONTINUE_ALREADY_ACKED = "continueAlreadyAcked"
+    CONTINUE_RING_CLOCK_LARGER = "continueRingClockLarger"
+    CONTINUE_BEGIN_SPAN = "continueBeginSpan"
+    CONTINUE_EXTEND_SPAN = "continueExtendSpan"
+    ACK_ROLLBACK = "ackRollback"
+    ACK_EMPTY = "ackEmpty"
+    ACK_COMMIT_REPLAY = "ackCommitReplay"
+    ACK_COMMIT_RING = "ackCommitRing"
+
+
+class ReplayRange(NamedTuple):
+    """Content that is to be read again.
+
+    Attributes:
+        journal: the journal.
+        begin: offset of its first byte.
+        end: offset behind its last byte. May equal ``begin``: then there is nothing to read.
+    """
+
+    journal: str
+    begin: int
+    end: int
+
+
+class Producer(Generic[T]):
+    """One producer in one journal.
+
+    Attributes:
+        id: its id, as a number.
+        min: all up to this clock is delivered, or rolled back.
+        max: largest clock queued of the open sequence; ``min`` if there is none.
+        begin: offset of the open sequence's first undelivered message; -1 if there is none.
+        span: the open sequence's messages that are still in the ring.
+    """
+
+    __slots__ = ("begin", "id", "max", "min", "span")
+
+    def __init__(self, producer: int, clock: int, begin: int = -1) -> None:
+        self.id = producer
+        self.min = clock
+        self.max = clock
+        self.begin = begin
+        self.span: deque[Message[T]] | None = None
+
+
+class Journal(Generic[T]):
+    """One journal: its producers, and what metrics have not counted yet.
+
+    Attributes:
+        name: its name.
+        producers: by id.
+        counts: by outcome, messages with known flags.
+        unknown: by flags and outcome, messages with unknown flags.
+        uncounted: how many messages that are.
+        replayed: messages read again.
+    """
+
+    __slots__ = ("counts", "name", "producers", "replayed", "uncounted", "unknown")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.producers: dict[int, Producer[T]] = {}
+        self.counts: dict[Outcome, int] = dict.fromkeys(Outcome, 0)
+        self.unknown: dict[tuple[int, Outcome], int] = {}
+        self.uncounted = 0
+        self.replayed = 0
+
+    def flush_counts(self) -> None:
+        """Let metrics count."""
+        if self.uncounted:
+            for outcome, count in self.counts.items():
+                if count:
+                    count_queued(self.name, _FLAGS[outcome[0]], outcome, count)
+                    self.counts[outcome] = 0
+            for (flags, outcome), count in self.unknown.items():
+                count_queued(self.name, flags, outcome, count)
+            self.unknown.clear()
+            self.uncounted = 0
+        if self.replayed:
+            count_replayed(self.name, self.replayed)
+            self.replayed = 0
+
+
+_FLAGS = {"o": OUTSIDE_TXN, "c": CONTINUE_TXN, "a": ACK_TXN}
+"""Flags by the first letter of outcomes."""
+
+
+class Position(NamedTuple):
+    """Where a producer stands: ``min``, ``max`` and ``begin`` as in :class:`Producer`."""
+
+    min: int
+    max: int
+    begin: int
+
+
+Changes: TypeAlias = Mapping[str, Mapping[int, Position]]
+"""By journal and producer: positions that differ from those the sequencer holds."""
+
+
+def restore(producers: Iterable[ProducerState]) -> dict[str, Journal[T]]:
+    """Journals as a checkpoint tells of them. What was queued of open sequences is unknown."""
+    journals: dict[str, Journal[T]] = {}
+    for name, producer, last_ack, begin in producers:
+        number = int.from_bytes(producer, "big")
+        if name not in journals:
+            journals[name] = Journal(name)
+        journals[name].producers[number] = Producer(number, last_ack, begin)
+    return journals
+
+
+def checkpoint_of(
+    journals: Mapping[str, Journal[T]],
+    offsets: Mapping[str, int],
+    changes: Changes,
+    *,
+    horizon_s: float,
+    keep: Producer[T] | None,
+) -> tuple[Checkpoint, list[tuple[Journal[T], Producer[T]]]]:
+    """A checkpoint, and the producers which it has dropped.
+
+    Args:
+        journals: what is known.
+        offsets: by journal, the offset read through.
+        changes: what is to be told of producers instead.
+        horizon_s: seconds of a journal's newest producer after which a producer is dropped; 0 for
+            never.
+        keep: a producer that is not dropped: its sequence is being delivered.
+    """
+    behind = (round(horizon_s * 1_000_000_000) // 100) << 4
+    states: list[ProducerState] = []
+    dropped: list[tuple[Journal[T], Producer[T]]] = []
+    for name in {**journals, **changes}:
+        journal: Journal[T] = journals.get(name) or Journal(name)
+        changed = changes.get(name, {})
+        positions = {
+            number: Position(known.min, known.max, known.begin)
+            for number, known in journal.producers.items()
+        }
+        positions.update(changed)
+        threshold = 0
+        if horizon_s > 0 and positions:
+            # Saturating: the subtraction has no 64 bits to wrap around in.
+            threshold = max(position.min for position in positions.values()) - behind
+        for number, position in positions.items():
+            if position.max >= threshold or (
+                keep is not None and journal.producers.get(number) is keep
+            ):
+                states.append(
+                    ProducerState(
+                        name, number.to_bytes(PRODUCER_BYTES, "big"), position.min, position.begin
+                    )
+                )
+            elif number not in changed:
+                dropped.append((journal, journal.producers[number]))
+    return Checkpoint(dict(offsets), states), dropped
