@@ -25,8 +25,8 @@ __all__ = ["HTTP_OPENINGS", "SHOW_PROTOCOL_TIMEOUT_S", "Listener", "Wire", "find
 
 _log = logging.getLogger(__name__)
 
-SHOW_PROTOCOL_TIMEOUT_S = 7.5
-"""Seconds within which a new connection has to finish TLS and show its protocol: half of the
+SHOW_PROTOCOL_TIMEOUT_S = 5.0
+"""Seconds within which a new connection has to finish TLS and show its protocol: less than the
 bound of a graceful stop, so that silent connections never hold one up."""
 
 BACKLOG = 1024

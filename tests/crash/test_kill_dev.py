@@ -1,12 +1,7 @@
 """`kill -9` of `gazette dev` in the middle of appends loses nothing that was acknowledged."""
 
 import http.client
-import os
 import random
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from crash.appends import History, append_over_http, make_content, read_over_http
+from crash.dev_cluster import DevCluster
 
 ROUNDS = 10
 WRITERS_PER_JOURNAL = 2
@@ -31,56 +27,6 @@ children:
   - name: crash/two
 """
 NAMES = ("crash/one", "crash/two")
-
-
-class DevCluster:
-    """A `gazette dev` process over one directory."""
-
-    def __init__(self, data: Path) -> None:
-        self.data = data
-        self.port = free_port()
-        self.address = f"http://localhost:{self.port}"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "gazette_sdk.cli.gazette", "dev"),
-                *("--data", str(self.data), "--port", str(self.port)),
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        # It prints its address once it serves; whoever waits longer than the test may is killed.
-        output = b""
-        for line in self._process.stdout:
-            output += line
-            if self.address.encode() in line:
-                break
-        else:
-            raise AssertionError(f"gazette dev did not start: {output.decode()}")
-        self._drain = threading.Thread(target=self._process.stdout.read, daemon=True)
-        self._drain.start()
-
-    def kill(self) -> None:
-        os.kill(self._process.pid, signal.SIGKILL)
-        self._ended(10)
-
-    def stop(self) -> int:
-        self._process.send_signal(signal.SIGINT)
-        return self._ended(60)
-
-    def _ended(self, timeout_s: float) -> int:
-        status = self._process.wait(timeout_s)
-        self._drain.join(timeout_s)
-        self._process.stdout.close()
-        return status
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 def append_until_it_dies(url: str, history: History, seed: int, lock: threading.Lock) -> None:
@@ -109,13 +55,7 @@ def test_every_acknowledged_append_survives_ten_kills_in_a_row(tmp_path: Path):
     for round_number in range(ROUNDS):
         cluster.start()
         if round_number == 0:
-            subprocess.run(
-                [sys.executable, "-m", "gazette_sdk.cli.gazctl", "journals", "apply"],
-                input=JOURNALS.encode(),
-                env={**os.environ, "GAZETTE_ADDRESS": cluster.address},
-                check=True,
-                timeout=60,
-            )
+            cluster.apply(JOURNALS)
         for name, history in histories.items():
             history.check(read_over_http(f"{cluster.address}/{name}"))
 

@@ -362,6 +362,12 @@ class Pump(Generic[T]):
             self._end_replay(decoder, item)
         elif isinstance(item, Failed):
             self._fail_replay(item.error)
+        elif isinstance(item, Finished) and not self._is_closed:
+            # To end here would be to lose a transaction without a word.
+            raise ClosedError(
+                "reading a transaction again was broken off; make another reader"
+                f" {self._delivery.advice}"
+            )
 
     def _end_replay(self, decoder: Decoder[T], item: Ended) -> None:
         wanted = self._delivery.replay

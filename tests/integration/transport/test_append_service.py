@@ -7,6 +7,7 @@ import contextlib
 
 import grpc
 import pytest
+from grpc.aio._call import StreamStreamCall
 
 from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -376,6 +377,50 @@ async def test_appends_outlive_a_broker_that_restarts():
             assert b"".join(restarted.committed["journal/a"]) == b"first second"
             assert isinstance(first.last_error, errors.UnavailableError)
         await service.aclose()
+
+
+@in_loop
+async def test_a_connection_that_is_lost_at_the_half_close_is_tried_again(monkeypatch):
+    """grpcio then raises an internal error, which says nothing of the call's end."""
+    half_closes, real = 0, StreamStreamCall.done_writing
+
+    async def done_writing(self):
+        nonlocal half_closes
+        half_closes += 1
+        if half_closes == 1:
+            await broker.stop()
+            raise grpc.aio.InternalError('Failed "execute_batch"')
+        await real(self)
+
+    async with ScriptedBroker() as broker, GrpcTransport(broker.address) as transport:
+        bind = f"127.0.0.1:{broker.port}"
+        broker.on_append = Journals(broker).on_append
+        monkeypatch.setattr(StreamStreamCall, "done_writing", done_writing)
+        service = AppendService(transport)
+        append = await service.append(A, b"content")
+        await until(lambda: append.last_error is not None)
+        assert isinstance(append.last_error, errors.CallError)
+        async with ScriptedBroker(bind) as again:
+            restarted = Journals(again)
+            await append
+            assert restarted.committed["journal/a"] == [b"content"]
+        await service.aclose()
+
+
+@in_loop
+async def test_an_error_nobody_thought_of_fails_the_appends_instead_of_leaving_them(
+    monkeypatch, caplog
+):
+    async def broken(*_args):
+        raise RuntimeError("a bug")
+
+    async with served() as (service, _):
+        monkeypatch.setattr(service.transport, "append", broken)
+        first, second = await service.append(A, b"first "), await service.append(A, b"second")
+        for append in (first, second):
+            with pytest.raises(errors.GazetteError, match=r"journal/a: .*a bug"):
+                await append
+    assert "a bug" in caplog.text
 
 
 # ---------------------------------------------------------------------- memory

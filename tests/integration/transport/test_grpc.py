@@ -21,10 +21,10 @@ from gazette_sdk.errors import (
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.transport import channels
-from gazette_sdk.transport import grpc as grpc_module
 from gazette_sdk.transport.base import Target
-from gazette_sdk.transport.dispatcher import SERVICE, Health
+from gazette_sdk.transport.dispatcher import SERVICE, Health, candidates
 from gazette_sdk.transport.grpc import GrpcTransport
+from gazette_sdk.transport.routed import CHUNK_BYTES_KEY
 from support.scripted_broker import (
     RefusalError,
     ScriptedBroker,
@@ -318,7 +318,7 @@ async def test_content_comes_as_bytes_and_metadata_as_messages():
             pb.ReadResponse(offset=15, content=b"again"),
         ]
         assert await read_all(transport, offset=5) == [first, b"hello", b"world", second, b"again"]
-        assert broker.metadata[grpc_module.CHUNK_BYTES_KEY] == str(128 << 10)
+        assert broker.metadata[CHUNK_BYTES_KEY] == str(512 << 10)
         assert broker.received == [pb.ReadRequest(journal="a/journal", offset=5)]
 
 
@@ -669,7 +669,7 @@ async def test_unused_members_are_swept_and_dialled_again():
     async with served() as (broker, transport):
         broker.on_read = lambda _: [read_metadata(0, 0, 3)]
         route = route_to(broker.address)
-        peer = grpc_module.candidates(Target(route), needs_primary=False)[0]
+        peer = candidates(Target(route), needs_primary=False)[0]
         await read_all(transport, Target(route))
         transport._channels._sweep()
         assert peer in transport._channels

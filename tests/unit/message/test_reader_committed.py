@@ -16,6 +16,7 @@ from gazette_sdk import Reader
 from gazette_sdk.errors import ClosedError, ConfigurationError
 from gazette_sdk.message.flags import ACK_TXN
 from gazette_sdk.message.reading import delivery, flow
+from gazette_sdk.message.reading.prefetch import Prefetch
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from support.memory_transport import MemoryTransport
 from support.written_messages import TICK, History
@@ -273,6 +274,18 @@ def test_what_is_kept_of_open_transactions_is_bounded_in_bytes(monkeypatch):
     reader = Reader(dict, name="a/journal", transport=served(history, chunk_bytes=300))
     monkeypatch.setattr(delivery, "_PLAIN_MIN", 10**9)
     assert numbers(reader) == list(range(100))
+
+
+def test_a_transaction_whose_replay_is_broken_off_is_not_passed_over_in_silence(monkeypatch):
+    async def broken_off(_prefetch, replay, *_where):
+        replay.put(flow.Finished())
+
+    monkeypatch.setattr(Prefetch, "_run_replay", broken_off)
+    transport = served(crafted())
+    with Reader(dict, name="a/journal", transport=transport, ring_size=1) as reader:
+        for _ in range(2):
+            with pytest.raises(ClosedError, match="broken off"):
+                numbers(reader)
 
 
 # ------------------------------------------------------------------------ laws
