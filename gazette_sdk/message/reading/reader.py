@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import AsyncIterator, Iterator, Mapping
+from itertools import chain
 from operator import length_hint
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Literal, Self, TypeAlias, TypeVar
@@ -268,8 +269,13 @@ class Reader(Generic[M]):
             raise GazetteError("iterating here would block the SDK's event loop: `async for`")
         self._check_delivers_messages()
         self._pump.begin()
+        # No Python runs per envelope, but for the consumer's own.
+        return chain.from_iterable(self._batches())
+
+    def _batches(self) -> Iterator[Iterator[Envelope[M]]]:
+        """What is left of the batch at hand, and each later one. They are taken from as such."""
         while True:
-            yield from self._left
+            yield self._left
             batch = self._pump.take()
             if batch is None:
                 return
