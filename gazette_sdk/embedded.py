@@ -275,7 +275,7 @@ class EmbeddedCluster:
                 **self._config,
             )
 
-        return ServedBroker(server, configure)
+        return ServedBroker(server, configure, waits_for_routes=True)
 
     def _require_running(self) -> None:
         if not self._brokers:

@@ -42,5 +42,5 @@ The service
 Fronts
     * ``fronts`` — what they share
     * ``in_process`` — a transport within the process
-    * ``grpc_front``, ``http_gateway``, ``json_gateway`` — over the network
+    * ``stream_front``, ``grpc_front``, ``http_gateway``, ``json_gateway`` — over the network
 """

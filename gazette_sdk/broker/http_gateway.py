@@ -8,6 +8,7 @@ Where keys are configured the caller's own bearer token is required, as on every
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -41,6 +42,10 @@ HTTP_CHUNK_BYTES = 128 * 1024
 MAX_OFFSET = (1 << 63) - 1
 """The end, and the size, which ``Content-Range`` gives: a journal has none."""
 
+ROUTE_WAITS_S = (0.05, 0.05, 0.1, 0.1, 0.2, 0.5, 1.0)
+"""Waits between tries where a journal has no brokers. One that was just created is given some
+within moments; who uses curl, unlike a client of the SDK, does not try again by himself."""
+
 CLOSED_CLEANLY = "broker terminated RPC"
 """Trailer of a body which the broker ended without an error."""
 
@@ -61,10 +66,13 @@ class HttpGateway:
 
     Args:
         service: the journal service to ask.
+        waits_for_routes: try again for two seconds where a journal has no brokers yet, as one that
+            was just created. Other implementations answer at once, and leave that to the caller.
     """
 
-    def __init__(self, service: Journals) -> None:
+    def __init__(self, service: Journals, *, waits_for_routes: bool = False) -> None:
         self._service = service
+        self._route_waits_s = ROUTE_WAITS_S if waits_for_routes else ()
 
     async def __call__(self, request: web.Request, target: Target) -> web.StreamResponse:
         """Answer a request.
@@ -78,14 +86,33 @@ class HttpGateway:
         )
         if request.method in {"GET", "HEAD"}:
             read = read_request(request.method, target)
-            async with aclosing(chunks(self._service.read(read, call), HTTP_CHUNK_BYTES)) as items:
-                return await _answer_read(request, target, items)
+            return await self._read(request, target, read, call)
         if request.method == "PUT":
-            opening = append_request(target)
-            async with aclosing(_append_items(opening, request)) as taken:
-                response = await self._service.append(taken, call)
-            return _append_response(response, target)
+            body = _Body(append_request(target), request)
+            return _append_response(await self._append(body, call), target)
         return text_error(400, f"unknown method: {request.method}")
+
+    async def _read(
+        self, request: web.Request, target: Target, read: pb.ReadRequest, call: Call
+    ) -> web.StreamResponse:
+        waits = iter(self._route_waits_s)
+        while True:
+            async with aclosing(chunks(self._service.read(read, call), HTTP_CHUNK_BYTES)) as items:
+                first = await anext(items, None)
+                wait = next(waits, None)
+                if wait is None or not _lacks_route(first):
+                    return await _answer_read(request, target, first, items)
+            await asyncio.sleep(wait)
+
+    async def _append(self, body: _Body, call: Call) -> pb.AppendResponse:
+        waits = iter(self._route_waits_s)
+        while True:
+            async with aclosing(body.items()) as items:
+                response = await self._service.append(items, call)
+            wait = next(waits, None)
+            if wait is None or body.is_begun or not _lacks_route(response):
+                return response
+            await asyncio.sleep(wait)
 
 
 # ------------------------------------------------------------------ requests
@@ -157,15 +184,33 @@ def _boolean(text: str) -> bool:
     raise ValidationError(f"query: block must be true or false, not {text!r}")
 
 
-async def _append_items(
-    opening: pb.AppendRequest, request: web.Request
-) -> AsyncGenerator[AppendItem]:
-    """The body of a PUT as an append; a body that breaks off raises, and so rolls back."""
-    yield opening
-    async for content in request.content.iter_any():
-        if content:
-            yield content
-    yield pb.AppendRequest()
+class _Body:
+    """The body of a PUT as an append.
+
+    Attributes:
+        is_begun: some of it was taken, or asked for: it cannot be sent again.
+    """
+
+    def __init__(self, opening: pb.AppendRequest, request: web.Request) -> None:
+        self.is_begun = False
+        self._opening = opening
+        self._request = request
+
+    async def items(self) -> AsyncGenerator[AppendItem]:
+        """What is appended. A body that breaks off raises, and so rolls back."""
+        yield self._opening
+        self.is_begun = True
+        async for content in self._request.content.iter_any():
+            if content:
+                yield content
+        yield pb.AppendRequest()
+
+
+def _lacks_route(response: pb.ReadResponse | pb.AppendResponse | Chunk | None) -> bool:
+    return isinstance(response, pb.ReadResponse | pb.AppendResponse) and response.status in {
+        pb.NO_JOURNAL_PRIMARY_BROKER,
+        pb.INSUFFICIENT_JOURNAL_BROKERS,
+    }
 
 
 # ----------------------------------------------------------------- responses
@@ -180,9 +225,11 @@ class _Head(NamedTuple):
 
 
 async def _answer_read(
-    request: web.Request, target: Target, items: AsyncGenerator[pb.ReadResponse | Chunk]
+    request: web.Request,
+    target: Target,
+    first: pb.ReadResponse | Chunk | None,
+    items: AsyncGenerator[pb.ReadResponse | Chunk],
 ) -> web.StreamResponse:
-    first = await anext(items, None)
     if first is None:
         return text_error(500, "the broker is stopping: it ended the read before it began")
     assert isinstance(first, pb.ReadResponse), "a read begins with its metadata"

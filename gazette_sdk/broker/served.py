@@ -1,4 +1,4 @@
-"""A broker behind its public port: gRPC, the HTTP gateway and the JSON gateway on one service."""
+"""A broker behind its public port: gRPC, the stream transport and both gateways on one service."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from gazette_sdk.broker.grpc_front import journal_methods
 from gazette_sdk.broker.http_gateway import HttpGateway
 from gazette_sdk.broker.json_gateway import JsonGateway
 from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker, BrokerConfig
+from gazette_sdk.broker.stream_front import stream_methods
 from gazette_sdk.server import Server
 from gazette_sdk.server.limits import raise_open_files_limit
 from gazette_sdk.server.process import STOP_GRACE_S
@@ -26,6 +27,7 @@ class ServedBroker:
         server: its port, not started yet.
         configure: makes the broker's configuration, given the endpoint to advertise.
         allow_origins: web origins which may use the JSON gateway.
+        waits_for_routes: the HTTP gateway waits a moment for the brokers of a new journal.
     """
 
     def __init__(
@@ -34,11 +36,13 @@ class ServedBroker:
         configure: Callable[[str], BrokerConfig],
         *,
         allow_origins: Iterable[str] = (),
+        waits_for_routes: bool = False,
     ) -> None:
         self.server = server
         self.endpoint = server.bind()
         self.broker = Broker(configure(self.endpoint))
         self._allow_origins = tuple(allow_origins)
+        self._waits_for_routes = waits_for_routes
 
     async def start(self) -> None:
         """Start the broker, then answer on its port. After an error, or to give up: stop.
@@ -50,8 +54,10 @@ class ServedBroker:
         await self.broker.start()
         service = self.broker.service
         self.server.grpc.add(journal_methods(service))
+        self.server.stream.add(stream_methods(service))
+        self.server.stream.introduce(self.broker.config.zone, self.broker.config.suffix)
         self.server.http.mount("/v1/", JsonGateway(service, allow_origins=self._allow_origins))
-        self.server.http.mount("/", HttpGateway(service))
+        self.server.http.mount("/", HttpGateway(service, waits_for_routes=self._waits_for_routes))
         await self.server.start()
 
     async def stop(

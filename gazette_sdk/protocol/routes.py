@@ -173,14 +173,28 @@ def validate_etcd(etcd: pb.Header.Etcd, path: str = "") -> None:
             )
 
 
+_VALID_HEADERS_MAX = 64
+_VALID_HEADER_BYTES_MAX = 2048
+
+_valid_headers: set[bytes] = set()
+"""Headers that were found valid lately: every response of a broker has the same, for long."""
+
+
 def validate_header(header: pb.Header, path: str = "") -> None:
     """Checks a header's process id (unless wholly empty), its route, and its Etcd header.
 
     Raises:
         ValidationError: under ``ProcessId``, ``Route`` or ``Etcd``.
     """
+    encoded = header.SerializeToString()
+    if encoded in _valid_headers:
+        return
     process_id = header.process_id
     if process_id.zone or process_id.suffix:
         validate_process_id(process_id, at(path, "ProcessId"))
     validate_route(header.route, at(path, "Route"))
     validate_etcd(header.etcd, at(path, "Etcd"))
+    if len(encoded) <= _VALID_HEADER_BYTES_MAX:
+        if len(_valid_headers) >= _VALID_HEADERS_MAX:
+            _valid_headers.clear()
+        _valid_headers.add(encoded)

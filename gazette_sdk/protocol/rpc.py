@@ -144,9 +144,9 @@ def _validate_append_response(response: pb.AppendResponse) -> None:
     _validate_status(response.status)
     validate_header(response.header, "Header")
     has_commit, has_registers = response.HasField("commit"), response.HasField("registers")
-    if response.status == pb.Status.OK and not has_commit:
+    if response.status == pb.OK and not has_commit:
         raise _broken("expected_commit", "expected commit with status OK")
-    if response.status in {pb.Status.OK, pb.Status.REGISTER_MISMATCH} and not has_registers:
+    if response.status in {pb.OK, pb.REGISTER_MISMATCH} and not has_registers:
         raise _broken(
             "expected_registers", "expected registers with status OK or REGISTER_MISMATCH"
         )

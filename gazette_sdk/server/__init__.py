@@ -1,7 +1,8 @@
 """What any server process needs, whatever its service.
 
-One public port carries every protocol: a connection's first bytes say which. gRPC is spliced to
-a gRPC server of the same process, HTTP is handed to aiohttp, further protocols can be added.
+One public port carries every protocol: a connection's first bytes say which. The stream transport
+is served right there, gRPC is spliced to a gRPC server of the same process, HTTP is handed to
+aiohttp, further protocols can be added.
 Nothing here knows journals: brokers and consumers put their services and pages on it.
 
 In reading order:
@@ -10,7 +11,10 @@ In reading order:
 - `process`: :class:`Server`, all of the following together.
 - `listener`: the public port; `splice`: its way to the gRPC server, with `pump` where the kernel
   helps; `tls`: certificates.
-- `grpc_server`: services on gRPC; errors to status codes; streams that end well.
+- `outcomes`: errors to status codes, the same on every wire.
+- `grpc_server`: services on gRPC; streams that end well.
+- `stream_server`: services on the stream transport, with `stream_connection`, `stream_call` and
+  `stream_output`.
 - `http`: the HTTP side: mounts, canonical paths, trailers; `content_type`: guesses for bodies.
 - `debug`: ``/debug/…``; `profiling`: its dumps and profiles; `metrics`: the Prometheus text.
 - `settings`: the option groups of a server; `options`: tables of options and their layers;
@@ -31,11 +35,14 @@ if TYPE_CHECKING:
     from gazette_sdk.server.listener import Listener, Wire
     from gazette_sdk.server.process import Server, configured_server
     from gazette_sdk.server.signals import StopSignal
+    from gazette_sdk.server.stream_call import Answer, StreamCall, StreamMethod
+    from gazette_sdk.server.stream_server import StreamServer
     from gazette_sdk.server.tls import server_context
 
 __all__ = [
     "FOREIGN_CHUNK_BYTES",
     "MAX_CHUNK_BYTES",
+    "Answer",
     "Call",
     "GrpcServer",
     "HttpHost",
@@ -43,6 +50,9 @@ __all__ = [
     "Method",
     "Server",
     "StopSignal",
+    "StreamCall",
+    "StreamMethod",
+    "StreamServer",
     "Wire",
     "configured_server",
     "server_context",
@@ -51,6 +61,7 @@ __all__ = [
 _MODULES = {
     "FOREIGN_CHUNK_BYTES": "call",
     "MAX_CHUNK_BYTES": "call",
+    "Answer": "stream_call",
     "Call": "call",
     "GrpcServer": "grpc_server",
     "HttpHost": "http",
@@ -58,6 +69,9 @@ _MODULES = {
     "Method": "grpc_server",
     "Server": "process",
     "StopSignal": "signals",
+    "StreamCall": "stream_call",
+    "StreamMethod": "stream_call",
+    "StreamServer": "stream_server",
     "Wire": "listener",
     "configured_server": "process",
     "server_context": "tls",

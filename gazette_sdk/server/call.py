@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["FOREIGN_CHUNK_BYTES", "MAX_CHUNK_BYTES", "Call"]
+from gazette_sdk.errors import CallError
+
+__all__ = ["CHUNK_BYTES_METADATA", "FOREIGN_CHUNK_BYTES", "MAX_CHUNK_BYTES", "Call", "call_of"]
+
+CHUNK_BYTES_METADATA = "gazette-chunk-bytes"
+"""Metadata with which a client of ours asks for bigger read messages."""
 
 FOREIGN_CHUNK_BYTES = 32736
 """Greatest content of one read message toward clients that did not ask for more: with its
@@ -27,3 +33,30 @@ class Call:
     authorization: str | None = None
     timeout_s: float | None = None
     chunk_bytes: int = FOREIGN_CHUNK_BYTES
+
+
+def call_of(
+    metadata: Iterable[tuple[str, str]], *, timeout_s: float | None, chunk_bytes: int
+) -> Call:
+    """What metadata say of a call.
+
+    Args:
+        metadata: names, in lower case, and values.
+        timeout_s: seconds which the caller is ready to wait.
+        chunk_bytes: greatest content of a read message where the caller does not say.
+
+    Raises:
+        CallError: a size is no number.
+    """
+    authorization = None
+    for key, value in metadata:
+        if key == "authorization":
+            authorization = value
+        elif key == CHUNK_BYTES_METADATA:
+            if not value.isascii() or not value.isdigit():
+                raise CallError(
+                    f"metadata {CHUNK_BYTES_METADATA} must be a number of bytes, not {value!r}",
+                    code="INVALID_ARGUMENT",
+                )
+            chunk_bytes = min(max(int(value[:20]), FOREIGN_CHUNK_BYTES), MAX_CHUNK_BYTES)
+    return Call(authorization, timeout_s, chunk_bytes)

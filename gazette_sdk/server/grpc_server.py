@@ -14,7 +14,6 @@ a bound, and ends then.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import aclosing
@@ -25,17 +24,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from gazette_sdk.errors import CallError, GazetteError, StoreError
+from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol.service import ERROR_METADATA, Rpc
-from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, MAX_CHUNK_BYTES, Call
+from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, Call, call_of
 from gazette_sdk.server.metrics import GrpcMeters
+from gazette_sdk.server.outcomes import SUCCESS, Outcome, malformed, outcome_of
 
-__all__ = ["CHUNK_BYTES_METADATA", "DEFAULT_MAX_RECEIVE_BYTES", "GrpcServer", "Method"]
-
-_log = logging.getLogger(__name__)
-
-CHUNK_BYTES_METADATA = "gazette-chunk-bytes"
-"""Metadata with which a client of ours asks for bigger read messages."""
+__all__ = ["DEFAULT_MAX_RECEIVE_BYTES", "ActiveCall", "GrpcServer", "Method"]
 
 DEFAULT_MAX_RECEIVE_BYTES = 4 * 1024 * 1024
 """Greatest message accepted, unless configured otherwise."""
@@ -45,9 +40,6 @@ DRAIN_QUIET_S = 0.1
 
 DRAIN_TIMEOUT_S = 5.0
 """Greatest time for which a refused stream is read on."""
-
-MAX_DETAILS = 2048
-"""Greatest length of an error's text: it travels as a trailer, whose size gRPC bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,29 +228,31 @@ class _Handler:
         active = ActiveCall(self._path, time.monotonic())
         self._active.add(active)
         self._meters.started.inc()
-        code, details, response = grpc.StatusCode.OK, "", b""
+        outcome, response = SUCCESS, b""
         try:
-            response = await serve(_call_of(context))
+            response = await serve(
+                call_of(
+                    context.invocation_metadata(),
+                    timeout_s=context.time_remaining(),
+                    chunk_bytes=FOREIGN_CHUNK_BYTES,
+                )
+            )
         except asyncio.CancelledError:
-            code = grpc.StatusCode.CANCELLED
+            outcome = Outcome("CANCELLED")
             raise
-        except GazetteError as error:
-            code, details = _status_of(error), str(error)
-            if isinstance(error, StoreError):
-                context.set_trailing_metadata(((ERROR_METADATA, type(error).__name__),))
-            _log.debug("call failed", extra={"method": self._path, "err": details})
         except Exception as error:  # noqa: BLE001 - the outermost boundary of a call
-            code, details = grpc.StatusCode.UNKNOWN, f"{type(error).__name__}: {error}"
-            _log.exception("call failed unexpectedly", extra={"method": self._path})
+            outcome = outcome_of(error, self._path)
+            if outcome.kind:
+                context.set_trailing_metadata(((ERROR_METADATA, outcome.kind),))
         finally:
             self._active.discard(active)
-            self._meters.handled(code.name, time.monotonic() - active.begun_s)
+            self._meters.handled(outcome.code, time.monotonic() - active.begun_s)
             if requests is not None:
                 self._meters.received.inc(requests.received)
         if requests is not None and not requests.ended:
             await requests.drain()
-        if code is not grpc.StatusCode.OK:
-            await context.abort(code, details[:MAX_DETAILS])
+        if outcome is not SUCCESS:
+            await context.abort(grpc.StatusCode[outcome.code], outcome.text)
         return response
 
 
@@ -268,29 +262,4 @@ def _decoded(decode: Callable[[bytes, bool], Any], wire: bytes, path: str, *, fi
     except GazetteError:
         raise
     except Exception as error:
-        raise CallError(f"bytes received are no request of {path}", code="INTERNAL") from error
-
-
-def _call_of(context: grpc.aio.ServicerContext) -> Call:
-    authorization = None
-    chunk_bytes = FOREIGN_CHUNK_BYTES
-    for key, value in context.invocation_metadata():
-        if key == "authorization":
-            authorization = value
-        elif key == CHUNK_BYTES_METADATA:
-            if not value.isascii() or not value.isdigit():
-                raise CallError(
-                    f"metadata {CHUNK_BYTES_METADATA} must be a number of bytes, not {value!r}",
-                    code="INVALID_ARGUMENT",
-                )
-            chunk_bytes = min(max(int(value[:20]), FOREIGN_CHUNK_BYTES), MAX_CHUNK_BYTES)
-    return Call(authorization, context.time_remaining(), chunk_bytes)
-
-
-def _status_of(error: GazetteError) -> grpc.StatusCode:
-    """The status code of an error: that of a call that failed, else UNKNOWN."""
-    if isinstance(error, CallError):
-        code = grpc.StatusCode.__members__.get(error.code)
-        if code is not None and code is not grpc.StatusCode.OK:
-            return code
-    return grpc.StatusCode.UNKNOWN
+        raise malformed(path) from error

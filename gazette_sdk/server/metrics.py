@@ -112,10 +112,15 @@ class GrpcMeters:
         self.received = _RECEIVED.labels(*self._labels)
         self.sent = _SENT.labels(*self._labels)
         self._seconds = _HANDLING_SECONDS.labels(*self._labels)
+        self._handled: dict[str, Counter] = {}
 
     def handled(self, code: str, duration_s: float) -> None:
         """Count a call that ended, by the name of its status code (``DEADLINE_EXCEEDED``)."""
-        _HANDLED.labels(*self._labels, _code_label(code)).inc()
+        counter = self._handled.get(code)
+        if counter is None:
+            counter = _HANDLED.labels(*self._labels, _code_label(code))
+            self._handled[code] = counter
+        counter.inc()
         self._seconds.observe(duration_s)
 
 

@@ -18,6 +18,7 @@ from gazette_sdk.server.http import HttpHost
 from gazette_sdk.server.listener import HTTP_OPENINGS, Listener, Wire
 from gazette_sdk.server.settings import DebugSettings, ProcessSettings
 from gazette_sdk.server.splice import Splicer
+from gazette_sdk.server.stream_server import StreamServer
 from gazette_sdk.server.tls import server_context
 
 __all__ = ["STOP_GRACE_S", "Server", "configured_server"]
@@ -31,11 +32,11 @@ _GRPC_OPENING = b"PRI * HTTP/2.0\r\n"
 
 
 class Server:
-    """A port which speaks gRPC and HTTP, and what else is added to its listener.
+    """A port which speaks gRPC, the stream transport and HTTP, and what else is added.
 
     First :meth:`bind`: from then on ``endpoint`` is known and others may be told of it. Then put
-    services on ``grpc`` and pages on ``http``, and :meth:`start`. Connections that come in between
-    wait.
+    services on ``grpc`` and ``stream`` and pages on ``http``, and :meth:`start`. Connections that
+    come in between wait.
 
     Args:
         host: address to bind; ``localhost`` means both loopback addresses, an empty string all
@@ -64,6 +65,7 @@ class Server:
         debug_private: bool = False,
     ) -> None:
         self.grpc = GrpcServer(max_receive_bytes=max_receive_bytes)
+        self.stream = StreamServer(active=self.grpc.active)
         self.http = HttpHost()
         self.listener = Listener(tls=tls)
         self._host = host
@@ -144,6 +146,8 @@ class Server:
         await self.http.start()
         self.listener.add(Wire("grpc", (_GRPC_OPENING,), self._splicer, alpn="h2"))
         self.listener.add(Wire("http", HTTP_OPENINGS, self.http))
+        if self.stream.methods:
+            self.listener.add(self.stream.wire())
         await self.listener.start()
         if self._debug_port:
             await self._debug_http.start()
@@ -160,7 +164,10 @@ class Server:
         """
         self._close_listeners()
         await asyncio.gather(
-            self.grpc.stop(grace_s), self.http.stop(grace_s), self._debug_http.stop(grace_s)
+            self.grpc.stop(grace_s),
+            self.stream.stop(grace_s),
+            self.http.stop(grace_s),
+            self._debug_http.stop(grace_s),
         )
         if self._splicer is not None:
             await self._splicer.aclose()

@@ -5,9 +5,11 @@ Read in this order:
 - `base`: the `Transport` interface, which everything above speaks.
 - `connect`: from a URL to a transport.
 - `loop`: the one event loop on which transports live, and how plain code gets there.
-- `grpc`: the transport that every Gazette broker speaks; `channels` (connections), `dispatcher`
-  (which broker), `route_cache`, `wire` (content without protobuf), `grpc_status` (how a call
-  really ended).
+- `routed`: what transports to brokers share, over a wire; `dispatcher` (which broker),
+  `route_cache`, `call_status` (how a call ended), `tls`.
+- `grpc`: the wire that every Gazette broker speaks; `channels` (connections), `wire` (content
+  without protobuf), `grpc_status` (how a call really ended).
+- `stream`: our own wire, and the choice between the two.
 - `fragments`: journals straight from a fragment store, without a broker.
 - `appender`: one append; `append_service`: many, batched and tried until they succeed, over
   `append_buffer`.

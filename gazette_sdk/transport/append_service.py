@@ -378,6 +378,15 @@ class _Chain:
                 append.future.set_result(response)
         except GazetteError as error:
             self._fail(error)
+        except Exception as error:
+            logger.exception("appending to %s failed", self.journal)
+            failure = GazetteError(
+                f"{self.journal}: appending failed for a reason nobody thought of: {error!r}; the"
+                " log has its traceback",
+                journal=self.journal,
+            )
+            failure.__cause__ = error
+            self._fail(failure)
         except asyncio.CancelledError:
             self._fail(self._given_up())
             raise

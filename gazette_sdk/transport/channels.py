@@ -6,8 +6,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -16,7 +14,9 @@ import grpc.aio
 from gazette_sdk.errors import ClosedError, ConfigurationError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import urls
-from gazette_sdk.transport.dispatcher import SERVICE, Action, Health, Marks, Peer, action_for
+from gazette_sdk.protocol.service import RPCS
+from gazette_sdk.transport.dispatcher import SERVICE, Action, Health, Marks, Peer, action_for, where
+from gazette_sdk.transport.tls import Tls
 from gazette_sdk.transport.wire import decode_read_response, encode_append_item
 
 __all__ = ["Channels", "Stubs", "Tls", "dial"]
@@ -65,39 +65,12 @@ class _Fork:
 os.register_at_fork(after_in_child=_Fork.entered_child)
 
 
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """Certificates of a client.
-
-    Attributes:
-        trusted_ca_file: PEM file of authorities that sign server certificates; empty for the
-            system's.
-        cert_file: PEM file of the client's own certificate, where servers require one.
-        cert_key_file: PEM file of its key.
-    """
-
-    trusted_ca_file: str = ""
-    cert_file: str = ""
-    cert_key_file: str = ""
-
-    def credentials(self) -> Any:
-        """The gRPC form.
-
-        Raises:
-            ConfigurationError: a file cannot be read.
-        """
-
-        def content(path: str) -> bytes | None:
-            if not path:
-                return None
-            try:
-                return Path(path).read_bytes()
-            except OSError as error:
-                raise ConfigurationError(f"cannot read the PEM file {path}: {error}") from error
-
-        return grpc.ssl_channel_credentials(
-            content(self.trusted_ca_file), content(self.cert_key_file), content(self.cert_file)
-        )
+def _credentials(tls: Tls) -> Any:
+    return grpc.ssl_channel_credentials(
+        tls.content(tls.trusted_ca_file),
+        tls.content(tls.cert_key_file),
+        tls.content(tls.cert_file),
+    )
 
 
 def dial(endpoint: str) -> str:
@@ -121,13 +94,9 @@ class Stubs:
         def path(name: str) -> str:
             return f"/protocol.Journal/{name}"
 
-        def unary(name: str, request: Any, response: Any) -> Any:
-            return channel.unary_unary(path(name), request.SerializeToString, response.FromString)
-
         self.list = channel.unary_stream(
             path("List"), pb.ListRequest.SerializeToString, pb.ListResponse.FromString
         )
-        self.apply = unary("Apply", pb.ApplyRequest, pb.ApplyResponse)
         self.read = channel.unary_stream(
             path("Read"), pb.ReadRequest.SerializeToString, decode_read_response
         )
@@ -141,10 +110,17 @@ class Stubs:
             pb.ReplicateRequest.SerializeToString,
             pb.ReplicateResponse.FromString,
         )
-        self.list_fragments = unary("ListFragments", pb.FragmentsRequest, pb.FragmentsResponse)
-        self.fragment_store_health = unary(
-            "FragmentStoreHealth", pb.FragmentStoreHealthRequest, pb.FragmentStoreHealthResponse
-        )
+        self._unary = {
+            call.name: channel.unary_unary(
+                call.path, call.request_type.SerializeToString, call.response_type.FromString
+            )
+            for call in RPCS
+            if not (call.client_streams or call.server_streams)
+        }
+
+    def unary(self, name: str) -> Any:
+        """The call of this name, of one request and one response."""
+        return self._unary[name]
 
 
 class Channels:
@@ -228,9 +204,7 @@ class Channels:
 
     def where(self, peer: Peer) -> str:
         """A peer in words, for messages of errors."""
-        if peer == SERVICE:
-            return self.address
-        return f"broker {peer.zone}/{peer.suffix} ({peer.endpoint})"
+        return where(peer, self.address)
 
     async def aclose(self) -> None:
         """Close every connection. Calls under way are cancelled."""
@@ -266,7 +240,7 @@ class Channels:
                 )
             _Fork.grpc_was_used = True
             channel = (
-                grpc.aio.secure_channel(target, self._tls.credentials(), self._options)
+                grpc.aio.secure_channel(target, _credentials(self._tls), self._options)
                 if urls.is_tls(endpoint)
                 else grpc.aio.insecure_channel(target, self._options)
             )

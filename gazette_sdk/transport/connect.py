@@ -10,7 +10,6 @@ from urllib.parse import parse_qsl, urlsplit
 
 from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.grpc import GrpcTransport
 
 __all__ = ["ADDRESS_VARIABLE", "DEFAULT_ADDRESS", "connect"]
 
@@ -19,7 +18,15 @@ ADDRESS_VARIABLE = "GAZETTE_ADDRESS"
 
 DEFAULT_ADDRESS = "http://localhost:8080"
 
-_WIRES = ("grpc", "stream")
+DEFAULT_WIRE = "grpc"
+"""What to speak to brokers where neither URL nor options say it."""
+
+_WIRES = {
+    "auto": "gazette_sdk.transport.stream.choice:ChosenTransport",
+    "grpc": "gazette_sdk.transport.grpc:GrpcTransport",
+    "stream": "gazette_sdk.transport.stream.transport:StreamTransport",
+}
+"""Transports to brokers by wire; named by import path, as one process seldom needs all."""
 
 
 class _Connect(Protocol):
@@ -30,14 +37,9 @@ def _connect_broker(url: str, **options: Any) -> Transport:
     """A broker, over the wire that the URL's ``wire`` argument or option asks for."""
     parts = urlsplit(url)
     arguments = dict(parse_qsl(parts.query, keep_blank_values=True))
-    wire = options.pop("wire", None) or arguments.pop("wire", "grpc")
+    wire = options.pop("wire", None) or arguments.pop("wire", DEFAULT_WIRE)
     if wire not in _WIRES:
         raise ConfigurationError(f"{url}: wire={wire} is not one of {', '.join(_WIRES)}")
-    if wire == "stream":
-        raise ConfigurationError(
-            f"{url}: the stream wire is not spoken by this version; leave `wire` out, or say "
-            "wire=grpc"
-        )
     if arguments:
         raise ConfigurationError(
             f"{url}: unknown argument {next(iter(arguments))!r}; an address takes `wire` only"
@@ -47,7 +49,7 @@ def _connect_broker(url: str, **options: Any) -> Transport:
         raise ConfigurationError(f"{url}: the address of a broker has no path ({parts.path})")
     address = f"{parts.scheme}://{parts.netloc}{path}"
     try:
-        return GrpcTransport(address, **options)
+        return _resolve(_WIRES[wire])(address, **options)
     except ValidationError as error:
         raise ConfigurationError(f"{url} is not the address of a broker: {error}") from error
     except TypeError as error:
@@ -73,7 +75,8 @@ def connect(url: str | None = None, **options: Any) -> Transport:
 
     Args:
         url: ``http(s)://host:port`` or ``unix:///path`` of any broker (``?wire=grpc`` forces the
-            wire), ``embedded:///directory`` of a cluster inside this process, or the URL of a
+            wire: ``grpc``, ``stream``, or ``auto`` for the better one that the broker speaks),
+            ``embedded:///directory`` of a cluster inside this process, or the URL of a
             fragment store, whose journals are then read without any broker. Without one, that
             of the environment variable ``GAZETTE_ADDRESS``, else ``http://localhost:8080``.
         options: keyword arguments of the transport: see

@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.transport.base import Target
 
-__all__ = ["SERVICE", "Action", "Health", "Marks", "Peer", "action_for", "candidates", "choose"]
+__all__ = [
+    "SERVICE",
+    "Action",
+    "Health",
+    "Marks",
+    "Peer",
+    "action_for",
+    "candidates",
+    "choose",
+    "where",
+]
 
 
 class Health(enum.IntEnum):
@@ -44,6 +54,18 @@ class Peer:
 
 
 SERVICE = Peer("", "", "")
+
+
+def where(peer: Peer, address: str) -> str:
+    """A peer in words, for messages of errors.
+
+    Args:
+        peer: the peer.
+        address: the service address.
+    """
+    if peer == SERVICE:
+        return address
+    return f"broker {peer.zone}/{peer.suffix} ({peer.endpoint})"
 
 
 def candidates(target: Target, *, needs_primary: bool) -> list[Peer]:

@@ -1,4 +1,4 @@
-"""How a gRPC call really ended, and which of our errors that is."""
+"""How a gRPC call really ended."""
 
 from __future__ import annotations
 
@@ -6,25 +6,7 @@ from typing import Any
 
 import grpc
 
-from gazette_sdk.errors import (
-    CallCancelledError,
-    CallError,
-    CorruptFragmentError,
-    DeadlineExceededError,
-    FragmentNotFoundError,
-    GazetteError,
-    StoreAuthorizationError,
-    StoreError,
-    UnauthenticatedError,
-    UnavailableError,
-)
-
-__all__ = ["FirstStatus", "call_error"]
-
-_STORE_ERRORS = {
-    kind.__name__: kind
-    for kind in (StoreError, StoreAuthorizationError, FragmentNotFoundError, CorruptFragmentError)
-}
+__all__ = ["FirstStatus"]
 
 _CORE_FAILURE = "Internal error from Core"
 """What grpcio reports of a send that failed because the call had already ended."""
@@ -61,41 +43,3 @@ def _finished(coroutine: Any) -> Any:
         return stop.value
     coroutine.close()
     return None
-
-
-def call_error(
-    code: grpc.StatusCode,
-    details: str,
-    *,
-    method: str,
-    where: str,
-    journal: str | None,
-    kind: str = "",
-) -> GazetteError:
-    """The error of a call that ended with a gRPC status instead of a response.
-
-    Args:
-        code: the gRPC code.
-        details: the server's text, or that of the gRPC library.
-        method: name of the call.
-        where: which broker it was sent to, in words.
-        journal: the journal it is about.
-        kind: class of the broker's error, where it told.
-    """
-    text = f"{method} at {where}: {details or code.name}"
-    if code is grpc.StatusCode.UNKNOWN and kind in _STORE_ERRORS:
-        return _STORE_ERRORS[kind](text, journal=journal)
-    if code is grpc.StatusCode.UNAVAILABLE:
-        return UnavailableError(text, journal=journal)
-    if code is grpc.StatusCode.UNAUTHENTICATED:
-        return UnauthenticatedError(
-            f"{text}; give the client the cluster's auth keys, or a token with the capability",
-            journal=journal,
-        )
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DeadlineExceededError(text, journal=journal)
-    if code is grpc.StatusCode.CANCELLED:
-        return CallCancelledError(text, journal=journal)
-    if code is grpc.StatusCode.UNIMPLEMENTED:
-        text += "; is this the address of a Gazette broker?"
-    return CallError(text, code=code.name, journal=journal)

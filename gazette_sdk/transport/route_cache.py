@@ -64,8 +64,12 @@ class RouteCache:
             return
         if self.size == 0:
             return
-        kept = pb.Route()
-        kept.CopyFrom(route)
+        entry = self._entries.get(journal)
+        if entry is not None and entry[1] == route:
+            kept = entry[1]  # callers may know it by its identity
+        else:
+            kept = pb.Route()
+            kept.CopyFrom(route)
         self._entries[journal] = (self._clock(), kept)
         self._entries.move_to_end(journal)
         while len(self._entries) > self.size:

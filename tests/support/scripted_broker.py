@@ -21,6 +21,7 @@ import grpc.aio
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
+from gazette_sdk.protocol.wire import complete
 
 __all__ = [
     "RefusalError",
@@ -122,7 +123,7 @@ def read_metadata(
     )
     if first:
         response.header.CopyFrom(header())
-    return response
+    return complete(response)
 
 
 class RefusalError(Exception):

@@ -21,6 +21,7 @@ import grpc.aio
 from gazette_sdk.broker.grpc_front import journal_methods
 from gazette_sdk.broker.http_gateway import HttpGateway
 from gazette_sdk.broker.json_gateway import JsonGateway
+from gazette_sdk.broker.stream_front import stream_methods
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
 from gazette_sdk.protocol.service import RPCS_BY_NAME
@@ -130,6 +131,7 @@ async def serving(
     """A server with all fronts of a journal service."""
     server = Server(**options)
     server.grpc.add(journal_methods(journals))
+    server.stream.add(stream_methods(journals))
     server.http.mount("/v1/", JsonGateway(journals, allow_origins=allow_origins))
     server.http.mount("/", HttpGateway(journals))
     await server.start()

@@ -80,6 +80,14 @@ def test_a_cluster_goes_on_where_it_stopped_also_after_a_kill(tmp_path):
     assert stop(process) == (0, "")
 
 
+def test_a_journal_can_be_used_over_http_the_moment_it_exists(gazette_cluster):
+    cluster = gazette_cluster(1)
+    for number in range(10):
+        name = f"an/example-{number}"
+        cluster.apply(SPEC.decode().replace("an/example", name))
+        put(cluster.address, name, b"at once")
+
+
 def test_what_it_prints_works(tmp_path):
     process, address, text = dev(tmp_path, "--port", "0")
     bin_directory = Path(sys.executable).parent

@@ -213,24 +213,24 @@ def test_a_further_protocol_can_be_added(authority, certificate, secure):
 
     async def scenario():
         tls = server_context(
-            str(certificate.cert_file), str(certificate.key_file), alpn=("gzt/1", "http/1.1", "h2")
+            str(certificate.cert_file), str(certificate.key_file), alpn=("echo/1", "http/1.1", "h2")
         )
         async with serving(ScriptedJournals(), tls=tls if secure else None) as server:
-            server.listener.add(Wire("stream", (b"GZT/1\r\n\r\n",), Echo, alpn="gzt/1"))
+            server.listener.add(Wire("echo", (b"ECHO/1\r\n\r\n",), Echo, alpn="echo/1"))
             context = None
             if secure:
                 context = ssl.create_default_context(cafile=str(authority.ca_file))
-                context.set_alpn_protocols(["gzt/1"])
+                context.set_alpn_protocols(["echo/1"])
             reader, writer = await asyncio.open_connection(
                 "localhost", server.listener.port, ssl=context
             )
             if secure:  # agreed on already: it is handed over before it says anything
                 assert await reader.readexactly(6) == b"hello "
-                writer.write(b"GZT/1\r\n\r\n")
-                assert await reader.readexactly(9) == b"GZT/1\r\n\r\n"
+                writer.write(b"ECHO/1\r\n\r\n")
+                assert await reader.readexactly(10) == b"ECHO/1\r\n\r\n"
             else:
-                writer.write(b"GZT/1\r\n\r\n")
-                assert await reader.readexactly(15) == b"hello GZT/1\r\n\r\n"
+                writer.write(b"ECHO/1\r\n\r\n")
+                assert await reader.readexactly(16) == b"hello ECHO/1\r\n\r\n"
             writer.transport.abort()
             if not secure:
                 assert (await exchange(server.endpoint, "GET", "/a/journal")).body == b"content"

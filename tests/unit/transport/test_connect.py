@@ -9,6 +9,7 @@ from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.transport import Transport, connect
 from gazette_sdk.transport.fragments import FragmentStoreTransport
 from gazette_sdk.transport.grpc import GrpcTransport
+from gazette_sdk.transport.tls import Tls
 
 
 @pytest.fixture(autouse=True)
@@ -51,12 +52,41 @@ def test_options_reach_the_transport():
     assert connect("http://localhost:8080", cache_size=0).routes.size == 0
 
 
+@pytest.mark.parametrize("wire", ["grpc", "stream", "auto"])
+def test_every_wire_takes_the_same_options(wire):
+    options = {
+        "zone": "a",
+        "cache_size": 1,
+        "cache_ttl_s": 2.0,
+        "tls": Tls(),
+        "auth_keys": "c2VjcmV0",
+        "auth_token": "",
+        "max_receive_bytes": 1 << 20,
+        "reconnect_backoff_max_s": 0.5,
+        "connect_timeout_s": 1.0,
+        "read_chunk_bytes": 1 << 16,
+    }
+    transport = connect("http://localhost:8080", wire=wire, **options)
+    assert transport.routes.size == 1
+    assert transport.address == connect(f"http://localhost:8080?wire={wire}").address
+    assert transport.knows_routes
+
+
+def test_grpc_is_not_imported_where_it_is_not_spoken():
+    code = (
+        "import sys, gazette_sdk.transport as t; t.connect('http://localhost:8080?wire=stream');"
+        "assert 'grpc' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+
+
 @pytest.mark.parametrize(
     ("url", "options", "text"),
     [
-        ("http://localhost:8080?wire=stream", {}, "stream wire is not spoken"),
-        ("http://localhost:8080", {"wire": "stream"}, "stream wire is not spoken"),
         ("http://localhost:8080?wire=carrier-pigeon", {}, "wire=carrier-pigeon"),
+        ("http://localhost:8080?wire=stream", {"cache": 5}, "cache"),
+        ("http://?wire=stream", {}, "not the address of a broker"),
+        ("http://?wire=auto", {}, "not the address of a broker"),
         ("http://localhost:8080?wires=grpc", {}, "unknown argument 'wires'"),
         ("http://localhost:8080/a/journal", {}, "has no path"),
         ("http://", {}, "not the address of a broker"),

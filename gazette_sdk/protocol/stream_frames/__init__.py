@@ -1,0 +1,89 @@
+"""Frames of the stream transport: how bytes become frames, and frames bytes.
+
+A connection begins with :data:`PREFACE`, which the client sends. What follows, in both
+directions, is a sequence of frames::
+
+    kind: u8 | length: u32, big-endian | payload: `length` bytes
+
+Nothing here reads or writes: decoders are fed with bytes, encoders return them. A decoder gives
+the same frames however the bytes are cut, checks a frame's kind and length as soon as its five
+header bytes are there, and holds no more than one frame that is not yet whole. There are two:
+:class:`FrameDecoder` is fed with ``bytes`` objects, :class:`FrameBuffer` owns the memory that a
+socket receives into (``asyncio.BufferedProtocol``, ``socket.recv_into``).
+
+Payloads with an inner form:
+
+- CALL: ``u8`` method, ``u16`` length of the head, the head (a ``CallHead``), the request.
+- STATUS: ``u8`` gRPC status code, then UTF-8 text. Where the peer should know the *class* of the
+  error, not only its text, a NUL and the class's name follow the text.
+- HELLO: a ``Hello``. GOAWAY: UTF-8 text. PING and PONG: up to 64 bytes of any kind.
+
+Modules: ``codec`` (kinds, encoding, inner forms) and ``decoders``.
+"""
+
+from gazette_sdk.protocol.stream_frames.codec import (
+    ABORT_FRAME,
+    CONTENT_BYTES_MAX,
+    END_FRAME,
+    HEADER_BYTES,
+    MESSAGE_BYTES_MAX,
+    METHODS,
+    PING_BYTES_MAX,
+    PREFACE,
+    STATUS_OK_FRAME,
+    WIRE_VERSION,
+    CallHead,
+    Frame,
+    Hello,
+    Kind,
+    Method,
+    MethodTraits,
+    StatusLine,
+    decode_call,
+    decode_head,
+    decode_hello,
+    decode_status,
+    decode_text,
+    encode,
+    encode_append,
+    encode_call,
+    encode_goaway,
+    encode_hello,
+    encode_status,
+    header,
+)
+from gazette_sdk.protocol.stream_frames.decoders import FrameBuffer, FrameDecoder
+
+__all__ = [
+    "ABORT_FRAME",
+    "CONTENT_BYTES_MAX",
+    "END_FRAME",
+    "HEADER_BYTES",
+    "MESSAGE_BYTES_MAX",
+    "METHODS",
+    "PING_BYTES_MAX",
+    "PREFACE",
+    "STATUS_OK_FRAME",
+    "WIRE_VERSION",
+    "CallHead",
+    "Frame",
+    "FrameBuffer",
+    "FrameDecoder",
+    "Hello",
+    "Kind",
+    "Method",
+    "MethodTraits",
+    "StatusLine",
+    "decode_call",
+    "decode_head",
+    "decode_hello",
+    "decode_status",
+    "decode_text",
+    "encode",
+    "encode_append",
+    "encode_call",
+    "encode_goaway",
+    "encode_hello",
+    "encode_status",
+    "header",
+]

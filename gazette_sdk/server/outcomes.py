@@ -1,0 +1,88 @@
+"""How calls end: errors of services as gRPC status codes, the same on every wire."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from gazette_sdk.errors import CallError, GazetteError, StoreError
+
+__all__ = ["CODES", "MAX_DETAILS", "SUCCESS", "Outcome", "malformed", "outcome_of"]
+
+_log = logging.getLogger(__name__)
+
+MAX_DETAILS = 2048
+"""Greatest length of an error's text: gRPC sends it as a trailer, whose size is bounded."""
+
+CODES = {
+    name: number
+    for number, name in enumerate(
+        (
+            "OK",
+            "CANCELLED",
+            "UNKNOWN",
+            "INVALID_ARGUMENT",
+            "DEADLINE_EXCEEDED",
+            "NOT_FOUND",
+            "ALREADY_EXISTS",
+            "PERMISSION_DENIED",
+            "RESOURCE_EXHAUSTED",
+            "FAILED_PRECONDITION",
+            "ABORTED",
+            "OUT_OF_RANGE",
+            "UNIMPLEMENTED",
+            "INTERNAL",
+            "UNAVAILABLE",
+            "DATA_LOSS",
+            "UNAUTHENTICATED",
+        )
+    )
+}
+"""Numbers of gRPC's status codes."""
+
+
+class Outcome(NamedTuple):
+    """How a call ended.
+
+    Attributes:
+        code: name of a gRPC status code.
+        text: why it failed.
+        kind: name of the error's class, where a client should know it: that of a store's error.
+    """
+
+    code: str
+    text: str = ""
+    kind: str = ""
+
+    @property
+    def number(self) -> int:
+        """The code's number."""
+        return CODES[self.code]
+
+
+SUCCESS = Outcome("OK")
+
+
+def outcome_of(error: Exception, path: str) -> Outcome:
+    """What a client is told of a call that raised. Logs it; to be called where it is caught.
+
+    A call that failed keeps its code, every other error of ours is UNKNOWN, and so is a bug.
+
+    Args:
+        error: what the service raised.
+        path: of the method.
+    """
+    if not isinstance(error, GazetteError):
+        _log.exception("call failed unexpectedly", extra={"method": path})
+        return Outcome("UNKNOWN", f"{type(error).__name__}: {error}"[:MAX_DETAILS])
+    code, text = "UNKNOWN", str(error)
+    if isinstance(error, CallError) and CODES.get(error.code):
+        code = error.code
+    _log.debug("call failed", extra={"method": path, "err": text})
+    kind = type(error).__name__ if isinstance(error, StoreError) else ""
+    return Outcome(code, text[:MAX_DETAILS], kind)
+
+
+def malformed(path: str) -> CallError:
+    """The error of bytes that are no request."""
+    return CallError(f"bytes received are no request of {path}", code="INTERNAL")

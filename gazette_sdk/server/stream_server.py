@@ -1,0 +1,139 @@
+"""The stream transport, at a server.
+
+The public port hands connections over that begin with the transport's preface. Each of them is a
+:class:`~gazette_sdk.server.stream_connection.StreamConnection`; what all of them share is here:
+the methods, the bound of their number, the look for silent clients, and the end.
+
+- `stream_output`: what leaves on a connection.
+- `stream_call`: one call, as the method sees it that serves it.
+- `stream_connection`: a connection: its frames, its calls, and its limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from gazette_sdk.protocol.stream_frames import METHODS, PREFACE, MethodTraits
+from gazette_sdk.server.grpc_server import ActiveCall
+from gazette_sdk.server.listener import Wire
+from gazette_sdk.server.stream_call import Answer, StreamCall, StreamMethod
+from gazette_sdk.server.stream_connection import StreamConnection
+
+__all__ = ["ALPN", "CONNECTIONS_MAX", "Answer", "StreamCall", "StreamMethod", "StreamServer"]
+
+ALPN = "gzt/1"
+"""Name of the transport in TLS."""
+
+CONNECTIONS_MAX = 10_000
+"""Connections of one process, unless told otherwise: a long read holds one of its own."""
+
+TICK_S = 1.0
+"""Period at which silent connections are looked for."""
+
+CANCEL_TIMEOUT_S = 5.0
+"""How long calls may take to end once they are cancelled."""
+
+
+class StreamServer:
+    """Makes the protocol objects of connections.
+
+    Args:
+        active: calls under way, for the diagnostics.
+        connections_max: how many connections are served at once.
+
+    Attributes:
+        methods: what is served, by number.
+        traits: shapes of these methods.
+        zone: of the member key of whoever serves; empty where it is no member.
+        suffix: of the same.
+    """
+
+    def __init__(
+        self, *, active: set[ActiveCall] | None = None, connections_max: int = CONNECTIONS_MAX
+    ) -> None:
+        self.methods: dict[int, StreamMethod] = {}
+        self.traits: dict[int, MethodTraits] = {}
+        self.zone = ""
+        self.suffix = ""
+        self.active: set[ActiveCall] = set() if active is None else active
+        self._connections_max = connections_max
+        self._connections: set[StreamConnection] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ticker: asyncio.TimerHandle | None = None
+        self._all_lost: asyncio.Future[None] | None = None
+        self._stopping = False
+
+    def add(self, methods: Iterable[StreamMethod]) -> None:
+        """Serve further methods."""
+        for method in methods:
+            number = method.rpc.number
+            self.methods[number] = method
+            self.traits[number] = METHODS[number]
+
+    def introduce(self, zone: str, suffix: str) -> None:
+        """Tell clients who serves them."""
+        self.zone, self.suffix = zone, suffix
+
+    def wire(self) -> Wire:
+        """What to add to a listener."""
+        return Wire("stream", (PREFACE,), self, alpn=ALPN)
+
+    def __call__(self) -> asyncio.BufferedProtocol:
+        """A protocol object for one connection."""
+        return StreamConnection(self)
+
+    def __len__(self) -> int:
+        """How many connections there are."""
+        return len(self._connections)
+
+    # -------------------------------------------------------------- connections
+
+    def admits(self, connection: StreamConnection) -> str:
+        """Take a connection in; or why not."""
+        self._connections.add(connection)
+        if self._stopping:
+            return "the server stops"
+        if len(self._connections) > self._connections_max:
+            return f"there are {self._connections_max} connections already; try another server"
+        if self._ticker is None:
+            self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        return ""
+
+    def lost(self, connection: StreamConnection) -> None:
+        """A connection is gone; its task may still be ending."""
+        self._connections.discard(connection)
+        task = connection.task
+        if task is not None and not task.done():
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if not self._connections and self._all_lost is not None and not self._all_lost.done():
+            self._all_lost.set_result(None)
+
+    def _tick(self) -> None:
+        self._ticker = None
+        for connection in tuple(self._connections):
+            connection.tick()
+        if self._connections:
+            self._ticker = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    # ---------------------------------------------------------------------- end
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no further calls, let those under way end within ``grace_s``, then break them."""
+        self._stopping = True
+        if grace_s > 0:
+            for connection in tuple(self._connections):
+                connection.leave("the server stops")
+            if self._connections:
+                self._all_lost = asyncio.get_running_loop().create_future()
+                await asyncio.wait([self._all_lost], timeout=grace_s)
+                self._all_lost.cancel()
+        tasks = {c.task for c in self._connections if c.task is not None} | self._tasks
+        for connection in tuple(self._connections):
+            connection.abort()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CANCEL_TIMEOUT_S)
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None

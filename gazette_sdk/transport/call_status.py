@@ -1,0 +1,82 @@
+"""Which of our errors a call ended with, by the status that the server gave it."""
+
+from __future__ import annotations
+
+from gazette_sdk.errors import (
+    CallCancelledError,
+    CallError,
+    CorruptFragmentError,
+    DeadlineExceededError,
+    FragmentNotFoundError,
+    GazetteError,
+    StoreAuthorizationError,
+    StoreError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+
+__all__ = ["CODE_NAMES", "call_error"]
+
+CODE_NAMES = (
+    "OK",
+    "CANCELLED",
+    "UNKNOWN",
+    "INVALID_ARGUMENT",
+    "DEADLINE_EXCEEDED",
+    "NOT_FOUND",
+    "ALREADY_EXISTS",
+    "PERMISSION_DENIED",
+    "RESOURCE_EXHAUSTED",
+    "FAILED_PRECONDITION",
+    "ABORTED",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "INTERNAL",
+    "UNAVAILABLE",
+    "DATA_LOSS",
+    "UNAUTHENTICATED",
+)
+"""Names of the gRPC status codes, by number."""
+
+_STORE_ERRORS = {
+    kind.__name__: kind
+    for kind in (StoreError, StoreAuthorizationError, FragmentNotFoundError, CorruptFragmentError)
+}
+
+
+def call_error(
+    code: str,
+    details: str,
+    *,
+    method: str,
+    where: str,
+    journal: str | None,
+    kind: str = "",
+) -> GazetteError:
+    """The error of a call that ended with a gRPC status instead of a response.
+
+    Args:
+        code: name of the gRPC code.
+        details: the server's text, or that of the gRPC library.
+        method: name of the call.
+        where: which broker it was sent to, in words.
+        journal: the journal it is about.
+        kind: class of the broker's error, where it told.
+    """
+    text = f"{method} at {where}: {details or code}"
+    if code == "UNKNOWN" and kind in _STORE_ERRORS:
+        return _STORE_ERRORS[kind](text, journal=journal)
+    if code == "UNAVAILABLE":
+        return UnavailableError(text, journal=journal)
+    if code == "UNAUTHENTICATED":
+        return UnauthenticatedError(
+            f"{text}; give the client the cluster's auth keys, or a token with the capability",
+            journal=journal,
+        )
+    if code == "DEADLINE_EXCEEDED":
+        return DeadlineExceededError(text, journal=journal)
+    if code == "CANCELLED":
+        return CallCancelledError(text, journal=journal)
+    if code == "UNIMPLEMENTED":
+        text += "; is this the address of a Gazette broker?"
+    return CallError(text, code=code, journal=journal)

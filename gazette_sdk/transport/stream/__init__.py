@@ -1,0 +1,21 @@
+"""Journals over the stream transport: our own wire, made for speed from Python.
+
+Read in this order:
+
+- `transport`: `StreamTransport`.
+- `calls`: how each call of the journal service is made of frames; `outcome`: which error it ended
+  with.
+- `source`: the requests of an append, as far as they are there without waiting.
+- `pool`: the connections to each broker, and which of them a call gets.
+- `dialing`: from an endpoint to a connection; how a server shows that it speaks this wire.
+- `connection`: one connection, over the pure machine of `protocol.stream_calls`; `open_call`: one
+  of its calls, for the one who makes it.
+- `choice`: the automatic choice between this wire and gRPC, per endpoint, with its memory.
+"""
+
+from __future__ import annotations
+
+from gazette_sdk.transport.stream.choice import ChosenTransport
+from gazette_sdk.transport.stream.transport import StreamTransport
+
+__all__ = ["ChosenTransport", "StreamTransport"]

@@ -1,0 +1,370 @@
+"""Each call of the journal service as frames.
+
+Content never goes through protobuf, a small append is one write and one read, and no call has a
+task of its own but a replication, which sends and receives at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from gazette_sdk.errors import CallError, StreamProtocolError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.stream_frames import CONTENT_BYTES_MAX, CallHead, Kind
+from gazette_sdk.transport.base import AppendItem
+from gazette_sdk.transport.call_status import CODE_NAMES
+from gazette_sdk.transport.dispatcher import Health, Peer
+from gazette_sdk.transport.routed import (
+    CHUNK_BYTES_KEY,
+    MAX_RECEIVE_BYTES,
+    ROLLBACK_TIMEOUT_S,
+    Destination,
+    Wire,
+)
+from gazette_sdk.transport.stream.connection import Connection
+from gazette_sdk.transport.stream.open_call import Ended, OpenCall
+from gazette_sdk.transport.stream.outcome import malformed, raise_failure, too_long
+from gazette_sdk.transport.stream.pool import Pool
+from gazette_sdk.transport.stream.source import END, PENDING, Source
+from gazette_sdk.transport.wire import Chunk, decode_read_response
+
+__all__ = ["READ_CHUNK_BYTES", "StreamWire"]
+
+T = TypeVar("T", bound=Message)
+
+READ_CHUNK_BYTES = 256 << 10
+"""Content per frame that we ask for; measured best on a loopback connection."""
+
+_GATHER_BYTES = 64 << 10
+"""An append of up to so much content, there without waiting, is one write."""
+
+_CONTENT = int(Kind.CONTENT)
+
+
+class StreamWire(Wire):
+    """Calls to brokers over the stream transport.
+
+    Args:
+        pool: its connections, which it closes.
+        max_receive_bytes: greatest message to accept.
+        read_chunk_bytes: content per frame to ask for.
+        call_timeout_s: what appends and unary calls may take; 0 for any time.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        max_receive_bytes: int = MAX_RECEIVE_BYTES,
+        read_chunk_bytes: int = READ_CHUNK_BYTES,
+        call_timeout_s: float = 0.0,
+    ) -> None:
+        self._pool = pool
+        self._max_receive_bytes = max_receive_bytes
+        self._call_timeout_s = call_timeout_s
+        self._short_head = CallHead(timeout_ms=_milliseconds(call_timeout_s))
+        self._long_head = CallHead()
+        self._read_head = CallHead(
+            metadata={CHUNK_BYTES_KEY: str(min(read_chunk_bytes, CONTENT_BYTES_MAX))}
+        )
+        self._encoded = {
+            id(head): head.SerializeToString()
+            for head in (self._short_head, self._long_head, self._read_head)
+        }
+
+    def health(self, peer: Peer) -> Health:
+        """See :meth:`Wire.health`."""
+        return self._pool.health(peer)
+
+    async def aclose(self) -> None:
+        """See :meth:`Wire.aclose`."""
+        await self._pool.aclose()
+
+    # ------------------------------------------------------------------ calls
+
+    async def unary(self, to: Destination, request: Message) -> Any:
+        """See :meth:`Wire.unary`."""
+        connection = await self._connection(to, exclusive=False)
+        call = self._begin(connection, to, request, self._short_head)
+        return await self._only_response(to, call)
+
+    async def list(
+        self, to: Destination, request: pb.ListRequest
+    ) -> AsyncGenerator[pb.ListResponse, None]:
+        """See :meth:`Wire.list`."""
+        connection = await self._connection(to, exclusive=True)
+        call = self._begin(connection, to, request, self._long_head)
+        try:
+            while await call.more():
+                while (item := call.take()) is not None:
+                    yield self._decoded(to, pb.ListResponse, item.payload)
+            raise_failure(to, call)
+        finally:
+            call.give_up()
+
+    async def read(
+        self, to: Destination, request: pb.ReadRequest
+    ) -> AsyncGenerator[pb.ReadResponse | Chunk | bytes, None]:
+        """See :meth:`Wire.read`."""
+        connection = await self._connection(to, exclusive=True)
+        call = self._begin(connection, to, request, self._read_head)
+        try:
+            while await call.more():
+                while (item := call.take()) is not None:
+                    if item.kind == _CONTENT:
+                        yield item.payload
+                    else:
+                        yield self._read_response(to, item.payload)
+            raise_failure(to, call)
+        finally:
+            call.give_up()
+
+    async def append(
+        self, to: Destination, opening: pb.AppendRequest, requests: AsyncIterator[AppendItem]
+    ) -> pb.AppendResponse:
+        """See :meth:`Wire.append`."""
+        source = Source(requests)
+        try:
+            pieces, item = _gather(source)
+            if _is_commit(item):
+                return await self._append_whole(to, opening, b"".join(pieces), source)
+            return await self._append_streamed(to, opening, pieces, item, source)
+        finally:
+            await source.cancel()
+
+    async def replicate(
+        self,
+        to: Destination,
+        opening: pb.ReplicateRequest,
+        requests: AsyncIterator[pb.ReplicateRequest],
+    ) -> AsyncGenerator[pb.ReplicateResponse, None]:
+        """See :meth:`Wire.replicate`."""
+        connection = await self._connection(to, exclusive=True)
+        call = self._begin(connection, to, opening, self._long_head)
+        sending = asyncio.create_task(_send_requests(call, requests))
+        sending.add_done_callback(lambda task: _end_if_failed(task, call))
+        try:
+            while await call.more():
+                while (item := call.take()) is not None:
+                    yield self._decoded(to, pb.ReplicateResponse, item.payload)
+            if call.ended is Ended.FAILED:
+                await sending
+            raise_failure(to, call)
+        finally:
+            call.give_up()
+            sending.cancel()
+            await asyncio.wait([sending])
+            if not sending.cancelled():
+                sending.exception()
+
+    # ----------------------------------------------------------------- appends
+
+    async def _append_whole(
+        self, to: Destination, opening: pb.AppendRequest, content: bytes, source: Source
+    ) -> pb.AppendResponse:
+        """An append whose content is there."""
+        connection = await self._connection(to, exclusive=False)
+        if len(content) <= connection.calls.content_bytes_max:
+            head = self._head(to, self._short_head)
+            try:
+                call = connection.append(opening.SerializeToString(), content, head)
+            except StreamProtocolError as error:
+                connection.unused()
+                raise too_long(to, error) from error
+            self._bound(call)
+        else:
+            call = self._begin(connection, to, opening, self._short_head)
+            call.send_content(content)
+            call.send_end()
+        return await self._answer(to, call, source)
+
+    async def _append_streamed(
+        self,
+        to: Destination,
+        opening: pb.AppendRequest,
+        pieces: Sequence[bytes],
+        item: object,
+        source: Source,
+    ) -> pb.AppendResponse:
+        """An append whose content is sent as it comes."""
+        connection = await self._connection(to, exclusive=True)
+        call = self._begin(connection, to, opening, self._short_head)
+        try:
+            for piece in pieces:
+                call.send_content(piece)
+            while not _is_commit(item):
+                if item is END:
+                    return await self._uncommitted(to, call)
+                if item is PENDING:
+                    item = await source.next()
+                    continue
+                _send(call, item)
+                await call.drained()
+                if call.over:
+                    break
+                item = source.poll()
+            call.send_end()
+        except Exception:
+            await self._roll_back(call)
+            raise
+        except BaseException:
+            call.give_up()
+            raise
+        return await self._answer(to, call, source)
+
+    async def _answer(self, to: Destination, call: OpenCall, source: Source) -> pb.AppendResponse:
+        """The response of an append that was sent, or answered early."""
+        try:
+            if not call.over and source.poll() is PENDING:
+                await source.next()
+        except BaseException:
+            call.give_up()
+            raise
+        response: pb.AppendResponse = await self._only_response(to, call)
+        return response
+
+    async def _roll_back(self, call: OpenCall) -> None:
+        """Give an append up, and wait for the broker to have seen it."""
+        call.give_up()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ROLLBACK_TIMEOUT_S):
+                await call.end()
+
+    async def _uncommitted(self, to: Destination, call: OpenCall) -> pb.AppendResponse:
+        """The requests ended without a commit."""
+        await self._roll_back(call)
+        if call.status is None or CODE_NAMES[call.status.code] not in {"OK", "CANCELLED"}:
+            raise_failure(to, call)
+        raise CallError(
+            f"Append at {to.where}: the append ended without commit", journal=to.journal
+        )
+
+    # -------------------------------------------------------------------- parts
+
+    async def _connection(self, to: Destination, *, exclusive: bool) -> Connection:
+        connection = self._pool.try_take(to.peer, exclusive=exclusive)
+        if connection is None:
+            connection = await self._pool.take(to.peer, exclusive=exclusive)
+        return connection
+
+    def _begin(
+        self, connection: Connection, to: Destination, request: Message, head: CallHead
+    ) -> OpenCall:
+        try:
+            call = connection.begin(
+                to.rpc.number, request.SerializeToString(), self._head(to, head)
+            )
+        except StreamProtocolError as error:
+            connection.unused()
+            raise too_long(to, error) from error
+        if head is self._short_head:
+            self._bound(call)
+        return call
+
+    def _bound(self, call: OpenCall) -> None:
+        if self._call_timeout_s:
+            call.expire_after(self._call_timeout_s)
+
+    def _head(self, to: Destination, head: CallHead) -> bytes:
+        """What a call says of itself, with its token."""
+        if to.authorization is None:
+            return self._encoded[id(head)]
+        told = CallHead()
+        told.CopyFrom(head)
+        told.metadata["authorization"] = to.authorization
+        return told.SerializeToString()
+
+    async def _only_response(self, to: Destination, call: OpenCall) -> Any:
+        try:
+            await call.end()
+        finally:
+            call.give_up()  # of a caller who is cancelled
+        raise_failure(to, call)
+        item = call.take()
+        if item is None:
+            raise CallError(
+                f"{to.rpc.name} at {to.where}: ended without a response", journal=to.journal
+            )
+        return self._decoded(to, to.rpc.response_type, item.payload)
+
+    def _read_response(self, to: Destination, payload: bytes) -> pb.ReadResponse | Chunk:
+        self._check_length(to, payload)
+        try:
+            return decode_read_response(payload)
+        except DecodeError as error:
+            raise malformed(to, error) from error
+
+    def _decoded(self, to: Destination, kind: type[T], payload: bytes) -> T:
+        self._check_length(to, payload)
+        try:
+            return kind.FromString(payload)
+        except DecodeError as error:
+            raise malformed(to, error) from error
+
+    def _check_length(self, to: Destination, payload: bytes) -> None:
+        if len(payload) > self._max_receive_bytes:
+            raise CallError(
+                f"{to.rpc.name} at {to.where}: a response of {len(payload)} bytes exceeds "
+                f"{self._max_receive_bytes}; raise max_receive_bytes",
+                code="RESOURCE_EXHAUSTED",
+                journal=to.journal,
+            )
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000)) if seconds else 0
+
+
+def _is_commit(item: object) -> bool:
+    return isinstance(item, pb.AppendRequest) and not item.ByteSize()
+
+
+def _gather(source: Source) -> tuple[list[bytes], object]:
+    """Content that is there without waiting, up to a bound, and what stopped the gathering."""
+    pieces: list[bytes] = []
+    size = 0
+    while size <= _GATHER_BYTES:
+        item = source.poll()
+        if not isinstance(item, bytes):
+            return pieces, item
+        size += len(item)
+        pieces.append(item)
+    return pieces[:-1], pieces[-1]
+
+
+def _send(call: OpenCall, item: object) -> None:
+    """Send a request of an append that isn't its commit."""
+    if isinstance(item, bytes):
+        call.send_content(item)
+        return
+    assert isinstance(item, pb.AppendRequest)
+    call.send_message(item.SerializeToString())
+
+
+async def _send_requests(call: OpenCall, requests: AsyncIterator[pb.ReplicateRequest]) -> None:
+    """Send what follows the opening proposal. Content is sent as such where that tells it all."""
+    delta = 0
+    async for request in requests:
+        if call.over:
+            return
+        if request.content and request == pb.ReplicateRequest(
+            content=request.content, content_delta=delta
+        ):
+            call.send_content(request.content)
+        else:
+            call.send_message(request.SerializeToString())
+            delta = 0 if request.HasField("proposal") else request.content_delta
+        delta += len(request.content)
+        await call.drained()
+    call.send_end()
+
+
+def _end_if_failed(sending: asyncio.Task[None], call: OpenCall) -> None:
+    if not sending.cancelled() and sending.exception() is not None:
+        call.give_up()
+        call.fail(Ended.FAILED, "")

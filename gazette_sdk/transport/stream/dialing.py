@@ -1,0 +1,105 @@
+"""From an endpoint to a connection, and how a server shows that it speaks this wire.
+
+A server that does says HELLO as soon as it has seen the preface. One that doesn't closes the
+connection, answers in another language (HTTP, mostly), or waits for what it would understand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from typing import Any
+
+from gazette_sdk.errors import StreamProtocolError, UnavailableError
+from gazette_sdk.protocol import urls
+from gazette_sdk.transport.stream.connection import ALPN, Connection, Owner
+from gazette_sdk.transport.tls import Tls
+
+__all__ = ["PROTOCOLS", "Dialer", "NotStreamError"]
+
+PROTOCOLS = (ALPN, "h2")
+"""What to offer in TLS: a server that doesn't speak the first shows it by the second."""
+
+
+class NotStreamError(UnavailableError):
+    """Something answers at the address, and doesn't speak the stream transport."""
+
+
+class Dialer:
+    """Opens connections of one client.
+
+    Args:
+        tls: certificates, for endpoints of scheme ``https``.
+        hello_timeout_s: what a server may take to say HELLO, once it is connected.
+    """
+
+    def __init__(self, tls: Tls, hello_timeout_s: float) -> None:
+        self._tls = tls
+        self._hello_timeout_s = hello_timeout_s
+        self._context: ssl.SSLContext | None = None
+
+    async def dial(self, endpoint: str, where: str, owner: Owner) -> Connection:
+        """Open a connection, up to the server's HELLO.
+
+        Args:
+            endpoint: URL of the server.
+            where: the server in words.
+            owner: who keeps the connection.
+
+        Raises:
+            NotStreamError: the server doesn't speak this wire.
+            UnavailableError: it cannot be reached.
+            ConfigurationError: a certificate cannot be used.
+        """
+        try:
+            connection = await self._connect(endpoint, owner)
+        except ssl.SSLError as error:
+            raise UnavailableError(f"cannot agree on TLS with {where}: {error}") from error
+        except OSError as error:
+            reason = error.strerror or error
+            if isinstance(error, ConnectionRefusedError):
+                reason = "Connection refused"
+            raise UnavailableError(f"cannot connect to {where}: {reason}") from error
+        try:
+            await self._greet(connection, where)
+        except BaseException:
+            connection.drop("it was given up before HELLO")
+            with contextlib.suppress(asyncio.CancelledError):
+                await connection.closed()
+            raise
+        return connection
+
+    async def _connect(self, endpoint: str, owner: Owner) -> Connection:
+        loop = asyncio.get_running_loop()
+        address = urls.dial_address(endpoint)
+        if address.startswith("unix:"):
+            path = address.removeprefix("unix://")
+            _, connection = await loop.create_unix_connection(lambda: Connection(owner), path)
+            return connection
+        host, _, port = address.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        more: dict[str, Any] = {}
+        if urls.is_tls(endpoint):
+            if self._context is None:
+                self._context = self._tls.context(PROTOCOLS)
+            more = {"ssl": self._context, "server_hostname": host}
+        _, connection = await loop.create_connection(
+            lambda: Connection(owner), host, int(port), **more
+        )
+        return connection
+
+    async def _greet(self, connection: Connection, where: str) -> None:
+        try:
+            async with asyncio.timeout(self._hello_timeout_s):
+                await asyncio.shield(connection.greeted)
+        except TimeoutError:
+            raise NotStreamError(
+                f"{where} did not say HELLO within {self._hello_timeout_s:g} s"
+            ) from None
+        except StreamProtocolError as error:
+            raise NotStreamError(f"{where} does not speak the stream transport: {error}") from error
+        except ConnectionError as error:
+            if connection.calls.leaving:
+                raise UnavailableError(f"{where}: {error}") from error
+            raise NotStreamError(f"{where} does not speak the stream transport: {error}") from error

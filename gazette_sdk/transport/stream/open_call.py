@@ -1,0 +1,190 @@
+"""One call on a connection of the stream transport, for the one who makes it."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import deque
+from typing import TYPE_CHECKING
+
+from gazette_sdk.protocol.stream_calls import Item, Status
+
+if TYPE_CHECKING:
+    from gazette_sdk.transport.stream.connection import Connection
+
+__all__ = ["HELD_BYTES_MAX", "Ended", "OpenCall"]
+
+HELD_BYTES_MAX = 1 << 20
+"""More than this of what a caller has not taken yet stops the reading."""
+
+HELD_BYTES_LOW = HELD_BYTES_MAX // 4
+"""Reading goes on when so much is left."""
+
+
+class Ended(enum.Enum):
+    """Why a call ended without a STATUS."""
+
+    LOST = "the connection was lost"
+    CLOSED = "the transport was closed"
+    EXPIRED = "its time ran out"
+    FAILED = "its requests failed"
+
+
+class OpenCall:
+    """One call. It ends by a STATUS, or otherwise.
+
+    Attributes:
+        number: of the call on its connection.
+        status: the STATUS that ended it.
+        ended: why it ended otherwise.
+        reason: the same in words.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_deadline",
+        "_held_bytes",
+        "_items",
+        "_waiter",
+        "ended",
+        "number",
+        "reason",
+        "status",
+    )
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.number = number
+        self.status: Status | None = None
+        self.ended: Ended | None = None
+        self.reason = ""
+        self._connection = connection
+        self._items: deque[Item] = deque()
+        self._held_bytes = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come, and nothing more need be sent."""
+        return self.status is not None or self.ended is not None
+
+    # ---------------------------------------------------------------- receiving
+
+    def take(self) -> Item | None:
+        """The next item, if it is there."""
+        if not self._items:
+            return None
+        item = self._items.popleft()
+        self._held_bytes -= len(item.payload)
+        if self._held_bytes <= HELD_BYTES_LOW:
+            self._connection.resume_reading()
+        return item
+
+    async def more(self) -> bool:
+        """Wait until :meth:`take` gives an item, or the call is over and all were taken.
+
+        Returns:
+            Whether there is an item.
+        """
+        while not self._items:
+            if self.status is not None or self.ended is not None:
+                return False
+            await self._wait()
+        return True
+
+    async def end(self) -> None:
+        """Wait until the call is over."""
+        while self.status is None and self.ended is None:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        waiter = self._waiter = self._connection.loop.create_future()
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+
+    # ------------------------------------------------------------------ sending
+
+    def send_message(self, payload: bytes) -> None:
+        """Send a further request; nothing is sent if the call is over.
+
+        Raises:
+            StreamProtocolError: the server doesn't take so long a message.
+        """
+        self._connection.write(self._connection.calls.message(self.number, payload))
+
+    def send_content(self, content: bytes) -> None:
+        """Send content of any length; nothing is sent if the call is over."""
+        connection = self._connection
+        calls = connection.calls
+        length = len(content)
+        if length <= calls.content_bytes_max:
+            connection.write_content(calls.content_header(self.number, length), content)
+            return
+        view = memoryview(content)
+        for begin in range(0, length, calls.content_bytes_max):
+            piece = view[begin : begin + calls.content_bytes_max]
+            connection.write_content(calls.content_header(self.number, len(piece)), piece)
+
+    def send_end(self) -> None:
+        """Say that the call is whole. An append commits."""
+        self._connection.write(self._connection.calls.end(self.number))
+
+    async def drained(self) -> None:
+        """Wait while too much is unsent."""
+        await self._connection.drained()
+
+    # ------------------------------------------------------------------- ending
+
+    def give_up(self) -> None:
+        """The caller wants nothing more of it. The connection remains usable, or is dropped."""
+        if self.status is None and self.ended is None:
+            self._connection.give_up(self)
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def expire_after(self, timeout_s: float) -> None:
+        """Bound it: then it ends as expired."""
+        self._deadline = self._connection.loop.call_later(timeout_s, self._expire, timeout_s)
+
+    def _expire(self, timeout_s: float) -> None:
+        if self.status is None and self.ended is None:
+            self._connection.give_up(self)
+            self.fail(Ended.EXPIRED, f"no answer within {timeout_s:g} s")
+
+    # -------------------------------------------------------- by its connection
+
+    def took(self, item: Item) -> bool:
+        """The server sent an item. Returns whether too much is held now."""
+        self._items.append(item)
+        self._held_bytes += len(item.payload)
+        self._wake()
+        # A single item is the only response, or will be taken by someone who is about to run.
+        return self._held_bytes > HELD_BYTES_MAX and len(self._items) > 1
+
+    def forget(self) -> None:
+        """Drop what was not taken."""
+        self._items.clear()
+        self._held_bytes = 0
+
+    def finish(self, status: Status) -> None:
+        """Its STATUS came."""
+        self.status = status
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._wake()
+
+    def fail(self, ended: Ended, reason: str) -> None:
+        """It ends without a STATUS."""
+        if self.ended is None:
+            self.ended = ended
+            self.reason = reason
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

@@ -1,0 +1,191 @@
+"""A connection against whatever may arrive, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gazette_sdk.protocol.stream_frames import (
+    PREFACE,
+    Kind,
+    Method,
+    encode,
+    encode_goaway,
+    encode_hello,
+    encode_status,
+)
+from gazette_sdk.transport.stream.connection import Connection
+from gazette_sdk.transport.stream.open_call import HELD_BYTES_MAX, Ended
+from support.scripted_broker import in_loop
+
+
+class Wire:
+    """An asyncio transport that keeps what is written."""
+
+    def __init__(self):
+        self.written = b""
+        self.closed = False
+        self.paused = 0
+
+    def set_write_buffer_limits(self, high):
+        pass
+
+    def get_extra_info(self, name):
+        return None
+
+    def write(self, data):
+        self.written += data
+
+    def is_closing(self):
+        return self.closed
+
+    def pause_reading(self):
+        self.paused += 1
+
+    def resume_reading(self):
+        self.paused -= 1
+
+    def abort(self):
+        self.closed = True
+
+    close = abort
+
+
+class Keeper:
+    """Who owns the connection."""
+
+    def __init__(self):
+        self.told = []
+
+    def freed(self, connection):
+        self.told.append("freed")
+
+    def lost(self, connection):
+        self.told.append("lost")
+
+
+def made():
+    wire, keeper = Wire(), Keeper()
+    connection = Connection(keeper)
+    connection.connection_made(wire)
+    assert wire.written == PREFACE
+    return connection, wire, keeper
+
+
+def feed(connection, data):
+    while data:
+        room = connection.get_buffer(-1)
+        count = min(len(room), len(data))
+        room[:count] = data[:count]
+        connection.buffer_updated(count)
+        data = data[count:]
+
+
+FRAMES = st.sampled_from(
+    [
+        encode(Kind.MESSAGE, b"response"),
+        encode(Kind.CONTENT, b"content"),
+        encode_status(0),
+        encode_status(14, "unavailable"),
+        encode(Kind.PING, b"ping"),
+        encode(Kind.PONG, b""),
+        encode_goaway("bye"),
+        encode_hello("z", "s"),
+        encode(Kind.STATUS, b""),
+        encode(Kind.CALL, b"\x01\x00\x00"),
+    ]
+)
+PIECES = st.lists(st.one_of(FRAMES, st.binary(max_size=40)), max_size=12)
+METHODS = st.sampled_from([Method.LIST, Method.APPLY, Method.READ, Method.APPEND])
+
+
+@given(pieces=PIECES, methods=st.lists(METHODS, max_size=3), greeted=st.booleans())
+def test_whatever_arrives_every_call_ends_and_nothing_is_raised(pieces, methods, greeted):
+    @in_loop
+    async def run():
+        connection, wire, keeper = made()
+        if greeted:
+            feed(connection, encode_hello("z", "s"))
+        calls = []
+        for piece in pieces:
+            if methods and connection.greeted.done() and connection.usable:
+                method = methods.pop()
+                calls.append(connection.begin(method, b""))
+                if method is Method.APPEND:
+                    calls[-1].send_end()
+            if wire.closed:
+                break
+            feed(connection, piece)
+        for call in calls[1:]:
+            call.give_up()
+        connection.connection_lost(None)
+        assert keeper.told[-1] == "lost"
+        for call in calls:
+            assert call.over
+            while await call.more():
+                call.take()
+        await connection.closed()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not others
+
+    run()
+
+
+@in_loop
+async def test_items_that_nobody_takes_stop_the_reading_once():
+    connection, wire, _ = made()
+    feed(connection, encode_hello())
+    call = connection.begin(Method.READ, b"")
+    content = encode(Kind.CONTENT, bytes(HELD_BYTES_MAX // 2))
+    for expected in (0, 0, 1, 1):
+        feed(connection, content)
+        assert wire.paused == expected
+    while call.take() is not None:
+        pass
+    assert wire.paused == 0
+    connection.connection_lost(None)
+    assert call.ended is Ended.LOST
+
+
+@in_loop
+async def test_a_single_large_response_stops_nothing():
+    connection, wire, keeper = made()
+    feed(connection, encode_hello())
+    call = connection.begin(Method.APPLY, b"")
+    feed(connection, encode(Kind.MESSAGE, bytes(2 * HELD_BYTES_MAX)))
+    assert wire.paused == 0
+    feed(connection, encode_status(0))
+    await call.end()
+    assert keeper.told == ["freed"]
+    connection.connection_lost(None)
+
+
+@in_loop
+async def test_what_was_given_up_is_dropped_and_reading_goes_on():
+    connection, wire, keeper = made()
+    feed(connection, encode_hello())
+    call = connection.begin(Method.READ, b"")
+    for _ in range(4):
+        feed(connection, encode(Kind.CONTENT, bytes(HELD_BYTES_MAX // 2)))
+    assert wire.paused == 1
+    call.give_up()
+    assert wire.paused == 0
+    feed(connection, encode(Kind.CONTENT, b"late"))
+    assert call.take() is None
+    feed(connection, encode_status(1, "given up"))
+    assert keeper.told == ["freed"]
+    assert connection.usable
+    connection.connection_lost(None)
+
+
+@in_loop
+async def test_a_whole_append_is_one_write():
+    connection, wire, _ = made()
+    feed(connection, encode_hello())
+    writes = []
+    wire.write = writes.append
+    connection.append(b"request", b"content")
+    assert len(writes) == 1
+    connection.connection_lost(None)
