@@ -18,7 +18,7 @@ ADDRESS_VARIABLE = "GAZETTE_ADDRESS"
 
 DEFAULT_ADDRESS = "http://localhost:8080"
 
-DEFAULT_WIRE = "grpc"
+DEFAULT_WIRE = "auto"
 """What to speak to brokers where neither URL nor options say it."""
 
 _WIRES = {

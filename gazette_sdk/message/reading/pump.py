@@ -157,6 +157,8 @@ class Pump(Generic[T]):
         Raises:
             GazetteError: reading failed; it is raised again by every later call.
         """
+        if self._was_closed_meanwhile():
+            return None
         prefetch = self.begin()
         while True:
             batch = self._next()
@@ -172,6 +174,8 @@ class Pump(Generic[T]):
 
     async def atake(self) -> Batch[T] | None:
         """As :meth:`take`, in a coroutine of any loop."""
+        if self._was_closed_meanwhile():
+            return None
         prefetch = self.begin()
         while True:
             batch = self._next()
@@ -184,6 +188,10 @@ class Pump(Generic[T]):
                 if prefetch.is_owner:
                     await on_sdk_loop(prefetch.stopped())
                 return None
+
+    def _was_closed_meanwhile(self) -> bool:
+        """Closed between two batches, by another thread: that ends reading, and is no error."""
+        return self._is_closed and self._prefetch is not None and self._failure is None
 
     def at_hand(self) -> Batch[T] | None:
         """The next batch, if there is one without reading more; None otherwise.

@@ -276,6 +276,16 @@ def test_what_is_kept_of_open_transactions_is_bounded_in_bytes(monkeypatch):
     assert numbers(reader) == list(range(100))
 
 
+def test_closing_between_two_batches_ends_iteration_and_is_no_error():
+    reader = Reader(dict, name="a/journal", transport=served(crafted()))
+    envelopes = iter(reader)
+    next(envelopes)
+    reader.close()
+    assert len(list(envelopes)) < len(crafted().committed())
+    with pytest.raises(ClosedError, match="the reader is closed"):
+        iter(reader)
+
+
 def test_a_transaction_whose_replay_is_broken_off_is_not_passed_over_in_silence(monkeypatch):
     async def broken_off(_prefetch, replay, *_where):
         replay.put(flow.Finished())
