@@ -118,6 +118,9 @@ class Delivery(abc.ABC, Generic[T]):
     def positions(self) -> dict[str, int]:
         """From where on this very delivery needs content, when nothing is left in it."""
 
+    def finish(self) -> None:
+        """Nothing more comes for now."""
+
     def lose(self) -> None:
         """Work was interrupted, and is in no known state any more."""
 
@@ -369,6 +372,9 @@ class Committed(Delivery[T]):
                 offset = offsets.get(producer.journal, producer.begin)
                 offsets[producer.journal] = min(offset, producer.begin)
         return offsets
+
+    def finish(self) -> None:  # noqa: D102
+        self._sequencer.flush_metrics()
 
     def positions(self) -> dict[str, int]:  # noqa: D102
         return dict(self._positions)

@@ -337,6 +337,7 @@ class Pump(Generic[T]):
         self._prefetch = None
         self._replay = None
         self._decoders = {}
+        self._delivery.finish()
         self._plan = self._plan.continued(self._delivery.positions(), self._opened)
 
     def _interrupted(self) -> None:

@@ -11,6 +11,7 @@ from itertools import islice
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
 from gazette_sdk import Reader
 from gazette_sdk.errors import ClosedError, ConfigurationError
@@ -274,6 +275,15 @@ def test_what_is_kept_of_open_transactions_is_bounded_in_bytes(monkeypatch):
     reader = Reader(dict, name="a/journal", transport=served(history, chunk_bytes=300))
     monkeypatch.setattr(delivery, "_PLAIN_MIN", 10**9)
     assert numbers(reader) == list(range(100))
+
+
+def test_what_was_sequenced_is_counted_at_the_end():
+    labels = {"journal": "a/counted", "flag": "OUTSIDE_TXN", "outcome": "outsideCommit"}
+    history = History("a/counted")
+    for _ in range(3):
+        history.outside(1)
+    assert numbers(Reader(dict, name="a/counted", transport=served(history))) == [0, 1, 2]
+    assert REGISTRY.get_sample_value("gazette_sequencer_queued_total", labels) == 3
 
 
 def test_closing_between_two_batches_ends_iteration_and_is_no_error():
