@@ -183,7 +183,8 @@ class StreamConnection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Break it at once."""
-        self._transport.abort()
+        if not self._is_lost:  # early releases of 3.11 fail to abort TLS that has ended
+            self._transport.abort()
 
     # ------------------------------------------------------------------ its end
 
@@ -228,10 +229,10 @@ class StreamConnection(asyncio.BufferedProtocol):
         """The task that serves calls has ended."""
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a stream connection failed", exc_info=error)
-            self._transport.abort()
+            self.abort()
 
     def _end_within(self, timeout_s: float) -> None:
-        self._set_timer(self._loop.call_later(timeout_s, self._transport.abort))
+        self._set_timer(self._loop.call_later(timeout_s, self.abort))
 
     def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
         if self._timer is not None:

@@ -16,6 +16,7 @@ A connection is closed where its script ends. An error of a script fails the tes
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -148,7 +149,9 @@ class ScriptedStream:
         assert self._server is not None
         self._server.close()
         for peer in self.peers:
-            peer.writer.transport.abort()
+            # Early releases of 3.11 fail to abort TLS that has ended.
+            with contextlib.suppress(AttributeError):
+                peer.writer.transport.abort()
         for task in self._tasks:
             task.cancel()
         if self._tasks:

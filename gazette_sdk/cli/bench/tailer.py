@@ -85,6 +85,7 @@ def tail(job: TailJob, pipe: Connection) -> None:
     transport = connect(job.address, **job.options)
     reader = Reader(dict, job.selector, transport=transport, block=True, offsets=dict(job.offsets))
     schedules: queue.SimpleQueue[Schedule | None] = queue.SimpleQueue()
+    is_over = threading.Event()
 
     def listen() -> None:
         """The reader waits for messages; this waits for words."""
@@ -94,7 +95,8 @@ def tail(job: TailJob, pipe: Connection) -> None:
         except (EOFError, OSError):
             pass  # nobody is there any more, which means the same as a word to stop
         schedules.put(None)
-        reader.close()
+        if not is_over.is_set():
+            reader.close()
 
     threading.Thread(target=listen, name="listen", daemon=True).start()
     try:
@@ -104,6 +106,7 @@ def tail(job: TailJob, pipe: Connection) -> None:
     finally:
         reader.close()
         run(transport.aclose())
+    is_over.set()
     pipe.send(word)
 
 

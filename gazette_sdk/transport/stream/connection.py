@@ -309,11 +309,14 @@ class Connection(asyncio.BufferedProtocol):
     def drop(self, reason: str) -> None:
         """End it; its calls fail as lost."""
         self._reason = reason
-        self._transport.abort()
+        if not self._gone.done():  # early releases of 3.11 fail to abort TLS that has ended
+            self._transport.abort()
 
     def close(self) -> None:
         """End it, as it is not needed any more; calls under way end as closed."""
         self._ended = Ended.CLOSED
+        if self._gone.done():
+            return
         if self._open:
             self._transport.abort()
         else:

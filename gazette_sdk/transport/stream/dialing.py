@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from typing import Any
 
@@ -84,9 +85,26 @@ class Dialer:
             if self._context is None:
                 self._context = self._tls.context(PROTOCOLS)
             more = {"ssl": self._context, "server_hostname": host}
-        _, connection = await loop.create_connection(
-            lambda: Connection(owner), host, int(port), **more
-        )
+        try:
+            _, connection = await loop.create_connection(
+                lambda: Connection(owner), host, int(port), **more
+            )
+        except RuntimeError:
+            # The program is ending, and no thread can be had to look up the name. What it
+            # published last is sent nevertheless; nobody else waits for the loop any more.
+            found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+            failure: OSError | None = None
+            for *_, (number, *_) in found:
+                try:
+                    _, connection = await loop.create_connection(
+                        lambda: Connection(owner), str(number), int(port), **more
+                    )
+                except OSError as error:
+                    failure = error
+                else:
+                    break
+            else:
+                raise failure or OSError(f"{host} has no address") from failure
         return connection
 
     async def _greet(self, connection: Connection, where: str) -> None:

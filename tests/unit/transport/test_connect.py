@@ -9,6 +9,7 @@ from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.transport import Transport, connect
 from gazette_sdk.transport.fragments import FragmentStoreTransport
 from gazette_sdk.transport.grpc import GrpcTransport
+from gazette_sdk.transport.stream.choice import ChosenTransport
 from gazette_sdk.transport.tls import Tls
 
 
@@ -23,16 +24,16 @@ def _without_address(monkeypatch):
         ("http://localhost:8080", "http://localhost:8080"),
         ("http://localhost:8080/", "http://localhost:8080"),
         ("https://broker.example", "https://broker.example"),
-        ("http://localhost:8080?wire=grpc", "http://localhost:8080"),
         ("unix:///run/broker.sock", "unix:///run/broker.sock"),
         ("unix://host/run/broker.sock", "unix://host/run/broker.sock"),
     ],
 )
-def test_addresses_of_brokers_are_spoken_to_over_grpc(url, address):
+def test_addresses_of_brokers_are_spoken_to_over_the_wire_they_know(url, address):
     transport = connect(url)
-    assert isinstance(transport, GrpcTransport)
+    assert isinstance(transport, ChosenTransport)
     assert isinstance(transport, Transport)
     assert transport.address == address
+    assert isinstance(connect(f"{url}?wire=grpc"), GrpcTransport)
 
 
 def test_without_a_url_the_environment_and_then_the_default_count(monkeypatch):
