@@ -126,7 +126,7 @@ def main() -> None:
     server.start()
     port = here.recv()
     with cluster(JOURNAL) as running:
-        transport = connect(running.address)
+        transport = connect(running.address, wire="grpc")
         medians = in_turn(
             options.rounds,
             echo=lambda: sdk_loop.run(echo(port, chunk, count)),
