@@ -39,6 +39,10 @@ __all__ = ["HELLO_TIMEOUT_S", "MEMORY_S", "ChosenTransport", "ChosenWire", "Memo
 HELLO_TIMEOUT_S = 1.0
 """A server that says nothing for so long after the preface doesn't know it."""
 
+READS_MAX = 256
+"""Each read has a connection of its own. Where so many are under way, further ones share one of
+gRPC's: a program that follows thousands of journals needs no descriptor for each."""
+
 MEMORY_S = 600.0
 """How long it is remembered that a server speaks gRPC only."""
 
@@ -169,6 +173,7 @@ class ChosenWire(Wire):
         self._stream = stream
         self._make_grpc = make_grpc
         self._grpc: Wire | None = None
+        self._reads = 0
         self._trying: dict[Peer, asyncio.Future[UnavailableError | None]] = {}
 
     def health(self, peer: Peer) -> Health:
@@ -199,11 +204,17 @@ class ChosenWire(Wire):
         self, to: Destination, request: pb.ReadRequest
     ) -> AsyncGenerator[pb.ReadResponse | Chunk | bytes, None]:
         """See :meth:`Wire.read`."""
-        wire = await self._choose(to.peer)
-        with self._noting(to.peer):
-            async with aclosing(wire.read(to, request)) as items:
-                async for item in items:
-                    yield item
+        self._reads += 1
+        try:
+            wire = await self._choose(to.peer)
+            if wire is self._stream and self._reads > READS_MAX:
+                wire = self._with_grpc()
+            with self._noting(to.peer):
+                async with aclosing(wire.read(to, request)) as items:
+                    async for item in items:
+                        yield item
+        finally:
+            self._reads -= 1
 
     async def append(
         self, to: Destination, opening: pb.AppendRequest, requests: AsyncIterator[AppendItem]
@@ -259,9 +270,7 @@ class ChosenWire(Wire):
             await self._pool.reach(peer)
         except NotStreamError:
             self.memory.remember(self._endpoint(peer))
-            if self._grpc is None:
-                self._grpc = self._make_grpc()
-            return self._grpc
+            return self._with_grpc()
         except UnavailableError as error:
             failure = error
             raise
@@ -269,6 +278,11 @@ class ChosenWire(Wire):
             del self._trying[peer]
             trying.set_result(failure)
         return self._stream
+
+    def _with_grpc(self) -> Wire:
+        if self._grpc is None:
+            self._grpc = self._make_grpc()
+        return self._grpc
 
     def _remembered(self, peer: Peer) -> Wire | None:
         if self._grpc is None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import islice
 
 import pytest
 
+from gazette_sdk import Publisher, Reader, mapping
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import connect
 from gazette_sdk.transport.base import Target
 from gazette_sdk.transport.dispatcher import SERVICE
-from gazette_sdk.transport.stream import ChosenTransport, StreamTransport
+from gazette_sdk.transport.loop import run
+from gazette_sdk.transport.stream import ChosenTransport, StreamTransport, choice
 from gazette_sdk.transport.stream.choice import MEMORY_S
 from support.scripted_broker import (
     ScriptedBroker,
@@ -314,3 +317,26 @@ async def test_each_broker_is_chosen_for_by_itself():
 def test_the_wire_can_be_asked_for(wire, kind):
     assert type(connect(f"http://localhost:1?wire={wire}")).__name__ == kind
     assert type(connect("http://localhost:1", wire=wire)).__name__ == kind
+
+
+MANY = """
+name: many/
+replication: 1
+labels: [{name: content-type, value: application/x-ndjson}, {name: topic, value: many}]
+fragment: {length: 65536, compression_codec: NONE, stores: ["file:///"], refresh_interval: 1m}
+children:
+""" + "".join(f"  - name: many/part-{part:03d}\n" for part in range(12))
+
+
+def test_a_reader_of_many_journals_needs_no_connection_for_each(gazette_cluster, monkeypatch):
+    monkeypatch.setattr(choice, "READS_MAX", 4)
+    cluster = gazette_cluster(1)
+    cluster.apply(MANY)
+    with Publisher(mapping.random("topic=many")) as publisher:
+        publisher.publish_batch([{"n": n} for n in range(300)])
+    transport = connect(cluster.address)
+    with Reader(dict, "topic=many", transport=transport, block=True) as reader:
+        found = [envelope.message["n"] for envelope in islice(reader, 300)]
+        assert sorted(found) == list(range(300))
+        assert len(transport._wire._pool) <= 12 // 2, "the others share one of gRPC's"
+    run(transport.aclose())
