@@ -246,9 +246,9 @@ class StreamConnection(asyncio.BufferedProtocol):
             self._silent_ticks = 0
             return
         self._buffer.trim()
-        self._silent_ticks += 1
         if self._output.waiting_bytes:
             return  # it doesn't read as fast as we write, which is no silence
+        self._silent_ticks += 1
         if self._silent_ticks >= SILENT_TICKS_MAX and self._transport.is_reading():
             _log.debug("dropping a client that went silent in a call")
             self._transport.abort()

@@ -360,7 +360,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         now = time.monotonic()
         if self._reading_paused:
-            self._heard_at = now  # the silence is ours
+            # The silence is ours: a PING behind what we don't read yet waits for its answer.
+            self._heard_at = now
+            self.write(self.calls.ping(b""))
         silent_s = now - self._heard_at
         bound_s = STALL_MAX_S if self._unheard_bytes > STALLED_BYTES else SILENCE_MAX_S
         if silent_s >= bound_s:
