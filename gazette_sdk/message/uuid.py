@@ -21,6 +21,7 @@ from gazette_sdk.message.flags import FLAGS_MAX
 
 __all__ = [
     "PRODUCER_BYTES",
+    "TEXT_BYTES",
     "ZERO_UUID",
     "RawUuid",
     "Stamp",
@@ -35,6 +36,9 @@ __all__ = [
 PRODUCER_BYTES = 6
 """Length of a producer id."""
 
+TEXT_BYTES = 36
+"""Length of a UUID's canonical text."""
+
 ZERO_UUID = uuid.UUID(int=0)
 """The UUID of a message that opts out of sequencing."""
 
@@ -42,8 +46,6 @@ RawUuid: TypeAlias = bytes | str | uuid.UUID | None
 """A UUID as it stands in a message: text (as str or ASCII), 16 bytes, or nothing at all."""
 
 _CLOCK_MAX = (1 << 64) - 1
-
-_TEXT_BYTES = 36
 
 
 @functools.cache
@@ -200,7 +202,7 @@ class Stamp:
             A matrix of bytes, one row for each UUID.
         """
         head, four_digits = len(before), _four_digits()
-        rows = np.empty((count, head + _TEXT_BYTES + len(after)), dtype=np.uint8)
+        rows = np.empty((count, head + TEXT_BYTES + len(after)), dtype=np.uint8)
         done = 0
         while done < count:
             clock = first + done * TICK

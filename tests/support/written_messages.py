@@ -8,6 +8,7 @@ from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
 from gazette_sdk.message.sequencing.run import Message
 from gazette_sdk.message.sequencing.sequencer import Sequencer
 from gazette_sdk.message.uuid import build_uuid
+from support.memory_transport import MemoryTransport
 
 TICK = 160
 
@@ -100,3 +101,33 @@ class History:
                 if acknowledgements or ready.flags != ACK_TXN:
                     delivered.append(ready.item)
         return delivered
+
+
+def crafted() -> History:
+    """All there is: duplicates, transactions within others, roll-backs, messages without UUID."""
+    history = History()
+    history.outside(1)
+    history.ack(3, at=1)
+    history.pending(2)
+    history.outside(1)
+    history.pending(3)
+    history.pending(2)
+    history.again(0, 1)
+    history.without_uuid()
+    history.again(2, 6)
+    history.ack(2)
+    history.outside(1)
+    history.ack(3, at=1)
+    history.pending(3)
+    history.ack(3)
+    history.again(9, 12)
+    history.pending(4)
+    return history
+
+
+def served(*histories: History, chunk_bytes: int = 128 * 1024) -> MemoryTransport:
+    """A transport to journals that hold these histories."""
+    transport = MemoryTransport(chunk_bytes=chunk_bytes)
+    for history in histories:
+        transport.create(history.journal, topic="t").content += history.content
+    return transport

@@ -4,18 +4,6 @@ A *block* is a run of whole frames of one journal. It becomes one ``pyarrow.Reco
 columns of a schema, metadata among them. For those who cut journals into blocks by themselves;
 :meth:`Reader.arrow <gazette_sdk.message.Reader.arrow>` does that, and leaves out what is not
 committed.
-
-Its parts, in reading order:
-
-- ``arrow_metadata``: the columns which are no fields of messages
-- ``arrow_lines``: lines, and the UUIDs they begin with
-- ``arrow_layout``: JSON lines which are all written alike, sliced instead of parsed
-- ``arrow_json``, ``arrow_csv``, ``arrow_protobuf``: fields of messages to columns
-- ``arrow_rows``: rows of batches, as what is sequenced and delivered
-- ``arrow_decoders``: content of a journal to rows
-- ``arrow_reader``: what ``Reader.arrow`` returns
-
-All of them need the extra ``arrow`` (pyarrow).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import pyarrow.csv as pcsv
 from gazette_sdk.framing import Frames
 from gazette_sdk.framing.base import Buffer
 from gazette_sdk.message.columns.json_columns import matrix_of
-from gazette_sdk.message.columns.metadata import data_fields
+from gazette_sdk.message.columns.metadata import MISFITS, data_fields
 from gazette_sdk.message.sequencing.run import Stamps, parse_text_uuids
 
 __all__ = ["CsvColumns"]
@@ -61,7 +61,7 @@ class CsvColumns:
                     strings_can_be_null=False,
                 ),
             )
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, KeyError):
+        except (*MISFITS, KeyError):  # a closer look tells which record it is
             return None
         if table.num_rows != len(frames):
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -14,22 +15,19 @@ from gazette_sdk.framing.base import Buffer
 from gazette_sdk.message.columns.csv_columns import CsvColumns
 from gazette_sdk.message.columns.json_columns import JsonColumns
 from gazette_sdk.message.columns.lines import Lines
-from gazette_sdk.message.columns.metadata import assembled, data_fields, uuid_column
+from gazette_sdk.message.columns.metadata import MISFITS, assembled, data_fields, uuid_column
 from gazette_sdk.message.columns.protobuf_columns import ProtobufColumns
 from gazette_sdk.message.columns.rows import Row, Rows
 from gazette_sdk.message.kinds.base import Kind
 from gazette_sdk.message.kinds.json_kind import JsonKind
 from gazette_sdk.message.reading.journal_decoder import ContentDecoder, Part
-from gazette_sdk.message.sequencing.run import InvalidUuidError, Run, Stamps, stamps_of
+from gazette_sdk.message.sequencing.run import NO_STAMPS, InvalidUuidError, Run, Stamps, stamps_of
 
 __all__ = ["ColumnDecoder", "decoder_of"]
 
 M = TypeVar("M")
 
 _NO_OFFSETS = np.empty(0, np.int64)
-_NO_STAMPS = Stamps(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint16))
-
-_MISFITS = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
 
 
 def decoder_of(
@@ -54,6 +52,8 @@ def decoder_of(
     make: Callable[..., ColumnDecoder] = {"json": _JsonDecoder, "csv": _CsvDecoder}.get(
         framing.form, _MessageDecoder
     )
+    if type(framing) is JsonLines:
+        framing = _ArrayLines()
     return make(journal, framing, kind, schema, offset, sequenced=sequenced)
 
 
@@ -77,7 +77,12 @@ class ColumnDecoder(ContentDecoder[Row]):
         self.sequenced = sequenced
         batch = schema.empty_table().combine_chunks().to_batches()
         rows = Rows(batch[0] if batch else pa.RecordBatch.from_pylist([], schema=schema))
-        self._empty: Run[Row] = Run(journal, _NO_OFFSETS, _NO_OFFSETS, *_NO_STAMPS, rows)
+        self._empty: Run[Row] = Run(journal, _NO_OFFSETS, _NO_OFFSETS, *NO_STAMPS, rows)
+        self.prepare()
+
+    @abc.abstractmethod
+    def prepare(self) -> None:
+        """Make what turns messages of this form into columns."""
 
     def empty(self) -> Run[Row]:
         """A run without rows."""
@@ -107,20 +112,10 @@ class ColumnDecoder(ContentDecoder[Row]):
 class _JsonDecoder(ColumnDecoder):
     """JSON objects of any framing."""
 
-    def __init__(
-        self,
-        journal: str,
-        framing: Framing,
-        kind: Kind[Any],
-        schema: pa.Schema,
-        offset: int,
-        *,
-        sequenced: bool,
-    ) -> None:
-        framing = _ArrayLines() if type(framing) is JsonLines else framing
-        super().__init__(journal, framing, kind, schema, offset, sequenced=sequenced)
-        key = kind.key if isinstance(kind, JsonKind) else "UUID"
-        self._columns = JsonColumns(schema, key=key, strict=sequenced)
+    def prepare(self) -> None:
+        """Know the columns, and the key of the UUID."""
+        key = self.kind.key if isinstance(self.kind, JsonKind) else "UUID"
+        self._columns = JsonColumns(self.schema, key=key, strict=self.sequenced)
 
     def decode(self, part: Part) -> tuple[Run[Row], Exception | None]:
         """Decode lines in bulk."""
@@ -172,18 +167,9 @@ class _ArrayLines(JsonLines):
 class _CsvDecoder(ColumnDecoder):
     """Records, whose columns are those of the schema by their places behind the UUID."""
 
-    def __init__(
-        self,
-        journal: str,
-        framing: Framing,
-        kind: Kind[Any],
-        schema: pa.Schema,
-        offset: int,
-        *,
-        sequenced: bool,
-    ) -> None:
-        super().__init__(journal, framing, kind, schema, offset, sequenced=sequenced)
-        self._columns = CsvColumns(schema)
+    def prepare(self) -> None:
+        """Know the columns."""
+        self._columns = CsvColumns(self.schema)
 
     def decode(self, part: Part) -> tuple[Run[Row], Exception | None]:
         """Decode records in bulk; one by one, if one of them is bad."""
@@ -205,18 +191,10 @@ class _CsvDecoder(ColumnDecoder):
 class _MessageDecoder(ColumnDecoder):
     """Messages which are decoded one by one: protobuf."""
 
-    def __init__(
-        self,
-        journal: str,
-        framing: Framing,
-        kind: Kind[Any],
-        schema: pa.Schema,
-        offset: int,
-        *,
-        sequenced: bool,
-    ) -> None:
-        super().__init__(journal, framing, kind, schema, offset, sequenced=sequenced)
-        self._columns = ProtobufColumns(kind.message_type.DESCRIPTOR, data_fields(schema))
+    def prepare(self) -> None:
+        """Know the columns."""
+        descriptor = self.kind.message_type.DESCRIPTOR
+        self._columns = ProtobufColumns(descriptor, data_fields(self.schema))
 
     def decode(self, part: Part) -> tuple[Run[Row], Exception | None]:
         """Decode messages, and then their fields column by column."""
@@ -241,14 +219,14 @@ def _fitting(
     """Columns of the messages before the first that does not fit, their number, and its error."""
     try:
         return convert(messages), len(messages), None
-    except (*_MISFITS, ValueError, TypeError) as error:
+    except (*MISFITS, ValueError, TypeError) as error:
         cause: Exception = error
     good, bad = 0, len(messages)
     while bad - good > 1:
         middle = (good + bad) // 2
         try:
             convert(messages[good:middle])
-        except (*_MISFITS, ValueError, TypeError) as error:
+        except (*MISFITS, ValueError, TypeError) as error:
             bad, cause = middle, error
         else:
             good = middle

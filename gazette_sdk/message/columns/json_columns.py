@@ -1,7 +1,7 @@
 """JSON lines to columns, a block at a time.
 
 Where every line begins with its UUID, as our own publishers write it, UUIDs are cut out of the
-block. Are the lines written alike beyond that, then so are their values, see ``arrow_layout``. All
+block. Are the lines written alike beyond that, then so are their values, see ``layout``. All
 others go through the columnar reader of pyarrow, which is spared the UUIDs that were cut out: they
 are blanks to it.
 
@@ -24,23 +24,20 @@ import pyarrow.json as pj
 
 from gazette_sdk.message.columns.layout import sliced_columns
 from gazette_sdk.message.columns.lines import Lines, Place, Placed
-from gazette_sdk.message.columns.metadata import data_fields, text_column, uuid_column
+from gazette_sdk.message.columns.metadata import MISFITS, data_fields, text_column, uuid_column
 from gazette_sdk.message.sequencing.run import (
+    NO_STAMPS,
     InvalidUuidError,
     Stamps,
     parse_text_uuids,
     stamps_of,
 )
-from gazette_sdk.message.uuid import RawUuid, uuid_of_text
+from gazette_sdk.message.uuid import TEXT_BYTES, RawUuid, uuid_of_text
 
 __all__ = ["JsonColumns", "Parsed", "matrix_of"]
 
-_TEXT_BYTES = 36
-_BLANK, _COMMA, _OPEN, _CLOSE, _QUOTE = (np.uint8(ord(character)) for character in ' ,{}"')
+_OPEN, _CLOSE = np.uint8(ord("{")), np.uint8(ord("}"))
 _UUID_KEYS = ("UUID", "uuid")
-_NO_STAMPS = Stamps(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint16))
-
-_MISFITS = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
 
 
 class Parsed(NamedTuple):
@@ -89,7 +86,7 @@ class JsonColumns:
     def parse(self, lines: Lines) -> Parsed:
         """The columns of lines, up to the first that is bad."""
         if not len(lines):
-            return Parsed({}, _NO_STAMPS, self._no_uuids(), None)
+            return Parsed({}, NO_STAMPS, self._no_uuids(), None)
         placed = self._place.cut(lines) if self._place is not None else None
         if placed is not None:
             stamps = placed.stamps()
@@ -152,7 +149,7 @@ class JsonColumns:
         """The table of all lines before the first bad one, and what is wrong with that."""
         try:
             return self._table(lines, schema), None
-        except _MISFITS as error:
+        except MISFITS as error:
             cause: Exception = error
         except ValueError as error:
             cause = error
@@ -162,7 +159,7 @@ class JsonColumns:
             middle = (good + bad) // 2
             try:
                 self._table(lines.part(good, middle), schema)
-            except (*_MISFITS, ValueError) as error:
+            except (*MISFITS, ValueError) as error:
                 bad, cause = middle, error
             else:
                 good = middle
@@ -191,6 +188,7 @@ class JsonColumns:
                 ),
             )
         except pa.ArrowNotImplementedError:
+            # That reader has no such types at all: from now on objects are made and converted.
             self._lacks_types = True
             return self._table(lines, schema)
         if table.num_rows != len(lines):
@@ -347,10 +345,10 @@ def matrix_of(texts: pa.Array) -> npt.NDArray[np.uint8] | None:
     if texts.null_count or not len(texts):
         return None
     ends = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset :][: len(texts) + 1]
-    if not (np.diff(ends) == _TEXT_BYTES).all():
+    if not (np.diff(ends) == TEXT_BYTES).all():
         return None
     data = np.frombuffer(texts.buffers()[2], np.uint8)
-    return data[ends[0] : ends[-1]].reshape(-1, _TEXT_BYTES)
+    return data[ends[0] : ends[-1]].reshape(-1, TEXT_BYTES)
 
 
 def _if_uuid(raw: object) -> str | None:

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gazette_sdk.message.sequencing.run import Stamps, parse_text_uuids
+from gazette_sdk.message.uuid import TEXT_BYTES
 
 __all__ = ["Lines", "Place", "Placed"]
 
-_TEXT_BYTES = 36
 _BLANK, _COMMA, _OPEN, _CLOSE, _QUOTE = (np.uint8(ord(character)) for character in ' ,{}"')
 
 
@@ -60,7 +60,7 @@ class Place:
 
     def __init__(self, prefix: bytes) -> None:
         self._begin = len(prefix)
-        self._end = self._begin + _TEXT_BYTES
+        self._end = self._begin + TEXT_BYTES
         # Behind the UUID: its closing quote, a comma or a brace, and what follows.
         self._width = self._end + 3
         self._prefix = np.frombuffer(prefix, np.uint8)

@@ -28,14 +28,14 @@ import pyarrow as pa
 
 from gazette_sdk.message.clock import UNIX_EPOCH
 from gazette_sdk.message.sequencing.run import Run, Stamps
-from gazette_sdk.message.uuid import RawUuid, uuid_of_bytes
+from gazette_sdk.message.uuid import TEXT_BYTES, RawUuid, uuid_of_bytes
 
-__all__ = ["METADATA_COLUMNS", "assembled", "data_fields", "text_column", "uuid_column"]
+__all__ = ["METADATA_COLUMNS", "MISFITS", "assembled", "data_fields", "text_column", "uuid_column"]
+
+MISFITS = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
+"""What pyarrow raises for a value that does not fit its column's type."""
 
 METADATA_COLUMNS = ("_journal", "_offset", "_end", "_uuid", "_time", "_flags")
-
-TEXT_BYTES = 36
-"""Length of a UUID's canonical text."""
 
 
 def data_fields(schema: pa.Schema) -> list[pa.Field]:

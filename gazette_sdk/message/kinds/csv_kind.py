@@ -16,11 +16,10 @@ from gazette_sdk.framing import Csv, Frames, Framing
 from gazette_sdk.framing.base import Buffer
 from gazette_sdk.message.kinds.base import Decoded, Kind
 from gazette_sdk.message.sequencing.run import InvalidUuidError, parse_text_uuids
-from gazette_sdk.message.uuid import RawUuid, Stamp, uuid_of_text
+from gazette_sdk.message.uuid import TEXT_BYTES, RawUuid, Stamp, uuid_of_text
 
 __all__ = ["CsvKind", "CsvRecord", "find"]
 
-_TEXT_BYTES = 36
 _BEHIND_FIELD = np.frombuffer(b",\r\n", dtype=np.uint8)
 
 _WHITE = r"\t\v\f \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
@@ -182,12 +181,12 @@ def _records(buffer: Buffer, frames: Frames) -> list[list[str]] | None:
 def _uuids_at_fixed_place(buffer: Buffer, frames: Frames) -> npt.NDArray[np.uint8] | None:
     """Every record's UUID, as rows of text; None if one is not written as it usually is."""
     begins, ends = frames.arrays()
-    if int((ends - begins).min()) <= _TEXT_BYTES:
+    if int((ends - begins).min()) <= TEXT_BYTES:
         return None
     content = np.frombuffer(buffer, dtype=np.uint8)
-    if not np.isin(content[begins + _TEXT_BYTES], _BEHIND_FIELD).all():
+    if not np.isin(content[begins + TEXT_BYTES], _BEHIND_FIELD).all():
         return None
-    texts = content[begins[:, None] + np.arange(_TEXT_BYTES)]
+    texts = content[begins[:, None] + np.arange(TEXT_BYTES)]
     return None if parse_text_uuids(texts) is None else texts
 
 

@@ -13,11 +13,10 @@ import numpy.typing as npt
 
 from gazette_sdk.framing import Frames
 from gazette_sdk.framing.base import Buffer
+from gazette_sdk.message.uuid import TEXT_BYTES
 
-__all__ = ["TEXT_BYTES", "Texts", "UuidPlace", "acknowledging", "raw_texts"]
+__all__ = ["Texts", "UuidPlace", "acknowledging", "raw_texts"]
 
-TEXT_BYTES = 36
-"""Length of a UUID's canonical text."""
 
 Texts: TypeAlias = npt.NDArray[np.uint8]
 """Texts of UUIDs, shape [n, 36]."""

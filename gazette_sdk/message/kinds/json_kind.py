@@ -30,12 +30,11 @@ from gazette_sdk.message.flags import ACK_TXN
 from gazette_sdk.message.kinds.base import Decoded, Kind, Spliced
 from gazette_sdk.message.kinds.empty import empty_instance
 from gazette_sdk.message.kinds.fixed_place import (
-    TEXT_BYTES,
     Texts,
     UuidPlace,
     raw_texts,
 )
-from gazette_sdk.message.uuid import RawUuid, Stamp, parse_uuid, uuid_of_text
+from gazette_sdk.message.uuid import TEXT_BYTES, RawUuid, Stamp, parse_uuid, uuid_of_text
 
 __all__ = ["JsonKind"]
 

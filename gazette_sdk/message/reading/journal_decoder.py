@@ -15,6 +15,7 @@ from gazette_sdk.framing.base import Buffer
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.kinds.base import Decoded, Kind
 from gazette_sdk.message.sequencing.run import (
+    NO_STAMPS,
     InvalidUuidError,
     Run,
     Stamps,
@@ -30,7 +31,6 @@ M = TypeVar("M")
 _log = logging.getLogger(__name__)
 
 _NO_OFFSETS = np.empty(0, np.int64)
-_NO_STAMPS = Stamps(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint16))
 
 
 class Part(NamedTuple):
@@ -217,7 +217,7 @@ class JournalDecoder(ContentDecoder[Envelope[M]]):
         self.described = kind.message_type.__qualname__
         self._kind = kind
         self._sequenced = sequenced
-        self._empty: Run[Envelope[M]] = Run(journal, _NO_OFFSETS, _NO_OFFSETS, *_NO_STAMPS, [])
+        self._empty: Run[Envelope[M]] = Run(journal, _NO_OFFSETS, _NO_OFFSETS, *NO_STAMPS, [])
 
     def empty(self) -> Run[Envelope[M]]:
         """A run without messages."""
@@ -228,7 +228,7 @@ class JournalDecoder(ContentDecoder[Envelope[M]]):
         frames = part.frames
         decoded = self._kind.decode(self.framing, part.buffer, frames)
         cause = decoded.error
-        stamps = _NO_STAMPS
+        stamps = NO_STAMPS
         if self._sequenced:
             stamps, invalid = _stamps(decoded)
             cause = invalid or cause

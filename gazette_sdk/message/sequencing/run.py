@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gazette_sdk.message.uuid import ZERO_UUID, RawUuid, uuid_of_bytes, uuid_of_text
+from gazette_sdk.message.uuid import TEXT_BYTES, ZERO_UUID, RawUuid, uuid_of_bytes, uuid_of_text
 
 __all__ = [
     "InvalidUuidError",
@@ -124,7 +124,6 @@ class Run(Generic[T]):
 
 # ---------------------------------------------------------------- UUIDs in bulk
 
-_TEXT_BYTES = 36
 _RAW_BYTES = 16
 _NO_DIGITS = 0x100
 """What :data:`_OCTETS` says of two bytes that are no two hexadecimal digits."""
@@ -145,6 +144,10 @@ def _octets() -> npt.NDArray[np.uint16]:
 _OCTETS = _octets()
 
 
+NO_STAMPS = Stamps(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint16))
+"""What no UUIDs say."""
+
+
 def parse_text_uuids(matrix: npt.NDArray[np.uint8]) -> Stamps | None:
     """What UUIDs in canonical text say.
 
@@ -154,8 +157,8 @@ def parse_text_uuids(matrix: npt.NDArray[np.uint8]) -> Stamps | None:
     Returns:
         None if any row is no such text.
     """
-    if matrix.shape[1] != _TEXT_BYTES:
-        raise ValueError(f"UUIDs in text have {_TEXT_BYTES} characters, not {matrix.shape[1]}")
+    if matrix.shape[1] != TEXT_BYTES:
+        raise ValueError(f"UUIDs in text have {TEXT_BYTES} characters, not {matrix.shape[1]}")
     count = len(matrix)
     digits = np.empty((count, 2 * _RAW_BYTES), np.uint8)
     digits[:, :8] = matrix[:, :8]
@@ -226,8 +229,8 @@ def _stamps_of_equals(raw: Sequence[RawUuid]) -> Stamps | None:
     sized: Sequence[Any] = raw
     if len(whole) != width * len(raw) or set(map(len, sized)) != {width}:
         return None
-    if width == _TEXT_BYTES:
-        return parse_text_uuids(_matrix(whole, _TEXT_BYTES))
+    if width == TEXT_BYTES:
+        return parse_text_uuids(_matrix(whole, TEXT_BYTES))
     if width == _RAW_BYTES and not isinstance(first, str):
         return parse_raw_uuids(_matrix(whole, _RAW_BYTES))
     return None
@@ -249,4 +252,4 @@ def _uuid_of(raw: RawUuid) -> uuid.UUID:
         return raw
     if isinstance(raw, str):
         return uuid_of_text(raw)
-    return uuid_of_text(raw.decode("ascii")) if len(raw) == _TEXT_BYTES else uuid_of_bytes(raw)
+    return uuid_of_text(raw.decode("ascii")) if len(raw) == TEXT_BYTES else uuid_of_bytes(raw)

@@ -85,27 +85,17 @@ class Dialer:
             if self._context is None:
                 self._context = self._tls.context(PROTOCOLS)
             more = {"ssl": self._context, "server_hostname": host}
-        try:
-            _, connection = await loop.create_connection(
-                lambda: Connection(owner), host, int(port), **more
-            )
-        except RuntimeError:
-            # The program is ending, and no thread can be had to look up the name. What it
-            # published last is sent nevertheless; nobody else waits for the loop any more.
-            found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-            failure: OSError | None = None
-            for *_, (number, *_) in found:
-                try:
-                    _, connection = await loop.create_connection(
-                        lambda: Connection(owner), str(number), int(port), **more
-                    )
-                except OSError as error:
-                    failure = error
-                else:
-                    break
+        failure: OSError | None = None
+        for number in await _addresses(host, int(port)):
+            try:
+                _, connection = await loop.create_connection(
+                    lambda: Connection(owner), number, int(port), **more
+                )
+            except OSError as error:
+                failure = failure or error
             else:
-                raise failure or OSError(f"{host} has no address") from failure
-        return connection
+                return connection
+        raise failure or OSError(f"{host} has no address")
 
     async def _greet(self, connection: Connection, where: str) -> None:
         try:
@@ -121,3 +111,15 @@ class Dialer:
             if connection.calls.leaving:
                 raise UnavailableError(f"{where}: {error}") from error
             raise NotStreamError(f"{where} does not speak the stream transport: {error}") from error
+
+
+async def _addresses(host: str, port: int) -> list[str]:
+    """The addresses of a host, in the order in which to try them."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except RuntimeError:
+        # The program is ending, and no thread can be had for it. What it published last is sent
+        # nevertheless; nobody else waits for the loop any more.
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]

@@ -28,7 +28,7 @@ from gazette_sdk.message.flags import ACK_TXN
 from gazette_sdk.message.uuid import build_uuid
 from support.memory_transport import MemoryTransport
 from support.protobuf_messages import Gram
-from support.written_messages import TICK, History, producer_id
+from support.written_messages import TICK, History, crafted, producer_id, served
 
 WAIT_S = 10.0
 
@@ -44,13 +44,6 @@ SCHEMA = pa.schema(
     ]
 )
 N = pa.schema([("n", pa.int64())])
-
-
-def served(*histories: History, chunk_bytes: int = 128 * 1024) -> MemoryTransport:
-    transport = MemoryTransport(chunk_bytes=chunk_bytes)
-    for history in histories:
-        transport.create(history.journal, topic="t").content += history.content
-    return transport
 
 
 def row_of(envelope) -> dict:
@@ -79,28 +72,6 @@ def by_journal(rows: list[dict]) -> dict[str, list[dict]]:
 
 def numbers(batches) -> list[int]:
     return [row["n"] for row in rows_of(batches)]
-
-
-def crafted() -> History:
-    """Duplicates, transactions one in the other, roll-backs, messages without UUID."""
-    history = History()
-    history.outside(1)
-    history.ack(3, at=1)
-    history.pending(2)
-    history.outside(1)
-    history.pending(3)
-    history.pending(2)
-    history.again(0, 1)
-    history.without_uuid()
-    history.again(2, 6)
-    history.ack(2)
-    history.outside(1)
-    history.ack(3, at=1)
-    history.pending(3)
-    history.ack(3)
-    history.again(9, 12)
-    history.pending(4)
-    return history
 
 
 @pytest.mark.parametrize("ring_size", [1, 2, 100])

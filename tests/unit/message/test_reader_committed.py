@@ -19,17 +19,9 @@ from gazette_sdk.message.flags import ACK_TXN
 from gazette_sdk.message.reading import delivery, flow
 from gazette_sdk.message.reading.prefetch import Prefetch
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
-from support.memory_transport import MemoryTransport
-from support.written_messages import TICK, History
+from support.written_messages import TICK, History, crafted, served
 
 WAIT_S = 10.0
-
-
-def served(*histories: History, chunk_bytes: int = 128 * 1024) -> MemoryTransport:
-    transport = MemoryTransport(chunk_bytes=chunk_bytes)
-    for history in histories:
-        transport.create(history.journal, topic="t").content += history.content
-    return transport
 
 
 def numbers(reader) -> list[int]:
@@ -41,28 +33,6 @@ def by_journal(envelopes) -> dict[str, list[int]]:
     for envelope in envelopes:
         found[envelope.journal].append(envelope.message["n"])
     return found
-
-
-def crafted() -> History:
-    """All there is: duplicates, transactions within others, roll-backs, messages without UUID."""
-    history = History()
-    history.outside(1)
-    history.ack(3, at=1)
-    history.pending(2)
-    history.outside(1)
-    history.pending(3)
-    history.pending(2)
-    history.again(0, 1)
-    history.without_uuid()
-    history.again(2, 6)
-    history.ack(2)
-    history.outside(1)
-    history.ack(3, at=1)
-    history.pending(3)
-    history.ack(3)
-    history.again(9, 12)
-    history.pending(4)
-    return history
 
 
 def test_committed_messages_come_once_and_in_one_go():

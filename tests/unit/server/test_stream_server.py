@@ -45,6 +45,7 @@ from gazette_sdk.server import listener as listener_module
 from gazette_sdk.server import stream_connection as connection_module
 from gazette_sdk.server import stream_server as server_module
 from gazette_sdk.server.metrics import metrics_text
+from gazette_sdk.server.stream_output import StreamOutput
 from gazette_sdk.transport.loop import run
 from support.certificates import Authority
 from support.raw_stream import RawStream, append_frames, head_of, read_call
@@ -473,6 +474,21 @@ def test_a_client_silent_in_a_call_is_pinged_and_dropped(monkeypatch):
         assert client.frame().kind == Kind.PING
         assert client.is_ended()
         assert waiting.cancelled.wait(LIMIT_S)
+
+
+def test_a_client_that_is_behind_is_pinged_before_it_is_taken_for_a_silent_one(monkeypatch):
+    monkeypatch.setattr(server_module, "TICK_S", 0.02)
+    behind = 3 * connection_module.SILENT_TICKS_MAX
+    sizes = iter([1] * behind)
+    monkeypatch.setattr(StreamOutput, "waiting_bytes", property(lambda _: next(sizes, 0)))
+    journals = ScriptedJournals()
+    Waiting(journals)
+    with stream_server(journals) as server, RawStream(server.endpoint) as client:
+        client.send(*append_frames("a/b", b"1")[:-1])
+        for _ in range(3):
+            frame = client.frame()
+            assert frame.kind == Kind.PING
+            client.send(encode(Kind.PONG, frame.payload))
 
 
 def test_a_client_that_reads_no_answers_to_its_pings_is_dropped(monkeypatch):
