@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from typing import Generic, TypeAlias, TypeVar
 
@@ -314,7 +315,7 @@ class Committed(Delivery[T]):
         sequencer = self._sequencer
         queue = sequencer.queue
         until = self._begun + stretch
-        try:
+        with self._guarded():
             while self._begun < len(run):
                 for message in run.messages(self._begun, self._begun + _BLOCK):
                     self._begun += 1
@@ -325,37 +326,22 @@ class Committed(Delivery[T]):
                         yield from self._dequeued()
                         if self._begun >= until:
                             return
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            self._fail(error)
-            raise
 
     def _dequeued(self) -> Iterator[T]:
         """What of an ended sequence is still in memory."""
         step, hidden = self._sequencer.step, self._hidden
-        try:
+        with self._guarded():
             while (message := step()) is not None:
                 if message.flags != hidden:
                     yield message.item
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            self._fail(error)
-            raise
 
     def _offered(self, run: Run[T]) -> Iterator[T]:
         """Messages which were read again."""
         offer, hidden = self._sequencer.offer, self._hidden
-        try:
+        with self._guarded():
             for message in run.messages():
                 if offer(message) and message.flags != hidden:
                     yield message.item
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            self._fail(error)
-            raise
 
     @property
     def _hidden(self) -> int:
@@ -388,6 +374,17 @@ class Committed(Delivery[T]):
             taken = self._plain.taken(left)
             return self._sequencer.checkpoint_within(self._run, self._begun, taken, horizon_s)
         return self._sequencer.checkpoint(horizon_s, outstanding_is_processed=True)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Within an iterator which was handed out: remembers that it failed, or was interrupted."""
+        try:
+            yield
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     def _fail(self, error: BaseException) -> None:
         """An iterator which was handed out failed, or was interrupted at work."""
