@@ -121,8 +121,9 @@ class Placed(NamedTuple):
 
     def are_bare(self) -> npt.NDArray[np.bool_]:
         """Which lines hold nothing beside their UUID."""
-        separators = self.heads[:, self.tail]
-        found: npt.NDArray[np.bool_] = separators == _CLOSE
+        lengths = self.lines.ends - self.lines.begins
+        is_closed = self.heads[:, self.tail] == _CLOSE
+        found: npt.NDArray[np.bool_] = is_closed & (lengths == self.tail + len(b"}\n"))
         return found
 
     def blanked(self) -> Lines:

@@ -164,6 +164,7 @@ def test_what_is_sliced_is_what_is_parsed(rows):
 @given(ROWS, st.integers(0), st.sampled_from(list(b'"{}:,-+.e019 \\\n\ttrufalsnx\xff\xc3')))
 @settings(max_examples=200)
 @example([{"s": "a", "i": 1, "f": 0, "b": True, "other": "", "last": 1}], 60, ord(","))
+@example([{}] * 4, 1716878992, ord('"'))
 def test_a_changed_byte_is_noticed(rows, at, byte):
     block = bytearray(stamped(*rows))
     block[at % (len(block) - 1)] = byte
