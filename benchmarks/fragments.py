@@ -163,7 +163,7 @@ def main() -> None:
             )
             figures.append(Figure(name, medians["ours"], medians["plain"], "MB/s", BAR))
         sdk_loop.run(transport.aclose())
-    report(figures, as_json=options.json)
+    report(figures, options)
 
 
 if __name__ == "__main__":

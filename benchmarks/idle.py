@@ -64,7 +64,7 @@ def main() -> None:
             Figure("resident memory", memory, MEMORY_MIB_MAX, "MiB", 1.0, more_is_better=False),
             Figure("one core", percent, CORE_PERCENT_MAX, "%", 1.0, more_is_better=False),
         ],
-        as_json=options.json,
+        options,
     )
 
 

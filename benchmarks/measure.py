@@ -1,36 +1,43 @@
 """What the benchmark programs share: a cluster, several runs, and a table of ratios.
 
 Machines are noisy. So everything that is compared is run in turn within one process, several
-times, and the figure is the median; what counts is the ratio.
+times, and the figure is the median; what counts is the ratio. A figure has a bar, which is met or
+not met, by so much; with ``--check`` a program ends with 1 where one is not met.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
 import json
 import multiprocessing
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any, TypeVar
 
+from gazette_sdk.broker.spool_directory import Durability
 from gazette_sdk.embedded import EmbeddedCluster
+from gazette_sdk.transport import loop as sdk_loop
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure, beside what it is compared with."""
+    """One measured figure, beside what it is compared with. Without a bar it is only shown."""
 
     name: str
     ours: float
     baseline: float
     unit: str
-    bar: float
+    bar: float | None
     more_is_better: bool = True
 
     @property
@@ -40,47 +47,123 @@ class Figure:
 
     @property
     def holds(self) -> bool:
-        """Whether the bar is met."""
+        """Whether the bar is met, if there is one."""
+        if self.bar is None:
+            return True
         return self.ratio >= self.bar if self.more_is_better else self.ratio <= self.bar
+
+    @property
+    def verdict(self) -> str:
+        """Whether the bar is met, and by how much of it."""
+        if self.bar is None:
+            return "none"
+        sign = "≥" if self.more_is_better else "≤"
+        by_percent = abs(self.ratio / self.bar - 1) * 100
+        return f"{sign} {self.bar:g} {'met' if self.holds else 'NOT MET'} by {by_percent:.0f} %"
 
 
 def arguments(description: str, **defaults: int) -> argparse.Namespace:
-    """Arguments of a benchmark: its sizes, how many rounds, and JSON output."""
-    parser = argparse.ArgumentParser(description=description)
+    """Arguments of a benchmark: its sizes, how many rounds, and what to do with figures."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=defaults.pop("rounds", 5))
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_outputs(parser)
     for name, default in defaults.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
     return parser.parse_args()
 
 
+def add_outputs(parser: argparse.ArgumentParser) -> None:
+    """The arguments that :func:`report` looks at."""
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--check", action="store_true", help="end with 1 if a bar is not met")
+
+
 def in_turn(rounds: int, **runs: Callable[[], float]) -> dict[str, float]:
     """Medians of several runs, which take turns; the first round is not counted."""
-    samples: dict[str, list[float]] = {name: [] for name in runs}
+    return {name: statistics.median(found) for name, found in rounds_of(rounds, runs).items()}
+
+
+def percentiles_in_turn(
+    rounds: int, percents: Sequence[int], **runs: Callable[[], Sequence[float]]
+) -> dict[str, dict[int, float]]:
+    """Percentiles of several runs, which take turns; each is the median over rounds."""
+    return {
+        name: {
+            percent: statistics.median(percentile(taken, percent) for taken in found)
+            for percent in percents
+        }
+        for name, found in rounds_of(rounds, runs).items()
+    }
+
+
+def rounds_of(rounds: int, runs: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
+    """What each run gives, round by round, where runs take turns; without the first round."""
+    samples: dict[str, list[T]] = {name: [] for name in runs}
     for round_number in range(rounds + 1):
         for name, run in runs.items():
             value = run()
             if round_number:
                 samples[name].append(value)
-    return {name: statistics.median(values) for name, values in samples.items()}
+    return samples
 
 
-def report(figures: list[Figure], *, as_json: bool) -> None:
-    """Print figures."""
-    if as_json:
-        rows = [{**asdict(f), "ratio": round(f.ratio, 3), "holds": f.holds} for f in figures]
-        json.dump(rows, sys.stdout, indent=2)
+def report(figures: list[Figure], options: argparse.Namespace) -> None:
+    """Print figures, and end the program as ``--check`` says."""
+    if options.json:
+        json.dump(rows(figures), sys.stdout, indent=2)
         print()
-        return
+    else:
+        print(table(figures))
+    check(figures, options)
+
+
+def rows(figures: list[Figure]) -> list[dict[str, Any]]:
+    """Figures as JSON has them."""
+    return [{**asdict(f), "ratio": round(f.ratio, 3), "holds": f.holds} for f in figures]
+
+
+def table(figures: list[Figure]) -> str:
+    """Figures with their bars, for people."""
     width = max(len(figure.name) for figure in figures)
-    print(f"{'':{width}}  {'ours':>12}  {'baseline':>12}  {'ratio':>6}  bar")
-    for f in figures:
-        sign = "≥" if f.more_is_better else "≤"
-        verdict = "holds" if f.holds else "DOES NOT HOLD"
-        print(
-            f"{f.name:{width}}  {f.ours:>12,.1f}  {f.baseline:>12,.1f}  {f.ratio:>6.2f}"
-            f"  {sign} {f.bar} {verdict}  ({f.unit})"
-        )
+    lines = [f"{'':{width}}  {'ours':>12}  {'baseline':>12}  {'ratio':>6}  bar"]
+    lines += [
+        f"{f.name:{width}}  {f.ours:>12,.1f}  {f.baseline:>12,.1f}  {f.ratio:>6.2f}"
+        f"  {f.verdict}  ({f.unit})"
+        for f in figures
+    ]
+    return "\n".join(lines)
+
+
+def check(figures: list[Figure], options: argparse.Namespace) -> None:
+    """End the program with 1 if a bar is not met, where ``--check`` asks for it."""
+    missed = [figure.name for figure in figures if not figure.holds]
+    if missed and options.check:
+        raise SystemExit(f"not met: {'; '.join(missed)}")
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The value that so many percent of all do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What a profile says of one function.
+
+    Attributes:
+        function: its name.
+        file: where it stands; empty for those that are not written in Python.
+        calls: how often it was called.
+        seconds: within it, without what it calls.
+    """
+
+    function: str
+    file: str
+    calls: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -98,6 +181,18 @@ class ClusterProcess:
         assert self.process.pid is not None
         return self.process.pid
 
+    def profile(self, work: Callable[[], object]) -> list[Spent]:
+        """What its event loop does while some work is done here: time by function, most first.
+
+        The profiler makes calls of small functions dearer than they are.
+        """
+        self.pipe.send("profile")
+        self.pipe.recv()
+        work()
+        self.pipe.send("profiled")
+        spent: list[Spent] = self.pipe.recv()
+        return spent
+
     def stop(self) -> None:
         """Stop it cleanly. Twice is once."""
         if self.process.is_alive():
@@ -106,12 +201,14 @@ class ClusterProcess:
 
 
 @contextmanager
-def cluster(specs: str) -> Iterator[ClusterProcess]:
+def cluster(
+    specs: str = "", *, durability: Durability = Durability.REPLICATED
+) -> Iterator[ClusterProcess]:
     """A cluster with journals, over a directory which is gone afterwards."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     with tempfile.TemporaryDirectory(prefix="gazette-bench-") as data:
-        process = context.Process(target=_serve, args=(data, specs, there), daemon=True)
+        process = context.Process(target=_serve, args=(data, specs, durability, there), daemon=True)
         process.start()
         try:
             running = ClusterProcess(here.recv(), Path(data), process, here)
@@ -121,8 +218,30 @@ def cluster(specs: str) -> Iterator[ClusterProcess]:
             process.kill()
 
 
-def _serve(data: str, specs: str, pipe: Connection) -> None:
-    with EmbeddedCluster(data, sync_etcd=False) as running:
-        running.apply(specs)
+def _serve(data: str, specs: str, durability: Durability, pipe: Connection) -> None:
+    with EmbeddedCluster(data, durability=durability, sync_etcd=False) as running:
+        if specs:
+            running.apply(specs)
         pipe.send(running.address)
-        pipe.recv()
+        profile = cProfile.Profile()
+        while (told := pipe.recv()) != "stop":
+            begins = told == "profile"
+            sdk_loop.run(_on_loop(profile.enable if begins else profile.disable))
+            pipe.send(None if begins else _spent(profile))
+
+
+async def _on_loop(call: Callable[[], object]) -> None:
+    call()
+
+
+def _spent(profile: cProfile.Profile) -> list[Spent]:
+    found = [
+        Spent(
+            entry.code if isinstance(entry.code, str) else entry.code.co_qualname,
+            "" if isinstance(entry.code, str) else entry.code.co_filename,
+            entry.callcount,
+            entry.inlinetime,
+        )
+        for entry in profile.getstats()
+    ]
+    return sorted(found, key=lambda spent: -spent.seconds)

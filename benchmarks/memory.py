@@ -82,7 +82,7 @@ def main() -> None:
             figures.append(
                 Figure(f"peak of {way}", peak, PEAK_MIB_MAX, "MiB", 1.0, more_is_better=False)
             )
-    report(figures, as_json=options.json)
+    report(figures, options)
 
 
 if __name__ == "__main__":

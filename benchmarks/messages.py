@@ -35,6 +35,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from measure import percentile
 from peers.contender import SINGLE_MESSAGES, Contender, Round, measure
 
 OURS = "Gazette"
@@ -88,10 +89,8 @@ class System:
     def percentile_us(self, kind: str, percent: float) -> float | None:
         """Of the latencies of all rounds, in microseconds; ``kind`` is ``single`` or ``tail``."""
         every = [each.single_s if kind == "single" else each.tail_s for each in self.rounds]
-        found = sorted(itertools.chain.from_iterable(every))
-        if not found:
-            return None
-        return found[min(len(found) - 1, int(len(found) * percent / 100))] * 1e6
+        found = list(itertools.chain.from_iterable(every))
+        return percentile(found, percent) * 1e6 if found else None
 
 
 # --------------------------------------------------------------- measurement
@@ -108,6 +107,7 @@ class Part:
         messages: how many are published and consumed in each way.
         singles: how many latencies are measured.
         ways: ours to measure; None means all.
+        synced: whether what is acknowledged shall be on the disk.
     """
 
     name: str
@@ -115,7 +115,8 @@ class Part:
     topic: str
     messages: int
     singles: int
-    ways: list[str] | None
+    ways: list[str] | None = None
+    synced: bool = False
 
 
 def run(options: argparse.Namespace) -> list[System]:
@@ -199,11 +200,12 @@ def _contender(part: Part) -> Contender:
     if part.name == OURS:
         gazette = importlib.import_module("peers.gazette")
         ways = part.ways or gazette.PUBLISHERS + gazette.CONSUMERS
-        ours: Contender = gazette.Gazette(part.address, ways)
+        ours: Contender = gazette.Gazette(part.address, ways, synced=part.synced)
         return ours
     module, class_name = OTHERS[part.name]
     try:
-        others: Contender = getattr(importlib.import_module(module), class_name)()
+        made = getattr(importlib.import_module(module), class_name)
+        others: Contender = made(synced=True) if part.synced else made()
     except ModuleNotFoundError as error:
         raise RuntimeError(
             f"{part.name}: {error}; `scripts/peers run` installs and finds it"

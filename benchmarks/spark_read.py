@@ -113,7 +113,7 @@ def main() -> None:
                 more_is_better=False,
             ),
         ],
-        as_json=options.json,
+        options,
     )
 
 

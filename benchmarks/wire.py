@@ -143,7 +143,7 @@ def main() -> None:
             for name in ("append", "read")
         ]
         + [Figure("append, disk = baseline", medians["append"], medians["disk"], "MB/s", BAR)],
-        as_json=options.json,
+        options,
     )
 
 

@@ -2,7 +2,8 @@
 
 A contender lives in a process of its own for one round. The round is:
 
-1. warm up: some messages are published and consumed in each way, which is not counted
+1. warm up: some messages are published and consumed in each way, which is not counted; where only
+   latencies are measured, some are published one by one
 2. publish so many messages, in each way; the clock runs from making the first message until the
    last one is acknowledged, so that encoding is within
 3. consume and decode them all, in each way
@@ -36,6 +37,7 @@ PARTITIONS = 4
 """Partitions of a topic, or whatever a system has for them."""
 
 WARM_UP_MESSAGES = 10_000
+WARM_UP_SINGLES = 200
 
 SINGLE_MESSAGES = 2000
 """Messages which are published one by one, and messages whose tail latency is measured."""
@@ -82,13 +84,14 @@ class Contender(abc.ABC):
 
     Attributes:
         name: as it stands in tables.
-        durability: what an acknowledgement of it means.
+        durability: what an acknowledgement of it means; of one that syncs the disk for each
+            message, set on the object.
         publishers: ways to publish.
         consumers: ways to consume what was published in the first of them.
     """
 
     name: ClassVar[str]
-    durability: ClassVar[str]
+    durability: str
     publishers: dict[str, Way]
     consumers: dict[str, Way]
 
@@ -117,10 +120,24 @@ def measure(contender: Contender, topic: str, messages: int, singles: int) -> Ro
     Args:
         contender: who.
         topic: begin of the names of topics; nobody used them before.
-        messages: how many are published and consumed in each way.
-        singles: how many are published one by one, and how many at a rate.
+        messages: how many are published and consumed in each way; 0 measures latencies only.
+        singles: how many are published one by one, and how many at a rate; 0 for none.
     """
     found = Round()
+    if messages:
+        _measure_rates(contender, topic, messages, found)
+    else:
+        contender.create(f"{topic}-warm", 1)
+        contender.single(f"{topic}-warm", WARM_UP_SINGLES)
+    if singles:
+        contender.create(f"{topic}-single", 1)
+        found.single_s = contender.single(f"{topic}-single", singles)
+        contender.create(f"{topic}-tail", 1)
+        found.tail_s = contender.tail(f"{topic}-tail", singles)
+    return found
+
+
+def _measure_rates(contender: Contender, topic: str, messages: int, found: Round) -> None:
     first = ""
     warm = min(messages, WARM_UP_MESSAGES)
     for number, (way, publish) in enumerate(contender.publishers.items()):
@@ -135,12 +152,6 @@ def measure(contender: Contender, topic: str, messages: int, singles: int) -> Ro
         found.published_per_s[way] = messages / publish(fresh, messages)
     for way, consume in contender.consumers.items():
         found.consumed_per_s[way] = messages / consume(first, messages)
-    if singles:
-        contender.create(f"{topic}-single", 1)
-        found.single_s = contender.single(f"{topic}-single", singles)
-        contender.create(f"{topic}-tail", 1)
-        found.tail_s = contender.tail(f"{topic}-tail", singles)
-    return found
 
 
 def one_by_one(publish: Callable[[dict[str, Any]], object], count: int) -> list[float]:

@@ -122,12 +122,23 @@ class Gazette(Contender):
     Args:
         address: of the broker.
         ways: names of ways to publish and to consume; the first way to publish is always there.
+        synced: whether that broker forces what it acknowledges to the disk.
     """
 
     name = "Gazette"
-    durability = "in the page cache of one broker (`replication: 1`, `durability: memory`)"
+    durability = "in the page cache of one broker (`replication: 1`, `durability: replicated`)"
 
-    def __init__(self, address: str, ways: Sequence[str] = PUBLISHERS + CONSUMERS) -> None:
+    def __init__(
+        self,
+        address: str,
+        ways: Sequence[str] = PUBLISHERS + CONSUMERS,
+        *,
+        synced: bool = False,
+    ) -> None:
+        if synced:
+            self.durability = (
+                "on the disk of one broker (`replication: 1`, `durability: persisted`)"
+            )
         self._transport = connect(address)
         self._created: list[str] = []
         publish = (self._publish, self._publish_lists, self._publish_columns)

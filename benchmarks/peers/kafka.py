@@ -23,12 +23,19 @@ TIMEOUT_S = 60.0
 
 
 class Kafka(Contender):
-    """A topic of one replica. Its consumer delivers what is committed, as by default."""
+    """A topic of one replica. Its consumer delivers what is committed, as by default.
+
+    Args:
+        synced: whether what is acknowledged is on the disk.
+    """
 
     name = "Kafka"
     durability = "in the page cache of one replica (`acks=all`, the default of syncing)"
 
-    def __init__(self) -> None:
+    def __init__(self, *, synced: bool = False) -> None:
+        self._settings = {"flush.messages": "1"} if synced else {}
+        if synced:
+            self.durability = "on the disk of one replica (`acks=all`, `flush.messages=1`)"
         self._admin = AdminClient(SERVERS)
         self._topics: list[str] = []
         self._producer = Producer(
@@ -43,7 +50,7 @@ class Kafka(Contender):
 
     def create(self, topic: str, partitions: int) -> None:
         """See :class:`Contender`."""
-        created = self._admin.create_topics([NewTopic(topic, partitions, 1)])
+        created = self._admin.create_topics([NewTopic(topic, partitions, 1, config=self._settings)])
         created[topic].result(TIMEOUT_S)
         self._topics.append(topic)
 

@@ -19,13 +19,20 @@ READ_MESSAGES = 2000
 
 
 class RedisStreams(Contender):
-    """A stream for each partition."""
+    """A stream for each partition.
+
+    Args:
+        synced: whether what is acknowledged is on the disk. It is a setting of the whole server.
+    """
 
     name = "Redis"
     durability = "written to the append-only file within a second (`appendfsync everysec`)"
 
-    def __init__(self) -> None:
+    def __init__(self, *, synced: bool = False) -> None:
         self._redis = redis.Redis(port=PORT)
+        self._redis.config_set("appendfsync", "always" if synced else "everysec")
+        if synced:
+            self.durability = "on the disk (`appendfsync always`)"
         self.publishers = {"pipelined XADD": self._publish}
         self.consumers = {"XREAD": self._consume}
 
@@ -80,5 +87,6 @@ class RedisStreams(Contender):
 
     def close(self) -> None:
         """See :class:`Contender`."""
+        self._redis.config_set("appendfsync", "everysec")
         self._redis.flushall()
         self._redis.close()

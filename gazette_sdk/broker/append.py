@@ -3,16 +3,21 @@
 The tables of `append_machine` say what follows what. This module does what they name: resolves,
 takes the pipeline, synchronizes it, waits for the index and the store, streams the client's
 content, collects acknowledgements. Nothing stays taken when an append ends, however it ends.
+
+An action that has nothing to wait for returns its input at once, any other a coroutine of it. And
+where an append finds journal, route and pipeline as the one before it left them, the inputs up to
+its preconditions are known without asking: :data:`_IN_STEP`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar, TypeAlias
 
+from gazette_sdk.broker.append_answer import AppendAnswer, Committed, Told
 from gazette_sdk.broker.append_judgements import (
     Facts,
     judge_preconditions,
@@ -27,35 +32,41 @@ from gazette_sdk.broker.append_machine import (
     Effect,
     Input,
     State,
+    passage,
     step,
 )
+from gazette_sdk.broker.append_proxy import proxy_append
 from gazette_sdk.broker.assignments import write_route, write_suspend
-from gazette_sdk.broker.content import Content, Pace
-from gazette_sdk.broker.pipeline import (
-    Answer,
-    OpenStream,
-    PeerStream,
-    Pipeline,
-    judge_acks,
-    judge_sync,
-)
+from gazette_sdk.broker.content import Content
+from gazette_sdk.broker.pipeline import Answer, Pipeline, judge_acks, judge_sync
+from gazette_sdk.broker.pipeline_life import start_pipeline, tear_down_pipeline
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.resolver import Resolution, Resolver
 from gazette_sdk.broker.slot import InvalidatedError
-from gazette_sdk.broker.store_health import StoreUnhealthyError, await_health
+from gazette_sdk.broker.store_health import StoreUnhealthyError, await_health, is_healthy
 from gazette_sdk.broker.suspend import may_carry_content
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.errors import CallError, GazetteError, UnavailableError
+from gazette_sdk.errors import CallError, GazetteError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.journal_spec import desired_replication, may_write
 from gazette_sdk.protocol.labels import subtract, union
-from gazette_sdk.transport.base import AppendItem, Target, Transport
+from gazette_sdk.transport.base import AppendItem, Transport
 
 __all__ = ["Appends"]
 
 _EMPTY_REGISTERS = pb.LabelSet()
+
+_IN_STEP = passage(
+    State.RESOLVE, (Input.LOCAL, Input.ACQUIRED, Input.REUSED, Input.AGREED, Input.LOCAL)
+)
+"""Where an append stands whose replica is :attr:`Replica.in_step`. Each of these inputs follows
+from the resolution and the pipeline being the very ones with which it was reported before, and
+from a slot that is free."""
+
+_Coming: TypeAlias = Input | Coroutine[Any, Any, Input]
+"""What an action returns: what came of it, or what has to be awaited for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +92,12 @@ class Appends:
     async def append(
         self, request: pb.AppendRequest, items: AsyncIterator[AppendItem], claims: Claims
     ) -> pb.AppendResponse:
+        """As :meth:`answer`, for whoever wants a message."""
+        return (await self.answer(request, items, claims)).message()
+
+    def answer(
+        self, request: pb.AppendRequest, items: AsyncIterator[AppendItem], claims: Claims
+    ) -> Coroutine[Any, Any, AppendAnswer]:
         """Append to a journal.
 
         Args:
@@ -89,17 +106,35 @@ class Appends:
             claims: what the caller may see.
 
         Returns:
-            a response of any status.
+            an answer of any status.
 
         Raises:
             GazetteError: the append failed, and was rolled back unless a peer's failure makes its
                 outcome unknown.
         """
-        return await _Append(self, request, items, claims).run()
+        return _Append(self, request, items, claims).run()
 
 
 class _Append:
     """One append under way."""
+
+    # What is learned on the way.
+    _resolution: Resolution
+    _held: Replica | None = None  # whose pipeline slot is ours
+    _pipeline: Pipeline | None = None  # what we took out of it
+    _registers = _EMPTY_REGISTERS
+    _roll_to = 0
+    _sync_rounds = 0
+    _suspend: pb.JournalSpec.Suspend
+    _status: pb.Status = pb.OK
+    _store_error = ""
+    _cause: BaseException | None = None
+
+    # The outcome.
+    _acking: Pipeline
+    _commit: pb.Fragment
+    _total_chunks = 0
+    _delayed_chunks = 0
 
     def __init__(
         self,
@@ -112,77 +147,104 @@ class _Append:
         self._request = request
         self._items = items
         self._claims = claims
-        self._started_at = asyncio.get_running_loop().time()
-
-        # What was learned on the way.
-        self._resolution: Resolution
-        self._held: Replica | None = None  # whose pipeline slot is ours
-        self._pipeline: Pipeline | None = None  # what we took out of it
+        self._loop = asyncio.get_running_loop()
+        self._started_at = self._loop.time()
         self._read_through = request.min_etcd_revision
-        self._registers = _EMPTY_REGISTERS
-        self._roll_to = 0
-        self._sync_rounds = 0
-        self._suspend = pb.JournalSpec.Suspend()
-        self._status: pb.Status = pb.OK
-        self._store_error = ""
-        self._cause: BaseException | None = None
-
-        # The outcome.
         self._answers: list[asyncio.Future[Answer]] = []
-        self._acking: Pipeline
-        self._commit: pb.Fragment
-        self._total_chunks = 0
-        self._delayed_chunks = 0
 
-    async def run(self) -> pb.AppendResponse:
+    async def run(self) -> AppendAnswer:
         """Go through the machine's states to one of its ends."""
-        state = State.RESOLVE
+        actions, state = self._ACTIONS, self._begin()
         try:
             while state not in ENDS:
-                given = await self._act(state)
+                try:
+                    given = actions[state](self)
+                    if type(given) is not Input:
+                        given = await given  # type: ignore[misc]  # mypy doesn't narrow by type()
+                except asyncio.CancelledError as cancelled:
+                    self._cause = cancelled
+                    given = Input.CANCELLED
+                except Exception as failed:  # noqa: BLE001 - sorted, and else raised again
+                    given = self._failed(failed)
                 effects, state = step(state, given)
                 for effect in effects:
-                    await self._perform(effect)
+                    if effect is Effect.TEAR_DOWN:
+                        await self._tear_down()
+                    else:
+                        self._release()
         finally:
             # Reached with something in our hands only if the broker itself failed.
             if self._held is not None:
-                await self._perform(Effect.TEAR_DOWN)
-                await self._perform(Effect.RELEASE)
+                await self._tear_down()
+                self._release()
 
         if state is State.PROXY:
-            return await self._proxy()
-        if state is State.FINISHED:
-            return self._response()
-        if self._cause is not None:
+            peers = self._shared.peers
+            return Told(await proxy_append(peers, self._resolution, self._request, self._items))
+        if state is State.ERROR and self._cause is not None:
             raise self._cause
-        return self._response()
+        return self._answer()
 
-    async def _act(self, state: State) -> Input:
-        """Perform the action of a state. What goes wrong is an input like any other."""
-        try:
-            return await self._ACTIONS[state](self)
-        except InvalidatedError:
+    def _begin(self) -> State:
+        """Where to begin: past all that an append before this one has found to be so."""
+        request = self._request
+        if request.HasField("header"):
+            return State.RESOLVE
+        resolution = self._shared.resolver.known(
+            request.journal,
+            self._claims,
+            may_proxy=not request.do_not_proxy,
+            require_primary=True,
+            min_revision=self._read_through,
+        )
+        if resolution is None:
+            return State.RESOLVE
+        replica, signal = resolution.replica, resolution.invalidated
+        if replica is None or signal is None or signal.fired or not replica.pipeline.free:
+            return State.RESOLVE
+        pipeline = replica.pipeline.peek()
+        if (
+            pipeline is None
+            or replica.in_step is None
+            or replica.in_step[0] is not resolution
+            or replica.in_step[1] is not pipeline
+            or pipeline.error is not None
+        ):
+            return State.RESOLVE
+        self._resolution = resolution
+        self._pipeline = replica.pipeline.take_now()
+        self._held = replica
+        self._registers = pipeline.spool.registers
+        return _IN_STEP
+
+    def _failed(self, error: Exception) -> Input:
+        """What goes wrong is an input like any other.
+
+        Raises:
+            Exception: it is a bug.
+        """
+        if isinstance(error, InvalidatedError):
             return Input.INVALIDATED
-        except asyncio.CancelledError as cancelled:
-            self._cause = cancelled
-            return Input.CANCELLED
-        except StoreUnhealthyError as unhealthy:
+        if isinstance(error, StoreUnhealthyError):
             self._status = pb.FRAGMENT_STORE_UNHEALTHY
-            self._store_error = str(unhealthy)
+            self._store_error = str(error)
             return Input.REFUSED
-        except GazetteError as failed:
-            self._cause = failed
+        if isinstance(error, GazetteError):
+            self._cause = error
             return Input.FAILED
+        raise error
 
-    async def _perform(self, effect: Effect) -> None:
-        if effect is Effect.TEAR_DOWN and self._pipeline is not None:
+    async def _tear_down(self) -> None:
+        if self._pipeline is not None:
             assert self._held is not None
             pipeline, self._pipeline = self._pipeline, None
-            await _tear_down(self._held, pipeline)
-        elif effect is Effect.RELEASE and self._held is not None:
+            await tear_down_pipeline(self._held, pipeline)
+
+    def _release(self) -> None:
+        if self._held is not None:
             held, self._held = self._held, None
-            pipeline_back, self._pipeline = self._pipeline, None
-            held.pipeline.put(pipeline_back)
+            pipeline, self._pipeline = self._pipeline, None
+            held.pipeline.put(pipeline)
 
     # -------------------------------------------------------------- resolve
 
@@ -230,17 +292,10 @@ class _Append:
                 self._registers = pipeline.spool.registers
                 return Input.REUSED
             self._pipeline = None
-            await _tear_down(replica, pipeline)
+            await tear_down_pipeline(replica, pipeline)
 
-        spool = await replica.spool.take(resolution.invalidated)
-        open_stream = _opener(self._shared.peers, resolution.header.route)
-        streams = [
-            PeerStream(member, open_stream)
-            for member in resolution.header.route.members
-            if member != resolution.header.process_id
-        ]
-        self._pipeline = Pipeline(resolution.header, spool, streams)
-        self._registers = spool.registers
+        self._pipeline = pipeline = await start_pipeline(replica, resolution, self._shared.peers)
+        self._registers = pipeline.spool.registers
         self._roll_to = 0
         return Input.STARTED
 
@@ -293,8 +348,8 @@ class _Append:
         self._read_through = written
         return Input.WRITTEN
 
-    async def _await_replicas(self) -> Input:
-        resolution = self._resolution
+    def _await_replicas(self) -> Input:
+        resolution, replica = self._resolution, self._held
         assert resolution.spec is not None
         given = judge_replicas(
             len(resolution.assignments),
@@ -305,6 +360,10 @@ class _Append:
             self._read_through = resolution.revision + 1
         elif given is Input.TOO_FEW:
             self._status = pb.INSUFFICIENT_JOURNAL_BROKERS
+        elif given is Input.LOCAL:
+            assert replica is not None
+            assert replica.settled is resolution
+            replica.in_step = resolution, self._current_pipeline()
         return given
 
     async def _update_suspend(self) -> Input:
@@ -313,8 +372,19 @@ class _Append:
 
     # -------------------------------------------------------- preconditions
 
-    async def _validate_preconditions(self) -> Input:
-        resolution, replica, pipeline = self._resolution, self._held, self._current_pipeline()
+    def _validate_preconditions(self) -> _Coming:
+        resolution, replica = self._resolution, self._held
+        assert replica is not None
+        assert resolution.spec is not None
+        assert resolution.invalidated is not None
+        if resolution.invalidated.fired:
+            return Input.INVALIDATED
+        if is_healthy(replica.index, self._shared.stores, resolution.spec):
+            return self._judge_preconditions()
+        return self._await_health()
+
+    async def _await_health(self) -> Input:
+        resolution, replica = self._resolution, self._held
         assert replica is not None
         assert resolution.spec is not None
         assert resolution.invalidated is not None
@@ -325,19 +395,22 @@ class _Append:
             resolution.invalidated,
             started_at=self._started_at,
         )
-        index_begin, index_end, index_mod_time = replica.index.summary()
-        spool = pipeline.spool.fragment
+        return self._judge_preconditions()
+
+    def _judge_preconditions(self) -> Input:
+        resolution, replica = self._resolution, self._held
+        assert replica is not None
+        assert resolution.spec is not None
+        spool = self._current_pipeline().spool.fragment
         verdict = judge_preconditions(
             Facts(
-                request=self._request,
-                spec=resolution.spec,
-                registers=self._registers,
-                spool_begin=spool.begin,
-                head=spool.end,
-                index_begin=index_begin,
-                index_end=index_end,
-                index_mod_time=index_mod_time,
-                now=self._shared.now(),
+                self._request,
+                resolution.spec,
+                self._registers,
+                spool.begin,
+                spool.end,
+                *replica.index.summary(),
+                self._shared.now(),
             )
         )
         self._status = verdict.status
@@ -353,66 +426,69 @@ class _Append:
         """Broker section 5.3: scatter the client's content, then its commit or rollback."""
         resolution, replica, pipeline = self._resolution, self._held, self._current_pipeline()
         assert replica is not None
-        assert resolution.spec is not None
+        spec = resolution.spec
+        assert spec is not None
         assert resolution.invalidated is not None
         request, spool = self._request, pipeline.spool
 
-        content = Content(
-            may_have_content=may_write(resolution.spec) and may_carry_content(request.suspend)
-        )
+        content = Content(may_have_content=may_write(spec) and may_carry_content(request.suspend))
         flow = replica.flow
-        flow.reset(resolution.spec.max_append_rate, int(asyncio.get_running_loop().time() * 1000))
-        await content.receive(self._items, pipeline, Pace(flow, resolution.invalidated), self._roll)
+        flow.reset(spec.max_append_rate, int(self._loop.time() * 1000))
+        await content.receive(self._items, pipeline, flow, resolution.invalidated, self._roll)
         self._total_chunks, self._delayed_chunks = flow.total_chunks, flow.delayed_chunks
 
+        changes_registers = _changes_registers(request)
         self._cause = content.error
         if content.effect is ContentEffect.DENY:
             self._status = pb.NOT_ALLOWED
-        elif self._cause is None and content.length == 0 and _changes_registers(request):
+        elif self._cause is None and content.length == 0 and changes_registers:
             self._cause = CallError("append stream: a change of registers requires content")
 
         proposal = spool.fragment
         if self._cause is None and self._status == pb.OK and content.length > 0:
-            await spool.settle()
+            if spool.is_behind:
+                await spool.settle()
             proposal = spool.next()
-            if _changes_registers(request):
+            if changes_registers:
                 self._registers = union(
                     request.union_registers, subtract(self._registers, request.subtract_registers)
                 )
-        self._answers = await pipeline.scatter(
-            pb.ReplicateRequest(proposal=proposal, registers=self._registers, acknowledge=True)
-        )
+        self._answers = await pipeline.propose(proposal, self._registers, acknowledge=True)
         if pipeline.error is not None:
             raise pipeline.error
-        # Read off now: the next append may change the spool before this one is acknowledged.
-        self._commit = pb.Fragment(
-            journal=resolution.journal,
-            begin=content.begin,
-            end=content.begin + content.length,
-            sum=content.sum(spool.fragment),
-            compression_codec=spool.fragment.compression_codec,
-        )
+        # Made now: the next append may change the spool before this one is acknowledged.
+        self._commit = content.commit(spool.fragment)
         self._acking = pipeline
         return Input.STREAMED
 
-    async def _roll(self) -> None:
+    def _roll(self) -> Coroutine[Any, Any, None] | None:
         """Close the spool's fragment at the client's first message, where it is time to.
 
         Nobody is asked to acknowledge: the pipeline is synchronized, so that every replica can.
         """
         pipeline = self._current_pipeline()
         proposal = self._next_proposal(pipeline)
-        if proposal != pipeline.spool.fragment:
-            await pipeline.scatter(
-                pb.ReplicateRequest(proposal=proposal, registers=self._registers)
-            )
+        fragment = pipeline.spool.fragment
+        if proposal is fragment or proposal == fragment:
+            return None
+        return self._roll_to_proposal(proposal)
 
-    async def _read_acks(self) -> Input:
+    async def _roll_to_proposal(self, proposal: pb.Fragment) -> None:
+        pipeline = self._current_pipeline()
+        await pipeline.propose(proposal, self._registers, acknowledge=False)
+
+    def _read_acks(self) -> _Coming:
+        return self._gather_acks() if self._answers else self._acknowledged()
+
+    async def _gather_acks(self) -> Input:
         pipeline = self._acking
         answers = await pipeline.gather(self._answers)
         error = judge_acks([stream.peer for stream in pipeline.streams], answers)
         if error is not None:
             raise error
+        return self._acknowledged()
+
+    def _acknowledged(self) -> Input:
         if isinstance(self._cause, asyncio.CancelledError):
             return Input.CANCELLED
         if self._cause is not None:
@@ -426,10 +502,9 @@ class _Append:
     def _next_proposal(self, pipeline: Pipeline) -> pb.Fragment:
         assert self._resolution.spec is not None
         spool = pipeline.spool
-        first_append = spool.first_append_time
         return next_proposal(
             spool.fragment,
-            first_append.timestamp() if first_append is not None else None,
+            spool.first_append_s,
             self._resolution.spec.fragment,
             roll_to=self._roll_to,
             now=self._shared.now(),
@@ -437,42 +512,29 @@ class _Append:
 
     # --------------------------------------------------------------- answers
 
-    def _response(self) -> pb.AppendResponse:
+    def _answer(self) -> AppendAnswer:
         """The answer: an append's outcome, or the status which refused it."""
-        response = pb.AppendResponse(status=self._status, header=self._resolution.header)
-        if self._status != pb.OK:
-            response.header.process_id.CopyFrom(self._shared.resolver.local_id)
         if self._status == pb.OK:
-            response.commit.CopyFrom(self._commit)
-            response.total_chunks = self._total_chunks
-            response.delayed_chunks = self._delayed_chunks
-        if self._status in (pb.OK, pb.REGISTER_MISMATCH):
+            return Committed(
+                self._resolution,
+                self._commit,
+                self._registers,
+                self._total_chunks,
+                self._delayed_chunks,
+            )
+        response = pb.AppendResponse(status=self._status, header=self._resolution.header)
+        response.header.process_id.CopyFrom(self._shared.resolver.local_id)
+        if self._status == pb.REGISTER_MISMATCH:
             response.registers.CopyFrom(self._registers)
         if self._status == pb.FRAGMENT_STORE_UNHEALTHY:
             response.store_health_error = self._store_error
-        return response
-
-    async def _proxy(self) -> pb.AppendResponse:
-        """Broker section 4: the primary answers, we relay."""
-        header = self._resolution.header
-        if not header.route.endpoints[header.route.primary]:
-            raise UnavailableError(
-                "the journal's primary is gone from Etcd; try again",
-                journal=self._resolution.journal,
-            )
-        opening = pb.AppendRequest()
-        opening.CopyFrom(self._request)
-        opening.journal = self._resolution.journal
-        opening.header.CopyFrom(header)
-        return await self._shared.peers.append(
-            _after(opening, self._items), Target(route=header.route, member=header.process_id)
-        )
+        return Told(response)
 
     def _current_pipeline(self) -> Pipeline:
         assert self._pipeline is not None, "the machine is in a state which has a pipeline"
         return self._pipeline
 
-    _ACTIONS: ClassVar[Mapping[State, Callable[[_Append], Awaitable[Input]]]] = {
+    _ACTIONS: ClassVar[Mapping[State, Callable[[_Append], _Coming]]] = {
         State.RESOLVE: _resolve,
         State.ACQUIRE_PIPELINE: _acquire_pipeline,
         State.START_PIPELINE: _start_pipeline,
@@ -487,31 +549,5 @@ class _Append:
     }
 
 
-async def _tear_down(replica: Replica, pipeline: Pipeline) -> None:
-    """Release the spool, and let the streams end in the background."""
-    try:
-        await pipeline.tear_down()
-    finally:
-        replica.spool.put(pipeline.spool)
-    replica.in_background(pipeline.ended())
-
-
 def _changes_registers(request: pb.AppendRequest) -> bool:
     return request.HasField("union_registers") or request.HasField("subtract_registers")
-
-
-def _opener(peers: Transport, route: pb.Route) -> OpenStream:
-    def open_stream(
-        peer: pb.ProcessSpec.ID, requests: AsyncIterator[pb.ReplicateRequest]
-    ) -> AsyncIterator[pb.ReplicateResponse]:
-        return peers.replicate(requests, Target(route=route, member=peer))
-
-    return open_stream
-
-
-async def _after(
-    opening: pb.AppendRequest, items: AsyncIterator[AppendItem]
-) -> AsyncIterator[AppendItem]:
-    yield opening
-    async for item in items:
-        yield item

@@ -5,7 +5,7 @@ Functions of values only: nothing here awaits, reads a clock or touches a stream
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gazette_sdk.broker.append_machine import Input
 from gazette_sdk.broker.suspend import judge_suspension
@@ -50,8 +50,7 @@ def judge_replicas(members: int, desired: int, *, is_local: bool) -> Input:
     return Input.LOCAL if is_local else Input.REMOTE
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What preconditions are judged by.
 
     Attributes:
@@ -77,8 +76,7 @@ class Facts:
     now: float
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What preconditions come to.
 
     Attributes:
@@ -95,37 +93,41 @@ class Verdict:
     suspend: pb.JournalSpec.Suspend | None = None
 
 
+_AGREED = Verdict(Input.AGREED)
+
+
 def judge_preconditions(facts: Facts) -> Verdict:  # noqa: PLR0911 - one per precondition
     """Preconditions 2 to 9 of broker section 5.1, in their order.
 
     The first, a refreshed index and a healthy store, is a wait and stands in the shell.
     """
-    request, head = facts.request, facts.head
-    head_max = max(head, facts.index_end)
+    request, spec, registers, spool_begin, head, index_begin, index_end, index_mod_time, now = facts
+    head_max = max(head, index_end)
+    offset, mode, suspended = request.offset, request.suspend, spec.suspend
 
     if (
         request.HasField("check_registers")
-        and facts.registers.labels
-        and not matches(request.check_registers, facts.registers)
+        and registers.labels
+        and not matches(request.check_registers, registers)
     ):
         return Verdict(Input.REFUSED, pb.REGISTER_MISMATCH)
-    if head < facts.spec.suspend.offset:
-        return Verdict(Input.ROLL, roll_to=facts.spec.suspend.offset)
-    if head != head_max and request.offset == 0 and may_write(facts.spec):
+    if head < suspended.offset:
+        return Verdict(Input.ROLL, roll_to=suspended.offset)
+    if head != head_max and offset == 0 and may_write(spec):
         return Verdict(Input.REFUSED, pb.INDEX_HAS_GREATER_OFFSET)
-    if request.offset not in (0, head_max):
+    if offset not in (0, head_max):
         return Verdict(Input.REFUSED, pb.WRONG_APPEND_OFFSET)
-    if request.offset != 0 and head != head_max:
+    if offset != 0 and head != head_max:
         # The explicit offset is the operator's word that nobody holds unstored content.
         return Verdict(Input.ROLL, roll_to=head_max)
 
     suspension = judge_suspension(
-        facts.spec,
-        request.suspend,
+        spec,
+        mode,
         head=head,
-        index_is_empty=facts.index_begin == facts.index_end,
-        index_mod_time=facts.index_mod_time,
-        now=facts.now,
+        index_is_empty=index_begin == index_end,
+        index_mod_time=index_mod_time,
+        now=now,
     )
     if suspension.write is not None:
         roll_to = head if suspension.close_fragment else 0
@@ -135,9 +137,9 @@ def judge_preconditions(facts: Facts) -> Verdict:  # noqa: PLR0911 - one per pre
 
     # The journal's first fragment is closed early, so that its store soon is visibly not empty:
     # the loss of every broker must not look like a journal that is new.
-    roll_to = head if facts.spool_begin == facts.index_begin else 0
+    roll_to = head if spool_begin == index_begin else 0
     status = pb.SUSPENDED if suspension.is_suspended else pb.OK
-    return Verdict(Input.AGREED, status, roll_to=roll_to)
+    return Verdict(Input.AGREED, status, roll_to) if roll_to or status else _AGREED
 
 
 def next_proposal(
@@ -161,22 +163,15 @@ def next_proposal(
     Returns:
         the fragment itself, or an empty one which begins at ``roll_to`` or at its end.
     """
-    length = spool.end - spool.begin
-    interval = spec.flush_interval.seconds
-    flush = (
-        length == 0
-        or length > spec.length
-        or (roll_to not in (0, spool.begin))
-        or (
-            interval >= 1
-            and first_append_s is not None
-            and first_append_s // interval != now // interval
-        )
-    )
+    begin, end = spool.begin, spool.end
+    length = end - begin
+    flush = length == 0 or length > spec.length or (roll_to not in (0, begin))
+    if not flush and first_append_s is not None and (interval := spec.flush_interval.seconds) >= 1:
+        flush = first_append_s // interval != now // interval
     if not flush:
         return spool
-    begin = roll_to or spool.end
-    assert begin >= spool.end, "a spool is never rolled back behind its end"
+    begin = roll_to or end
+    assert begin >= end, "a spool is never rolled back behind its end"
     return pb.Fragment(
         journal=spool.journal,
         begin=begin,

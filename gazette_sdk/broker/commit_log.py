@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 __all__ = [
     "LOG_LENGTH_BYTES_MAX",
@@ -41,6 +42,8 @@ _HEAD_MAGIC = b"gazette head 1\n"
 
 _MARKER = b"\xf5\xc3"  # never part of UTF-8, so no name or label holds it
 _PREFIX = struct.Struct("<2sIBI")  # marker, CRC of what follows, kind, payload's length
+_START = struct.Struct("<2sI")
+_CHECKED = struct.Struct("<BI")
 _CHECKED_AT = 6  # where the CRC's range begins
 _ORIGIN = struct.Struct("<qBqQ")
 _COMMIT = struct.Struct("<qq20s")
@@ -83,8 +86,7 @@ class Origin:
         return cls(journal, begin, codec, create_revision, cluster_id)
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     """One commit.
 
     Attributes:
@@ -229,8 +231,8 @@ class CommitLog:
         Raises:
             OSError: it could not be written, and is not part of the log. It may be tried again.
         """
-        fixed = _COMMIT.pack(commit.end, commit.first_append_us, commit.digest)
-        record = _record(_COMMIT_KIND, fixed + commit.registers)
+        end, digest, first_append_us, registers = commit
+        record = _record(_COMMIT_KIND, _COMMIT.pack(end, first_append_us, digest) + registers)
         try:
             _write_all(self._fd, record, self._end)
         except OSError:
@@ -287,8 +289,8 @@ class CommitLog:
 
 
 def _record(kind: int, payload: bytes) -> bytes:
-    checked = struct.pack("<BI", kind, len(payload)) + payload
-    return _MARKER + struct.pack("<I", zlib.crc32(checked)) + checked
+    checked = _CHECKED.pack(kind, len(payload)) + payload
+    return _START.pack(_MARKER, zlib.crc32(checked)) + checked
 
 
 def _records(data: bytes, position: int) -> Iterator[tuple[int, int, int, bytes]]:

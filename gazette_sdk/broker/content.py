@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 from gazette_sdk.broker.append_machine import (
@@ -12,6 +13,7 @@ from gazette_sdk.broker.append_machine import (
     ContentInput,
     ContentState,
     ContentStep,
+    content_passage,
     content_step,
 )
 from gazette_sdk.broker.flow_control import TICK_MS, FlowControl, Verdict
@@ -19,19 +21,31 @@ from gazette_sdk.broker.pipeline import Pipeline
 from gazette_sdk.broker.slot import Signal
 from gazette_sdk.errors import CallError, GazetteError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.fragments import sum_of
+from gazette_sdk.protocol.fragments import set_sum
 from gazette_sdk.protocol.rpc import validate
+from gazette_sdk.server.begun import Begun
 from gazette_sdk.transport.base import AppendItem
 
-__all__ = ["TICK_S", "Content", "Pace"]
+__all__ = ["TICK_S", "Content", "StoredItems"]
 
 TICK_S = TICK_MS / 1000
 """Period at which the rates of a stream are looked at."""
 
-_SUM_OF_NOTHING = sum_of(hashlib.sha1(usedforsecurity=False).digest())
+_DIGEST_OF_NOTHING = hashlib.sha1(usedforsecurity=False).digest()
 """What a zero-byte append answers: unlike an empty fragment's, its sum is not zero."""
 
+_WHOLE = content_passage((ContentInput.CHUNK, ContentInput.EMPTY, ContentInput.END))
+"""What one chunk comes to, with the commit behind it."""
+
 _TOO_SLOW = "the client's stream did not sustain the minimum append rate"
+
+
+class StoredItems(ABC):
+    """A client's stream whose front may have all of it before it is asked for."""
+
+    @abstractmethod
+    def take_whole(self) -> bytes | None:
+        """All that is left of it, if that is one chunk and the commit, and is there; else none."""
 
 
 class Pace:
@@ -72,12 +86,15 @@ class Pace:
         self._timer.cancel()
         self._invalidated.forget(self._handle)
 
-    async def charge(self, length_bytes: int) -> None:
-        """Account for a message of so many bytes of content, and hold it while it is too early."""
-        if self._flow.chunk(length_bytes) is Verdict.HOLD:
-            self._paid = self._loop.create_future()
-            await self._paid
-            self._paid = None
+    def charge(self, length_bytes: int) -> bool:
+        """Account for a message of so many bytes of content: whether it must be :meth:`held`."""
+        return self._flow.chunk(length_bytes) is Verdict.HOLD
+
+    async def held(self) -> None:
+        """Return when the message at hand is paid for."""
+        self._paid = self._loop.create_future()
+        await self._paid
+        self._paid = None
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(TICK_S, self._tick)
@@ -114,21 +131,24 @@ class Content:
         length: bytes of content.
     """
 
-    def __init__(self, *, may_have_content: bool) -> None:
-        self.effect = ContentEffect.ROLL_BACK
-        self.error: BaseException | None = None
-        self.begin = 0
-        self.length = 0
-        self._may_have_content = may_have_content
-        self._sha1: Any = None  # hashlib gives its objects no public type
+    effect = ContentEffect.ROLL_BACK
+    error: BaseException | None = None
+    begin = 0
+    length = 0
+    _sha1: Any = None  # hashlib gives its objects no public type
+    _state = ContentState.OPEN
 
-    async def receive(
+    def __init__(self, *, may_have_content: bool) -> None:
+        self._may_have_content = may_have_content
+
+    def receive(
         self,
         items: AsyncIterator[AppendItem],
         pipeline: Pipeline,
-        pace: Pace,
-        before_first: Callable[[], Awaitable[None]],
-    ) -> None:
+        flow: FlowControl,
+        invalidated: Signal,
+        before_first: Callable[[], Awaitable[None] | None],
+    ) -> Coroutine[Any, Any, None]:
         """Scatter the client's content until its stream is decided.
 
         Errors of the stream or of a replica, and cancellation, are kept in :attr:`error`: what
@@ -137,56 +157,116 @@ class Content:
         Args:
             items: the client's stream, after the opening request.
             pipeline: where content goes.
-            pace: of this stream.
-            before_first: awaited at the client's first message; it may roll the spool.
+            flow: the replica's flow control, reset for this append.
+            invalidated: of the resolution.
+            before_first: called at the client's first message; it may roll the spool, for which
+                it returns what to await.
         """
-        state = ContentState.OPEN
-        self._begin_at(pipeline.spool.fragment)
-        begun = False
+        if self._may_have_content and not flow.max_rate and isinstance(items, StoredItems):
+            whole = items.take_whole()
+            if whole is not None:
+                return self._receive_whole(whole, pipeline, flow, before_first)
+        return self._receive(items, pipeline, Pace(flow, invalidated), before_first)
+
+    async def _receive_whole(
+        self,
+        chunk: bytes,
+        pipeline: Pipeline,
+        flow: FlowControl,
+        before_first: Callable[[], Awaitable[None] | None],
+    ) -> None:
+        """Take a stream that is one chunk and its commit, and all there.
+
+        There is nobody to wait for, and so no pace: the journal has no maximum rate.
+        """
         try:
-            async with asyncio.timeout(None) as scope:
-                pace.start(scope)
-                async for item in items:
-                    pace.on_client = False
-                    if not begun:
-                        begun = True
-                        await before_first()
-                        self._begin_at(pipeline.spool.fragment)
-                    given, content, reason = self._classify(item)
-                    decided = content_step(state, given)
-                    await pace.charge(len(content))
-                    if decided.effect is ContentEffect.SCATTER:
-                        await self._scatter(pipeline, content)
-                    elif decided.effect is not ContentEffect.WAIT:
-                        self._decide(decided, reason)
-                        return
-                    state = decided.next
-                    pace.on_client = True
-                self._decide(content_step(state, ContentInput.END))
-        except TimeoutError:
-            self._decide(content_step(state, ContentInput.BROKEN), _TOO_SLOW)
+            rolling = before_first()
+            if rolling is not None:
+                await rolling
+            self._begin_at(pipeline.spool.fragment)
+            held = flow.chunk(len(chunk)) is Verdict.HOLD or flow.chunk(0) is Verdict.HOLD
+            assert not held, "without a maximum rate nothing is held"
+            await pipeline.scatter_content(chunk, 0, self._sha1)
+            self.length = len(chunk)
+            if pipeline.streams and pipeline.error is not None:
+                raise pipeline.error
+            self._decide(_WHOLE)
         except (GazetteError, asyncio.CancelledError) as broken:
             self.error = broken
-        finally:
-            pace.stop()
 
-    def sum(self, spool: pb.Fragment) -> pb.SHA1Sum:
-        """SHA-1 of the append's content, after its commit made ``spool`` of the fragment."""
+    async def _receive(
+        self,
+        items: AsyncIterator[AppendItem],
+        pipeline: Pipeline,
+        pace: Pace,
+        before_first: Callable[[], Awaitable[None] | None],
+    ) -> None:
+        try:
+            # The client is timed only where it is waited for: most appends are whole at once.
+            receiving = Begun(self._received(items, pipeline, pace, before_first))
+            if not receiving.done:
+                async with asyncio.timeout(None) as scope:
+                    pace.start(scope)
+                    try:
+                        await receiving
+                    finally:
+                        pace.stop()
+        except TimeoutError:
+            self._decide(content_step(self._state, ContentInput.BROKEN), _TOO_SLOW)
+        except (GazetteError, asyncio.CancelledError) as broken:
+            self.error = broken
+
+    async def _received(
+        self,
+        items: AsyncIterator[AppendItem],
+        pipeline: Pipeline,
+        pace: Pace,
+        before_first: Callable[[], Awaitable[None] | None],
+    ) -> None:
+        """Take the client's messages until they are decided."""
+        begun = False
+        async for item in items:
+            pace.on_client = False
+            if not begun:
+                begun = True
+                rolling = before_first()
+                if rolling is not None:
+                    await rolling
+                self._begin_at(pipeline.spool.fragment)
+            given, content, reason = self._classify(item)
+            effect, after, _ = decided = content_step(self._state, given)
+            if pace.charge(len(content)):
+                await pace.held()
+            if effect is ContentEffect.SCATTER:
+                await pipeline.scatter_content(content, self.length, self._sha1)
+                self.length += len(content)
+                if pipeline.streams and pipeline.error is not None:
+                    raise pipeline.error
+            elif effect is not ContentEffect.WAIT:
+                self._decide(decided, reason)
+                return
+            self._state = after
+            pace.on_client = True
+        if not begun:
+            self._begin_at(pipeline.spool.fragment)
+        self._decide(content_step(self._state, ContentInput.END))
+
+    def commit(self, spool: pb.Fragment) -> pb.Fragment:
+        """Span and sum of the append, after its commit made ``spool`` of the spool's fragment."""
+        commit = pb.Fragment()
+        commit.CopyFrom(spool)
+        commit.begin, commit.end = self.begin, self.begin + self.length
         if self._sha1 is not None:
-            return sum_of(self._sha1.digest())
-        return spool.sum if self.length else _SUM_OF_NOTHING
+            set_sum(commit.sum, self._sha1.digest())
+        elif not self.length:
+            set_sum(commit.sum, _DIGEST_OF_NOTHING)
+        return commit
 
     def _begin_at(self, spool: pb.Fragment) -> None:
         self.begin = spool.end
         # Content which begins a fragment has the fragment's own sum: it is hashed once.
         is_first = spool.begin == spool.end
         self._sha1 = None if is_first else hashlib.sha1(usedforsecurity=False)
-
-    async def _scatter(self, pipeline: Pipeline, content: bytes) -> None:
-        await pipeline.scatter_content(content, self.length, self._sha1)
-        self.length += len(content)
-        if pipeline.error is not None:
-            raise pipeline.error
 
     def _classify(self, item: AppendItem) -> tuple[ContentInput, bytes, str]:
         """What a message of the client is, its content, and what is wrong with it."""

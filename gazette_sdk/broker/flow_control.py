@@ -87,6 +87,9 @@ class FlowControl:
         assert self.charge == 0, "the chunk before is held"
         self._is_used = self._is_used or length_bytes > 0
         self.total_chunks += 1
+        if not self.max_rate and not self.balance:
+            self.spent = min(self.spent + length_bytes, self.min_rate)
+            return Verdict.GO
         self.charge = length_bytes
         self._debit()
         if self.charge:

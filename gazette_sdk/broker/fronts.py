@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import NamedTuple, Protocol, TypeAlias
 
+from gazette_sdk.broker.append_answer import AppendAnswer
 from gazette_sdk.errors import CorruptFragmentError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.server.call import Call
@@ -57,6 +58,9 @@ class Journals(Protocol):
 
     async def append(self, requests: AsyncIterator[AppendItem], call: Call) -> pb.AppendResponse:
         """One append; ends without an empty ``AppendRequest`` roll it back."""
+
+    async def answer_append(self, requests: AsyncIterator[AppendItem], call: Call) -> AppendAnswer:
+        """The same, with an answer that encodes itself."""
 
     def replicate(
         self, requests: AsyncIterator[pb.ReplicateRequest], call: Call

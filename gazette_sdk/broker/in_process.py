@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from types import TracebackType
 from typing import TypeVar
 
 from google.protobuf.message import Message
@@ -21,6 +23,7 @@ __all__ = ["CHUNK_BYTES", "InProcessTransport"]
 CHUNK_BYTES = 256 << 10
 """Content of one item: it is copied once, so that bigger ones gain little."""
 
+_CLOSED = "the transport was closed; connect again"
 
 T = TypeVar("T")
 
@@ -39,16 +42,19 @@ class InProcessTransport(Transport):
         self._service = service
         self._authorizer = authorizer
         self._closed = False
+        self._calls: set[_UnderWay] = set()
 
     async def list(self, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse]:
         """See :meth:`Transport.list`."""
         async with aclosing(self._service.list(request, self._call(request))) as responses:
-            async for response in responses:
+            while (response := await self._next(responses)) is not None:
                 yield response
 
     async def apply(self, request: pb.ApplyRequest) -> pb.ApplyResponse:
         """See :meth:`Transport.apply`."""
-        return await self._service.apply(request, self._call(request))
+        call = self._call(request)
+        with _UnderWay(self._calls):
+            return await self._service.apply(request, call)
 
     async def read(
         self, request: pb.ReadRequest, target: Target = ANYWHERE
@@ -57,7 +63,7 @@ class InProcessTransport(Transport):
         del target
         items = chunks(self._service.read(request, self._call(request)), CHUNK_BYTES)
         async with aclosing(items):
-            async for item in items:
+            while (item := await self._next(items)) is not None:
                 yield item.content if isinstance(item, Chunk) else item
 
     async def append(
@@ -66,10 +72,12 @@ class InProcessTransport(Transport):
         """See :meth:`Transport.append`."""
         del target
         opening = await anext(requests, None)
-        if opening is None:
-            return await self._service.append(requests, self._call(pb.AppendRequest()))
         named = opening if isinstance(opening, pb.AppendRequest) else pb.AppendRequest()
-        return await self._service.append(_after(opening, requests), self._call(named))
+        call = self._call(named)
+        if opening is not None:
+            requests = _after(opening, requests)
+        with _UnderWay(self._calls):
+            return await self._service.append(requests, call)
 
     async def replicate(
         self, requests: AsyncIterator[pb.ReplicateRequest], target: Target
@@ -81,7 +89,7 @@ class InProcessTransport(Transport):
             return
         stream = self._service.replicate(_after(opening, requests), self._call(opening))
         async with aclosing(stream) as responses:
-            async for response in responses:
+            while (response := await self._next(responses)) is not None:
                 yield response
 
     async def list_fragments(
@@ -89,21 +97,34 @@ class InProcessTransport(Transport):
     ) -> pb.FragmentsResponse:
         """See :meth:`Transport.list_fragments`."""
         del target
-        return await self._service.list_fragments(request, self._call(request))
+        call = self._call(request)
+        with _UnderWay(self._calls):
+            return await self._service.list_fragments(request, call)
 
     async def fragment_store_health(
         self, request: pb.FragmentStoreHealthRequest
     ) -> pb.FragmentStoreHealthResponse:
         """See :meth:`Transport.fragment_store_health`."""
-        return await self._service.fragment_store_health(request, self._call(request))
+        call = self._call(request)
+        with _UnderWay(self._calls):
+            return await self._service.fragment_store_health(request, call)
 
     async def aclose(self) -> None:
-        """Refuse further calls; the broker goes on."""
+        """See :meth:`Transport.aclose`. The broker goes on."""
         self._closed = True
+        for call in tuple(self._calls):
+            call.end()
+
+    async def _next(self, items: AsyncGenerator[T]) -> T | None:
+        """What a call yields next; nothing at its end."""
+        if self._closed:
+            raise ClosedError(_CLOSED)
+        with _UnderWay(self._calls):
+            return await anext(items, None)
 
     def _call(self, opening: Message) -> Call:
         if self._closed:
-            raise ClosedError("the transport was closed")
+            raise ClosedError(_CLOSED)
         authorization: str | None = None
         if self._authorizer is not None:
             wanted = wanted_for(opening)
@@ -111,6 +132,42 @@ class InProcessTransport(Transport):
                 wanted.capability, wanted.selector, wanted.ttl_s, time.time()
             )
         return Call(authorization=authorization, chunk_bytes=CHUNK_BYTES)
+
+
+class _UnderWay:
+    """A call that waits for the broker; it ends when the transport is closed meanwhile."""
+
+    __slots__ = ("_calls", "_cancelling", "_is_ended", "_task")
+
+    def __init__(self, calls: set[_UnderWay]) -> None:
+        self._calls = calls
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "calls are made by coroutines"
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._is_ended = False
+        self._calls.add(self)
+
+    def end(self) -> None:
+        """End it by :class:`ClosedError`."""
+        if not self._is_ended:
+            self._is_ended = True
+            self._task.cancel()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._calls.discard(self)
+        if not self._is_ended:
+            return
+        others_cancel = self._task.uncancel() > self._cancelling
+        if isinstance(error, asyncio.CancelledError) and not others_cancel:
+            raise ClosedError(_CLOSED) from None
 
 
 async def _after(opening: T, requests: AsyncIterator[T]) -> AsyncIterator[T]:

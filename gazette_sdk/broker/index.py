@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from gazette_sdk.broker.content_file import ContentFile
@@ -38,8 +37,10 @@ class Summary(NamedTuple):
     mod_time: int
 
 
-@dataclass(frozen=True, slots=True)
-class QueryResult:
+_NOTHING = Summary(0, 0, 0)
+
+
+class QueryResult(NamedTuple):
     """Where an offset is.
 
     Attributes:
@@ -106,7 +107,8 @@ class Index:
             if len(self._files) > len(self._local):
                 self._drop_files()
         self._all.add(fragment)
-        self._wake()
+        if self._waiters:
+            self._wake()
 
     def replace_remote(self, remote: CoverSet) -> None:
         """Adopt a listing of all stores, and let go of local fragments which it covers.
@@ -148,9 +150,9 @@ class Index:
 
     def summary(self) -> Summary:
         """What the index covers."""
-        if not self._all:
-            return Summary(0, 0, 0)
-        return Summary(self._all.begin, self._all.end, self._all[-1].mod_time)
+        fragments = self._all
+        end = fragments.end
+        return Summary(fragments.begin, end, fragments[-1].mod_time) if end else _NOTHING
 
     async def query(self, request: pb.ReadRequest) -> QueryResult:
         """Find the fragment of a read's offset; wait for it if the read blocks.
@@ -161,12 +163,14 @@ class Index:
         Raises:
             ClosedError: the replica ended.
         """
-        offset = self._all.end if request.offset == -1 else request.offset
+        offset, begin_mod_time, block = request.offset, request.begin_mod_time, request.block
+        if offset == -1:
+            offset = self._all.end
         while True:
             if self._closed:
                 raise ClosedError("the journal is no longer served here; try again")
-            result = self._look_up(offset, request.begin_mod_time)
-            if result.status == pb.OK or not request.block:
+            result = self._look_up(offset, begin_mod_time)
+            if result.status == pb.OK or not block:
                 return result
             offset = result.offset
             await self._change()

@@ -1,16 +1,18 @@
 """Metrics of the broker (broker section 19); those of stores and of the allocator stand there.
 
+What every append counts is plain numbers, which collectors read when somebody asks: a counter of
+Prometheus' client takes a lock and costs as much as a write to the page cache.
+
 Prometheus' client appends ``_total`` to the name of every counter. Two names of the broker's end
 in ``_totals`` instead, so these are kept by a collector of our own.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 __all__ = [
@@ -24,11 +26,46 @@ __all__ = [
     "SPOOL_ROLLBACK_BYTES",
     "WRITE_HEAD",
     "PlainCounter",
+    "Tally",
 ]
 
 
+class Tally(Collector):
+    """A counter without labels that is a plain number. Only the event loop changes it.
+
+    Args:
+        name: as exposed, without its ``_total``.
+        documentation: one line.
+        registry: where it is registered.
+
+    Attributes:
+        value: what was counted.
+    """
+
+    def __init__(
+        self, name: str, documentation: str, registry: CollectorRegistry = REGISTRY
+    ) -> None:
+        self.value = 0
+        self._name = name
+        self._documentation = documentation
+        registry.register(self)
+
+    def collect(self) -> Iterable[Metric]:
+        """For the registry."""
+        return [CounterMetricFamily(self._name, self._documentation, value=self.value)]
+
+
+class Cell:
+    """One number of a counter with labels."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value: float = 0
+
+
 class PlainCounter(Collector):
-    """A counter that is exposed under exactly its name.
+    """A counter that is exposed under exactly its name. Only the event loop changes it.
 
     Args:
         name: as exposed.
@@ -47,26 +84,31 @@ class PlainCounter(Collector):
         self._name = name
         self._documentation = documentation
         self._label_names = label_names
-        self._values: dict[tuple[str, ...], float] = {}
-        self._lock = threading.Lock()
+        self._cells: dict[tuple[str, ...], Cell] = {}
         registry.register(self)
+
+    def cell(self, *labels: str) -> Cell:
+        """The number for the values of its labels, for whoever counts often."""
+        found = self._cells.get(labels)
+        if found is None:
+            found = self._cells[labels] = Cell()
+        return found
 
     def inc(self, *labels: str, by: float = 1) -> None:
         """Count ``by`` more, for the values of its labels."""
-        with self._lock:
-            self._values[labels] = self._values.get(labels, 0) + by
+        self.cell(*labels).value += by
 
     def value(self, *labels: str) -> float:
         """What was counted for the values of its labels."""
-        return self._values.get(labels, 0)
+        found = self._cells.get(labels)
+        return 0 if found is None else found.value
 
     def collect(self) -> Iterable[Metric]:
         """For the registry. The type is left open, since a counter's name would be changed."""
         metric = Metric(self._name, self._documentation, "unknown")
-        with self._lock:
-            for labels, value in self._values.items():
-                given = dict(zip(self._label_names, labels, strict=True))
-                metric.add_sample(self._name, given, value)
+        for labels, cell in list(self._cells.items()):
+            given = dict(zip(self._label_names, labels, strict=True))
+            metric.add_sample(self._name, given, cell.value)
         return [metric]
 
 
@@ -80,11 +122,11 @@ SERVER_COMPLETED = PlainCounter(
 )
 WRITE_HEAD = Gauge("gazette_write_head", "Offset of the next byte to be appended.", ["journal"])
 
-SPOOL_COMMITS = Counter("gazette_spool_commits", "Commits to spools.")
-SPOOL_COMMIT_BYTES = Counter("gazette_spool_commit_bytes", "Bytes committed to spools.")
-SPOOL_ROLLBACKS = Counter("gazette_spool_rollbacks", "Rollbacks of spools with content.")
-SPOOL_ROLLBACK_BYTES = Counter("gazette_spool_rollback_bytes", "Bytes rolled back in spools.")
-SPOOLS_COMPLETED = Counter("gazette_spool_completed", "Spools closed with content.")
+SPOOL_COMMITS = Tally("gazette_spool_commits", "Commits to spools.")
+SPOOL_COMMIT_BYTES = Tally("gazette_spool_commit_bytes", "Bytes committed to spools.")
+SPOOL_ROLLBACKS = Tally("gazette_spool_rollbacks", "Rollbacks of spools with content.")
+SPOOL_ROLLBACK_BYTES = Tally("gazette_spool_rollback_bytes", "Bytes rolled back in spools.")
+SPOOLS_COMPLETED = Tally("gazette_spool_completed", "Spools closed with content.")
 SPOOLS_PERSISTED = Counter(
     "gazette_spool_persisted", "Spools uploaded, found in their store, or dropped."
 )

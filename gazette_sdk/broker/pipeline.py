@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -192,6 +192,25 @@ class Pipeline:
         """Whether it is synchronized over the very route of ``header``."""
         return header is self.header or equivalent(header.route, self.header.route)
 
+    async def propose(
+        self, proposal: pb.Fragment, registers: pb.LabelSet, *, acknowledge: bool
+    ) -> list[asyncio.Future[Answer]]:
+        """Send a proposal to every replica, ours last; see :meth:`scatter`.
+
+        Args:
+            proposal: what the spools are to become.
+            registers: the journal's, with it.
+            acknowledge: whether peers are asked for an answer.
+        """
+        if self.streams:
+            request = pb.ReplicateRequest(
+                proposal=proposal, registers=registers, acknowledge=acknowledge
+            )
+            return await self.scatter(request)
+        self._opened = True
+        _assert_ok(await self.spool.propose(proposal, registers, primary=True))
+        return []
+
     async def scatter(self, request: pb.ReplicateRequest) -> list[asyncio.Future[Answer]]:
         """Send a proposal to every replica, ours last.
 
@@ -221,12 +240,12 @@ class Pipeline:
                 answers.append(stream.expect())
         self._opened = True
         response = await self.spool.apply(request, primary=True)
-        assert response.status == pb.OK, (
-            f"our own spool refused a proposal: {STATUS_NAMES[response.status]}"
-        )
+        _assert_ok(response.status)
         return answers
 
-    async def scatter_content(self, content: bytes, content_delta: int, also: Any = None) -> None:
+    def scatter_content(
+        self, content: bytes, content_delta: int, also: Any = None
+    ) -> Coroutine[Any, Any, None]:
         """Send one chunk of an append to every replica.
 
         Args:
@@ -234,12 +253,16 @@ class Pipeline:
             content_delta: bytes of this append before them.
             also: a hash which is to be fed with them; complete once our spool has settled.
         """
-        if self.streams:
-            request = pb.ReplicateRequest(content=content, content_delta=content_delta)
-            for stream in self.streams:
-                stream.send(request)
-            for stream in self.streams:
-                await stream.room()
+        if not self.streams:
+            return self.spool.write(content, content_delta, also)
+        return self._scatter_content(content, content_delta, also)
+
+    async def _scatter_content(self, content: bytes, content_delta: int, also: Any) -> None:
+        request = pb.ReplicateRequest(content=content, content_delta=content_delta)
+        for stream in self.streams:
+            stream.send(request)
+        for stream in self.streams:
+            await stream.room()
         await self.spool.write(content, content_delta, also)
 
     async def gather(
@@ -374,6 +397,10 @@ def judge_acks(
         if answer.status != pb.OK:
             return _unexpected(peer, answer)
     return None
+
+
+def _assert_ok(status: pb.Status) -> None:
+    assert status == pb.OK, f"our own spool refused a proposal: {STATUS_NAMES[status]}"
 
 
 def _mismatches(answer: Answer) -> bool:

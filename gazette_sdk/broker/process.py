@@ -45,7 +45,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import authority_for
 from gazette_sdk.protocol.routes import validate_broker_spec
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.grpc import GrpcTransport
+from gazette_sdk.transport.stream import ChosenTransport
 
 __all__ = ["Broker", "BrokerConfig"]
 
@@ -76,7 +76,8 @@ class Broker:
 
     Args:
         config: its configuration.
-        peers: carries calls to other brokers; gRPC where none is given.
+        peers: carries calls to other brokers; where none is given, over the wire that each of
+            them speaks best.
 
     Attributes:
         service: what its fronts serve; there once it started.
@@ -198,7 +199,7 @@ class Broker:
                 # Nobody else may have it: it is uploaded at once, as a primary's is.
                 self.persister.complete(replace(spool, primary=True))
 
-        peers = self._peers = self._peers or GrpcTransport(
+        peers = self._peers = self._peers or ChosenTransport(
             config.endpoint,
             zone=config.zone,
             cache_size=0,

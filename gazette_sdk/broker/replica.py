@@ -71,6 +71,8 @@ class Replica:
         flow: flow control of appends.
         ended: fires when the replica has been shut down: reads end.
         settled: the resolution whose route was found in every assignment.
+        in_step: the resolution and the pipeline with which an append last found all replicas
+            there, synchronized, and known to Etcd.
         write_head: the metric of the offset of the next byte.
     """
 
@@ -95,6 +97,7 @@ class Replica:
             min_rate=parts.min_append_rate, global_max_rate=parts.max_append_rate
         )
         self.settled: object | None = None
+        self.in_step: tuple[object, Pipeline] | None = None
         self.write_head = WRITE_HEAD.labels(journal)
         self._storage = storage
         self._parts = parts

@@ -25,11 +25,15 @@ from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.routes import attach_endpoints, route_of
 from gazette_sdk.protocol.selectors import matches_journal
+from gazette_sdk.protocol.wire import complete
 
 __all__ = ["MISSING_ID", "Resolution", "Resolver", "StoppingError"]
 
 MISSING_ID = pb.ProcessSpec.ID(zone="local-BrokerSpec", suffix="missing-from-Etcd")
 """What we call ourselves once our member key is gone. A draining broker can still proxy."""
+
+_ADMITTED_MOST = 4096
+"""Journals and selectors that are remembered to match; a change in Etcd forgets them, too."""
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +50,7 @@ class Resolution:
         journal: name, without metadata.
         status: OK, or the status to answer.
         header: of the answer, or of the proxied request.
+        encoded_header: the same, encoded.
         spec: the journal's, ``None`` if there is none (or the caller may not see it).
         item: the journal's key; ``None`` likewise.
         assignments: the journal's, in key order.
@@ -57,6 +62,7 @@ class Resolution:
     journal: str
     status: pb.Status
     header: pb.Header
+    encoded_header: bytes
     spec: pb.JournalSpec | None
     item: JournalEntry | None
     assignments: Sequence[BrokerAssignment]
@@ -93,6 +99,7 @@ class Resolver:
         self._ending: dict[asyncio.Task[None], Replica] = {}
         self._stopped = False
         self._known: dict[tuple[str, bool, bool], Resolution] = {}
+        self._admitted: set[tuple[str, bytes]] = set()  # journals and selectors that match them
         keyspace.observers.append(self.refresh)
 
     @property
@@ -109,6 +116,7 @@ class Resolver:
     def refresh(self) -> None:
         """Bring the replicas in line with the KeySpace; called after each batch of changes."""
         self._known.clear()
+        self._admitted.clear()
         if self._stopped:
             return
         started: list[Replica] = []
@@ -249,11 +257,7 @@ class Resolver:
 
         name = strip_meta(journal)
         item = self._keyspace.item(name)
-        if (
-            item is not None
-            and claims.selector.ByteSize() > 0  # which spares a look at every label
-            and not matches_journal(claims.selector, item.value)
-        ):
+        if item is not None and not self._admits(claims, item):
             return self._resolve(name, None, may_proxy=may_proxy, require_primary=require_primary)
         known = self._known.get((name, may_proxy, require_primary))
         if known is None:
@@ -261,6 +265,40 @@ class Resolver:
             if item is not None:
                 self._known[name, may_proxy, require_primary] = known
         return known
+
+    def known(
+        self,
+        journal: str,
+        claims: Claims,
+        *,
+        may_proxy: bool,
+        require_primary: bool,
+        min_revision: int = 0,
+    ) -> Resolution | None:
+        """What :meth:`resolve` would return at once, if it did so before and nothing changed."""
+        resolution = self._known.get((journal, may_proxy, require_primary))
+        if (
+            resolution is None
+            or resolution.item is None
+            or (min_revision and min_revision > resolution.revision)
+            or not self._admits(claims, resolution.item)
+        ):
+            return None
+        return resolution
+
+    def _admits(self, claims: Claims, item: JournalEntry) -> bool:
+        """Whether claims let a caller see a journal. Looked up where it was found out before."""
+        selector = claims.selector.SerializeToString()
+        if not selector:
+            return True
+        if (item.id, selector) in self._admitted:
+            return True
+        if not matches_journal(claims.selector, item.value):
+            return False
+        if len(self._admitted) >= _ADMITTED_MOST:
+            self._admitted.clear()
+        self._admitted.add((item.id, selector))
+        return True
 
     @property
     def local_id(self) -> pb.ProcessSpec.ID:
@@ -327,6 +365,7 @@ class Resolver:
             journal=journal,
             status=status,
             header=header,
+            encoded_header=complete(header).SerializeToString(),
             spec=item.value if item is not None else None,
             item=item,
             assignments=assignments,

@@ -8,11 +8,11 @@ of stored fragments is opened and decompressed in threads, one batch ahead of wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from gazette_sdk.broker.content_file import ContentFile
 from gazette_sdk.broker.index import Index, QueryResult
@@ -31,8 +31,7 @@ _BATCH_BYTES: Final = 1 << 20  # read per visit to a thread: its cost is spread 
 _THREADS: Final = 32  # reads of stores at once; a store that hangs must not stop all others
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FileSpan:
+class FileSpan(NamedTuple):
     """Committed content of a local file, which continues where the item before it ended.
 
     Attributes:
@@ -69,7 +68,7 @@ class ReadServer:
 
     async def serve(
         self, request: pb.ReadRequest, index: Index, header: pb.Header, *, chunk_bytes: int
-    ) -> AsyncIterator[ReadItem]:
+    ) -> AsyncGenerator[ReadItem]:
         """Serve a read whose journal is resolved to be ours.
 
         Args:
@@ -87,13 +86,15 @@ class ReadServer:
         """
         query = pb.ReadRequest()
         query.CopyFrom(request)
-        is_first = True
+        is_first, end_offset = True, request.end_offset
         while True:
             try:
                 result = await index.query(query)
             except ClosedError:
                 return
-            response = await self._metadata(result)
+            response = _metadata(result)
+            if response.fragment.backing_store and response.fragment.mod_time:
+                response.fragment_url = await self._sign(response.fragment)
             if is_first:
                 response.header.CopyFrom(header)
                 is_first = False
@@ -102,12 +103,12 @@ class ReadServer:
                 result.fragment is None
                 or request.metadata_only
                 or (result.file is None and request.do_not_proxy)
-                or (request.end_offset != 0 and result.offset >= request.end_offset)
+                or (end_offset != 0 and result.offset >= end_offset)
             ):
                 return
             end = result.fragment.end
-            if request.end_offset != 0:
-                end = min(end, request.end_offset)
+            if end_offset != 0:
+                end = min(end, end_offset)
             if result.file is not None:
                 position = result.offset - result.fragment.begin
                 yield FileSpan(result.file.fd, position, end - result.offset, result.file)
@@ -116,24 +117,15 @@ class ReadServer:
                 async with aclosing(stored) as chunks:
                     async for chunk in chunks:
                         yield chunk
-            if end == request.end_offset:
+            if end == end_offset:
                 return
             query.offset = end
 
-    async def _metadata(self, result: QueryResult) -> pb.ReadResponse:
-        fragment = result.fragment
-        response = pb.ReadResponse(
-            status=result.status,
-            offset=result.offset,
-            write_head=result.write_head,
-            fragment=fragment,
+    async def _sign(self, fragment: pb.Fragment) -> str:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._threads, sign_get, self._stores, fragment, READ_URL_TTL_S
         )
-        if fragment is not None and fragment.backing_store and fragment.mod_time:
-            loop = asyncio.get_running_loop()
-            response.fragment_url = await loop.run_in_executor(
-                self._threads, sign_get, self._stores, fragment, READ_URL_TTL_S
-            )
-        return response
 
     async def _stored(
         self, fragment: pb.Fragment, offset: int, end: int, chunk_bytes: int
@@ -155,6 +147,15 @@ class ReadServer:
         finally:
             # Closed by whichever thread has it last, so that nobody here waits for a store.
             ahead.add_done_callback(lambda _: reader.close())
+
+
+def _metadata(result: QueryResult) -> pb.ReadResponse:
+    response = pb.ReadResponse()  # keywords cost several times what assignments do
+    response.status, response.offset = result.status, result.offset
+    response.write_head = result.write_head
+    if result.fragment is not None:
+        response.fragment.CopyFrom(result.fragment)
+    return response
 
 
 def sign_get(stores: StoreRegistry, fragment: pb.Fragment, ttl_s: float) -> str:

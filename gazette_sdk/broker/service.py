@@ -8,12 +8,13 @@ responses are the protocol's messages; a call which fails raises a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
 from gazette_sdk.broker.append import Appends
+from gazette_sdk.broker.append_answer import AppendAnswer
 from gazette_sdk.broker.authorize import Authorization
 from gazette_sdk.broker.fragments_rpc import check_store, list_page
 from gazette_sdk.broker.listing import Listing
@@ -29,6 +30,7 @@ from gazette_sdk.protocol.authorization import Capability
 from gazette_sdk.protocol.journal_spec import may_read
 from gazette_sdk.protocol.rpc import validate
 from gazette_sdk.protocol.wire import complete
+from gazette_sdk.server.begun import Begun
 from gazette_sdk.server.call import Call
 from gazette_sdk.transport.base import AppendItem, Target, Transport
 
@@ -38,6 +40,14 @@ ReadItem = pb.ReadResponse | FileSpan | bytes
 """What a read yields: metadata, or content which continues where the item before it ended."""
 
 T = TypeVar("T")
+
+_APPENDS = SERVER_STARTED.cell("Append")
+
+_VALID_MOST = 4096
+"""Openings of appends that are remembered to be valid."""
+
+_VALID_BYTES_MOST = 512
+"""Longer ones are not remembered."""
 
 
 @dataclass(slots=True)
@@ -80,6 +90,7 @@ class JournalService:
         self._authorization = authorization
         self._stopping = Signal()
         self._writing: set[asyncio.Task[object]] = set()
+        self._valid: set[bytes] = set()  # openings of appends
 
     def end_streams(self) -> None:
         """End reads and watches, cleanly: their clients go to another broker."""
@@ -159,7 +170,16 @@ class JournalService:
 
     async def append(self, requests: AsyncIterator[AppendItem], call: Call) -> pb.AppendResponse:
         """Append the content of a stream to a journal, atomically."""
-        with _counted("Append") as outcome, self._tracked():
+        return (await self.answer_append(requests, call)).message()
+
+    async def answer_append(self, requests: AsyncIterator[AppendItem], call: Call) -> AppendAnswer:
+        """As :meth:`append`, for a front that wants the answer encoded."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._writing.add(task)
+        _APPENDS.value += 1
+        result = "<error>"
+        try:
             claims = self._authorization.verify(call, Capability.APPEND)
             opening = await anext(requests, None)
             if opening is None:
@@ -167,14 +187,33 @@ class JournalService:
             if not isinstance(opening, pb.AppendRequest):
                 # Content where the journal should be named: a request without a journal.
                 opening = pb.AppendRequest()
-            validate(opening)
-            if self._authorization.remaining_s(claims, call) is None:
-                response = await self._appends.append(opening, requests, claims)
+            self._validate_opening(opening)
+            begun = Begun(self._appends.answer(opening, requests, claims))
+            if begun.done:
+                answer = begun.result
             else:
                 async with self._authorization.bound(claims, call):
-                    response = await self._appends.append(opening, requests, claims)
-            outcome.status = response.status
-            return response
+                    answer = await begun
+            result = "ok" if answer.status == pb.OK else STATUS_NAMES[answer.status]
+            return answer
+        finally:
+            self._writing.discard(task)
+            SERVER_COMPLETED.cell("Append", result).value += 1
+
+    def _validate_opening(self, opening: pb.AppendRequest) -> None:
+        """Validate the first request of an append; those of a client are the same most often.
+
+        Raises:
+            ValidationError: of the first rule that is broken.
+        """
+        encoded = opening.SerializeToString()
+        if encoded in self._valid:
+            return
+        validate(opening)
+        if len(encoded) <= _VALID_BYTES_MOST:
+            if len(self._valid) >= _VALID_MOST:
+                self._valid.clear()
+            self._valid.add(encoded)
 
     async def replicate(
         self, requests: AsyncIterator[pb.ReplicateRequest], call: Call
@@ -294,7 +333,7 @@ def _counted(operation: str) -> Iterator[_Outcome]:
 
 async def _ending(
     items: AsyncIterator[T], timeout_s: float | None, stopping: Signal
-) -> AsyncIterator[T]:
+) -> AsyncGenerator[T]:
     """What ``items`` yields, until the time is over or the broker stops: then a clean end."""
     loop = asyncio.get_running_loop()
     deadline = None if timeout_s is None else loop.time() + timeout_s
@@ -307,10 +346,18 @@ async def _ending(
     handle = stopping.on_fire(end)
     try:
         while not stopping.fired:
+            coming: Awaitable[T]
+            if isinstance(items, AsyncGenerator):
+                coming = begun = Begun.next_of(items)
+                if begun.done:
+                    yield begun.result
+                    continue
+            else:
+                coming = anext(items)
             # Only the wait for the next item is bounded, never what our own caller does with it.
             try:
                 async with asyncio.timeout_at(deadline) as waiting:
-                    item = await anext(items)
+                    item = await coming
             except StopAsyncIteration:
                 return
             except TimeoutError:

@@ -93,6 +93,12 @@ class Slot(Generic[T]):
         """Whether nobody owns it."""
         return self._free
 
+    def take_now(self) -> T:
+        """Own the thing of a slot that is free; nobody waits for it then."""
+        assert self._free, "a slot is taken when it is free"
+        self._free = False
+        return self._value
+
     async def take(self, signal: Signal | None = None) -> T:
         """Own the thing, after everybody who asked before.
 

@@ -7,7 +7,8 @@ closes the fragment and begins the next. Replicas agree by holding equal fragmen
 A spool has a single owner at a time, the pipeline of a primary or the Replicate call of a peer;
 nothing here waits for another user. In the normal path nothing waits at all: content goes to the
 page cache, and a commit is one more small write behind it. Large chunks are written by a thread
-(`write_behind`) while the next ones arrive, and are waited for before a proposal is judged.
+(`write_behind`) and hashed by others while the next ones arrive, which is waited for before a
+proposal is judged.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from gazette_sdk.broker.commit_log import Commit, CommitLog
@@ -32,7 +34,7 @@ from gazette_sdk.broker.metrics import (
 from gazette_sdk.broker.spool_directory import CompletedSpool, JournalSpools
 from gazette_sdk.broker.write_behind import BEHIND_CHUNKS_MAX, LARGE_CHUNK_BYTES, Behind
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.fragments import sum_of
+from gazette_sdk.protocol.fragments import set_sum
 
 __all__ = ["Spool", "SpoolDiskError", "SpoolError"]
 
@@ -90,12 +92,26 @@ class Spool:
         self._sum: Any = hashlib.sha1(usedforsecurity=False)  # of all that is written
         self._committed_sum: Any = self._sum.copy()
         self._next: pb.Fragment | None = None  # kept until more is written
+        self._digest = b""  # of what it holds
         self._behind = Behind(storage.writer)
+        # Sums of these chunks, the fragment's and another; making them can't fail.
+        self._hashing = tuple(Behind(hasher) for hasher in storage.hashers)
 
     @property
     def uncommitted_bytes(self) -> int:
         """Bytes written since the last commit or rollback."""
         return self._delta
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether chunks are still on their way, so that :meth:`settle` has to wait."""
+        fragments, another = self._hashing
+        return bool(self._behind) or bool(fragments) or bool(another)
+
+    @property
+    def first_append_s(self) -> float | None:
+        """When the fragment got its first content, in seconds of Unix time."""
+        return self._first_append_us / 1e6 if self._first_append_us else None
 
     @property
     def content_file(self) -> ContentFile | None:
@@ -107,19 +123,18 @@ class Spool:
 
         After large chunks :meth:`settle` comes first: their sum is not known before.
         """
-        assert not self._behind, "settle() waits for large chunks"
-        if self._next is None:
+        assert not self.is_behind, "settle() waits for large chunks"
+        following = self._next
+        if following is None:
             fragment = self.fragment
-            end = fragment.end + self._delta
-            content_sum = sum_of(self._sum.digest()) if end > fragment.begin else pb.SHA1Sum()
-            self._next = pb.Fragment(
-                journal=self.journal,
-                begin=fragment.begin,
-                end=end,
-                sum=content_sum,
-                compression_codec=fragment.compression_codec,
-            )
-        return self._next
+            following = pb.Fragment()
+            following.CopyFrom(fragment)
+            following.end = end = fragment.end + self._delta
+            if end > fragment.begin:
+                self._digest = self._sum.digest()
+                set_sum(following.sum, self._digest)
+            self._next = following
+        return following
 
     # ------------------------------------------------------------- requests
 
@@ -171,24 +186,39 @@ class Spool:
             )
         if not data:
             return
-        try:
-            self._ensure_file()
-        except OSError as error:
-            await self._retry(self._ensure_file, "write content", error)
-        write = self._writing(data, also)
+        if self._file is None:
+            try:
+                self._create_file()
+            except OSError as error:
+                await self._retry(self._create_file, "write content", error)
+        write = self._writing(data)
         self._delta += len(data)
         self._next = None
-        if self._behind or len(data) >= LARGE_CHUNK_BYTES:
+        if len(data) >= LARGE_CHUNK_BYTES or self.is_behind:
+            fragments, another = self._hashing
             self._behind.add(write)
-            if len(self._behind) > BEHIND_CHUNKS_MAX:
-                await self._behind.below(BEHIND_CHUNKS_MAX // 2)
-                if self._behind.error is not None:
-                    await self.settle()
+            fragments.add(partial(self._sum.update, data))
+            if also is not None:
+                another.add(partial(also.update, data))
+            await self._keep_up()
             return
         try:
             write()
         except OSError as error:
             await self._retry(write, "write content", error)
+        self._sum.update(data)
+        if also is not None:
+            also.update(data)
+
+    async def _keep_up(self) -> None:
+        """Wait while too many chunks are on their way."""
+        for hashing in self._hashing:
+            if len(hashing) > BEHIND_CHUNKS_MAX:
+                await hashing.below(BEHIND_CHUNKS_MAX // 2)
+        if len(self._behind) > BEHIND_CHUNKS_MAX:
+            await self._behind.below(BEHIND_CHUNKS_MAX // 2)
+            if self._behind.error is not None:
+                await self.settle()
 
     async def settle(self) -> None:
         """Wait until everything is written.
@@ -196,11 +226,16 @@ class Spool:
         Raises:
             SpoolDiskError: see :meth:`apply`.
         """
+        await self._hashed()
         if not self._behind:
             return
         await self._behind.below(0)
         if self._behind.error is not None:
             await self._retry(self._behind.retry, "write content", self._behind.error)
+
+    async def _hashed(self) -> None:
+        for hashing in self._hashing:
+            await hashing.below(0)
 
     async def roll_back(self) -> None:
         """Drop what was written since the last commit."""
@@ -208,8 +243,9 @@ class Spool:
             return
         await self._behind.below(0)
         self._behind.drop()
-        SPOOL_ROLLBACKS.inc()
-        SPOOL_ROLLBACK_BYTES.inc(self._delta)
+        await self._hashed()
+        SPOOL_ROLLBACKS.value += 1
+        SPOOL_ROLLBACK_BYTES.value += self._delta
         self._sum = self._committed_sum.copy()
         self._delta = 0
         self._next = None
@@ -229,15 +265,15 @@ class Spool:
             SpoolDiskError: see :meth:`apply`.
         """
         fragment = self.fragment
-        is_rollback = _same(fragment, proposal) and registers == self.registers
-        if not is_rollback:
+        keeps_registers = registers is self.registers or registers == self.registers
+        is_rollback = keeps_registers and _same(fragment, proposal)
+        if self.is_behind and not is_rollback:
             await self.settle()
-        if proposal.end > fragment.end + self._delta or (
-            proposal.end == fragment.end and proposal.begin == proposal.end
-        ):
+        end = proposal.end
+        if end > fragment.end + self._delta or (end == fragment.end and proposal.begin == end):
             await self._roll(proposal, registers, primary=primary)
-            fragment = self.fragment
-        if _same(fragment, proposal) and registers == self.registers:
+            is_rollback = registers == self.registers and _same(self.fragment, proposal)
+        if is_rollback:
             await self.roll_back()
             return pb.OK
         if self._delta > 0 and _same(self.next(), proposal):
@@ -267,22 +303,18 @@ class Spool:
         self._committed_sum = self._sum.copy()
         self._next = None
 
-    def _ensure_file(self) -> None:
-        if self._file is None:
-            fragment = self.fragment
-            self._file, self._log = self._storage.create(fragment.begin, fragment.compression_codec)
+    def _create_file(self) -> None:
+        fragment = self.fragment
+        self._file, self._log = self._storage.create(fragment.begin, fragment.compression_codec)
 
-    def _writing(self, data: bytes, also: Any) -> Callable[[], None]:
-        """What writes and hashes ``data`` at its place. It may be tried again after an error."""
-        file, content_sum = self._file, self._sum
+    def _writing(self, data: bytes) -> Callable[[], None]:
+        """What writes ``data`` at its place. It may be tried again after an error."""
+        file = self._file
         assert file is not None
         position = self.fragment.end - self.fragment.begin + self._delta
 
         def write() -> None:
             file.write(data, position)
-            content_sum.update(data)
-            if also is not None:
-                also.update(data)
 
         return write
 
@@ -293,11 +325,11 @@ class Spool:
         first_append_us = self._first_append_us or int(self._now() * 1e6)
         registers_bytes = (
             self._registers_bytes
-            if registers == self.registers
+            if registers is self.registers or registers == self.registers
             else registers.SerializeToString(deterministic=True)
         )
         fragment = self.next()
-        log.append(Commit(fragment.end, self._sum.digest(), first_append_us, registers_bytes))
+        log.append(Commit(fragment.end, self._digest, first_append_us, registers_bytes))
         if self._first_append_us == 0:
             self._first_append_us = first_append_us
             self.first_append_time = datetime.fromtimestamp(first_append_us / 1e6, UTC)
@@ -309,8 +341,8 @@ class Spool:
     def _committed(self, *, primary: bool) -> None:
         fragment, file = self.fragment, self._file
         assert file is not None, "content was committed"
-        SPOOL_COMMITS.inc()
-        SPOOL_COMMIT_BYTES.inc(self._delta)
+        SPOOL_COMMITS.value += 1
+        SPOOL_COMMIT_BYTES.value += self._delta
         self._delta = 0
         self._committed_sum = self._sum.copy()
         if primary and fragment.compression_codec != pb.NONE:
@@ -338,7 +370,7 @@ class Spool:
             file.discard()  # all that was ever written to it was rolled back
             return
         assert first_append_time is not None, "content was committed"
-        SPOOLS_COMPLETED.inc()
+        SPOOLS_COMPLETED.value += 1
         self._on_complete(
             CompletedSpool(
                 fragment,
@@ -394,7 +426,7 @@ def _empty_fragment(journal: str, offset: int, codec: pb.CompressionCodec) -> pb
 
 def _same(a: pb.Fragment, b: pb.Fragment) -> bool:
     """Whether two fragments are equal in every field; an absent sum is a sum of zeros."""
-    return (
+    return a is b or (
         a.end == b.end
         and a.begin == b.begin
         and a.compression_codec == b.compression_codec

@@ -89,7 +89,8 @@ class SpoolDirectory:
                 f"{root} is in use by another broker process: stop it, or choose another "
                 "spool directory"
             ) from error
-        self.writer = Writer()
+        self.writer = Writer("spool writer")
+        self.hashers = Writer("spool hasher"), Writer("append hasher")
         self._background: ThreadPoolExecutor | None = ThreadPoolExecutor(
             _BACKGROUND_THREADS, thread_name_prefix="spools"
         )
@@ -99,6 +100,8 @@ class SpoolDirectory:
         if self._background is not None:
             background, self._background = self._background, None
             self.writer.close()
+            for hasher in self.hashers:
+                hasher.close()
             background.shutdown(wait=True)
             os.close(self._lock)
 
@@ -327,6 +330,11 @@ class JournalSpools:
     def persisted(self) -> bool:
         """Whether a commit must be forced to disk."""
         return self._directory.durability is Durability.PERSISTED
+
+    @property
+    def hashers(self) -> tuple[Writer, Writer]:
+        """The threads which hash large chunks: for their fragments, and for their appends."""
+        return self._directory.hashers
 
     def create(self, begin: int, codec: int) -> tuple[ContentFile, CommitLog]:
         """The files of a new spool.

@@ -14,7 +14,7 @@ from gazette_sdk.fragment.health import StoreHealth
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 
-__all__ = ["FAILURES_MAX", "WAIT_MAX_S", "StoreUnhealthyError", "await_health"]
+__all__ = ["FAILURES_MAX", "WAIT_MAX_S", "StoreUnhealthyError", "await_health", "is_healthy"]
 
 FAILURES_MAX = 3
 """Failed checks in a row after which a store counts as unhealthy, whoever asked for them."""
@@ -42,6 +42,25 @@ class StoreUnhealthyError(Exception):
 
     def __init__(self, store: str, reason: str) -> None:
         super().__init__(reason if store in reason else f"{store}: {reason}")
+
+
+def is_healthy(index: Index, stores: StoreRegistry, spec: pb.JournalSpec) -> bool:
+    """Whether :func:`await_health` has nothing to wait for; arguments are of the same meaning."""
+    health = _health(stores, spec)
+    return (health is None or health.error is None) and index.first_refresh.is_set()
+
+
+def _health(stores: StoreRegistry, spec: pb.JournalSpec) -> StoreHealth | None:
+    """The health of a journal's first store, which somebody wants.
+
+    Looked up by URL each time: an instance which failed or was swept is replaced.
+    """
+    urls = spec.fragment.stores
+    if not urls:
+        return None
+    health = stores.health(urls[0])
+    health.request_soon()
+    return health
 
 
 async def await_health(
@@ -72,10 +91,7 @@ async def await_health(
     loop = asyncio.get_running_loop()
     while True:
         patience_s = started_at + WAIT_MAX_S - loop.time()
-        # Looked up by URL each time: an instance which failed or was swept is replaced.
-        health = stores.health(url) if url is not None else None
-        if health is not None:
-            health.request_soon()
+        health = _health(stores, spec)
         if health is None or health.error is None:
             if index.first_refresh.is_set():
                 return

@@ -8,17 +8,19 @@ since the last proposal.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import aclosing
 from typing import Any, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from gazette_sdk.broker.content import StoredItems
 from gazette_sdk.broker.fronts import Journals, Span
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.protocol.stream_frames import Kind
 from gazette_sdk.protocol.wire import complete
+from gazette_sdk.server.begun import Begun
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.outcomes import malformed
 from gazette_sdk.server.stream_call import Answer, StreamCall, StreamMethod
@@ -28,7 +30,7 @@ __all__ = ["stream_methods"]
 
 M = TypeVar("M", bound=Message)
 
-_Serve: TypeAlias = Callable[[StreamCall], Awaitable[Answer | None]]
+_Serve: TypeAlias = Callable[[StreamCall], Coroutine[Any, Any, Answer | None]]
 
 _CONTENT = int(Kind.CONTENT)
 _COMMIT = pb.AppendRequest()
@@ -54,8 +56,8 @@ def stream_methods(service: Journals) -> Iterator[StreamMethod]:
 def _appending(service: Journals) -> _Serve:
     async def append(call: StreamCall) -> Answer:
         items = _AppendItems(_parsed(pb.AppendRequest, call.request, call), call)
-        response = await service.append(items, call.context)
-        return Answer(_encoded(response), response.status == pb.OK)
+        answer = await service.answer_append(items, call.context)
+        return Answer(answer.encoded(), answer.status == pb.OK)
 
     return append
 
@@ -64,7 +66,16 @@ def _reading(service: Journals) -> _Serve:
     async def read(call: StreamCall) -> None:
         request = _parsed(pb.ReadRequest, call.request, call)
         async with aclosing(service.read(request, call.context)) as items:
-            async for item in items:
+            while True:
+                begun = Begun.next_of(items)
+                if begun.done:
+                    item = begun.result
+                else:
+                    call.flush()  # metadata goes together with its content, if that comes at once
+                    try:
+                        item = await begun
+                    except StopAsyncIteration:
+                        return
                 if not isinstance(item, pb.ReadResponse):
                     await _send_content(call, item)
                 elif item.content:  # treated as any other content
@@ -116,7 +127,7 @@ def _pouring(request_type: type[M], method: Callable[[M, Call], AsyncGenerator[M
     return serve
 
 
-class _AppendItems:
+class _AppendItems(StoredItems):
     """What a client sends in an append, in the order and form that the service expects.
 
     END stands for the empty request that commits. Where it never comes, the service is cancelled.
@@ -132,20 +143,33 @@ class _AppendItems:
     def __aiter__(self) -> AsyncIterator[AppendItem]:
         return self
 
+    def take_whole(self) -> bytes | None:
+        """See :class:`StoredItems`."""
+        call = self._call
+        last = call.last()
+        if self._opening is not None or last is None or last.kind != _CONTENT or not last.payload:
+            return None
+        call.take()
+        call.received += 1
+        self._is_committed = True
+        return last.payload
+
     async def __anext__(self) -> AppendItem:
         if self._opening is not None:
             opening, self._opening = self._opening, None
             return opening
+        call = self._call
         while not self._is_committed:
-            item = await self._call.receive()
+            item = call.take() or await call.receive()
             if item is None:
                 self._is_committed = True
-                self._call.received += 1
+                call.received += 1
                 return _COMMIT
-            if item.kind != _CONTENT:
-                return _parsed(pb.AppendRequest, item.payload, self._call)
-            if item.payload:
-                return item.payload
+            _, kind, payload = item
+            if kind != _CONTENT:
+                return _parsed(pb.AppendRequest, payload, call)
+            if payload:
+                return payload
         raise StopAsyncIteration
 
 

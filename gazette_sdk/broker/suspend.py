@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from gazette_sdk.protocol import broker_pb2 as pb
 
@@ -15,8 +15,7 @@ _Level = pb.JournalSpec.Suspend
 _Mode = pb.AppendRequest
 
 
-@dataclass(frozen=True, slots=True)
-class Suspension:
+class Suspension(NamedTuple):
     """What an append does to a journal's suspension.
 
     Attributes:
@@ -30,6 +29,9 @@ class Suspension:
     close_fragment: bool = False
     refused: bool = False
     is_suspended: bool = False
+
+
+_NONE = Suspension()
 
 
 def judge_suspension(  # noqa: PLR0911 - one per rule of the table
@@ -55,7 +57,7 @@ def judge_suspension(  # noqa: PLR0911 - one per rule of the table
     if mode == _Mode.SUSPEND_RESUME:
         if level != _Level.NONE:
             return Suspension(write=_Level(level=_Level.NONE, offset=head))
-        return Suspension()
+        return _NONE
     if mode == _Mode.SUSPEND_NO_RESUME:
         return Suspension(refused=level != _Level.NONE)
     if mode == _Mode.SUSPEND_KEEP:

@@ -2,8 +2,8 @@
 
 Writing and hashing 128 KiB takes some hundred microseconds, in which the interpreter is not
 needed: on a second core they cost the event loop almost nothing. Small chunks are not worth the
-hop and are written where they arrive. One thread serves all spools of a broker: they share a
-disk, and each of them keeps its order.
+hop and are written where they arrive. One thread writes for all spools of a broker: they share a
+disk, and each of them keeps its order. Two more make the sums of fragments, and of appends.
 """
 
 from __future__ import annotations
@@ -26,16 +26,21 @@ clients' size these are 2 MiB."""
 
 
 class Writer:
-    """The thread. It starts with the first work, and ends with :meth:`close`."""
+    """A thread. It starts with the first work, and ends with :meth:`close`.
 
-    def __init__(self) -> None:
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str = "spool writer") -> None:
+        self._name = name
         self._queue: SimpleQueue[Behind | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def put(self, behind: Behind) -> None:
         """Have a spool's chunks written."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="spool writer", daemon=True)
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
         self._queue.put(behind)
 

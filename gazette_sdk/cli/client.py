@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
+from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.server.options import Group, Option, Seconds, Settings
 
 if TYPE_CHECKING:
     from gazette_sdk.cli.command import Invocation
-    from gazette_sdk.transport.grpc import GrpcTransport
+    from gazette_sdk.transport.base import Transport
 
-__all__ = ["ADDRESS_ALIASES", "BROKER_CLIENT", "ZONE", "BrokerClientSettings", "open_broker"]
+__all__ = [
+    "ADDRESS_ALIASES",
+    "BROKER_CLIENT",
+    "ZONE",
+    "BrokerClientSettings",
+    "check_address",
+    "open_broker",
+]
+
+_SCHEMES = {"http", "https", "unix"}
 
 CONNECT_TIMEOUT_S = 8.0
 """A broker which does not answer for so long is told of, rather than waited for in silence."""
@@ -66,33 +76,46 @@ ADDRESS_ALIASES = {"BROKER_ADDRESS": "GAZETTE_ADDRESS"}
 """``GAZETTE_ADDRESS`` is what the whole SDK knows; ``BROKER_ADDRESS`` is a tool's own."""
 
 
-def open_broker(invocation: Invocation) -> GrpcTransport:
+def open_broker(invocation: Invocation) -> Transport:
     """The transport that a tool's options describe. Opens no connection yet.
 
     Raises:
         ConfigurationError: the address, a certificate or a key cannot be used.
     """
-    from gazette_sdk.errors import ConfigurationError, ValidationError  # noqa: PLC0415 - lazy
-    from gazette_sdk.transport.grpc import GrpcTransport, Tls  # noqa: PLC0415 - lazy
+    from gazette_sdk.transport.connect import connect  # noqa: PLC0415 - lazy
+    from gazette_sdk.transport.tls import Tls  # noqa: PLC0415 - lazy
 
     client = invocation.settings(BROKER_CLIENT)
-    try:
-        return GrpcTransport(
-            client.address,
-            zone=invocation.settings(ZONE).zone,
-            cache_size=client.cache_size,
-            cache_ttl_s=client.cache_ttl_s,
-            tls=Tls(
-                trusted_ca_file=client.trusted_ca_file,
-                cert_file=client.cert_file,
-                cert_key_file=client.cert_key_file,
-            ),
-            auth_keys=client.auth_keys,
-            auth_token=client.auth_token,
-            connect_timeout_s=CONNECT_TIMEOUT_S,
-        )
-    except ValidationError as error:
+    return connect(
+        check_address(client.address, "with --broker.address or in GAZETTE_ADDRESS"),
+        zone=invocation.settings(ZONE).zone,
+        cache_size=client.cache_size,
+        cache_ttl_s=client.cache_ttl_s,
+        tls=Tls(
+            trusted_ca_file=client.trusted_ca_file,
+            cert_file=client.cert_file,
+            cert_key_file=client.cert_key_file,
+        ),
+        auth_keys=client.auth_keys,
+        auth_token=client.auth_token,
+        connect_timeout_s=CONNECT_TIMEOUT_S,
+    )
+
+
+def check_address(address: str, remedy: str) -> str:
+    """An address that a tool was given, if it is of a scheme that brokers have.
+
+    Args:
+        address: as given.
+        remedy: where to give another one, in words.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    scheme, separator, _ = address.partition("://")
+    if not separator or scheme.lower() not in _SCHEMES:
         raise ConfigurationError(
-            f"{client.address!r} is not the address of a broker ({error}); give one such as "
-            "http://localhost:8080 with --broker.address or in GAZETTE_ADDRESS"
-        ) from error
+            f"{address!r} is not the address of a broker; give one such as "
+            f"http://localhost:8080 {remedy}"
+        )
+    return address

@@ -24,6 +24,7 @@ from gazette_sdk.server.options import (
     parse_arguments,
 )
 from gazette_sdk.server.settings import LoggingSettings
+from gazette_sdk.server.watchful_loop import new_loop
 
 __all__ = ["FAILED", "INTERRUPTED", "Program"]
 
@@ -130,7 +131,8 @@ class Program:
         try:
             outcome = _resolve(command.run)(invocation)
             if inspect.isawaitable(outcome):
-                asyncio.run(_on_this_loop(outcome))
+                with asyncio.Runner(loop_factory=new_loop) as runner:
+                    runner.run(_on_this_loop(outcome))
             sys.stdout.flush()
         except BrokenPipeError:
             raise

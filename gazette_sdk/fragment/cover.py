@@ -48,6 +48,9 @@ class CoverSet(Sequence[pb.Fragment]):
         begin, end = fragment.begin, fragment.end
         if begin >= end:
             return False
+        if self._begins and self._begins[-1] == begin and self._ends[-1] < end:
+            self._fragments[-1], self._ends[-1] = fragment, end  # the last one has grown
+            return True
         # Of the fragments that begin at or before this one, the last reaches furthest.
         at = bisect_right(self._begins, begin) - 1
         if at >= 0 and self._ends[at] >= end and (self._begins[at], self._ends[at]) != (begin, end):

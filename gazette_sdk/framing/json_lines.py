@@ -14,6 +14,9 @@ __all__ = ["JsonLines"]
 
 _NEWLINE = 0x0A
 
+_SHORT_BYTES = 2048
+"""Few lines are found sooner one by one than by an array."""
+
 
 class JsonLines(Framing):
     """``application/x-ndjson``. Lines may be of any length; blank lines are no messages."""
@@ -43,20 +46,33 @@ class JsonLines(Framing):
 
     def cut(self, buffer: Buffer, *, searched: int = 0, final: bool = False) -> Frames:
         """Find all whole lines. At the end of the stream a line without newline is torn."""
+        if len(buffer) - searched <= _SHORT_BYTES:
+            return self._cut_short(buffer, searched, final=final)
         found = _line_ends(buffer, searched)
         places = np.empty(len(found) + 1, np.int64)
         places[0] = 0
         places[1:] = found
         edges: list[int] = places.tolist()
-        consumed = edges[-1]
-        begins, ends = edges[:-1], edges[1:]
-        pending = len(buffer) - consumed
-        error = None
-        if final and pending:
-            error = TornFrameError(
-                f"unexpected EOF: {pending} bytes without a newline", offset=consumed
-            )
-        return Frames(begins, ends, consumed, error, (places[:-1], places[1:]))
+        error = _torn(buffer, edges[-1]) if final else None
+        return Frames(edges[:-1], edges[1:], edges[-1], error, (places[:-1], places[1:]))
+
+    def _cut_short(self, buffer: Buffer, searched: int, *, final: bool) -> Frames:
+        ends: list[int] = []
+        end = buffer.find(b"\n", searched) + 1
+        while end:
+            ends.append(end)
+            end = buffer.find(b"\n", end) + 1
+        consumed = ends[-1] if ends else 0
+        begins = [0, *ends[:-1]] if ends else []
+        return Frames(begins, ends, consumed, _torn(buffer, consumed) if final else None)
+
+
+def _torn(buffer: Buffer, consumed: int) -> TornFrameError | None:
+    """What is wrong with the rest of a buffer, at the end of the stream."""
+    pending = len(buffer) - consumed
+    if not pending:
+        return None
+    return TornFrameError(f"unexpected EOF: {pending} bytes without a newline", offset=consumed)
 
 
 def _line_ends(buffer: Buffer, begin: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

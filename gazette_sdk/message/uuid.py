@@ -28,6 +28,8 @@ __all__ = [
     "UuidParts",
     "build_uuid",
     "new_producer_id",
+    "number_of_text",
+    "parse_number",
     "parse_uuid",
     "uuid_of_bytes",
     "uuid_of_text",
@@ -99,20 +101,28 @@ def build_uuid(producer: bytes, clock: int, flags: int) -> uuid.UUID:
 
 def parse_uuid(value: uuid.UUID) -> UuidParts:
     """What ``value`` says. Version and variant are not looked at: the zero UUID has clock 0."""
-    number = value.int
+    producer, clock, flags = parse_number(value.int)
+    return UuidParts(producer.to_bytes(PRODUCER_BYTES, "big"), clock, flags)
+
+
+def parse_number(number: int) -> tuple[int, int, int]:
+    """What a UUID says whose 128 bits are ``number``: producer, clock and flags as numbers."""
     clock = (
         (number >> 64 & 0x0FFF) << 52
         | (number >> 80 & 0xFFFF) << 36
         | (number >> 96 & 0xFFFF_FFFF) << 4
         | (number >> 58 & 0xF)
     )
-    return UuidParts(
-        (number & 0xFFFF_FFFF_FFFF).to_bytes(PRODUCER_BYTES, "big"), clock, number >> 48 & FLAGS_MAX
-    )
+    return number & 0xFFFF_FFFF_FFFF, clock, number >> 48 & FLAGS_MAX
 
 
 def uuid_of_text(text: str) -> uuid.UUID:
-    """A UUID from any of its textual forms.
+    """A UUID from any of its textual forms, see :func:`number_of_text`."""
+    return uuid.UUID(int=number_of_text(text))
+
+
+def number_of_text(text: str) -> int:
+    """The number, of 128 bits, of a UUID in any of its textual forms.
 
     Args:
         text: 36 characters with hyphens, the same after ``urn:uuid:`` or in braces, or 32
@@ -139,7 +149,7 @@ def uuid_of_text(text: str) -> uuid.UUID:
         raw = b""
     if len(raw) != 16 or len(digits) != 32:
         raise ValueError(f"invalid UUID format: {text!r}")
-    return uuid.UUID(bytes=raw)
+    return int.from_bytes(raw, "big")
 
 
 def uuid_of_bytes(raw: bytes) -> uuid.UUID:

@@ -270,6 +270,9 @@ class Authority:
         raise UnauthenticatedError("invalid token: no configured key made its signature")
 
 
+_EVERYTHING = Claims(int(Capability.ALL), pb.LabelSelector(), math.inf)
+
+
 class AllowAll:
     """The authority where no keys are configured: everybody may do everything."""
 
@@ -292,7 +295,7 @@ class AllowAll:
         now: float,  # noqa: ARG002 - it never ends
     ) -> Claims:
         """Claims of every capability over all journals, without end."""
-        return Claims(int(Capability.ALL), pb.LabelSelector(), math.inf)
+        return _EVERYTHING
 
 
 def authority_for(keys: str | None) -> Authority | AllowAll:

@@ -19,6 +19,7 @@ __all__ = [
     "is_zero_sum",
     "length_of",
     "parse_content_path",
+    "set_sum",
     "sum_of",
     "validate_codec",
     "validate_fragment",
@@ -130,6 +131,11 @@ def sum_of(digest: bytes) -> pb.SHA1Sum:
 def is_zero_sum(content_sum: pb.SHA1Sum) -> bool:
     """Whether it is the sum of an empty fragment: all zeros, not the digest of no bytes."""
     return not (content_sum.part1 or content_sum.part2 or content_sum.part3)
+
+
+def set_sum(content_sum: pb.SHA1Sum, digest: bytes) -> None:
+    """Make a message's sum that of a SHA-1 digest of 20 bytes."""
+    content_sum.part1, content_sum.part2, content_sum.part3 = _SUM.unpack(digest)
 
 
 # ---------------------------------------------------------------- codecs

@@ -6,6 +6,7 @@ or below ``#`` is in either class, because ``#`` separates the parts of Etcd key
 
 from __future__ import annotations
 
+import functools
 import re
 
 from gazette_sdk.errors import ValidationError
@@ -39,6 +40,7 @@ _TOKEN = re.compile(f"{TOKEN_CLASS}*").fullmatch
 _PATH = re.compile(f"{PATH_CLASS}*").fullmatch
 
 
+@functools.lru_cache(maxsize=1024)  # the same few names stand in message after message
 def validate_journal(name: str, path: str = "journal") -> None:
     """Checks a journal's name, which may carry ``;metadata``.
 

@@ -298,7 +298,8 @@ def validate_url(url: str, path: str = "") -> None:
     Raises:
         ValidationError: kind ``url_parse``.
     """
-    _split(url, path)
+    if url:
+        _split(url, path)
 
 
 def _split(url: str, path: str) -> SplitResult:

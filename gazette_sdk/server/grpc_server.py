@@ -27,7 +27,7 @@ import grpc.aio
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol.service import ERROR_METADATA, Rpc
 from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, Call, call_of
-from gazette_sdk.server.metrics import GrpcMeters
+from gazette_sdk.server.metrics import meters_of
 from gazette_sdk.server.outcomes import SUCCESS, Outcome, malformed, outcome_of
 
 __all__ = ["DEFAULT_MAX_RECEIVE_BYTES", "ActiveCall", "GrpcServer", "Method"]
@@ -171,7 +171,7 @@ class _Handler:
         parse = method.rpc.request_type.FromString
         self._decode = method.decode or (lambda wire, _first: parse(wire))
         self._encode = method.encode or (lambda message: bytes(message.SerializeToString()))
-        self._meters = GrpcMeters(method.rpc.path, *self._streams)
+        self._meters = meters_of(method.rpc.path, *self._streams)
         self._active = active
 
     def generic(self) -> grpc.RpcMethodHandler:
@@ -187,11 +187,11 @@ class _Handler:
         return handler
 
     async def _unary_unary(self, wire: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        self._meters.received.inc()
+        self._meters.received += 1
         return await self._run(context, None, lambda call: self._answer(self._first(wire), call))
 
     async def _unary_stream(self, wire: bytes, context: grpc.aio.ServicerContext) -> None:
-        self._meters.received.inc()
+        self._meters.received += 1
         await self._run(context, None, lambda call: self._pour(self._first(wire), call, context))
 
     async def _stream_unary(self, _requests: object, context: grpc.aio.ServicerContext) -> bytes:
@@ -207,15 +207,15 @@ class _Handler:
 
     async def _answer(self, request: Any, call: Call) -> bytes:
         response = self._encode(await self._serve(request, call))
-        self._meters.sent.inc()
+        self._meters.sent += 1
         return response
 
     async def _pour(self, request: Any, call: Call, context: grpc.aio.ServicerContext) -> bytes:
-        encode, sent, write = self._encode, self._meters.sent, context.write
+        encode, meters, write = self._encode, self._meters, context.write
         async with aclosing(self._serve(request, call)) as responses:
             async for response in responses:
                 await write(encode(response))
-                sent.inc()
+                meters.sent += 1
         return b""
 
     async def _run(
@@ -227,7 +227,7 @@ class _Handler:
         """Serve one call: its error becomes a status, and its stream is brought to an end."""
         active = ActiveCall(self._path, time.monotonic())
         self._active.add(active)
-        self._meters.started.inc()
+        self._meters.started += 1
         outcome, response = SUCCESS, b""
         try:
             response = await serve(
@@ -248,7 +248,7 @@ class _Handler:
             self._active.discard(active)
             self._meters.handled(outcome.code, time.monotonic() - active.begun_s)
             if requests is not None:
-                self._meters.received.inc(requests.received)
+                self._meters.received += requests.received
         if requests is not None and not requests.ended:
             await requests.drain()
         if outcome is not SUCCESS:

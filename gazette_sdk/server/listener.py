@@ -96,6 +96,7 @@ class Listener:
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
         self._opening: set[_Opening] = set()
+        self._is_closed = False
 
     def add(self, wire: Wire) -> None:
         """Speak a further protocol, from the next connection on."""
@@ -204,8 +205,14 @@ class Listener:
 
     def close(self) -> None:
         """Accept no further connections, and drop those which showed no protocol yet."""
+        self._is_closed = True
         for server in self._servers:
-            server.close()
+            loop = server.get_loop()
+            for bound in server.sockets:
+                loop.remove_reader(bound.fileno())
+            # Before 3.12 a connection which is accepted, and not made yet, is never closed once
+            # its server is. Those are made in this turn of the loop.
+            loop.call_soon(server.close)
         self._servers.clear()
         for bound in self._sockets:
             bound.close()
@@ -231,6 +238,9 @@ class _Opening(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._listener._opening.add(self)  # noqa: SLF001 - of this module
         self._timer = asyncio.get_running_loop().call_later(SHOW_PROTOCOL_TIMEOUT_S, self.drop)
+        if self._listener._is_closed:  # noqa: SLF001 - of this module
+            self.drop()
+            return
         tls = transport.get_extra_info("ssl_object")
         agreed = tls.selected_alpn_protocol() if tls is not None else None
         if agreed is not None:

@@ -8,13 +8,18 @@ library's own registry.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterator
+from itertools import accumulate
+from math import inf
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
-from prometheus_client.metrics_core import Metric
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-__all__ = ["CONTENT_TYPE", "GrpcMeters", "metrics_text"]
+__all__ = ["CONTENT_TYPE", "GrpcMeters", "meters_of", "metrics_text"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 """Media type of :func:`metrics_text`."""
@@ -74,30 +79,29 @@ def _number(bound: str) -> str:
 
 _RPC_LABELS = ("grpc_type", "grpc_service", "grpc_method")
 
-_STARTED = Counter("grpc_server_started", "RPCs begun on the server.", _RPC_LABELS)
-_HANDLED = Counter(
-    "grpc_server_handled", "RPCs completed on the server.", (*_RPC_LABELS, "grpc_code")
-)
-_RECEIVED = Counter(
-    "grpc_server_msg_received", "Messages received by RPCs on the server.", _RPC_LABELS
-)
-_SENT = Counter("grpc_server_msg_sent", "Messages sent by RPCs on the server.", _RPC_LABELS)
-_HANDLING_SECONDS = Histogram(
-    "grpc_server_handling_seconds",
-    "Response latency of RPCs on the server.",
-    _RPC_LABELS,
-    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
-)
+_BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+"""Bounds of the latencies' buckets, in seconds."""
 
 
 class GrpcMeters:
-    """The ``grpc_server_…`` metrics of one method.
+    """The ``grpc_server_…`` metrics of one method, on whatever wire.
+
+    Plain numbers, which a collector reads when somebody asks: a counter of Prometheus' client
+    takes a lock, and a call counts several times. Only the event loop changes them. There is one
+    object per method and process, see :func:`meters_of`.
 
     Args:
         path: the method's path, ``/package.Service/Method``.
         client_streams: whether its requests are a stream.
         server_streams: whether its responses are a stream.
+
+    Attributes:
+        started: calls begun.
+        received: messages received.
+        sent: messages sent.
     """
+
+    __slots__ = ("_buckets", "_handled", "_seconds", "labels", "received", "sent", "started")
 
     def __init__(self, path: str, client_streams: bool, server_streams: bool) -> None:  # noqa: FBT001 - as in Rpc
         _, service, method = path.split("/")
@@ -107,21 +111,75 @@ class GrpcMeters:
             (False, True): "server_stream",
             (True, True): "bidi_stream",
         }[client_streams, server_streams]
-        self._labels = (kind, service, method)
-        self.started = _STARTED.labels(*self._labels)
-        self.received = _RECEIVED.labels(*self._labels)
-        self.sent = _SENT.labels(*self._labels)
-        self._seconds = _HANDLING_SECONDS.labels(*self._labels)
-        self._handled: dict[str, Counter] = {}
+        self.labels = (kind, service, method)
+        self.started = 0
+        self.received = 0
+        self.sent = 0
+        self._handled: defaultdict[str, int] = defaultdict(int)
+        self._buckets = [0] * (len(_BOUNDS_S) + 1)  # each by itself, unlike those exposed
+        self._seconds = 0.0
 
     def handled(self, code: str, duration_s: float) -> None:
         """Count a call that ended, by the name of its status code (``DEADLINE_EXCEEDED``)."""
-        counter = self._handled.get(code)
-        if counter is None:
-            counter = _HANDLED.labels(*self._labels, _code_label(code))
-            self._handled[code] = counter
-        counter.inc()
-        self._seconds.observe(duration_s)
+        self._handled[code] += 1
+        self._buckets[bisect_left(_BOUNDS_S, duration_s)] += 1
+        self._seconds += duration_s
+
+    def codes(self) -> list[tuple[str, int]]:
+        """How many calls ended with each code, as labels spell codes."""
+        return [(_code_label(code), count) for code, count in self._handled.items()]
+
+    def latencies(self) -> tuple[list[tuple[str, float]], float]:
+        """How many calls took at most so many seconds, and the sum of what they took."""
+        bounds = [floatToGoString(bound) for bound in (*_BOUNDS_S, inf)]  # type: ignore[no-untyped-call]
+        return list(zip(bounds, accumulate(self._buckets), strict=True)), self._seconds
+
+
+_METERS: dict[str, GrpcMeters] = {}
+
+
+def meters_of(path: str, client_streams: bool, server_streams: bool) -> GrpcMeters:  # noqa: FBT001 - as in Rpc
+    """The metrics of a method; arguments are those of :class:`GrpcMeters`."""
+    if path not in _METERS:
+        _METERS[path] = GrpcMeters(path, client_streams, server_streams)
+    return _METERS[path]
+
+
+class _GrpcCollector(Collector):
+    """Reads the numbers of all methods."""
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry."""
+        methods = list(_METERS.values())
+        for name, documentation, attribute in (
+            ("grpc_server_started", "RPCs begun on the server.", "started"),
+            ("grpc_server_msg_received", "Messages received by RPCs on the server.", "received"),
+            ("grpc_server_msg_sent", "Messages sent by RPCs on the server.", "sent"),
+        ):
+            counter = CounterMetricFamily(name, documentation, labels=_RPC_LABELS)
+            for meters in methods:
+                counter.add_metric(meters.labels, getattr(meters, attribute))
+            yield counter
+        handled = CounterMetricFamily(
+            "grpc_server_handled",
+            "RPCs completed on the server.",
+            labels=(*_RPC_LABELS, "grpc_code"),
+        )
+        seconds = HistogramMetricFamily(
+            "grpc_server_handling_seconds",
+            "Response latency of RPCs on the server.",
+            labels=_RPC_LABELS,
+        )
+        for meters in methods:
+            for code, count in meters.codes():
+                handled.add_metric((*meters.labels, code), count)
+            buckets, total = meters.latencies()
+            seconds.add_metric(meters.labels, buckets, total)
+        yield handled
+        yield seconds
+
+
+REGISTRY.register(_GrpcCollector())
 
 
 def _code_label(code: str) -> str:

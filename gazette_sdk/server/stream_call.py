@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from gazette_sdk.errors import CallError
 from gazette_sdk.protocol.service import Rpc
 from gazette_sdk.protocol.stream_calls import CallBegan, Item, ServerCalls
 from gazette_sdk.protocol.stream_frames import MESSAGE_BYTES_MAX
 from gazette_sdk.server.call import Call
-from gazette_sdk.server.metrics import GrpcMeters
+from gazette_sdk.server.metrics import meters_of
 from gazette_sdk.server.outcomes import Outcome
 from gazette_sdk.server.stream_output import StreamOutput
 
@@ -32,6 +32,9 @@ class Answer(NamedTuple):
     success: bool = True
 
 
+Serve: TypeAlias = Callable[["StreamCall"], Coroutine[Any, Any, Answer | None]]
+
+
 class StreamMethod:
     """A method and who serves it.
 
@@ -42,11 +45,11 @@ class StreamMethod:
             :class:`~gazette_sdk.errors.GazetteError` fails the call.
     """
 
-    def __init__(self, rpc: Rpc, serve: Callable[[StreamCall], Awaitable[Answer | None]]) -> None:
+    def __init__(self, rpc: Rpc, serve: Serve) -> None:
         self.rpc = rpc
         self.path = rpc.path
         self.serve = serve
-        self.meters = GrpcMeters(rpc.path, rpc.client_streams, rpc.server_streams)
+        self.meters = meters_of(rpc.path, rpc.client_streams, rpc.server_streams)
 
 
 INTAKE_LOW_BYTES = 256 << 10
@@ -146,14 +149,18 @@ class StreamCall:
 
         Being cancelled loses nothing.
         """
-        while not self._items:
-            if self._ended:
-                return None
+        while (item := self.take()) is None and not self._ended:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
             finally:
                 self._waiter = None
+        return item
+
+    def take(self) -> Item | None:
+        """The client's next message or content, if it is there."""
+        if not self._items:
+            return None
         item = self._items.popleft()
         self.received += 1
         self._intake.waiting_bytes -= len(item.payload)
@@ -161,12 +168,17 @@ class StreamCall:
             self._intake.resume()
         return item
 
+    def last(self) -> Item | None:
+        """The client's last message or content, if it is there and its end, too; not taken."""
+        whole = self._ended and len(self._items) == 1 and self.given_up is None
+        return self._items[0] if whole else None
+
     def forget(self) -> None:
         """Drop what nobody will take any more."""
-        dropped = len(self.request) + sum(len(item.payload) for item in self._items)
-        self._items.clear()
-        self._intake.waiting_bytes -= dropped
+        self._intake.waiting_bytes -= len(self.request)
         self.request = b""
+        while self._items:
+            self._intake.waiting_bytes -= len(self._items.popleft().payload)
 
     # -------------------------------------------------------------------- our side
 
@@ -181,18 +193,22 @@ class StreamCall:
             await self._output.room()
 
     def hold(self, response: bytes) -> None:
-        """Send a response together with what follows it at once.
+        """Send a response together with what follows it, or with :meth:`flush`.
 
         Raises:
             CallError: it is too long.
         """
         self._output.hold(self._message(response))
 
+    def flush(self) -> None:
+        """Send what is held."""
+        self._output.flush()
+
     async def send_content(self, content: bytes) -> None:
         """Send up to 1 MiB of content, and wait while too much waits for the client."""
         header = self._calls.content_header(self.number, len(content))
         self._output.write_content(header, content)
-        self.method.meters.sent.inc()
+        self.method.meters.sent += 1
         if self._output.paused:
             await self._output.room()
 
@@ -213,7 +229,7 @@ class StreamCall:
             count = min(chunk_bytes, end - position)
             header = self._calls.content_header(self.number, count)
             self._output.write_file(header, fd, position, count)
-            self.method.meters.sent.inc()
+            self.method.meters.sent += 1
             position += count
             if position < end or self._output.paused:
                 await self._output.file_room()
@@ -221,7 +237,7 @@ class StreamCall:
     def _message(self, response: bytes) -> bytes:
         check_length(response)
         frame = self._calls.message(self.number, response)
-        self.method.meters.sent.inc()
+        self.method.meters.sent += 1
         return frame
 
 

@@ -5,7 +5,10 @@ loop's callback. Calls are served by one task of the connection, in their order:
 when the one before it has ended, which is what keeps the appends of a client in order, and their
 answers too. A task per call, or per message, would cost more than a whole append.
 
-Reading stops while more than 1 MiB waits to be taken, or when as many calls are open as may be.
+Even to wake that task costs a turn of the loop. So calls that find it idle are begun in the
+callback itself, in its name; it goes on with them where they wait for something. Most don't.
+
+Reading stops while more than 2 MiB wait to be taken, or when as many calls are open as may be.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from gazette_sdk.protocol.stream_calls import (
     ServerEvent,
 )
 from gazette_sdk.protocol.stream_frames import PREFACE, Frame, FrameBuffer, Kind, MethodTraits
+from gazette_sdk.server.begun import Begun
 from gazette_sdk.server.call import MAX_CHUNK_BYTES, Call, call_of
 from gazette_sdk.server.grpc_server import ActiveCall
 from gazette_sdk.server.outcomes import SUCCESS, Outcome, outcome_of
@@ -53,8 +57,9 @@ FIRST_CALL_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 1.0
 """How long a client may take to close a connection that we leave, or that broke the rules."""
 
-INTAKE_HIGH_BYTES = 1 << 20
-"""Bytes that may wait to be taken before the connection is read no more."""
+INTAKE_HIGH_BYTES = 2 << 20
+"""Bytes that may wait to be taken before the connection is read no more: two of the greatest
+frames, so that a client which sends such ones isn't stopped after each."""
 
 UNREAD_BYTES_MAX = 4 << 20
 """Bytes that may wait for a client which goes on sending PINGs. Calls stop far below."""
@@ -116,7 +121,8 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._newest: StreamCall | None = None  # that the client may still be sending
         self._current: StreamCall | None = None  # that is served
         self._behind: list[Frame] = []  # held back while as many calls are open as may be
-        self._idle: asyncio.Future[None] | None = None
+        self._idle: asyncio.Future[None] | None = None  # what the task waits for
+        self._begun: Begun[None] | None = None  # calls that it has to go on with
 
         self._heard = False
         self._silent_ticks = 0
@@ -262,35 +268,39 @@ class StreamConnection(asyncio.BufferedProtocol):
         if self._behind:
             self._behind += frames
             return
-        calls = self._calls
         try:
-            for position, frame in enumerate(frames):
-                if frame[0] == _CALL and calls.full:
-                    self._behind = frames[position:]
-                    break
-                event = calls.receive(frame)
-                if event is not None:
-                    self._happened(event)
+            self._receive(frames)
         except StreamProtocolError as error:
             self._fail(error.reason)
             return
+        if self._idle is not None and self._pending:
+            self._serve_now(self._idle)
         if self._intake.waiting_bytes > INTAKE_HIGH_BYTES or self._behind:
             self._update_reading()
 
-    def _happened(self, event: ServerEvent) -> None:
-        """Act upon what a frame means, the most frequent first."""
-        kind = type(event)
-        newest = self._newest
-        if kind is Item:
-            if newest is not None:
-                newest.put(cast("Item", event))
-        elif kind is CallBegan:
-            self._begin(cast("CallBegan", event))
-        elif kind is HalfClosed:
-            if newest is not None:
-                newest.end()
-        else:
-            self._rarer(event)
+    def _receive(self, frames: list[Frame]) -> None:
+        """Act upon what frames mean.
+
+        Raises:
+            StreamProtocolError: the client broke the rules.
+        """
+        calls, receive = self._calls, self._calls.receive
+        for position, frame in enumerate(frames):
+            if frame[0] == _CALL and calls.full:
+                self._behind = frames[position:]
+                return
+            event = receive(frame)
+            kind, newest = type(event), self._newest
+            if kind is CallBegan:
+                self._begin(cast("CallBegan", event))
+            elif kind is Item:
+                if newest is not None:
+                    newest.put(cast("Item", event))
+            elif kind is HalfClosed:
+                if newest is not None:
+                    newest.end()
+            elif event is not None:
+                self._rarer(event)
 
     def _rarer(self, event: ServerEvent) -> None:
         if isinstance(event, CallRefused):
@@ -318,10 +328,7 @@ class StreamConnection(asyncio.BufferedProtocol):
 
     def _enqueue(self, call: StreamCall | CallRefused) -> None:
         self._pending.append(call)
-        if self._idle is not None:
-            if not self._idle.done():
-                self._idle.set_result(None)
-        elif self.task is None:
+        if self.task is None:
             self._set_timer(None)
             self.task = self._loop.create_task(self._run(), name="stream connection")
             self.task.add_done_callback(self._ended)
@@ -351,15 +358,50 @@ class StreamConnection(asyncio.BufferedProtocol):
 
     async def _run(self) -> None:
         """Serve calls, in their order, for as long as the connection lasts."""
-        output, calls = self._output, self._calls
         while True:
-            while not self._pending:
-                self._idle = self._loop.create_future()
-                try:
-                    await self._idle
-                finally:
-                    self._idle = None
-            call = self._pending.popleft()
+            await self._serve_pending()
+            self._idle = idle = self._loop.create_future()
+            interrupt: asyncio.CancelledError | None = None
+            try:
+                await idle
+            except asyncio.CancelledError as cancelled:
+                if self._begun is None:
+                    raise
+                interrupt = cancelled
+            finally:
+                self._idle = None
+            begun, self._begun = self._begun, None
+            if begun is not None:
+                begun.interrupt = interrupt
+                await begun
+
+    def _serve_now(self, idle: asyncio.Future[None]) -> None:
+        """Serve calls here, as the task which waits for ``idle``, until they are to wait."""
+        task = self.task
+        assert task is not None, "it waits"
+        if idle.done():
+            return
+        if asyncio.current_task(self._loop) is not None:  # no loop's callback, but a task's step
+            idle.set_result(None)
+            return
+        self._idle = None
+        asyncio.tasks._enter_task(self._loop, task)  # noqa: SLF001 - documented for such use
+        try:
+            begun = Begun(self._serve_pending())
+        finally:
+            asyncio.tasks._leave_task(self._loop, task)  # noqa: SLF001 - as above
+        if begun.done:
+            self._idle = idle
+            return
+        self._begun = begun
+        if not idle.done():
+            idle.set_result(None)
+
+    async def _serve_pending(self) -> None:
+        """Serve the calls that wait for their turn."""
+        output, calls, pending = self._output, self._calls, self._pending
+        while pending:
+            call = pending.popleft()
             if isinstance(call, CallRefused):
                 output.write(calls.status(call.call, call.code, call.text, call.kind))
             else:
@@ -386,48 +428,68 @@ class StreamConnection(asyncio.BufferedProtocol):
         Raises:
             asyncio.CancelledError: the connection is over.
         """
-        active = ActiveCall(call.method.path, time.monotonic())
+        method = call.method
+        active = ActiveCall(method.path, time.monotonic())
         self._host.active.add(active)
-        meters = call.method.meters
-        meters.started.inc()
-        outcome = _STOPPED
+        meters = method.meters
+        meters.started += 1
+        outcome, answer = _STOPPED, None
         try:
-            outcome, answer = await self._outcome(call)
+            try:
+                if self._may_run(call):
+                    serving = method.serve(call)
+                    if call.deadline_s is None:
+                        answer = await serving
+                    else:
+                        answer = await self._until(call.deadline_s, call, Begun(serving))
+                    if answer is not None:
+                        check_length(answer.response)
+                    outcome = SUCCESS
+                else:
+                    outcome = call.given_up or _STOPPED
+            except asyncio.CancelledError:
+                if self._is_over:
+                    raise
+                outcome, answer = call.given_up or _STOPPED, None
+            except Exception as error:  # noqa: BLE001 - the outermost boundary of a call
+                outcome, answer = outcome_of(error, method.path), None
+            finally:
+                self._current = None
             self._answer(call, outcome, answer)
         finally:
             # After the answer, which is waited for.
             self._host.active.discard(active)
-            meters.received.inc(call.received)
+            meters.received += call.received
             meters.handled(outcome.code, time.monotonic() - active.begun_s)
 
-    async def _outcome(self, call: StreamCall) -> tuple[Outcome, Answer | None]:
-        """Have a call served; what came of it."""
-        expiry: asyncio.TimerHandle | None = None
+    def _may_run(self, call: StreamCall) -> bool:
+        """Make a call the one that is served, unless it was given up, or its time is over.
+
+        Raises:
+            CallError: its metadata are malformed.
+        """
+        remaining_s = None
+        if call.deadline_s is not None:
+            remaining_s = call.deadline_s - self._loop.time()
+            if remaining_s <= 0:
+                call.given_up = call.given_up or _NOT_BEGUN
+        if call.given_up is not None:
+            return False
+        self._current = call
+        call.context = _context(call, remaining_s)
+        return True
+
+    async def _until(
+        self, deadline_s: float, call: StreamCall, begun: Begun[Answer | None]
+    ) -> Answer | None:
+        """Have a call that was begun served to its end, or up to its deadline."""
+        if begun.done:
+            return begun.result
+        expiry = self._loop.call_at(deadline_s, self._cancel, call, _EXPIRED)
         try:
-            remaining_s = None
-            if call.deadline_s is not None:
-                remaining_s = call.deadline_s - self._loop.time()
-                if remaining_s <= 0:
-                    call.given_up = call.given_up or _NOT_BEGUN
-                expiry = self._loop.call_at(call.deadline_s, self._cancel, call, _EXPIRED)
-            if call.given_up is not None:
-                return call.given_up, None
-            self._current = call
-            call.context = _context(call, remaining_s)
-            answer = await call.method.serve(call)
-            if answer is not None:
-                check_length(answer.response)
-        except asyncio.CancelledError:
-            if self._is_over:
-                raise
-            return call.given_up or _STOPPED, None
-        except Exception as error:  # noqa: BLE001 - the outermost boundary of a call
-            return outcome_of(error, call.method.path), None
+            return await begun
         finally:
-            self._current = None
-            if expiry is not None:
-                expiry.cancel()
-        return SUCCESS, answer
+            expiry.cancel()
 
     @property
     def _is_over(self) -> bool:
@@ -442,7 +504,7 @@ class StreamConnection(asyncio.BufferedProtocol):
         calls, output = self._calls, self._output
         if outcome is SUCCESS and answer is not None:
             output.write(calls.answer(call.number, answer.response, success=answer.success))
-            call.method.meters.sent.inc()
+            call.method.meters.sent += 1
         else:
             output.write(calls.status(call.number, outcome.number, outcome.text, outcome.kind))
         task = self.task

@@ -34,13 +34,12 @@ class StreamOutput:
         transport: of the connection.
     """
 
-    __slots__ = ("_flush", "_held", "_loop", "_paused", "_room", "_socket", "_transport")
+    __slots__ = ("_held", "_loop", "_paused", "_room", "_socket", "_transport")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._held: list[bytes] = []
-        self._flush: asyncio.Handle | None = None
         self._paused = False
         self._room: asyncio.Future[None] | None = None
         self._socket: socket.socket | None = None
@@ -63,10 +62,13 @@ class StreamOutput:
             self._transport.write(frames)
 
     def hold(self, frame: bytes) -> None:
-        """Write a frame together with the next one, or by itself when that doesn't come at once."""
+        """Write a frame together with the next one, or when :meth:`flush` says so."""
         self._held.append(frame)
-        if self._flush is None:
-            self._flush = self._loop.call_soon(self._write_held)
+
+    def flush(self) -> None:
+        """Write what is held."""
+        if self._held:
+            self.write(b"")
 
     def write_content(self, header: bytes, content: bytes) -> None:
         """Write a frame of which the header and the content are not together yet."""
@@ -91,11 +93,15 @@ class StreamOutput:
                 promised more; unless that was known before the frame began.
         """
         end = position + length
-        if os.fstat(fd).st_size < end:
+        if length > LEAD_BYTES and os.fstat(fd).st_size < end:
             raise _ends_early(end - os.fstat(fd).st_size)
         lead = os.pread(fd, min(length, LEAD_BYTES), position)
-        self.write(header + lead)
         position += len(lead)
+        if position < end and length <= LEAD_BYTES:
+            raise _ends_early(end - position)
+        self.write(header + lead)
+        if position == end:
+            return
         position = self._send_file(fd, position, end)
         while position < end and not self._transport.is_closing():
             rest = os.pread(fd, end - position, position)
@@ -124,17 +130,9 @@ class StreamOutput:
         return position
 
     def _take_held(self) -> bytes:
-        if self._flush is not None:
-            self._flush.cancel()
-            self._flush = None
         frames = b"".join(self._held)
         self._held.clear()
         return frames
-
-    def _write_held(self) -> None:
-        self._flush = None
-        if self._held:
-            self.write(b"")
 
     # ------------------------------------------------------------ back-pressure
 

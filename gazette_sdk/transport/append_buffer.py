@@ -15,8 +15,8 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from typing import BinaryIO
 
-from gazette_sdk.transport.appender import CHUNK_BYTES
 from gazette_sdk.transport.backoff import Pause
+from gazette_sdk.transport.pieces import CHUNK_BYTES
 
 __all__ = ["AppendBuffer", "MemoryBudget"]
 
@@ -76,12 +76,21 @@ class AppendBuffer:
         if self._is_spilling or not size:
             return
         self._is_spilling = True
+        writing = asyncio.ensure_future(
+            asyncio.to_thread(_append_to_file, self._file, self._file_bytes, self._parts[:count])
+        )
         try:
-            self._file = await asyncio.to_thread(
-                _append_to_file, self._file, self._file_bytes, self._parts[:count]
-            )
+            await asyncio.wait([writing])
+        except asyncio.CancelledError:
+            await asyncio.wait([writing])  # a thread can't be stopped, and may have made a file
+            if writing.exception() is None:
+                self._file = writing.result()
+            if self._parts_kept < count:
+                self._close_file()
+            raise
         finally:
             self._is_spilling = False
+        self._file = writing.result()
         if self._parts_kept < count:  # released while its thread wrote
             self._close_file()
             return
@@ -89,6 +98,12 @@ class AppendBuffer:
         self._parts_kept -= count
         self._file_bytes += size
         self._budget.add(-size)
+
+    def whole(self) -> list[bytes] | None:
+        """What is kept, in few pieces of any length, unless some of it lies in a file."""
+        if self._file_bytes:
+            return None
+        return list(_joined(self._parts[: self._parts_kept]))
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """What is kept, in chunks fit to be sent. May be read again from its start."""
@@ -192,17 +207,26 @@ def _read_file(file: BinaryIO, position: int, size: int) -> bytes:
 
 def _coalesced(parts: list[bytes]) -> Iterator[bytes]:
     """The same bytes in chunks of ``CHUNK_BYTES`` at most, few of them much smaller."""
+    for piece in _joined(parts):
+        if len(piece) <= CHUNK_BYTES:
+            yield piece
+        else:
+            for begin in range(0, len(piece), CHUNK_BYTES):
+                yield piece[begin : begin + CHUNK_BYTES]
+
+
+def _joined(parts: list[bytes]) -> Iterator[bytes]:
+    """The same bytes, small parts joined to pieces of ``CHUNK_BYTES`` at most."""
     small: list[bytes] = []
     small_bytes = 0
     for part in parts:
         if small and small_bytes + len(part) > CHUNK_BYTES:
-            yield b"".join(small)
+            yield small[0] if len(small) == 1 else b"".join(small)
             small, small_bytes = [], 0
         if len(part) > CHUNK_BYTES:
-            for begin in range(0, len(part), CHUNK_BYTES):
-                yield part[begin : begin + CHUNK_BYTES]
+            yield part
         else:
             small.append(part)
             small_bytes += len(part)
     if small:
-        yield b"".join(small)
+        yield small[0] if len(small) == 1 else b"".join(small)

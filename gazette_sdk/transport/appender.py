@@ -31,6 +31,7 @@ from gazette_sdk.protocol.selectors import format_selector
 from gazette_sdk.transport import metrics
 from gazette_sdk.transport.backoff import Pause, pause
 from gazette_sdk.transport.base import ANYWHERE, AppendItem, Target, Transport
+from gazette_sdk.transport.pieces import CHUNK_BYTES
 
 __all__ = [
     "CHUNK_BYTES",
@@ -39,15 +40,12 @@ __all__ = [
     "Source",
     "append",
     "append_once",
+    "append_pieces",
     "check_opening",
     "status_error",
 ]
 
 logger = logging.getLogger(__name__)
-
-CHUNK_BYTES = 128 << 10
-"""Content per message: far below the 4 MiB that brokers accept, and large enough that more
-makes no difference (measured over loopback)."""
 
 Source: TypeAlias = bytes | BinaryIO | Callable[[], AsyncIterator[bytes]]
 """Content that can be read again from its start: bytes, a seekable binary file, or a function
@@ -127,6 +125,22 @@ async def append_once(
     return response
 
 
+async def append_pieces(
+    transport: Transport, request: pb.AppendRequest, pieces: Sequence[bytes]
+) -> pb.AppendResponse:
+    """Append content that is all there: :func:`append_once`, where possible for less.
+
+    Raises:
+        StatusError: the broker answered another status.
+        CallError: the call ended without an answer; it may or may not have committed.
+    """
+    metrics.count_appended(request.journal, sum(map(len, pieces)))
+    response = await transport.append_whole(request, pieces)
+    if response.status != pb.OK:
+        raise status_error(request, response)
+    return response
+
+
 async def append(
     transport: Transport,
     request: pb.AppendRequest,
@@ -150,9 +164,12 @@ async def append(
         Exception: whatever a source raised; the append was rolled back.
     """
     check_opening(request)
+    pieces = [source for source in sources if isinstance(source, bytes)]
     attempt = 0
     while True:
         try:
+            if len(pieces) == len(sources):
+                return await append_pieces(transport, request, pieces)
             return await append_once(transport, request, _read_all(sources))
         except TRANSIENT as error:
             if attempt > 0 or isinstance(error, UnavailableError):

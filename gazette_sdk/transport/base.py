@@ -8,12 +8,15 @@ business of the layers above (`appender`, `reader`, `listing`), which work over 
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeAlias
 
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.direct import DirectJournal
+from gazette_sdk.transport.lane import AppendLane
+from gazette_sdk.transport.pieces import requests_of
 
 __all__ = ["ANYWHERE", "AppendItem", "ReadItem", "Target", "Transport"]
 
@@ -73,6 +76,32 @@ class Transport(abc.ABC):
     ) -> pb.AppendResponse:
         """Append to a journal, atomically. An error raised by ``requests`` rolls back."""
 
+    async def append_whole(
+        self, opening: pb.AppendRequest, pieces: Sequence[bytes], target: Target = ANYWHERE
+    ) -> pb.AppendResponse:
+        """Append content that is all there, and commit: :meth:`append`, where possible for less.
+
+        Args:
+            opening: the request that names the journal.
+            pieces: the content, in order.
+            target: where to send it.
+        """
+
+        async def requests() -> AsyncIterator[AppendItem]:
+            yield opening
+            async for item in requests_of(pieces):
+                yield item
+
+        return await self.append(requests(), target)
+
+    def lane(self, opening: pb.AppendRequest) -> AppendLane | None:  # noqa: ARG002 - most have none
+        """A way to have several appends of a journal in flight, where the transport has one.
+
+        Args:
+            opening: the request of each of them, valid, without the name's metadata.
+        """
+        return None
+
     @abc.abstractmethod
     def replicate(
         self, requests: AsyncIterator[pb.ReplicateRequest], target: Target
@@ -90,6 +119,17 @@ class Transport(abc.ABC):
         self, request: pb.FragmentStoreHealthRequest
     ) -> pb.FragmentStoreHealthResponse:
         """The health of a fragment store, as the broker sees it."""
+
+    def direct(self, journal: str) -> DirectJournal | None:  # noqa: ARG002 - most have none
+        """A way to append from plain code without the event loop, if there is one just now.
+
+        Any thread may ask. Most transports have none; others only for a journal that was
+        appended to lately.
+
+        Args:
+            journal: its name, without metadata.
+        """
+        return None
 
     @abc.abstractmethod
     async def aclose(self) -> None:

@@ -5,6 +5,8 @@ Prometheus appends ``_total`` to the name of every counter.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from prometheus_client import Counter
 
 __all__ = [
@@ -15,6 +17,7 @@ __all__ = [
     "FRAGMENT_OPEN_CONTENT_LENGTH",
     "READ_BYTES",
     "READ_FRAGMENT_BYTES",
+    "count_appended",
 ]
 
 APPEND_BYTES = Counter(
@@ -43,3 +46,13 @@ DISCARD_FRAGMENT_BYTES = Counter(
     "Uncompressed bytes skipped in fragments opened directly, while seeking.",
     ["journal", "codec"],
 )
+
+
+@lru_cache(maxsize=1024)
+def _appended_to(journal: str) -> Counter:
+    return APPEND_BYTES.labels(journal)
+
+
+def count_appended(journal: str, length_bytes: int) -> None:
+    """Count what is written to an append of a journal."""
+    _appended_to(journal).inc(length_bytes)

@@ -74,8 +74,9 @@ class ByteReader:
     ) -> None:
         self.request = pb.ReadRequest()
         self.request.CopyFrom(request)
-        self.response: pb.ReadResponse | None = None
         self.hint = last_response
+        self._response: pb.ReadResponse | None = None
+        self._header: pb.Header | None = None
         self._transport = transport
         self._open_fragment = open_fragment or partial(open_url, file_root=file_root)
         self._items: AsyncGenerator[ReadItem, None] | None = None
@@ -84,6 +85,14 @@ class ByteReader:
         self._shows_metadata = False
         self._failure: Exception | None = None
         self._count = metrics.READ_BYTES.labels(request.journal).inc
+
+    @property
+    def response(self) -> pb.ReadResponse | None:
+        """The last metadata of this read, with its header: that comes with the first only."""
+        response = self._response
+        if response is not None and self._header is not None and not response.HasField("header"):
+            response.header.CopyFrom(self._header)
+        return response
 
     @property
     def header(self) -> pb.Header | None:
@@ -240,11 +249,10 @@ class ByteReader:
         return self._take(size_max) if item.content else b""
 
     def _keep(self, item: pb.ReadResponse) -> None:
-        """Remember metadata; the header comes with the first message only."""
-        last = self.response
-        if last is not None and last.HasField("header") and not item.HasField("header"):
-            item.header.CopyFrom(last.header)
-        self.response = item
+        """Remember metadata. Where content is written there is a lot of it."""
+        if item.HasField("header"):
+            self._header = item.header
+        self._response = item
 
     async def _open_direct(self) -> _DirectFragment | None:
         """The fragment that the stream which just ended named, if it did."""

@@ -57,6 +57,13 @@ class RouteCache:
         self._entries.move_to_end(journal)
         return route
 
+    def peek(self, journal: str) -> pb.Route | None:
+        """The remembered route, if there is one. Any thread may ask, as this changes nothing."""
+        entry = self._entries.get(journal)
+        if entry is None or self._clock() - entry[0] > self.ttl_s:
+            return None
+        return entry[1]
+
     def update(self, journal: str, route: pb.Route) -> None:
         """Remember a route; one without members makes the cache forget instead."""
         if not route.members:

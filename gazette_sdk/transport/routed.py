@@ -9,12 +9,11 @@ never changes a route.
 
 from __future__ import annotations
 
-import abc
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -24,10 +23,12 @@ from gazette_sdk.protocol import rpc
 from gazette_sdk.protocol.authorization import Authorizer, FixedToken, authority_for, wanted_for
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.service import RPCS_BY_NAME, Rpc
+from gazette_sdk.transport.append_calls import AppendCalls, RoutedLane, no_broker
 from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, Transport
-from gazette_sdk.transport.dispatcher import SERVICE, Health, Peer, candidates, choose, where
+from gazette_sdk.transport.broker_wire import Destination, Wire
+from gazette_sdk.transport.direct import DirectRoute, DirectRoutes
+from gazette_sdk.transport.dispatcher import SERVICE, candidates, choose, where
 from gazette_sdk.transport.route_cache import RouteCache
-from gazette_sdk.transport.wire import Chunk
 
 __all__ = [
     "CHUNK_BYTES_KEY",
@@ -63,69 +64,6 @@ _APPEND = RPCS_BY_NAME["Append"]
 _REPLICATE = RPCS_BY_NAME["Replicate"]
 _LIST_FRAGMENTS = RPCS_BY_NAME["ListFragments"]
 _HEALTH = RPCS_BY_NAME["FragmentStoreHealth"]
-
-
-class Destination(NamedTuple):
-    """Where one call goes, and what it is about.
-
-    Attributes:
-        rpc: which call.
-        journal: the journal it is about.
-        peer: the broker.
-        where: the broker in words.
-        authorization: the call's ``authorization``, where one is needed.
-    """
-
-    rpc: Rpc
-    journal: str | None
-    peer: Peer
-    where: str
-    authorization: str | None
-
-
-class Wire(abc.ABC):
-    """Carries calls to brokers that were chosen already.
-
-    Requests are valid when they come here. Calls that end without a response raise a
-    :class:`~gazette_sdk.errors.CallError`.
-    """
-
-    @abc.abstractmethod
-    def health(self, peer: Peer) -> Health:
-        """The state of the connection to a peer; one that was never dialled is idle."""
-
-    @abc.abstractmethod
-    async def unary(self, to: Destination, request: Message) -> Any:
-        """A call of one request and one response."""
-
-    @abc.abstractmethod
-    def list(self, to: Destination, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse]:
-        """The messages of a listing or watch."""
-
-    @abc.abstractmethod
-    def read(
-        self, to: Destination, request: pb.ReadRequest
-    ) -> AsyncGenerator[pb.ReadResponse | Chunk | bytes]:
-        """Messages, content with its offset, and content that continues the item before it."""
-
-    @abc.abstractmethod
-    async def append(
-        self, to: Destination, opening: pb.AppendRequest, requests: AsyncIterator[AppendItem]
-    ) -> pb.AppendResponse:
-        """One append; ``requests`` are those after the opening one."""
-
-    @abc.abstractmethod
-    def replicate(
-        self,
-        to: Destination,
-        opening: pb.ReplicateRequest,
-        requests: AsyncIterator[pb.ReplicateRequest],
-    ) -> AsyncGenerator[pb.ReplicateResponse]:
-        """One replication; ``requests`` are those after the opening one."""
-
-    @abc.abstractmethod
-    async def aclose(self) -> None:
-        """Close all connections. Calls under way are cancelled."""
 
 
 class RoutedTransport(Transport):
@@ -166,6 +104,11 @@ class RoutedTransport(Transport):
             self._authorizer = authority_for(auth_keys)
         elif auth_token:
             self._authorizer = FixedToken(auth_token)
+        sign = None if self._authorizer is None else self._authorization
+        self._appends = AppendCalls(
+            address, self.routes, wire, self._choose_primary, lasting=self._authorizer is None
+        )
+        self._directs = DirectRoutes(self.routes, self._primary_of, wire.direct_to, sign)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.address!r})"
@@ -244,6 +187,16 @@ class RoutedTransport(Transport):
             self.routes.update(journal, response.header.route)
         return response
 
+    async def append_whole(
+        self, opening: pb.AppendRequest, pieces: Sequence[bytes], target: Target = ANYWHERE
+    ) -> pb.AppendResponse:
+        """See :meth:`Transport.append_whole`."""
+        return await self._appends.whole(opening, pieces, target)
+
+    def lane(self, opening: pb.AppendRequest) -> RoutedLane:
+        """See :meth:`Transport.lane`."""
+        return RoutedLane(self._appends, opening)
+
     async def replicate(
         self, requests: AsyncIterator[pb.ReplicateRequest], target: Target
     ) -> AsyncGenerator[pb.ReplicateResponse, None]:
@@ -275,6 +228,10 @@ class RoutedTransport(Transport):
         )
         return response
 
+    def direct(self, journal: str) -> DirectRoute | None:
+        """See :meth:`Transport.direct`."""
+        return self._directs.of(journal)
+
     async def aclose(self) -> None:
         """See :meth:`Transport.aclose`."""
         await self._wire.aclose()
@@ -297,6 +254,19 @@ class RoutedTransport(Transport):
         if len(self._primaries) > 2 * self.routes.size:
             self._primaries.clear()
         self._primaries[to.journal] = target.route, to
+
+    def _choose_primary(
+        self, journal: str, target: Target, opening: pb.AppendRequest
+    ) -> Destination:
+        """Where an append goes."""
+        return _Begin(self, _APPEND, journal, target, opening, needs_primary=True).choose()
+
+    def _primary_of(self, journal: str, route: pb.Route) -> Destination | None:
+        """Where appends from plain code go, if the route tells."""
+        peer = candidates(Target(route), needs_primary=True)[0]
+        if peer == SERVICE:
+            return None
+        return Destination(_APPEND, journal, peer, where(peer, self.address), None)
 
     def _authorization(self, opening: Message) -> str | None:
         """A token that is good for just this call."""
@@ -342,6 +312,10 @@ class _Begin:
         self._peer = SERVICE
 
     def __enter__(self) -> Destination:
+        return self.choose()
+
+    def choose(self) -> Destination:
+        """The broker of the call, and its token."""
         transport = self._transport
         if self._needs_primary and self._target.member is None:
             known = transport._primaries.get(self._journal or "")  # noqa: SLF001 - of this module
@@ -378,8 +352,4 @@ class _Begin:
         if self._journal is not None:
             self._transport.routes.invalidate(self._journal)
         if self._peer == SERVICE and self._target.member is None:
-            raise UnavailableError(
-                f"{error}; check that a broker runs at {self._transport.address}, or set "
-                "GAZETTE_ADDRESS to the address of one",
-                journal=self._journal,
-            ) from error
+            raise no_broker(error, self._transport.address, self._journal) from error

@@ -44,13 +44,19 @@ USUAL_S = 0.05
 
 
 @contextmanager
-def warm_processes(monkeypatch_env) -> Iterator[ForkServerContext]:
+def warm_processes(
+    monkeypatch_env, program: str = "crash.producer_program"
+) -> Iterator[ForkServerContext]:
     """Processes which begin in milliseconds: forks of one that has imported what they need.
 
     It never calls gRPC, and has no threads.
+
+    Args:
+        monkeypatch_env: sets a variable of the environment.
+        program: the module that they run.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "crash.producer_program"])
+    context.set_forkserver_preload(["__main__", program])
     monkeypatch_env("PYTHONPATH", str(Path(__file__).parents[1]))
     try:
         yield context

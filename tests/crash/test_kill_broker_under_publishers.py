@@ -3,9 +3,11 @@
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,8 @@ from crash.dev_cluster import DevCluster
 from crash.followers import Follower, read_all
 from crash.transactions import History, Message, Transaction, check_uninterrupted
 from gazette_sdk.message import JsonMessage, Publisher, Reader
+from gazette_sdk.transport.stream.blocking import BlockingClient
+from gazette_sdk.transport.stream.blocking_call import BlockingCall
 
 KILLS = 10
 CHECKPOINTS_CHECKED = 4
@@ -103,6 +107,13 @@ def one_by_one(program: Program) -> None:
         receipt.result(ACKNOWLEDGE_TIMEOUT_S)
 
 
+def waiting_for_each(program: Program) -> None:
+    """The thread appends by itself, mostly."""
+    for _ in range(program.chance.randint(5, 100)):
+        for item in program.items(1):
+            program.publisher.publish(item).result(ACKNOWLEDGE_TIMEOUT_S)
+
+
 def in_batches(program: Program) -> None:
     batches = [
         program.publisher.publish_batch(program.items(program.chance.randint(1, 300)))
@@ -151,14 +162,20 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DevClus
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_retries_across_ten_kills_are_seen_once(cluster: DevCluster):
+def test_retries_across_ten_kills_are_seen_once(
+    cluster: DevCluster, monkeypatch: pytest.MonkeyPatch
+):
+    direct = count_direct_appends(monkeypatch)
     stopping = threading.Event()
     publishers = [
-        Publisher(lambda item: item.journal, pending_bytes_max=PENDING_BYTES_MAX) for _ in range(4)
+        Publisher(lambda item: item.journal, pending_bytes_max=PENDING_BYTES_MAX) for _ in range(5)
     ]
-    # The first publisher is used by two threads.
+    # The first publisher is used by three threads, the last one by two.
     work = [
         ("singles", publishers[0], one_by_one),
+        ("waiting among others", publishers[0], waiting_for_each),
+        ("waiting", publishers[4], waiting_for_each),
+        ("waiting, too", publishers[4], waiting_for_each),
         ("batches", publishers[0], in_batches),
         ("more batches", publishers[1], in_batches),
         ("transactions", publishers[2], in_transactions),
@@ -207,7 +224,8 @@ def test_retries_across_ten_kills_are_seen_once(cluster: DevCluster):
     seen = sum(map(len, again.values()))
     print(
         f"{history.decided_count} publications of {seen} messages, {written - seen} of which were"
-        f" written twice, {KILLS} kills; {follower.restarts} restarts of the reader,"
+        f" written twice, {direct.total()} appends by those who waited, {KILLS} kills;"
+        f" {follower.restarts} restarts of the reader,"
         f" {follower.relapses} from earlier checkpoints"
     )
     for delivered in (follower.delivered, again):
@@ -215,6 +233,22 @@ def test_retries_across_ten_kills_are_seen_once(cluster: DevCluster):
         check_uninterrupted(transactions_in(delivered))
     follower.check_checkpoints(CHECKPOINTS_CHECKED)
     assert len(history.acknowledged) == history.decided_count
+    assert direct["waiting"]
+    assert direct["waiting, too"]
+
+
+def count_direct_appends(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each thread appends by itself."""
+    counts: Counter[str] = Counter()
+    append = BlockingClient.append
+
+    def counting(*arguments: Any) -> BlockingCall:
+        call = append(*arguments)
+        counts[threading.current_thread().name] += 1
+        return call
+
+    monkeypatch.setattr(BlockingClient, "append", counting)
+    return counts
 
 
 def wait_for_progress(programs: list[Program], rounds: int) -> None:

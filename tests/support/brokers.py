@@ -17,6 +17,7 @@ from gazette_sdk.broker.in_process import InProcessTransport
 from gazette_sdk.broker.process import Broker, BrokerConfig
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.cluster.etcd import Etcd, KeyValue, WatchBatch, WatchEvent
+from gazette_sdk.cluster.etcd_messages import Delete, Operation, Put
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, Transport
@@ -294,7 +295,10 @@ class HandCluster:
             self.peers.add(suffix, transport)
 
     async def assign(self, journal: str, *suffixes: str | None) -> int:
-        """Make exactly these the journal's members, by slot; ``None`` leaves a slot empty."""
+        """Make exactly these the journal's members, by slot; ``None`` leaves a slot empty.
+
+        They change all at once: a member between two slots would have to let its replica go.
+        """
         keyspace = self._keyspace
         wanted = {
             keyspace.assignment_key(journal, ZONE, suffix, slot): self._lease(suffix)
@@ -302,14 +306,12 @@ class HandCluster:
             if suffix is not None
         }
         prefix = f"{keyspace.root}/assign/{journal}#".encode()
-        revision = 0
-        for kv in (await self.etcd.range(prefix, prefix[:-1] + b"$")).entries:
-            if kv.key not in wanted:
-                revision = await self.etcd.delete(kv.key)
-            else:
-                del wanted[kv.key]
-        for key, lease in wanted.items():
-            revision = await self.etcd.put(key, b"", lease=lease)
+        there = {kv.key for kv in (await self.etcd.range(prefix, prefix[:-1] + b"$")).entries}
+        changes: list[Operation] = [Delete(key) for key in sorted(there - set(wanted))]
+        changes += [Put(key, b"", lease) for key, lease in wanted.items() if key not in there]
+        if not changes:
+            return 0
+        revision = (await self.etcd.txn([], changes)).revision
         for broker in self.brokers.values():
             await broker.keyspace.wait_for_revision(revision)
         return revision

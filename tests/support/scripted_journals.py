@@ -18,6 +18,7 @@ from typing import Any
 
 import grpc.aio
 
+from gazette_sdk.broker.append_answer import Told
 from gazette_sdk.broker.grpc_front import journal_methods
 from gazette_sdk.broker.http_gateway import HttpGateway
 from gazette_sdk.broker.json_gateway import JsonGateway
@@ -110,6 +111,9 @@ class ScriptedJournals:
     async def append(self, requests: AsyncIterator[Any], call: Call) -> pb.AppendResponse:
         self.calls.append(call)
         return await self.on_append(requests, call)
+
+    async def answer_append(self, requests: AsyncIterator[Any], call: Call) -> Told:
+        return Told(await self.append(requests, call))
 
     def replicate(self, requests: Any, call: Call) -> AsyncGenerator[pb.ReplicateResponse]:
         self.calls.append(call)

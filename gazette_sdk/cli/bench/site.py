@@ -11,10 +11,9 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from gazette_sdk.cli.bench.settings import BenchSettings, ClusterSettings
-from gazette_sdk.cli.client import CONNECT_TIMEOUT_S
+from gazette_sdk.cli.client import CONNECT_TIMEOUT_S, check_address
 from gazette_sdk.cli.failure import CommandFailedError, explain
 from gazette_sdk.errors import (
     ConfigurationError,
@@ -29,10 +28,10 @@ from gazette_sdk.protocol.journal_spec import validate_journal_spec
 from gazette_sdk.server.settings import LoggingSettings
 from gazette_sdk.transport.appender import TRANSIENT, append_once
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.channels import Tls
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.listing import apply_journals, list_journals, store_health
 from gazette_sdk.transport.loop import run
+from gazette_sdk.transport.tls import Tls
 
 __all__ = ["Site", "open_site"]
 
@@ -50,7 +49,8 @@ CHANGES_MAX = 100
 
 CALLS_MAX = 64
 FRAGMENT_BYTES = 256 << 20
-_SCHEMES = ("http", "https", "unix")
+REMEDY = "with --address or in GAZETTE_ADDRESS, or use --embedded"
+"""What to do about an address that is none."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def open_site(
         place: AbstractContextManager[str] = running_cluster(settings.replication, logs)
         options: dict[str, Any] = {}
     else:
-        place = nullcontext(_checked(cluster.address))
+        place = nullcontext(check_address(cluster.address, REMEDY))
         options = {
             "auth_keys": cluster.auth_keys,
             "auth_token": cluster.auth_token,
@@ -114,15 +114,6 @@ def open_site(
                 yield Site(address, options, transport, prefix, names)
         finally:
             run(transport.aclose())
-
-
-def _checked(address: str) -> str:
-    if urlsplit(address).scheme not in _SCHEMES:
-        raise ConfigurationError(
-            f"{address!r} is not the address of a broker; give one such as http://localhost:8080 "
-            "with --address or in GAZETTE_ADDRESS, or use --embedded"
-        )
-    return address
 
 
 @contextmanager

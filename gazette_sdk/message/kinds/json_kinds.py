@@ -18,6 +18,7 @@ from gazette_sdk.message.kinds.fixed_place import (
     raw_texts,
 )
 from gazette_sdk.message.kinds.json_kind import (
+    BULK_MIN,
     DECODE_ERRORS,
     KEY,
     JsonKind,
@@ -56,6 +57,8 @@ class DictKind(JsonKind):
 
     def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[Any]:
         """Decode a run of lines in one call."""
+        if len(frames) < BULK_MIN:
+            return self._decode_each(framing.payloads(buffer, frames))
         messages = decode_lines(decode_dicts, framing, buffer, frames)
         if messages is None:
             return self._decode_each(framing.payloads(buffer, frames))

@@ -8,7 +8,9 @@ In reading order:
   outboxes), ``partitions`` (the journals a mapping chooses among) and ``deferred`` (what cannot be
   mapped yet)
 - ``bulk`` and ``rows``: batches of messages, and of columns
-- ``sender``: from stamp to acknowledgement, over ``producer`` (of transactions), ``outbox`` (what
-  is on its way to one journal), ``appends`` (the loop that appends it), ``batch`` and ``receipt``,
-  and ``link`` (what it holds on the event loop)
+- ``sender``: from stamp to acknowledgement, over ``producer`` and ``producers`` (of transactions),
+  ``outbox`` (what is on its way to one journal), ``appends`` (the loop that appends it), ``batch``
+  and ``receipt``, and ``link`` (what it holds on the event loop)
+- ``direct``: appends by the thread that waits for the receipt; ``handover``: the pure machine that
+  says who appends
 """

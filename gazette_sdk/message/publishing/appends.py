@@ -4,25 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from typing import Protocol
 
 from gazette_sdk.message.publishing.batch import Batch, closed_error
+from gazette_sdk.message.publishing.handover import Input
 from gazette_sdk.message.publishing.link import Link
 from gazette_sdk.message.publishing.outbox import Outbox
 from gazette_sdk.protocol import broker_pb2 as pb
 
-__all__ = ["see_through"]
+__all__ = ["Settle", "see_through"]
 
 LINGER_S = 0.002
 """What an append waits for more messages, where they are streaming in. A message that follows
 none, or few, never waits."""
 
 
+class Settle(Protocol):
+    """Tells receipts how batches ended."""
+
+    def __call__(
+        self, batches: list[Batch], outcome: int | Exception, outbox: Outbox | None = None, /
+    ) -> bool:
+        """Tell them.
+
+        Args:
+            batches: of one journal, oldest first.
+            outcome: where the first one's content begins, or why they failed.
+            outbox: the journal's, to rest if nothing waits.
+
+        Returns:
+            Whether it rests.
+        """
+
+
 async def see_through(
     outbox: Outbox,
     link: Link,
     lock: threading.Lock,
-    settle: Callable[[list[Batch], int | Exception], None],
+    settle: Settle,
 ) -> None:
     """Append what waits in an outbox, one batch after the other, until nothing waits.
 
@@ -33,23 +52,26 @@ async def see_through(
         outbox: of the journal.
         link: the connection.
         lock: guards the outbox.
-        settle: is told how batches ended: where the first one's content begins, or why they
-            failed.
+        settle: is told how batches ended.
     """
     request = pb.AppendRequest(journal=outbox.journal)
+    with lock:
+        handed, outbox.handed = outbox.handed, None
     while True:
-        with lock:
-            batch = outbox.take()
-            if batch is None:
-                outbox.is_sending = False
-                outbox.sender = None
-                return
+        if handed is not None:
+            batch = handed.batch
+        else:
+            with lock:
+                taken = outbox.take()
+                if taken is None:
+                    outbox.step(Input.EMPTIED)
+                    outbox.sender = None
+                    return
+            batch = taken
         try:
-            batch.append = await link.appends(outbox.journal).start(request)
-            with batch.append as append:
-                for part in batch.take_content():
-                    append.write(part)
-            response = await batch.append
+            response = None if handed is None else await handed.finish()
+            if response is None:
+                response = await _append(batch, request, link)
         except asyncio.CancelledError:
             batch.has_failed = True
             settle([batch], closed_error())
@@ -58,11 +80,24 @@ async def see_through(
             with lock:
                 batch.has_failed = True
                 behind = outbox.drop()
+                outbox.habit.broken()
             settle([batch, *behind], error)
             await link.renew_appends(outbox.journal)
         else:
-            batch.total_chunks = response.total_chunks
-            batch.delayed_chunks = response.delayed_chunks
-            settle([batch], response.commit.begin)
+            batch.note(response)
+            outbox.note_habit(batch)
+            # Before anybody is told: who was waiting may publish at once.
+            if settle([batch], response.commit.begin, outbox):
+                return
+        handed = None
         if outbox.is_streaming:
             await asyncio.sleep(LINGER_S)
+
+
+async def _append(batch: Batch, request: pb.AppendRequest, link: Link) -> pb.AppendResponse:
+    """Append a batch, again and again until that succeeds."""
+    batch.append = await link.appends(request.journal).start(request)
+    with batch.append as append:
+        for part in batch.take_content():
+            append.write(part)
+    return await batch.append

@@ -4,25 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
+import threading
 import time
+from typing import Protocol
 
 from gazette_sdk.errors import ClosedError, DeadlineExceededError, GazetteError
+from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append_service import AsyncAppend
 from gazette_sdk.transport.loop import sdk_loop
 
 __all__ = [
     "Batch",
+    "Claim",
     "ReceiptTimeoutError",
     "any_ended",
     "closed_error",
     "ended",
     "on_loop",
+    "resolve",
     "wait_for",
 ]
 
 
+PROMPT_S = 0.0005
+"""A caller who takes longer to ask for a receipt has other things to do meanwhile, and is better
+served by a loop that appends meanwhile."""
+
+
 class ReceiptTimeoutError(DeadlineExceededError, TimeoutError):
     """No acknowledgement came in time. The message is still being appended."""
+
+
+class Claim(Protocol):
+    """What a caller can do for a batch that is held for it."""
+
+    def append(self, timeout_s: float | None) -> None:
+        """Append it on this very thread, if it still is to be appended. It may be over then."""
+
+    def call_in(self) -> None:
+        """Let the event loop append it, if it still is to be appended."""
 
 
 class Batch:
@@ -37,23 +58,32 @@ class Batch:
         is_told: whether somebody else than ``flush`` tells of its failure: whoever ends the
             transaction that all its messages belong to.
         has_failed: whether it was given up; known before ``done`` says so.
-        done: resolves with the journal's offset of the first byte.
-        append: the append that carries them, once it was started.
+        outcome: the journal's offset of the first byte, or why there is none; None before.
+        append: the append on the event loop that carries them, once it was started.
+        claim: set while it is held for its caller.
+        published_at: when its first message was, in monotonic seconds; 0 where nobody noted it.
+        is_awaited: whether its caller asked for it at once, and waits.
+        attempt_error: why a caller's own attempt to append it failed.
         total_chunks: how many chunks of content the broker got with it.
         delayed_chunks: how many of those it held back, to keep to the journal's rate.
     """
 
     __slots__ = (
+        "_future",
         "append",
+        "attempt_error",
+        "claim",
         "content",
         "count",
         "delayed_chunks",
-        "done",
         "has_failed",
+        "is_awaited",
         "is_told",
         "journal",
+        "outcome",
         "parts",
         "parts_bytes",
+        "published_at",
         "total_chunks",
     )
 
@@ -65,11 +95,70 @@ class Batch:
         self.count = 0
         self.is_told = True
         self.has_failed = False
+        self.outcome: int | BaseException | None = None
         self.append: AsyncAppend | None = None
+        self.claim: Claim | None = None
+        self.published_at = 0.0
+        self.is_awaited = False
+        self.attempt_error: Exception | None = None
         self.total_chunks = 0
         self.delayed_chunks = 0
-        self.done: concurrent.futures.Future[int] = concurrent.futures.Future()
-        self.done.set_running_or_notify_cancel()  # from here on nobody can cancel it
+        self._future: concurrent.futures.Future[int] | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended, well or badly."""
+        return self.outcome is not None
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it ended badly, if it did."""
+        outcome = self.outcome
+        return outcome if isinstance(outcome, BaseException) else None
+
+    @property
+    def done(self) -> concurrent.futures.Future[int]:
+        """Resolves with the outcome. Made for the first one who asks: not all do."""
+        future = self._future
+        if future is None:
+            made: concurrent.futures.Future[int] = concurrent.futures.Future()
+            made.set_running_or_notify_cancel()  # from here on nobody can cancel it
+            with _futures_lock:
+                future = self._future
+                if future is None:
+                    future = self._future = made
+                    outcome = self.outcome
+                else:
+                    outcome = None  # whoever made it, or settles the batch, resolves it
+            if outcome is not None:
+                resolve(future, outcome)
+        return future
+
+    def settle(self, outcome: int | BaseException) -> None:
+        """Say how it ended. Only once."""
+        future = self.end(outcome)
+        if future is not None:
+            resolve(future, outcome)
+
+    def end(self, outcome: int | BaseException) -> concurrent.futures.Future[int] | None:
+        """As :meth:`settle`, but the future, if there is one, is left to be resolved."""
+        assert self.outcome is None
+        self.claim = None
+        with _futures_lock:
+            self.outcome = outcome
+            return self._future
+
+    def result(self) -> int:
+        """The journal's offset of the first byte, of a batch that has ended.
+
+        Raises:
+            Exception: it was given up, and why.
+        """
+        outcome = self.outcome
+        assert outcome is not None
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
     @property
     def length_bytes(self) -> int:
@@ -79,7 +168,14 @@ class Batch:
     @property
     def was_retried(self) -> bool:
         """Whether an attempt to append it failed, which may have written it nevertheless."""
-        return self.append is not None and self.append.last_error is not None
+        return self.last_error is not None
+
+    @property
+    def last_error(self) -> Exception | None:
+        """Why the last attempt failed that did."""
+        if self.append is not None and self.append.last_error is not None:
+            return self.append.last_error
+        return self.attempt_error
 
     def add_part(self, frames: bytes) -> None:
         """Add frames in bulk."""
@@ -94,21 +190,29 @@ class Batch:
         """All frames, in parts. It takes no further ones."""
         return [*self.parts, bytes(self.content)]
 
+    def whole_content(self) -> bytes:
+        """All frames. It takes no further ones."""
+        return b"".join([*self.parts, self.content]) if self.parts else bytes(self.content)
+
     def drop_content(self) -> None:
         """Give back the memory."""
         self.parts = []
         self.parts_bytes = 0
         self.content = bytearray()
 
+    def note(self, response: pb.AppendResponse) -> None:
+        """Keep what the response says of it, beside where it begins."""
+        self.total_chunks = response.total_chunks
+        self.delayed_chunks = response.delayed_chunks
+
     def disown(self) -> None:
         """In a forked child: fail. Another thread may have held the future's lock at the fork."""
-        self.done = concurrent.futures.Future()
-        self.done.set_exception(
-            ClosedError(
-                "the message was published before the process was forked: the parent sends it",
-                journal=self.journal or None,
-            )
+        self.outcome = ClosedError(
+            "the message was published before the process was forked: the parent sends it",
+            journal=self.journal or None,
         )
+        self._future = None
+        self.claim = None
 
 
 def wait_for(batch: Batch, deadline: float | None, timeout: float | None) -> None:
@@ -120,11 +224,11 @@ def wait_for(batch: Batch, deadline: float | None, timeout: float | None) -> Non
     _refuse_on_sdk_loop()
     left = None if deadline is None else deadline - time.monotonic()
     concurrent.futures.wait([batch.done], left)
-    if timeout is None or batch.done.done() or (left is not None and left > 0):
+    if timeout is None or batch.is_done or (left is not None and left > 0):
         return
     reason = "look at the brokers, or wait longer"
-    if batch.append is not None and batch.append.last_error is not None:
-        reason = f"the last attempt failed: {batch.append.last_error}"
+    if batch.last_error is not None:
+        reason = f"the last attempt failed: {batch.last_error}"
     raise ReceiptTimeoutError(
         f"{batch.journal or 'a message'}: no acknowledgement within {timeout:g} s, and still"
         f" trying; {reason}",
@@ -150,6 +254,27 @@ async def any_ended(*futures: concurrent.futures.Future[int]) -> None:
         wait.add_done_callback(_mark_as_seen)
     if waits:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+
+
+_futures_lock = threading.Lock()
+"""Guards who resolves a batch's future; held for a moment only."""
+
+
+def _unlock() -> None:
+    """In a forked child: another thread of the parent may have held it."""
+    global _futures_lock  # noqa: PLW0603 - one per process, and this is a new process
+    _futures_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock)
+
+
+def resolve(future: concurrent.futures.Future[int], outcome: int | BaseException) -> None:
+    """Tell those who wait how a batch ended."""
+    if isinstance(outcome, BaseException):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
 
 
 def _mark_as_seen(future: asyncio.Future[int]) -> None:

@@ -12,15 +12,19 @@ import asyncio
 from collections import deque
 from typing import Any
 
-from gazette_sdk.errors import ValidationError
+from gazette_sdk.errors import GazetteError, ValidationError
 from gazette_sdk.framing import Framing, JsonLines
 from gazette_sdk.message.kinds import kind_of
 from gazette_sdk.message.kinds.base import Kind
-from gazette_sdk.message.publishing.batch import Batch
+from gazette_sdk.message.publishing.batch import Batch, Claim
+from gazette_sdk.message.publishing.handover import TABLE, Effect, Habit, Holder, Input
 from gazette_sdk.message.publishing.receipt import Receipt
 from gazette_sdk.message.uuid import Stamp
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.names import strip_meta
+from gazette_sdk.transport.direct import DirectCall, DirectJournal
 
-__all__ = ["Outbox"]
+__all__ = ["Handed", "Outbox"]
 
 BATCH_BYTES_MAX = 4 << 20
 """A batch which is larger takes no further messages: a failed attempt sends all of it again, and
@@ -36,6 +40,55 @@ LINGER_BYTES_MAX = 256 << 10
 """A batch of this size costs little beside its content, and waits for nothing."""
 
 
+class Handed:
+    """A batch which its caller could not append, for the event loop to go on with.
+
+    Args:
+        batch: the batch.
+        way: how its caller tried.
+        call: the append, if it is still under way.
+        error: why it failed otherwise, if it did.
+
+    Attributes:
+        batch: the batch.
+    """
+
+    __slots__ = ("_call", "_error", "_way", "batch")
+
+    def __init__(
+        self,
+        batch: Batch,
+        way: DirectJournal,
+        call: DirectCall | None = None,
+        error: Exception | None = None,
+    ) -> None:
+        self.batch = batch
+        self._way = way
+        self._call = call
+        self._error = error
+
+    def give_up(self) -> None:
+        """Nobody will go on with it."""
+        self.batch.has_failed = True
+        if self._call is not None:
+            self._call.give_up("the publisher was closed")
+
+    async def finish(self) -> pb.AppendResponse | None:
+        """The good response of the append under way; None if it must be appended again."""
+        if self._call is not None:
+            await self._call.finish()
+            try:
+                response = self._call.response()
+                self._way.check(response)
+            except GazetteError as error:
+                self.batch.attempt_error = self._error = error
+            else:
+                return response if response.status == pb.OK else None
+        if self._error is not None:
+            self._way.failed(self._error)
+        return None
+
+
 class Outbox:
     """What is published to one journal and not appended yet.
 
@@ -48,15 +101,29 @@ class Outbox:
     Attributes:
         journal: name of the journal.
         framing: its framing.
+        route_key: the journal's name without metadata.
         sender: the task that appends its batches, while there are some.
-        is_sending: whether the sender runs, or was asked for.
+        holder: who has the right to append.
+        habit: whether its messages are each waited for.
+        held_at: when one was held the last time, in monotonic seconds.
+        claim: what the caller of a held message does for it; made when one is first held.
+        way: how it would append it.
+        call: the append of a caller that is under way.
+        handed: what a caller left for the event loop.
     """
 
     def __init__(self, journal: str, framing: Framing) -> None:
         self.journal = journal
         self.framing = framing
         self.sender: asyncio.Task[None] | None = None
-        self.is_sending = False
+        self.holder = Holder.NOBODY
+        self.habit = Habit()
+        self.held_at = 0.0
+        self.claim: Claim | None = None
+        self.way: DirectJournal | None = None
+        self.call: DirectCall | None = None
+        self.handed: Handed | None = None
+        self.route_key = strip_meta(journal)
         self._is_lines = type(framing) is JsonLines
         self._encoders: dict[type, Kind[Any]] = {}
         self._batches: deque[Batch] = deque()
@@ -122,6 +189,28 @@ class Outbox:
         if self._sent is None or self._sent.count < STREAMING_COUNT_MIN:
             return False
         return not self._batches or self._batches[0].length_bytes < LINGER_BYTES_MAX
+
+    def step(self, happened: Input) -> Effect:
+        """Feed the machine of :mod:`~gazette_sdk.message.publishing.handover`."""
+        effect, self.holder = TABLE[self.holder][happened]
+        assert effect is not Effect.IMPOSSIBLE, (self.holder, happened)
+        return effect
+
+    def rest(self) -> bool:
+        """Give the right to append back, if nothing waits, nor is likely to come at once."""
+        if self._batches or self.is_streaming:
+            return False
+        self._sent = None
+        self.sender = None
+        self.step(Input.EMPTIED)
+        return True
+
+    def note_habit(self, batch: Batch) -> None:
+        """A batch was acknowledged: was it waited for, as a single message?"""
+        if batch.is_awaited and batch.count == 1 and not self._batches:
+            self.habit.kept()
+        else:
+            self.habit.broken()
 
     def take(self) -> Batch | None:
         """The oldest batch, which then takes no further messages; None if nothing waits."""

@@ -62,7 +62,7 @@ class Part:
         """Forget batches of which nothing has to be known any more."""
         kept = []
         for batch in self.batches:
-            if batch.done.done() and not batch.has_failed:
+            if batch.is_done and not batch.has_failed:
                 self.was_retried |= batch.was_retried
             else:
                 kept.append(batch)

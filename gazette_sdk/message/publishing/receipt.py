@@ -9,7 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from gazette_sdk.errors import GazetteError
-from gazette_sdk.message.publishing.batch import Batch, ReceiptTimeoutError, ended, wait_for
+from gazette_sdk.message.publishing.batch import (
+    PROMPT_S,
+    Batch,
+    ReceiptTimeoutError,
+    ended,
+    wait_for,
+)
 
 __all__ = ["Batch", "BatchReceipt", "Landing", "Receipt", "ReceiptTimeoutError"]
 
@@ -83,7 +89,7 @@ class Receipt:
 
     def done(self) -> bool:
         """Whether the append has ended, well or badly."""
-        return self.batch.done.done()
+        return self.batch.outcome is not None
 
     def result(self, timeout: float | None = None) -> Receipt:
         """Wait until the message is acknowledged; returns the receipt itself.
@@ -95,17 +101,27 @@ class Receipt:
             ReceiptTimeoutError: no acknowledgement came in time (also a ``TimeoutError``).
             GazetteError: the append failed, and why.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not self.done():
-            wait_for(self.batch, deadline, timeout)
-        self.batch.done.result()
+        batch = self.batch
+        if batch.outcome is None:
+            now = time.monotonic()
+            deadline = None if timeout is None else now + timeout
+            batch.is_awaited = now - batch.published_at < PROMPT_S
+            claim = batch.claim
+            if claim is not None:
+                claim.append(timeout)
+            while self.batch.outcome is None:
+                wait_for(self.batch, deadline, timeout)
+        self.batch.result()
         return self
 
     def __await__(self) -> Generator[Any, None, Receipt]:
-        while not self.done():
+        while self.batch.outcome is None:
+            claim = self.batch.claim
+            if claim is not None:
+                claim.call_in()
             # Shielded: a coroutine that gives up waiting takes nothing from others.
             yield from asyncio.shield(asyncio.wrap_future(self.batch.done)).__await__()
-        self.batch.done.result()
+        self.batch.result()
         return self
 
     def follow(self, receipt: Receipt) -> None:
@@ -113,27 +129,25 @@ class Receipt:
         placeholder = self.batch
         self.first, self.last = receipt.first, receipt.last
         self.batch = receipt.batch
-        placeholder.done.set_result(0)
+        placeholder.settle(0)
 
     def fail(self, error: BaseException) -> None:
         """The message could not be mapped or encoded."""
-        self.batch.done.set_exception(error)
+        self.batch.settle(error)
 
     def _base(self) -> int:
-        future = self.batch.done
-        if not future.done():
+        if self.batch.outcome is None:
             raise GazetteError(
                 f"{self.batch.journal}: the message is not acknowledged yet; wait for it by"
                 " receipt.result(timeout=...) or `await receipt`",
                 journal=self.batch.journal or None,
             )
-        return future.result()
+        return self.batch.result()
 
     def __repr__(self) -> str:
-        future = self.batch.done
-        if not future.done():
+        if not self.batch.is_done:
             return f"<Receipt {self.batch.journal or '(not mapped)'}: pending>"
-        if future.exception() is not None:
+        if self.batch.error is not None:
             return f"<Receipt {self.batch.journal or '(not mapped)'}: failed>"
         return f"<Receipt {self.journal}: [{self.begin}, {self.end})>"
 
@@ -203,7 +217,7 @@ class BatchReceipt:
         self._raise_unless_ended()
         found: dict[str, Landing] = {}
         for batch, begin, end, count in self._parts:
-            base = batch.done.result()
+            base = batch.result()
             known = found.get(batch.journal, Landing(base + begin, 0, 0))
             found[batch.journal] = Landing(known.begin, base + end, known.count + count)
         return dict(sorted(found.items()))
@@ -225,7 +239,7 @@ class BatchReceipt:
 
     def done(self) -> bool:
         """Whether all appends have ended, well or badly."""
-        return all(batch.done.done() for batch in self.batches)
+        return all(batch.is_done for batch in self.batches)
 
     def result(self, timeout: float | None = None) -> BatchReceipt:
         """Wait until all messages are acknowledged; returns the receipt itself.
@@ -241,7 +255,7 @@ class BatchReceipt:
         deadline = None if timeout is None else time.monotonic() + timeout
         while not self.done():
             for batch in self.batches:
-                if not batch.done.done():
+                if not batch.is_done:
                     wait_for(batch, deadline, timeout)
         self._raise_failure()
         return self
@@ -249,7 +263,7 @@ class BatchReceipt:
     def __await__(self) -> Generator[Any, None, BatchReceipt]:
         while not self.done():
             for batch in self.batches:
-                if not batch.done.done():
+                if not batch.is_done:
                     yield from ended(batch.done).__await__()
         self._raise_failure()
         return self
@@ -265,16 +279,16 @@ class BatchReceipt:
         placeholder = self._placeholder
         assert placeholder is not None
         self._parts, self._placeholder = receipt._parts, None
-        placeholder.done.set_result(0)
+        placeholder.settle(0)
 
     def fail(self, error: BaseException) -> None:
         """The messages could not be mapped or encoded."""
         assert self._placeholder is not None
-        self._placeholder.done.set_exception(error)
+        self._placeholder.settle(error)
 
     def _raise_failure(self) -> None:
         for batch in self.batches:
-            batch.done.result()
+            batch.result()
 
     def _raise_unless_ended(self) -> None:
         if not self.done():
@@ -288,5 +302,5 @@ class BatchReceipt:
         what = f"{self.count} messages, {', '.join(self.journals) or 'no journal'}"
         if not self.done():
             return f"<BatchReceipt {what}: pending>"
-        failed = any(batch.done.exception() is not None for batch in self.batches)
+        failed = any(batch.error is not None for batch in self.batches)
         return f"<BatchReceipt {what}: {'failed' if failed else 'acknowledged'}>"

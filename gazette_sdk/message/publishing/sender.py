@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 import weakref
 from typing import Any
 
@@ -19,17 +20,29 @@ from gazette_sdk.framing import framing_for
 from gazette_sdk.message.clock import TICK, Clock
 from gazette_sdk.message.flags import OUTSIDE_TXN
 from gazette_sdk.message.publishing.appends import see_through
-from gazette_sdk.message.publishing.batch import Batch, any_ended, closed_error, on_loop
+from gazette_sdk.message.publishing.batch import (
+    Batch,
+    any_ended,
+    closed_error,
+    on_loop,
+    resolve,
+)
 from gazette_sdk.message.publishing.bulk import Slice
-from gazette_sdk.message.publishing.intents import AckIntents
+from gazette_sdk.message.publishing.direct import Directs
+from gazette_sdk.message.publishing.handover import Effect, Holder, Input
 from gazette_sdk.message.publishing.link import Link
 from gazette_sdk.message.publishing.outbox import Outbox
-from gazette_sdk.message.publishing.producer import Producer, Sequences
+from gazette_sdk.message.publishing.producer import Sequences
+from gazette_sdk.message.publishing.producers import Producers
 from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt
 from gazette_sdk.message.uuid import Stamp, new_producer_id
 from gazette_sdk.transport.base import Transport
 
 __all__ = ["Sender", "closed_error", "left_behind", "on_loop"]
+
+
+_AT_WORK = int(Holder.LOOP)
+"""From here on somebody appends already, and an added message changes nothing."""
 
 
 class Sender:
@@ -46,6 +59,7 @@ class Sender:
 
     Attributes:
         outboxes: by journal.
+        producers: of transactions.
         is_closed: whether messages are refused.
     """
 
@@ -70,9 +84,11 @@ class Sender:
         self._lock = threading.Lock()
         self._has_room = threading.Condition(self._lock)
         self._pending_bytes = 0
-        self._producers: list[Producer] = []
+        self.producers = Producers(self._lock, clock, self._add_frames)
         self._failure: Exception | None = None
         self._link: Link | None = None
+        self._is_shut = False
+        self._directs = Directs(self._lock, self._settle, self._wake)
         self._abandoned: weakref.finalize[..., Sender] | None = None
         _senders.add(self)
 
@@ -131,10 +147,15 @@ class Sender:
             else:
                 sequences.note(outbox, receipt.batch, stamp.clock)
             self._pending_bytes += receipt.last - receipt.first
-            if outbox.is_sending:
+            if outbox.holder >= _AT_WORK:  # as the machine says, without asking it each time
                 return receipt
-            outbox.is_sending = True
+            if outbox.habit.is_formed and sequences is None:
+                if self._directs.try_hold(outbox, receipt.batch, self._link):
+                    return receipt
+            else:
+                outbox.step(Input.ADDED)
         self._wake([outbox])
+        receipt.batch.published_at = time.monotonic()
         return receipt
 
     def add_slice(self, part: Slice, receipt: BatchReceipt, sequences: Sequences | None) -> None:
@@ -168,8 +189,7 @@ class Sender:
                     sequences.note(outbox, batch, first + first_index * TICK)
                 receipt.add(batch, begin, begin + len(frames), count)
                 self._pending_bytes += len(frames)
-                if not outbox.is_sending:
-                    outbox.is_sending = True
+                if outbox.step(Input.ADDED) is Effect.WAKE:
                     idle.append(outbox)
         self._wake(idle)
 
@@ -190,63 +210,15 @@ class Sender:
         with self._lock:
             self._wait_for_room()
 
-    # ---------------------------------------------------------- transactions
-
     def begin(self) -> Sequences:
-        """Lend a producer to a transaction."""
-        with self._lock:
-            if self.is_closed:
-                raise closed_error()
-            return Sequences(self._producers.pop() if self._producers else Producer())
-
-    def take_back(self, producer: Producer) -> None:
-        """Of a transaction that ended well: nothing of it can be written any more."""
-        with self._lock:
-            self._producers.append(producer)
-
-    def end(self, sequences: Sequences) -> AckIntents:
-        """Refuse further messages, and build the acknowledgement of each journal.
-
-        Raises:
-            ClosedError: the transaction has ended.
-        """
-        with self._lock:
-            stamp = sequences.stamp
-            sequences.is_ended = True
-            frames = {}
-            for journal, part in sequences.parts.items():
-                if self._clock is None:
-                    stamp.tick_now()
-                else:
-                    stamp.clock = self._clock.tick()
-                frames[journal] = sequences.acknowledging_frame(part, stamp.clock)
-                sequences.clocks[journal] = stamp.clock
-            return AckIntents(frames)
-
-    def acknowledge(self, sequences: Sequences, intents: AckIntents) -> list[Batch] | None:
-        """Write the acknowledgements behind all messages; None if one of those has failed.
+        """Lend a producer to a transaction.
 
         Raises:
             ClosedError: the publisher is closed.
         """
-        with self._lock:
-            parts = sequences.parts
-            if any(part.failed for part in parts.values()):
-                return None
-            added = self._add_frames([(parts[name].outbox, intents[name]) for name in parts])
-            return [batch for batch, _, _ in added]
-
-    def roll_back(self, sequences: Sequences) -> list[Batch]:
-        """Refuse further messages, and write what discards those of each journal.
-
-        Raises:
-            ClosedError: the publisher is closed.
-        """
-        with self._lock:
-            sequences.is_ended = True
-            parts = sequences.parts.values()
-            frames = [(part.outbox, sequences.rolling_back_frame(part)) for part in parts]
-            return [batch for batch, _, _ in self._add_frames(frames)]
+        if self.is_closed:
+            raise closed_error()
+        return self.producers.lend()
 
     def add_frames(
         self, frames: list[tuple[Outbox, bytes]], *, is_told: bool
@@ -270,6 +242,7 @@ class Sender:
             return added
 
     def _add_frames(self, frames: list[tuple[Outbox, bytes]]) -> list[tuple[Batch, int, bytes]]:
+        """The same, under the lock, and those of transactions."""
         if self.is_closed:
             raise closed_error()
         added = []
@@ -278,8 +251,7 @@ class Sender:
             batch, begin = outbox.add_frames(frame, 1)
             added.append((batch, begin, frame))
             self._pending_bytes += len(frame)
-            if not outbox.is_sending:
-                outbox.is_sending = True
+            if outbox.step(Input.ADDED) is Effect.WAKE:
                 idle.append(outbox)
         if idle:
             assert self._link is not None
@@ -347,10 +319,13 @@ class Sender:
         return link
 
     def pending(self) -> list[Batch]:
-        """All that is not acknowledged now."""
+        """All that is not acknowledged now. What is held for its caller is held no longer."""
         with self._lock:
-            batches = [batch for box in self.outboxes.values() for batch in box.pending()]
-        return [batch for batch in batches if not batch.done.done()]
+            boxes = list(self.outboxes.values())
+            batches = [batch for box in boxes for batch in box.pending()]
+            held = [box for box in boxes if box.step(Input.CALLED_IN) is Effect.WAKE]
+        self._wake(held)
+        return [batch for batch in batches if not batch.is_done]
 
     def raise_failure(self) -> None:
         """Raise the first failure since this was last called."""
@@ -383,15 +358,18 @@ class Sender:
     async def aclose(self) -> None:
         """Give up what is pending, and close the connection."""
         with self._lock:
-            tasks = [box.sender for box in self.outboxes.values() if box.sender is not None]
+            self._is_shut = True
+            boxes = list(self.outboxes.values())
+            calls = [box.call for box in boxes if box.call is not None]
+            tasks = [box.sender for box in boxes if box.sender is not None]
+        for call in calls:
+            call.interrupt()
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        for box in self.outboxes.values():
-            for batch in box.drop():
-                batch.drop_content()
-                batch.done.set_exception(closed_error())
+        for box in boxes:
+            self._give_up(box)
         if self._abandoned is not None:
             self._abandoned.detach()
         if self._link is not None:
@@ -402,24 +380,46 @@ class Sender:
     def _start_senders(self, outboxes: list[Outbox]) -> None:
         loop = asyncio.get_running_loop()
         for outbox in outboxes:
+            if self._is_shut:
+                self._give_up(outbox)
+                continue
+            if outbox.sender is not None or outbox.holder != Holder.LOOP:
+                continue  # it was asked for twice
             outbox.sender = loop.create_task(
                 see_through(outbox, self.link(), self._lock, self._settle),
                 name=f"publisher of {outbox.journal}",
             )
 
-    def _settle(self, batches: list[Batch], outcome: int | Exception) -> None:
-        """Tell receipts how an append ended. What stood behind a failed one fails with it."""
+    def _give_up(self, outbox: Outbox) -> None:
+        """It is closed: fail what waits in an outbox, but for what a caller is appending."""
         with self._lock:
-            self._pending_bytes -= sum(batch.length_bytes for batch in batches)
+            outbox.step(Input.CALLED_IN)  # nobody can claim it any more
+            given_up = outbox.drop()
+            if outbox.handed is not None:
+                given_up.insert(0, outbox.handed.batch)
+                outbox.handed.give_up()
+                outbox.handed = None
+        if given_up:
+            self._settle(given_up, closed_error())
+
+    def _settle(
+        self, batches: list[Batch], outcome: int | Exception, outbox: Outbox | None = None, /
+    ) -> bool:
+        """Tell receipts how an append ended. See :class:`Settle`."""
+        with self._lock:
+            futures = []
+            for batch in batches:
+                self._pending_bytes -= batch.length_bytes
+                batch.drop_content()
+                futures.append(batch.end(outcome))
             if isinstance(outcome, Exception) and not all(batch.is_told for batch in batches):
                 self._failure = self._failure or outcome
+            is_resting = outbox is not None and outbox.rest()
             self._has_room.notify_all()
-        for batch in batches:
-            batch.drop_content()
-            if isinstance(outcome, Exception):
-                batch.done.set_exception(outcome)
-            else:
-                batch.done.set_result(outcome)
+        for future in futures:
+            if future is not None:
+                resolve(future, outcome)
+        return is_resting
 
 
 _senders: weakref.WeakSet[Sender] = weakref.WeakSet()

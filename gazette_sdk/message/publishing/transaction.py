@@ -202,7 +202,7 @@ class Transaction:
             if inspect.isawaitable(saved):
                 yield saved
         try:
-            batches = self._sender.acknowledge(sequences, intents) if intents else []
+            batches = self._sender.producers.acknowledge(sequences, intents) if intents else []
         except ClosedError as error:
             if self._save is None:
                 raise  # nothing of it is visible
@@ -220,7 +220,7 @@ class Transaction:
         yield from self._acknowledged(sequences, intents, batches, deadline)
         self.intents = intents
         sequences.producer.acknowledged.update(sequences.clocks)
-        self._sender.take_back(sequences.producer)
+        self._sender.producers.take_back(sequences.producer)
 
     def _durable(self, within: Within, deadline: float | None) -> Generator[_Wait, Any, AckIntents]:
         """See that all messages are durable, if that must be so before the acknowledgements."""
@@ -230,7 +230,7 @@ class Transaction:
                 raise self._late("its journals are not listed")
             for future in within.waits:
                 future.result()
-        intents = self._sender.end(sequences)
+        intents = self._sender.producers.end(sequences)
         # In one journal alone what was published before is written before.
         if len(intents) > 1 or self._save is not None:
             batches = [batch for part in sequences.parts.values() for batch in part.batches]
@@ -252,8 +252,8 @@ class Transaction:
         except BaseException as interruption:
             interruption.add_note(_UNDECIDED)
             raise
-        late = [] if in_time else [batch for batch in batches if not batch.done.done()]
-        failed = [batch for batch in batches if batch.done.done() and batch.done.exception()]
+        late = [] if in_time else [batch for batch in batches if not batch.is_done]
+        failed = [batch for batch in batches if batch.error is not None]
         if not late and not failed:
             return
         lost = [part.failed for part in sequences.parts.values()]
@@ -292,13 +292,13 @@ class Transaction:
         sequences = self._within.sequences
         batches: list[Batch] = []
         with suppress(ClosedError):  # what it had not sent was given up by then
-            batches = self._sender.roll_back(sequences)
+            batches = self._sender.producers.roll_back(sequences)
         if not isinstance(error, Exception):
             return  # an interrupted program does not wait
         timeout_s = min(ROLLBACK_TIMEOUT_S, self._timeout_s or ROLLBACK_TIMEOUT_S)
         in_time = yield [batch.done for batch in batches], timeout_s
         parts = sequences.parts.values()
-        if not in_time or any(batch.done.exception() for batch in batches):
+        if not in_time or any(batch.error is not None for batch in batches):
             error.add_note(
                 "The transaction could not be rolled back everywhere. Committed readers never see"
                 " its messages; they forget them in time."
@@ -310,7 +310,7 @@ class Transaction:
         if len(batches) == len(parts) and not any(
             part.batches or part.was_retried for part in parts
         ):
-            self._sender.take_back(sequences.producer)
+            self._sender.producers.take_back(sequences.producer)
 
     def _late(self, what: str) -> ReceiptTimeoutError:
         return ReceiptTimeoutError(

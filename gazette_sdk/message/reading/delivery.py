@@ -10,7 +10,6 @@ from __future__ import annotations
 import abc
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from typing import Generic, TypeAlias, TypeVar
 
@@ -19,8 +18,9 @@ import numpy.typing as npt
 
 from gazette_sdk.errors import ClosedError, ConfigurationError
 from gazette_sdk.message.flags import ACK_TXN
+from gazette_sdk.message.reading.handed_out import Guard, Plain
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
-from gazette_sdk.message.sequencing.run import Run
+from gazette_sdk.message.sequencing.run import Run, ShortRun
 from gazette_sdk.message.sequencing.sequencer import ReplayRange, Sequencer
 
 __all__ = ["HORIZON_S", "RING_BYTES_MAX", "Batch", "Committed", "Delivery", "Select", "Uncommitted"]
@@ -216,7 +216,7 @@ class Committed(Delivery[T]):
         self._positions = dict(sequencer.offsets)
         self._run: Run[T] | None = None
         self._begun = 0
-        self._plain: _Plain | None = None
+        self._plain: Plain | None = None
         self._replayed: deque[Run[T]] = deque()
         self._stretches: dict[str, int] = {}
         self._unpruned = 0
@@ -235,7 +235,7 @@ class Committed(Delivery[T]):
         if len(run):
             self._run, self._begun = run, 0
             self._unpruned += len(run)
-            self._positions[run.journal] = int(run.ends[-1])
+            self._positions[run.journal] = run.end
 
     def add_replayed(self, run: Run[T]) -> None:  # noqa: D102
         self._replayed.append(run)
@@ -265,7 +265,7 @@ class Committed(Delivery[T]):
 
     # ----------------------------------------------------------------- output
 
-    def next(self) -> Batch[T] | None:  # noqa: D102, PLR0911 - one for each state
+    def next(self) -> Batch[T] | None:  # noqa: D102
         if self._failure is not None:
             raise self._failure
         if self._plain is not None:
@@ -280,15 +280,17 @@ class Committed(Delivery[T]):
             return None
         if self._sequencer.delivering:
             return chain(self._dequeued())
-        run = self._run
-        if run is None:
-            return None
-        if self._begun >= len(run):
+        if self._run is not None and self._begun >= len(self._run):
             self._run = None
-            return None
+        return None if self._run is None else self._next_of(self._run)
+
+    def _next_of(self, run: Run[T]) -> Batch[T]:
+        """What is delivered of a run of which some is left."""
         if self._unpruned >= _PRUNE_EVERY:
             self._unpruned = 0
             self._sequencer.checkpoint(HORIZON_S)
+        if isinstance(run, ShortRun) and len(run) < _PLAIN_MIN:
+            return chain(self._sequenced(run, len(run)))
         count = self._sequencer.plain_count(run, self._begun)
         stretch = self._stretches.get(run.journal, _STRETCH_MIN)
         if count >= min(_PLAIN_MIN, len(run) - self._begun):
@@ -305,17 +307,17 @@ class Committed(Delivery[T]):
             acknowledges = run.flags[begin:stop] == ACK_TXN
             if acknowledges.any():
                 visible = np.flatnonzero(~acknowledges) + begin
-        self._plain = _Plain(begin, stop, visible)
+        self._plain = Plain(begin, stop, visible)
         if visible is not None:
             return self._select(run.items, visible)
         return run.items if stop - begin == len(run) else run.items[begin:stop]
 
     def _sequenced(self, run: Run[T], stretch: int) -> Iterator[T]:
         """Sequence messages: at least ``stretch``, and up to where a transaction ends."""
-        sequencer = self._sequencer
-        queue = sequencer.queue
+        sequencer, hidden = self._sequencer, self._hidden
+        queue, step = sequencer.queue, sequencer.step
         until = self._begun + stretch
-        with self._guarded():
+        with Guard(self._fail):
             while self._begun < len(run):
                 for message in run.messages(self._begun, self._begun + _BLOCK):
                     self._begun += 1
@@ -323,14 +325,16 @@ class Committed(Delivery[T]):
                     if sequencer.delivering:
                         if sequencer.replay is not None:
                             return
-                        yield from self._dequeued()
+                        while (delivered := step()) is not None:
+                            if delivered.flags != hidden:
+                                yield delivered.item
                         if self._begun >= until:
                             return
 
     def _dequeued(self) -> Iterator[T]:
         """What of an ended sequence is still in memory."""
         step, hidden = self._sequencer.step, self._hidden
-        with self._guarded():
+        with Guard(self._fail):
             while (message := step()) is not None:
                 if message.flags != hidden:
                     yield message.item
@@ -338,7 +342,7 @@ class Committed(Delivery[T]):
     def _offered(self, run: Run[T]) -> Iterator[T]:
         """Messages which were read again."""
         offer, hidden = self._sequencer.offer, self._hidden
-        with self._guarded():
+        with Guard(self._fail):
             for message in run.messages():
                 if offer(message) and message.flags != hidden:
                     yield message.item
@@ -375,17 +379,6 @@ class Committed(Delivery[T]):
             return self._sequencer.checkpoint_within(self._run, self._begun, taken, horizon_s)
         return self._sequencer.checkpoint(horizon_s, outstanding_is_processed=True)
 
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Within an iterator which was handed out: remembers that it failed, or was interrupted."""
-        try:
-            yield
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            self._fail(error)
-            raise
-
     def _fail(self, error: BaseException) -> None:
         """An iterator which was handed out failed, or was interrupted at work."""
         if isinstance(error, Exception):
@@ -399,26 +392,3 @@ class Committed(Delivery[T]):
             "reading was interrupted within a message, and where it stood is not known; make"
             f" another reader {self.advice}"
         )
-
-
-class _Plain:
-    """A plain part of a run which was handed out.
-
-    Args:
-        begin: index of its first message in the run.
-        stop: index behind its last message.
-        visible: indices of the messages which were handed out; None for all.
-    """
-
-    __slots__ = ("_begin", "_visible", "stop")
-
-    def __init__(self, begin: int, stop: int, visible: npt.NDArray[np.intp] | None) -> None:
-        self.stop = stop
-        self._begin = begin
-        self._visible = visible
-
-    def taken(self, left: int) -> int:
-        """Index behind the last message that was taken, and what is hidden behind that."""
-        if self._visible is None:
-            return self.stop - left
-        return self.stop if left == 0 else int(self._visible[len(self._visible) - left])

@@ -138,31 +138,40 @@ class Flow:
 
     def __init__(self, bytes_max: int, piece_bytes_max: int = CONTENT_BYTES_MAX) -> None:
         self.mailbox: Mailbox[Item] = Mailbox()
-        self.queued_bytes = 0
         self._bytes_max = bytes_max
         self._piece_bytes_max = piece_bytes_max
-        self._release_bytes = bytes_max // 4
+        self._resume_bytes = bytes_max - bytes_max // 4
+        # Each is written by one side only: the loop's, and the consumer's.
+        self._put_bytes = 0
         self._dropped_bytes = 0
+        self._is_full = False
         self._has_room = asyncio.Event()
         self._loop = sdk_loop()
         self._last: dict[str, Content] = {}
+
+    @property
+    def queued_bytes(self) -> int:
+        """Content that waits for the consumer, or is being worked on."""
+        return self._put_bytes - self._dropped_bytes
 
     def drop(self, item: Item) -> None:
         """The consumer is done with the mailbox's first item."""
         self.mailbox.drop()
         if isinstance(item, Content):
-            # Waking the loop costs more than most else here: not for each chunk.
             self._dropped_bytes += item.length_bytes
-            if self._dropped_bytes >= self._release_bytes or self.mailbox.is_empty:
-                released, self._dropped_bytes = self._dropped_bytes, 0
+            # Waking the loop costs more than most else here: only where it waits for that.
+            if self._is_full and self.queued_bytes <= self._resume_bytes:
+                self._is_full = False
                 with contextlib.suppress(RuntimeError):  # the loop has ended, and reading with it
-                    self._loop.call_soon_threadsafe(self._release, released)
+                    self._loop.call_soon_threadsafe(self._has_room.set)
 
     async def room(self) -> None:
         """Wait until more content may be put. On the loop."""
         while self.queued_bytes >= self._bytes_max:
             self._has_room.clear()
-            await self._has_room.wait()
+            self._is_full = True
+            if self.queued_bytes >= self._bytes_max:  # else it was dropped before we were seen
+                await self._has_room.wait()
 
     def put(self, item: Item) -> None:
         """Add an item. On the loop."""
@@ -174,12 +183,7 @@ class Flow:
 
     def put_content(self, journal: str, content: bytes) -> None:
         """Add content, to what waits of the journal or behind everything else. On the loop."""
-        self.queued_bytes += len(content)
+        self._put_bytes += len(content)
         last = self._last.get(journal)
         if last is None or not last.join(content, self._piece_bytes_max):
             self.put(Content(journal, content))
-
-    def _release(self, length_bytes: int) -> None:
-        self.queued_bytes -= length_bytes
-        if self.queued_bytes < self._bytes_max:
-            self._has_room.set()

@@ -8,6 +8,8 @@ import threading
 from collections import deque
 from typing import Generic, TypeVar
 
+from gazette_sdk.transport.rendezvous import Rendezvous
+
 __all__ = ["Mailbox"]
 
 T = TypeVar("T")
@@ -22,39 +24,52 @@ class Mailbox(Generic[T]):
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()
-        self._arrived = threading.Condition()
-        self._waiter: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        # Of a thread that waits: whoever puts an item takes it, and opens it. A lock by itself
+        # wakes a thread sooner than a condition or a future does, and there is one consumer.
+        self._gates: list[threading.Lock] = []
+        self._waiter: tuple[asyncio.AbstractEventLoop, Rendezvous] | None = None
 
     def put(self, item: T) -> None:
         """Add an item and wake the consumer. From any thread."""
-        with self._arrived:
-            self._items.append(item)
-            self._arrived.notify()
-            waiter, self._waiter = self._waiter, None
+        self._items.append(item)
+        if self._gates:
+            # Taking one is atomic: of several threads that put, one opens it.
+            with contextlib.suppress(IndexError):
+                while True:
+                    self._gates.pop().release()
+        waiter = self._waiter
         if waiter is not None:
-            loop, future = waiter
+            self._waiter = None
+            loop, meeting = waiter
             # A loop that was closed has no consumer any more.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(_wake, future)
+                loop.call_soon_threadsafe(meeting.meet)
 
     def first(self) -> T:
         """Wait for the first item, in plain code; it stays until :meth:`drop`."""
-        with self._arrived:
-            while not self._items:
-                self._arrived.wait()
-            return self._items[0]
+        while not self._items:
+            gate = threading.Lock()
+            gate.acquire()
+            self._gates.append(gate)
+            if self._items:  # put before the gate was seen
+                break
+            gate.acquire()
+        return self._items[0]
 
     async def afirst(self) -> T:
         """As :meth:`first`, in a coroutine. Lets other coroutines run at least once."""
-        await asyncio.sleep(0)
-        while True:
+        if self._items:
+            await asyncio.sleep(0)
+        while not self._items:
             loop = asyncio.get_running_loop()
-            with self._arrived:
-                if self._items:
-                    return self._items[0]
-                future = loop.create_future()
-                self._waiter = (loop, future)
-            await future
+            meeting = Rendezvous(loop)
+            self._waiter = (loop, meeting)
+            if self._items:  # put before the waiter was seen
+                self._waiter = None
+                await asyncio.sleep(0)
+                break
+            await meeting
+        return self._items[0]
 
     @property
     def is_empty(self) -> bool:
@@ -63,10 +78,4 @@ class Mailbox(Generic[T]):
 
     def drop(self) -> None:
         """Remove the first item: the consumer is done with it."""
-        with self._arrived:
-            self._items.popleft()
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+        self._items.popleft()

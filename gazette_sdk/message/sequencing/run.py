@@ -16,15 +16,25 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gazette_sdk.message.uuid import TEXT_BYTES, ZERO_UUID, RawUuid, uuid_of_bytes, uuid_of_text
+from gazette_sdk.message.uuid import (
+    TEXT_BYTES,
+    ZERO_UUID,
+    RawUuid,
+    number_of_text,
+    parse_number,
+    uuid_of_bytes,
+    uuid_of_text,
+)
 
 __all__ = [
     "InvalidUuidError",
     "Message",
     "Run",
+    "ShortRun",
     "Stamps",
     "parse_raw_uuids",
     "parse_text_uuids",
+    "parse_uuid_number",
     "stamps_of",
 ]
 
@@ -104,6 +114,11 @@ class Run(Generic[T]):
     def __len__(self) -> int:
         return len(self.begins)
 
+    @property
+    def end(self) -> int:
+        """Offset behind the last message, of which there is at least one."""
+        return int(self.ends[-1])
+
     def messages(self, start: int = 0, stop: int | None = None) -> list[Message[T]]:
         """The messages of ``[start, stop)``, one by one."""
         part = slice(start, stop)
@@ -120,6 +135,56 @@ class Run(Generic[T]):
         # Message._make, without a Python frame for each.
         make: Callable[[Any, Any], Message[T]] = tuple.__new__
         return list(map(make, repeat(Message), rows))
+
+
+class ShortRun(Run[T]):
+    """A run of few messages: what costs less as a list of them than as arrays.
+
+    Arrays are made when they are asked for.
+
+    Args:
+        journal: the journal.
+        messages: its messages, at least one.
+    """
+
+    __slots__ = ("_messages",)
+
+    def __init__(self, journal: str, messages: list[Message[T]]) -> None:
+        self.journal = journal
+        self._messages = messages
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    @property
+    def end(self) -> int:
+        """Offset behind the last message."""
+        return self._messages[-1].end
+
+    def messages(self, start: int = 0, stop: int | None = None) -> list[Message[T]]:
+        """The messages of ``[start, stop)``, one by one."""
+        return self._messages[start:stop]
+
+    def __getattr__(self, name: str) -> Any:  # of a slot that is empty yet
+        column = _COLUMNS.get(name)
+        if column is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        place, kind = column
+        values = [message[place] for message in self._messages]
+        made = values if kind is None else np.array(values, kind)
+        setattr(self, name, made)
+        return made
+
+
+_COLUMNS: dict[str, tuple[int, type[np.generic] | None]] = {
+    "begins": (1, np.int64),
+    "ends": (2, np.int64),
+    "producers": (3, np.uint64),
+    "clocks": (4, np.uint64),
+    "flags": (5, np.uint16),
+    "items": (6, None),
+}
+"""Of a run's columns: their place in a message, and what an array of them holds."""
 
 
 # ---------------------------------------------------------------- UUIDs in bulk
@@ -238,6 +303,19 @@ def _stamps_of_equals(raw: Sequence[RawUuid]) -> Stamps | None:
 
 def _matrix(whole: bytes | bytearray, width: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(whole, np.uint8).reshape(-1, width)
+
+
+def parse_uuid_number(raw: RawUuid) -> tuple[int, int, int]:
+    """What one UUID says: its producer as a number, its clock, its flags.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if isinstance(raw, str) and raw:
+        return parse_number(number_of_text(raw))
+    if isinstance(raw, bytes) and len(raw) == TEXT_BYTES:
+        return parse_number(number_of_text(raw.decode("ascii")))
+    return parse_number(_uuid_of(raw).int)
 
 
 def _uuid_of(raw: RawUuid) -> uuid.UUID:

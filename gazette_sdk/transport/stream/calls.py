@@ -26,10 +26,19 @@ from gazette_sdk.transport.routed import (
     Destination,
     Wire,
 )
+from gazette_sdk.transport.stream.blocking import BlockingClient
 from gazette_sdk.transport.stream.connection import Connection
+from gazette_sdk.transport.stream.line import (
+    JOINED_BYTES,
+    LINES_MAX,
+    StreamLine,
+    send_piece,
+    send_pieces,
+)
 from gazette_sdk.transport.stream.open_call import Ended, OpenCall
 from gazette_sdk.transport.stream.outcome import malformed, raise_failure, too_long
 from gazette_sdk.transport.stream.pool import Pool
+from gazette_sdk.transport.stream.replication import end_if_failed, send_requests
 from gazette_sdk.transport.stream.source import END, PENDING, Source
 from gazette_sdk.transport.wire import Chunk, decode_read_response
 
@@ -39,9 +48,6 @@ T = TypeVar("T", bound=Message)
 
 READ_CHUNK_BYTES = 256 << 10
 """Content per frame that we ask for; measured best on a loopback connection."""
-
-_GATHER_BYTES = 64 << 10
-"""An append of up to so much content, there without waiting, is one write."""
 
 _CONTENT = int(Kind.CONTENT)
 
@@ -54,35 +60,51 @@ class StreamWire(Wire):
         max_receive_bytes: greatest message to accept.
         read_chunk_bytes: content per frame to ask for.
         call_timeout_s: what appends and unary calls may take; 0 for any time.
+        blocking: connections for plain code, which it closes; None has none.
     """
 
     def __init__(
         self,
         pool: Pool,
         *,
+        blocking: BlockingClient | None = None,
         max_receive_bytes: int = MAX_RECEIVE_BYTES,
         read_chunk_bytes: int = READ_CHUNK_BYTES,
         call_timeout_s: float = 0.0,
     ) -> None:
         self._pool = pool
+        self._blocking = blocking
         self._max_receive_bytes = max_receive_bytes
         self._call_timeout_s = call_timeout_s
         self._short_head = CallHead(timeout_ms=_milliseconds(call_timeout_s))
+        self._next_head = CallHead(timeout_ms=_milliseconds(call_timeout_s), after_success=True)
         self._long_head = CallHead()
         self._read_head = CallHead(
             metadata={CHUNK_BYTES_KEY: str(min(read_chunk_bytes, CONTENT_BYTES_MAX))}
         )
         self._encoded = {
             id(head): head.SerializeToString()
-            for head in (self._short_head, self._long_head, self._read_head)
+            for head in (self._short_head, self._next_head, self._long_head, self._read_head)
         }
+        self._lines = 0
 
     def health(self, peer: Peer) -> Health:
         """See :meth:`Wire.health`."""
         return self._pool.health(peer)
 
+    def direct_to(self, peer: Peer) -> BlockingClient | None:
+        """See :meth:`Wire.direct_to`."""
+        blocking = self._blocking
+        if blocking is None or not blocking.takes(peer.endpoint):
+            return None
+        if blocking.is_connected(peer.endpoint) or self._pool.health(peer) is Health.READY:
+            return blocking
+        return None
+
     async def aclose(self) -> None:
         """See :meth:`Wire.aclose`."""
+        if self._blocking is not None:
+            self._blocking.close()
         await self._pool.aclose()
 
     # ------------------------------------------------------------------ calls
@@ -137,6 +159,36 @@ class StreamWire(Wire):
         finally:
             await source.cancel()
 
+    async def append_whole(
+        self, to: Destination, opening: pb.AppendRequest, encoded: bytes, pieces: Sequence[bytes]
+    ) -> pb.AppendResponse:
+        """See :meth:`Wire.append_whole`."""
+        if sum(map(len, pieces)) <= JOINED_BYTES:
+            content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            call = await self._begin_whole(to, encoded, content)
+        else:
+            connection = await self._connection(to, exclusive=True)
+            call = self._begin(connection, to, opening, self._short_head)
+            try:
+                await send_pieces(call, pieces)
+            except BaseException:
+                call.give_up()
+                raise
+        response: pb.AppendResponse = await self._only_response(to, call)
+        return response
+
+    async def open_line(self, to: Destination) -> StreamLine | None:
+        """See :meth:`Wire.open_line`."""
+        if self._lines >= LINES_MAX:
+            return None
+        self._lines += 1
+        try:
+            connection = await self._connection(to, exclusive=True)
+        except BaseException:
+            self._lines -= 1
+            raise
+        return StreamLine(connection, self._append_head, self._bound, self._appended, self._closed)
+
     async def replicate(
         self,
         to: Destination,
@@ -146,8 +198,8 @@ class StreamWire(Wire):
         """See :meth:`Wire.replicate`."""
         connection = await self._connection(to, exclusive=True)
         call = self._begin(connection, to, opening, self._long_head)
-        sending = asyncio.create_task(_send_requests(call, requests))
-        sending.add_done_callback(lambda task: _end_if_failed(task, call))
+        sending = asyncio.create_task(send_requests(call, requests))
+        sending.add_done_callback(lambda task: end_if_failed(task, call))
         try:
             while await call.more():
                 while (item := call.take()) is not None:
@@ -168,20 +220,29 @@ class StreamWire(Wire):
         self, to: Destination, opening: pb.AppendRequest, content: bytes, source: Source
     ) -> pb.AppendResponse:
         """An append whose content is there."""
-        connection = await self._connection(to, exclusive=False)
-        if len(content) <= connection.calls.content_bytes_max:
-            head = self._head(to, self._short_head)
-            try:
-                call = connection.append(opening.SerializeToString(), content, head)
-            except StreamProtocolError as error:
-                connection.unused()
-                raise too_long(to, error) from error
-            self._bound(call)
-        else:
-            call = self._begin(connection, to, opening, self._short_head)
-            call.send_content(content)
-            call.send_end()
+        call = await self._begin_whole(to, opening.SerializeToString(), content)
         return await self._answer(to, call, source)
+
+    async def _begin_whole(self, to: Destination, opening: bytes, content: bytes) -> OpenCall:
+        """Send an append of little content, by one write."""
+        connection = await self._connection(to, exclusive=False)
+        try:
+            call = connection.append(opening, content, self._head(to, self._short_head))
+        except StreamProtocolError as error:
+            connection.unused()
+            raise too_long(to, error) from error
+        self._bound(call)
+        return call
+
+    def _append_head(self, to: Destination, after_success: bool) -> bytes:  # noqa: FBT001 - a callback
+        return self._head(to, self._next_head if after_success else self._short_head)
+
+    def _appended(self, to: Destination, payload: bytes) -> pb.AppendResponse:
+        return self._decoded(to, pb.AppendResponse, payload)
+
+    def _closed(self) -> None:
+        """A line is over."""
+        self._lines -= 1
 
     async def _append_streamed(
         self,
@@ -203,8 +264,12 @@ class StreamWire(Wire):
                 if item is PENDING:
                     item = await source.next()
                     continue
-                _send(call, item)
-                await call.drained()
+                if isinstance(item, bytes):
+                    await send_piece(call, item)
+                else:
+                    assert isinstance(item, pb.AppendRequest)
+                    call.send_message(item.SerializeToString())
+                    await call.drained()
                 if call.over:
                     break
                 item = source.poll()
@@ -256,9 +321,8 @@ class StreamWire(Wire):
         self, connection: Connection, to: Destination, request: Message, head: CallHead
     ) -> OpenCall:
         try:
-            call = connection.begin(
-                to.rpc.number, request.SerializeToString(), self._head(to, head)
-            )
+            encoded = request.SerializeToString()
+            call = connection.begin(to.rpc.number, encoded, self._head(to, head))
         except StreamProtocolError as error:
             connection.unused()
             raise too_long(to, error) from error
@@ -328,43 +392,10 @@ def _gather(source: Source) -> tuple[list[bytes], object]:
     """Content that is there without waiting, up to a bound, and what stopped the gathering."""
     pieces: list[bytes] = []
     size = 0
-    while size <= _GATHER_BYTES:
+    while size <= JOINED_BYTES:
         item = source.poll()
         if not isinstance(item, bytes):
             return pieces, item
         size += len(item)
         pieces.append(item)
     return pieces[:-1], pieces[-1]
-
-
-def _send(call: OpenCall, item: object) -> None:
-    """Send a request of an append that isn't its commit."""
-    if isinstance(item, bytes):
-        call.send_content(item)
-        return
-    assert isinstance(item, pb.AppendRequest)
-    call.send_message(item.SerializeToString())
-
-
-async def _send_requests(call: OpenCall, requests: AsyncIterator[pb.ReplicateRequest]) -> None:
-    """Send what follows the opening proposal. Content is sent as such where that tells it all."""
-    delta = 0
-    async for request in requests:
-        if call.over:
-            return
-        if request.content and request == pb.ReplicateRequest(
-            content=request.content, content_delta=delta
-        ):
-            call.send_content(request.content)
-        else:
-            call.send_message(request.SerializeToString())
-            delta = 0 if request.HasField("proposal") else request.content_delta
-        delta += len(request.content)
-        await call.drained()
-    call.send_end()
-
-
-def _end_if_failed(sending: asyncio.Task[None], call: OpenCall) -> None:
-    if not sending.cancelled() and sending.exception() is not None:
-        call.give_up()
-        call.fail(Ended.FAILED, "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any
 
@@ -18,6 +18,8 @@ from google.protobuf.message import Message
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.base import AppendItem
+from gazette_sdk.transport.broker_wire import Line
+from gazette_sdk.transport.direct import DirectWire
 from gazette_sdk.transport.dispatcher import SERVICE, Health, Peer
 from gazette_sdk.transport.route_cache import DEFAULT_SIZE, DEFAULT_TTL_S
 from gazette_sdk.transport.routed import (
@@ -28,6 +30,8 @@ from gazette_sdk.transport.routed import (
     RoutedTransport,
     Wire,
 )
+from gazette_sdk.transport.stream.blocking import BlockingClient
+from gazette_sdk.transport.stream.blocking_connection import BlockingDialer
 from gazette_sdk.transport.stream.calls import READ_CHUNK_BYTES, StreamWire
 from gazette_sdk.transport.stream.dialing import Dialer, NotStreamError
 from gazette_sdk.transport.stream.pool import Pool
@@ -39,9 +43,10 @@ __all__ = ["HELLO_TIMEOUT_S", "MEMORY_S", "ChosenTransport", "ChosenWire", "Memo
 HELLO_TIMEOUT_S = 1.0
 """A server that says nothing for so long after the preface doesn't know it."""
 
-READS_MAX = 256
-"""Each read has a connection of its own. Where so many are under way, further ones share one of
-gRPC's: a program that follows thousands of journals needs no descriptor for each."""
+LASTING_MAX = 256
+"""Each read, and each replication, has a connection of its own. Where so many are under way,
+further ones share one of gRPC's: a program that follows thousands of journals, or a broker that
+replicates them, needs no descriptor for each."""
 
 MEMORY_S = 600.0
 """How long it is remembered that a server speaks gRPC only."""
@@ -124,7 +129,10 @@ class ChosenTransport(RoutedTransport):
             redial_max_s=reconnect_backoff_max_s,
         )
         stream = StreamWire(
-            pool, max_receive_bytes=max_receive_bytes, read_chunk_bytes=read_chunk_bytes
+            pool,
+            blocking=BlockingClient(BlockingDialer(tls)),
+            max_receive_bytes=max_receive_bytes,
+            read_chunk_bytes=read_chunk_bytes,
         )
 
         def make_grpc() -> Wire:
@@ -173,7 +181,7 @@ class ChosenWire(Wire):
         self._stream = stream
         self._make_grpc = make_grpc
         self._grpc: Wire | None = None
-        self._reads = 0
+        self._lasting = 0
         self._trying: dict[Peer, asyncio.Future[UnavailableError | None]] = {}
 
     def health(self, peer: Peer) -> Health:
@@ -204,17 +212,12 @@ class ChosenWire(Wire):
         self, to: Destination, request: pb.ReadRequest
     ) -> AsyncGenerator[pb.ReadResponse | Chunk | bytes, None]:
         """See :meth:`Wire.read`."""
-        self._reads += 1
-        try:
-            wire = await self._choose(to.peer)
-            if wire is self._stream and self._reads > READS_MAX:
-                wire = self._with_grpc()
+        with self._counting():
+            wire = await self._choose_lasting(to.peer)
             with self._noting(to.peer):
                 async with aclosing(wire.read(to, request)) as items:
                     async for item in items:
                         yield item
-        finally:
-            self._reads -= 1
 
     async def append(
         self, to: Destination, opening: pb.AppendRequest, requests: AsyncIterator[AppendItem]
@@ -224,6 +227,24 @@ class ChosenWire(Wire):
         with self._noting(to.peer):
             return await wire.append(to, opening, requests)
 
+    async def append_whole(
+        self, to: Destination, opening: pb.AppendRequest, encoded: bytes, pieces: Sequence[bytes]
+    ) -> pb.AppendResponse:
+        """See :meth:`Wire.append_whole`."""
+        ready = self._pool.health(to.peer) is Health.READY
+        wire = self._stream if ready else await self._choose(to.peer)
+        try:
+            return await wire.append_whole(to, opening, encoded, pieces)
+        except UnavailableError:
+            self.memory.forget(self._endpoint(to.peer))
+            raise
+
+    async def open_line(self, to: Destination) -> Line | None:
+        """See :meth:`Wire.open_line`."""
+        wire = await self._choose(to.peer)
+        with self._noting(to.peer):
+            return await wire.open_line(to)
+
     async def replicate(
         self,
         to: Destination,
@@ -231,11 +252,16 @@ class ChosenWire(Wire):
         requests: AsyncIterator[pb.ReplicateRequest],
     ) -> AsyncGenerator[pb.ReplicateResponse, None]:
         """See :meth:`Wire.replicate`."""
-        wire = await self._choose(to.peer)
-        with self._noting(to.peer):
-            async with aclosing(wire.replicate(to, opening, requests)) as responses:
-                async for response in responses:
-                    yield response
+        with self._counting():
+            wire = await self._choose_lasting(to.peer)
+            with self._noting(to.peer):
+                async with aclosing(wire.replicate(to, opening, requests)) as responses:
+                    async for response in responses:
+                        yield response
+
+    def direct_to(self, peer: Peer) -> DirectWire | None:
+        """See :meth:`Wire.direct_to`."""
+        return self._stream.direct_to(peer)
 
     async def aclose(self) -> None:
         """See :meth:`Wire.aclose`."""
@@ -261,6 +287,13 @@ class ChosenWire(Wire):
             failure = await asyncio.shield(trying)  # one tries, others learn from it
             if failure is not None:
                 raise UnavailableError(str(failure))
+
+    async def _choose_lasting(self, peer: Peer) -> Wire:
+        """The same, for a call which holds a connection while it lasts, and is counted."""
+        wire = await self._choose(peer)
+        if wire is self._stream and self._lasting > LASTING_MAX:
+            return self._with_grpc()
+        return wire
 
     async def _try(self, peer: Peer) -> Wire:
         """Find out which wire a broker speaks."""
@@ -289,6 +322,15 @@ class ChosenWire(Wire):
             return None
         health = self._grpc.health(peer)
         return self._grpc if self.memory.only_grpc(self._endpoint(peer), health) else None
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """One more of the calls that last."""
+        self._lasting += 1
+        try:
+            yield
+        finally:
+            self._lasting -= 1
 
     @contextmanager
     def _noting(self, peer: Peer) -> Iterator[None]:

@@ -39,8 +39,9 @@ __all__ = [
 ALPN = "gzt/1"
 """This wire's name in TLS."""
 
-WRITE_BUFFER_BYTES = 1 << 20
-"""More than this of unsent bytes makes senders wait."""
+WRITE_BUFFER_BYTES = 64 << 10
+"""More than this of unsent bytes makes senders wait, until none is left: what the kernel doesn't
+take at once is copied, and copied again whenever it takes some of it."""
 
 JOINED_BYTES_MAX = 64 << 10
 """Up to this size a frame's header and payload are joined for one write; copying more costs more
@@ -84,6 +85,7 @@ class Connection(asyncio.BufferedProtocol):
             away), or :class:`StreamProtocolError` (it speaks something else).
         exclusive: whether its calls may not be followed by others before they ended.
         freed_at: monotonic seconds since which it has no open call.
+        writing_paused: whether too much is unsent.
     """
 
     def __init__(self, owner: Owner) -> None:
@@ -100,7 +102,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reason = ""
         self._ended = Ended.LOST
         self._reading_paused = False
-        self._writing_paused = False
+        self.writing_paused = False
         self._drain_waiter: asyncio.Future[None] | None = None
         self._heard_at = 0.0
         self._unheard_bytes = 0
@@ -116,6 +118,10 @@ class Connection(asyncio.BufferedProtocol):
     def usable(self) -> bool:
         """Whether a call can begin now."""
         return self.calls.may_begin and not self._transport.is_closing()
+
+    def silent_s(self, now: float) -> float:
+        """How long its open calls have heard nothing; ``now`` is in monotonic seconds."""
+        return now - self._heard_at if self._open else 0.0
 
     # -------------------------------------------------------------------- calls
 
@@ -184,7 +190,7 @@ class Connection(asyncio.BufferedProtocol):
 
     async def drained(self) -> None:
         """Wait while too much is unsent, and the connection lives. One at a time."""
-        if not self._writing_paused:
+        if not self.writing_paused:
             return
         assert self._drain_waiter is None
         waiter = self._drain_waiter = self.loop.create_future()
@@ -195,11 +201,11 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         """See ``asyncio.BaseProtocol``."""
-        self._writing_paused = True
+        self.writing_paused = True
 
     def resume_writing(self) -> None:
         """See ``asyncio.BaseProtocol``."""
-        self._writing_paused = False
+        self.writing_paused = False
         self._wake_sender()
 
     def _wake_sender(self) -> None:
@@ -218,7 +224,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See ``asyncio.BaseProtocol``."""
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES, low=0)
         tls = transport.get_extra_info("ssl_object")
         agreed = tls.selected_alpn_protocol() if tls is not None else None
         if agreed not in {None, ALPN}:
@@ -237,22 +243,27 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._heard_at = time.monotonic()
         self._unheard_bytes = 0
+        ended: list[OpenCall] = []
         try:
-            ended_some = self._take(self._frames.updated(nbytes))
+            self._take(self._frames.updated(nbytes), ended)
             if self._frames.error is not None:
                 raise self._frames.error
         except StreamProtocolError as error:
             self._violated(error)
-            return
-        if ended_some:
-            self._wake_sender()
-        if not self._open and (ended_some or self.calls.leaving):
-            self._freed()
+        else:
+            if ended:
+                self._wake_sender()
+            if not self._open and (ended or self.calls.leaving):
+                self._freed()
+        # Callers go on from here, and may well make their next calls: that comes last.
+        if self._open:
+            self._open[0].tell()
+        for call in ended:
+            call.tell()
 
-    def _take(self, frames: list[Frame]) -> bool:
-        """Hand frames to their calls. Returns whether one has ended."""
+    def _take(self, frames: list[Frame], ended: list[OpenCall]) -> None:
+        """Hand frames to their calls, and find those which ended."""
         receive = self.calls.receive
-        ended_some = False
         for frame in frames:
             event = receive(frame)
             kind = type(event)
@@ -261,11 +272,11 @@ class Connection(asyncio.BufferedProtocol):
                     self._reading_paused = True
                     self._transport.pause_reading()
             elif kind is Status:
-                self._open.popleft().finish(cast("Status", event))
-                ended_some = True
+                call = self._open.popleft()
+                call.finish(cast("Status", event))
+                ended.append(call)
             elif event is not None:
                 self._told(event)
-        return ended_some
 
     def _told(self, event: ClientEvent) -> None:
         """The server said something that belongs to no call."""

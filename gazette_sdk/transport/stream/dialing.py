@@ -10,14 +10,23 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from typing import Any
+from typing import Any, NamedTuple
 
 from gazette_sdk.errors import StreamProtocolError, UnavailableError
 from gazette_sdk.protocol import urls
 from gazette_sdk.transport.stream.connection import ALPN, Connection, Owner
 from gazette_sdk.transport.tls import Tls
 
-__all__ = ["PROTOCOLS", "Dialer", "NotStreamError"]
+__all__ = [
+    "PROTOCOLS",
+    "Dialer",
+    "NotStreamError",
+    "Place",
+    "place_of",
+    "refused",
+    "unheard",
+    "unreachable",
+]
 
 PROTOCOLS = (ALPN, "h2")
 """What to offer in TLS: a server that doesn't speak the first shows it by the second."""
@@ -25,6 +34,61 @@ PROTOCOLS = (ALPN, "h2")
 
 class NotStreamError(UnavailableError):
     """Something answers at the address, and doesn't speak the stream transport."""
+
+
+class Place(NamedTuple):
+    """Where an endpoint is.
+
+    Attributes:
+        path: of its unix socket; empty where it has none.
+        host: name or number.
+        port: of TCP.
+    """
+
+    path: str
+    host: str = ""
+    port: int = 0
+
+
+def place_of(endpoint: str) -> Place:
+    """Where to connect to.
+
+    Args:
+        endpoint: a valid endpoint URL.
+    """
+    address = urls.dial_address(endpoint)
+    if address.startswith("unix:"):
+        return Place(address.removeprefix("unix://"))
+    host, _, port = address.rpartition(":")
+    return Place("", host.removeprefix("[").removesuffix("]"), int(port))
+
+
+def unreachable(where: str, error: OSError) -> UnavailableError:
+    """The error of a connection that could not be opened."""
+    if isinstance(error, ssl.SSLError):
+        return UnavailableError(f"cannot agree on TLS with {where}: {error}")
+    reason = error.strerror or error
+    if isinstance(error, ConnectionRefusedError):
+        reason = "Connection refused"
+    return UnavailableError(f"cannot connect to {where}: {reason}")
+
+
+def unheard(where: str, timeout_s: float) -> NotStreamError:
+    """The error of a server that says nothing."""
+    return NotStreamError(f"{where} did not say HELLO within {timeout_s:g} s")
+
+
+def refused(where: str, error: Exception, *, leaving: bool) -> UnavailableError:
+    """The error of a connection that ended before HELLO.
+
+    Args:
+        where: the server in words.
+        error: how it ended.
+        leaving: the server said GOAWAY: it knows the wire.
+    """
+    if leaving and isinstance(error, ConnectionError):
+        return UnavailableError(f"{where}: {error}")
+    return NotStreamError(f"{where} does not speak the stream transport: {error}")
 
 
 class Dialer:
@@ -55,13 +119,8 @@ class Dialer:
         """
         try:
             connection = await self._connect(endpoint, owner)
-        except ssl.SSLError as error:
-            raise UnavailableError(f"cannot agree on TLS with {where}: {error}") from error
         except OSError as error:
-            reason = error.strerror or error
-            if isinstance(error, ConnectionRefusedError):
-                reason = "Connection refused"
-            raise UnavailableError(f"cannot connect to {where}: {reason}") from error
+            raise unreachable(where, error) from error
         try:
             await self._greet(connection, where)
         except BaseException:
@@ -73,44 +132,35 @@ class Dialer:
 
     async def _connect(self, endpoint: str, owner: Owner) -> Connection:
         loop = asyncio.get_running_loop()
-        address = urls.dial_address(endpoint)
-        if address.startswith("unix:"):
-            path = address.removeprefix("unix://")
-            _, connection = await loop.create_unix_connection(lambda: Connection(owner), path)
+        place = place_of(endpoint)
+        if place.path:
+            _, connection = await loop.create_unix_connection(lambda: Connection(owner), place.path)
             return connection
-        host, _, port = address.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
         more: dict[str, Any] = {}
         if urls.is_tls(endpoint):
             if self._context is None:
                 self._context = self._tls.context(PROTOCOLS)
-            more = {"ssl": self._context, "server_hostname": host}
+            more = {"ssl": self._context, "server_hostname": place.host}
         failure: OSError | None = None
-        for number in await _addresses(host, int(port)):
+        for number in await _addresses(place.host, place.port):
             try:
                 _, connection = await loop.create_connection(
-                    lambda: Connection(owner), number, int(port), **more
+                    lambda: Connection(owner), number, place.port, **more
                 )
             except OSError as error:
                 failure = failure or error
             else:
                 return connection
-        raise failure or OSError(f"{host} has no address")
+        raise failure or OSError(f"{place.host} has no address")
 
     async def _greet(self, connection: Connection, where: str) -> None:
         try:
             async with asyncio.timeout(self._hello_timeout_s):
                 await asyncio.shield(connection.greeted)
         except TimeoutError:
-            raise NotStreamError(
-                f"{where} did not say HELLO within {self._hello_timeout_s:g} s"
-            ) from None
-        except StreamProtocolError as error:
-            raise NotStreamError(f"{where} does not speak the stream transport: {error}") from error
-        except ConnectionError as error:
-            if connection.calls.leaving:
-                raise UnavailableError(f"{where}: {error}") from error
-            raise NotStreamError(f"{where} does not speak the stream transport: {error}") from error
+            raise unheard(where, self._hello_timeout_s) from None
+        except (StreamProtocolError, ConnectionError) as error:
+            raise refused(where, error, leaving=connection.calls.leaving) from error
 
 
 async def _addresses(host: str, port: int) -> list[str]:

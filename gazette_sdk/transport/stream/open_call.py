@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gazette_sdk.protocol.stream_calls import Item, Status
+from gazette_sdk.transport.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
     from gazette_sdk.transport.stream.connection import Connection
@@ -46,6 +48,7 @@ class OpenCall:
         "_held_bytes",
         "_items",
         "_waiter",
+        "_when_over",
         "ended",
         "number",
         "reason",
@@ -60,7 +63,8 @@ class OpenCall:
         self._connection = connection
         self._items: deque[Item] = deque()
         self._held_bytes = 0
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: Rendezvous | None = None
+        self._when_over: Callable[[OpenCall], None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
     @property
@@ -97,8 +101,12 @@ class OpenCall:
         while self.status is None and self.ended is None:
             await self._wait()
 
+    def when_over(self, told: Callable[[OpenCall], None]) -> None:
+        """Have a callback of the event loop told once when it is over, instead of waiting."""
+        self._when_over = told
+
     async def _wait(self) -> None:
-        waiter = self._waiter = self._connection.loop.create_future()
+        waiter = self._waiter = Rendezvous(self._connection.loop)
         try:
             await waiter
         finally:
@@ -114,7 +122,7 @@ class OpenCall:
         """
         self._connection.write(self._connection.calls.message(self.number, payload))
 
-    def send_content(self, content: bytes) -> None:
+    def send_content(self, content: bytes | memoryview) -> None:
         """Send content of any length; nothing is sent if the call is over."""
         connection = self._connection
         calls = connection.calls
@@ -132,8 +140,9 @@ class OpenCall:
         self._connection.write(self._connection.calls.end(self.number))
 
     async def drained(self) -> None:
-        """Wait while too much is unsent."""
-        await self._connection.drained()
+        """Wait while too much is unsent, and the call is not over."""
+        while self._connection.writing_paused and self.status is None and self.ended is None:
+            await self._connection.drained()
 
     # ------------------------------------------------------------------- ending
 
@@ -159,7 +168,6 @@ class OpenCall:
         """The server sent an item. Returns whether too much is held now."""
         self._items.append(item)
         self._held_bytes += len(item.payload)
-        self._wake()
         # A single item is the only response, or will be taken by someone who is about to run.
         return self._held_bytes > HELD_BYTES_MAX and len(self._items) > 1
 
@@ -173,7 +181,15 @@ class OpenCall:
         self.status = status
         if self._deadline is not None:
             self._deadline.cancel()
-        self._wake()
+
+    def tell(self) -> None:
+        """What came was all that came at once: resume the caller. From the loop's callbacks."""
+        is_over = self.status is not None or self.ended is not None
+        if self._when_over is not None:
+            if is_over:
+                self._tell_over()
+        elif self._waiter is not None and (is_over or self._items):
+            self._waiter.meet()
 
     def fail(self, ended: Ended, reason: str) -> None:
         """It ends without a STATUS."""
@@ -182,9 +198,12 @@ class OpenCall:
             self.reason = reason
         if self._deadline is not None:
             self._deadline.cancel()
-        self._wake()
+        if self._when_over is not None:
+            self._connection.loop.call_soon(self._tell_over)
+        elif self._waiter is not None:
+            self._waiter.meet_soon()
 
-    def _wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+    def _tell_over(self) -> None:
+        told, self._when_over = self._when_over, None
+        if told is not None:
+            told(self)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from google.protobuf.message import DecodeError
 
 from gazette_sdk.errors import (
@@ -13,14 +15,31 @@ from gazette_sdk.errors import (
     StreamProtocolError,
     UnavailableError,
 )
+from gazette_sdk.protocol.stream_calls import Status
 from gazette_sdk.transport.call_status import CODE_NAMES, call_error
 from gazette_sdk.transport.routed import Destination
-from gazette_sdk.transport.stream.open_call import Ended, OpenCall
+from gazette_sdk.transport.stream.open_call import Ended
 
-__all__ = ["malformed", "raise_failure", "too_long"]
+__all__ = ["Over", "malformed", "raise_failure", "too_long"]
 
 
-def raise_failure(to: Destination, call: OpenCall) -> None:
+class Over(Protocol):
+    """A call that is over: by its STATUS, or otherwise, for a reason."""
+
+    @property
+    def status(self) -> Status | None:
+        """The STATUS that ended it."""
+
+    @property
+    def ended(self) -> Ended | None:
+        """Why it ended without."""
+
+    @property
+    def reason(self) -> str:
+        """The same in words."""
+
+
+def raise_failure(to: Destination, call: Over) -> None:
     """Raise the error of a call that is over, if it has one."""
     told = f"{to.rpc.name} at {to.where}"
     match call.ended:

@@ -3,7 +3,8 @@
 A connection carries calls one after the other, and answers in their order. So a call that may
 last (a read, a watch, an append whose content is still to come) gets a connection of its own;
 short ones go to one that is idle, else to a further one, and once there are several they queue
-behind each other (:data:`SHARED_MAX`). What is idle for a while is closed.
+behind each other (:data:`SHARED_MAX`), though not behind one that isn't answered
+(:data:`SLOW_S`). What is idle for a while is closed.
 """
 
 from __future__ import annotations
@@ -20,10 +21,17 @@ from gazette_sdk.transport.dispatcher import SERVICE, Action, Health, Peer, acti
 from gazette_sdk.transport.stream.connection import Connection
 from gazette_sdk.transport.stream.dialing import Dialer, NotStreamError
 
-__all__ = ["IDLE_MAX", "SHARED_MAX", "SWEEP_INTERVAL_S", "Pool"]
+__all__ = ["IDLE_MAX", "SHARED_MAX", "SLOW_S", "SWEEP_INTERVAL_S", "Pool"]
 
 SHARED_MAX = 8
 """Connections to one broker for short calls; more calls than that at once queue behind others."""
+
+SLOW_S = 0.05
+"""A connection which has open calls and said nothing for so long has no more put upon it, where
+others can be had: perhaps its oldest call waits for something."""
+
+SLOW_MAX = 64
+"""Connections to one broker for short calls, where those there are are slow."""
 
 IDLE_MAX = 16
 """Idle connections to one broker that are kept."""
@@ -106,17 +114,24 @@ class _Endpoint:
             connection.close()
         return None
 
-    def least_loaded(self) -> tuple[Connection | None, int]:
-        """Which busy connection a short call could queue on, and how many are for short calls."""
+    def least_loaded(self) -> tuple[Connection | None, int, bool]:
+        """Which busy connection a short call could queue on.
+
+        Returns:
+            The connection, how many are for short calls, and whether all of these are slow.
+        """
+        now = time.monotonic()
         best: Connection | None = None
+        least = (True, 0)
         count = 0
         for connection in self.busy:
             if connection.exclusive:
                 continue
             count += 1
-            if connection.usable and (best is None or connection.open_count < best.open_count):
-                best = connection
-        return best, count
+            load = (connection.silent_s(now) > SLOW_S, connection.open_count)
+            if connection.usable and (best is None or load < least):
+                best, least = connection, load
+        return best, count, best is not None and least[0]
 
 
 class Pool:
@@ -200,10 +215,10 @@ class Pool:
             endpoint = self._endpoint(peer)
             if exclusive:
                 return await self._dial(endpoint, exclusive=True)
-            best, count = endpoint.least_loaded()
+            best, count, are_slow = endpoint.least_loaded()
             if endpoint.failure is not None and time.monotonic() > patience_ends:
                 raise UnavailableError(str(endpoint.failure))
-            if count + endpoint.shared_dials < SHARED_MAX:
+            if count + endpoint.shared_dials < (SLOW_MAX if are_slow else SHARED_MAX):
                 return await self._dial(endpoint, exclusive=False)
             if best is not None:
                 return best

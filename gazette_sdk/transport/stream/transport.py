@@ -9,6 +9,8 @@ from gazette_sdk.transport.routed import (
     RECONNECT_BACKOFF_MAX_S,
     RoutedTransport,
 )
+from gazette_sdk.transport.stream.blocking import BlockingClient
+from gazette_sdk.transport.stream.blocking_connection import BlockingDialer
 from gazette_sdk.transport.stream.calls import READ_CHUNK_BYTES, StreamWire
 from gazette_sdk.transport.stream.dialing import Dialer
 from gazette_sdk.transport.stream.pool import Pool
@@ -58,14 +60,16 @@ class StreamTransport(RoutedTransport):
         read_chunk_bytes: int = READ_CHUNK_BYTES,
         call_timeout_s: float = 0.0,
     ) -> None:
+        tls = tls or Tls()
         pool = Pool(
             address,
-            Dialer(tls or Tls(), connect_timeout_s),
+            Dialer(tls, connect_timeout_s),
             connect_timeout_s=connect_timeout_s,
             redial_max_s=reconnect_backoff_max_s,
         )
         wire = StreamWire(
             pool,
+            blocking=BlockingClient(BlockingDialer(tls), call_timeout_s=call_timeout_s),
             max_receive_bytes=max_receive_bytes,
             read_chunk_bytes=read_chunk_bytes,
             call_timeout_s=call_timeout_s,

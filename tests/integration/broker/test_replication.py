@@ -1,4 +1,4 @@
-"""Replication: a real broker with peers that follow a script, and real brokers among themselves."""
+"""Replication: a real broker, and peers that follow a script."""
 
 from __future__ import annotations
 
@@ -521,71 +521,6 @@ def test_another_route_is_answered_with_ours(etcd, tmp_path, monkeypatch):
 # ------------------------------------------------------- brokers among themselves
 
 
-def test_two_brokers_replicate_and_each_serves_the_others_journal(etcd, tmp_path):
-    async def scenario():
-        async with HandCluster(etcd, tmp_path) as cluster:
-            one, two = await cluster.start("broker-1"), await cluster.start("broker-2")
-            await one.apply(
-                journal_spec("journal/one", replication=2),
-                journal_spec("journal/two", replication=2),
-            )
-            await cluster.assign("journal/one", "broker-1", "broker-2")
-            await cluster.assign("journal/two", "broker-2", "broker-1")
-            for journal, content in (("journal/one", b"foo"), ("journal/two", b"bar")):
-                response = await one.append(journal + ";some/meta", content)
-                assert response.status == pb.OK
-                assert len(response.header.route.members) == 2
-            for client in (one, two):
-                assert await client.read("journal/one", do_not_proxy=True) == b"foo"
-                assert await client.read("journal/two", do_not_proxy=True) == b"bar"
-
-    run(scenario())
-
-
-def test_a_replica_that_joins_continues_at_the_head(etcd, tmp_path):
-    async def scenario():
-        async with HandCluster(etcd, tmp_path) as cluster:
-            one = await cluster.start("broker-1")
-            await one.apply(journal_spec(JOURNAL))
-            await cluster.assign(JOURNAL, "broker-1")
-            await one.append(JOURNAL, b"before")
-            two = await cluster.start("broker-2")
-            await one.apply(journal_spec(JOURNAL, replication=2), expect=-1)
-            await cluster.assign(JOURNAL, "broker-1", "broker-2")
-            response = await two.append(JOURNAL, b"after")
-            assert (response.status, response.commit.begin) == (pb.OK, 6)
-            assert await two.read(JOURNAL, 6, do_not_proxy=True) == b"after"
-
-            # Then it takes over, and nothing is lost or written twice.
-            await cluster.assign(JOURNAL, "broker-2", "broker-1")
-            response = await one.append(JOURNAL, b"!")
-            assert (response.status, response.commit.begin) == (pb.OK, 11)
-            assert response.header.process_id.suffix == "broker-2"
-            assert await two.read(JOURNAL, 6, do_not_proxy=True) == b"after!"
-
-    run(scenario())
-
-
-def test_calls_for_other_brokers_are_proxied(etcd, tmp_path):
-    async def scenario():
-        async with HandCluster(etcd, tmp_path) as cluster:
-            one, _ = await cluster.start("broker-1"), await cluster.start("broker-2")
-            await one.apply(journal_spec(JOURNAL))
-            await cluster.assign(JOURNAL, "broker-2")
-            response = await one.append(f"{JOURNAL};with/meta", b"content")
-            assert response.status == pb.OK
-            assert response.header.process_id.suffix == "broker-2"
-            assert await one.read(JOURNAL) == b"content"
-            assert [(f.begin, f.end) for f in await one.fragments(JOURNAL)] == [(0, 7)]
-            refused = await one.append(JOURNAL, b"x", do_not_proxy=True)
-            assert refused.status == pb.NOT_JOURNAL_PRIMARY_BROKER
-            assert refused.header.process_id.suffix == "broker-1"
-            (answer,) = await one.read_items(JOURNAL, do_not_proxy=True)
-            assert answer.status == pb.NOT_JOURNAL_BROKER
-
-    run(scenario())
-
-
 class RecordingPeer(Peers):
     """A primary elsewhere, which keeps what was proxied to it."""
 
@@ -738,39 +673,5 @@ def test_too_many_members_are_waited_for(etcd, tmp_path, monkeypatch):
             assert not append.done()
             await cluster.assign(JOURNAL, "broker-1")
             assert (await asyncio.wait_for(append, LIMIT_S)).status == pb.OK
-
-    run(scenario())
-
-
-def test_an_append_under_way_keeps_its_resolution(etcd, tmp_path):
-    async def scenario():
-        async with HandCluster(etcd, tmp_path) as cluster:
-            one, _ = await cluster.start("broker-1"), await cluster.start("broker-2")
-            await one.apply(journal_spec(JOURNAL))
-            await cluster.assign(JOURNAL, "broker-1")
-            await one.append(JOURNAL)
-            began, go_on = asyncio.Event(), asyncio.Event()
-
-            async def slow():
-                yield pb.AppendRequest(journal=JOURNAL)
-                yield b"first!"
-                began.set()
-                await go_on.wait()
-                yield COMMIT
-
-            under_way = asyncio.ensure_future(one.transport.append(slow()))
-            await asyncio.wait_for(began.wait(), LIMIT_S)
-            queued = asyncio.ensure_future(one.append(JOURNAL, b"second"))
-            await cluster.assign(JOURNAL, "broker-2", "broker-1")
-            go_on.set()
-            response = await under_way
-            assert (response.commit.begin, response.commit.end) == (0, 6)
-            assert response.header.process_id.suffix == "broker-1"
-            # The queued one waits until the route has one member again, and then is proxied. The
-            # new primary learns the head of the old one, which is a replica by now.
-            await one.apply(journal_spec(JOURNAL, replication=2), expect=-1)
-            response = await asyncio.wait_for(queued, LIMIT_S)
-            assert (response.status, response.commit.begin, response.commit.end) == (pb.OK, 6, 12)
-            assert response.header.process_id.suffix == "broker-2"
 
     run(scenario())

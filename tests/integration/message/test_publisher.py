@@ -12,8 +12,9 @@ import pytest
 
 from gazette_sdk import Publisher, Reader, connect, mapping
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.base import ANYWHERE, AppendItem, Target, Transport
-from gazette_sdk.transport.grpc import GrpcTransport
+from gazette_sdk.transport.base import AppendItem, Transport
+from gazette_sdk.transport.broker_wire import Destination
+from gazette_sdk.transport.grpc import GrpcWire
 from integration.message.topics import Topic
 
 WAIT_S = 30.0
@@ -23,20 +24,18 @@ WAIT_S = 30.0
 def counted(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> tuple[Transport, Counter]:
     """A transport over gRPC, and how many Append RPCs each journal had."""
     counts: Counter = Counter()
-    append = GrpcTransport.append
+    append = GrpcWire.append
 
     async def counting(
-        self: GrpcTransport, requests: AsyncIterator[AppendItem], target: Target = ANYWHERE
+        self: GrpcWire,
+        to: Destination,
+        opening: pb.AppendRequest,
+        requests: AsyncIterator[AppendItem],
     ) -> pb.AppendResponse:
-        async def items() -> AsyncIterator[AppendItem]:
-            async for item in requests:
-                if isinstance(item, pb.AppendRequest) and item.journal:
-                    counts[item.journal] += 1
-                yield item
+        counts[opening.journal] += 1
+        return await append(self, to, opening, requests)
 
-        return await append(self, items(), target)
-
-    monkeypatch.setattr(GrpcTransport, "append", counting)
+    monkeypatch.setattr(GrpcWire, "append", counting)
     return connect(f"{topic.cluster.address}?wire=grpc"), counts
 
 

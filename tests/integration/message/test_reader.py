@@ -55,7 +55,8 @@ def test_committed_messages_come_once_over_every_transport(topic: Topic, ring_si
     history = written(topic)
     expected = history.committed()
     within = topic.cluster.transport
-    for transport in (within, connect(topic.cluster.address), None):
+    wired = [connect(topic.cluster.address, wire=wire) for wire in ("auto", "stream", "grpc")]
+    for transport in (within, *wired, None):
         reader = Reader(dict, topic.selector, transport=transport, ring_size=ring_size)
         assert numbers(reader) == expected
         assert numbers(reader) == []

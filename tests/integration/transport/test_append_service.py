@@ -1,9 +1,10 @@
-"""AppendService over a real gRPC connection."""
+"""AppendService over every wire."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import types
 
 import grpc
 import pytest
@@ -13,10 +14,8 @@ from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import append_buffer
 from gazette_sdk.transport.append_service import AppendService, DependencyFailedError
-from gazette_sdk.transport.grpc import GrpcTransport
 from support.scripted_broker import (
     RefusalError,
-    ScriptedBroker,
     append_ok,
     append_status,
     drain,
@@ -25,6 +24,7 @@ from support.scripted_broker import (
     until,
 )
 from support.vectors import cases
+from support.wires import NETWORK, over
 
 BATCHING = {
     param.values[0]["id"][-3:]: param.values[0]
@@ -67,8 +67,8 @@ class Journals:
 
 
 @contextlib.asynccontextmanager
-async def served(**options):
-    async with ScriptedBroker() as broker, GrpcTransport(broker.address) as transport:
+async def served(wire, **options):
+    async with wire.served() as (broker, transport):
         service = AppendService(transport, **({"pause": no_pause} | options))
         try:
             yield service, Journals(broker)
@@ -85,9 +85,9 @@ A, B, C = to("journal/a"), to("journal/b"), to("journal/c")
 
 
 @in_loop
-async def test_writes_that_are_rolled_back_leave_no_trace_in_the_batch():
+async def test_writes_that_are_rolled_back_leave_no_trace_in_the_batch(wire):
     case = BATCHING["001"]
-    async with served(memory_bytes_max=8 * case["memory_buffer"]) as (service, journals):
+    async with served(wire, memory_bytes_max=8 * case["memory_buffer"]) as (service, journals):
         for content, outcome in case["appends"]:
             append = await service.start(A)
             append.write(content.encode())
@@ -102,9 +102,9 @@ async def test_writes_that_are_rolled_back_leave_no_trace_in_the_batch():
 
 
 @in_loop
-async def test_a_batch_above_the_cut_off_takes_no_more():
+async def test_a_batch_above_the_cut_off_takes_no_more(wire):
     case = BATCHING["002"]
-    async with served(batch_bytes_max=case["cutoff"]) as (service, journals):
+    async with served(wire, batch_bytes_max=case["cutoff"]) as (service, journals):
         appends = [await service.append(A, content.encode()) for content, _ in case["appends"]]
         responses = await asyncio.gather(*appends)
         assert journals.committed["journal/a"] == [r.encode() for r in case["expect_rpcs"]]
@@ -112,8 +112,8 @@ async def test_a_batch_above_the_cut_off_takes_no_more():
 
 
 @in_loop
-async def test_what_queues_while_an_append_is_in_flight_becomes_one_batch():
-    async with served() as (service, journals):
+async def test_what_queues_while_an_append_is_in_flight_becomes_one_batch(wire):
+    async with served(wire) as (service, journals):
         journals.gates["journal/a"] = asyncio.Event()
         first = await service.append(A, b"first")
         await journals.opened.wait()
@@ -128,8 +128,8 @@ async def test_what_queues_while_an_append_is_in_flight_becomes_one_batch():
 
 
 @in_loop
-async def test_different_requests_never_share_a_batch():
-    async with served() as (service, journals):
+async def test_different_requests_never_share_a_batch(wire):
+    async with served(wire) as (service, journals):
         await service.append(A, b"1")
         await service.append(to("journal/a", offset=1), b"2")
         last = await service.append(A, b"3")
@@ -138,8 +138,8 @@ async def test_different_requests_never_share_a_batch():
 
 
 @in_loop
-async def test_a_failed_dependency_fails_the_journal_for_good():
-    async with served() as (service, journals):
+async def test_a_failed_dependency_fails_the_journal_for_good(wire):
+    async with served(wire) as (service, journals):
         journals.answers["journal/a"] = [append_status(pb.NOT_ALLOWED)]
         first = await service.append(A, b"x")
         dependent = await service.append(B, b"y", [first.future])
@@ -157,8 +157,8 @@ async def test_a_failed_dependency_fails_the_journal_for_good():
 
 
 @in_loop
-async def test_closing_the_service_gives_up_what_is_pending():
-    async with served() as (service, journals):
+async def test_closing_the_service_gives_up_what_is_pending(wire):
+    async with served(wire) as (service, journals):
         journals.gates["journal/a"] = asyncio.Event()
         first = await service.append(A, b"x")
         dependent = await service.append(B, b"y", [first.future])
@@ -173,8 +173,8 @@ async def test_closing_the_service_gives_up_what_is_pending():
 
 
 @in_loop
-async def test_an_error_of_a_write_is_raised_by_release_and_the_next_write_proceeds():
-    async with served() as (service, journals):
+async def test_an_error_of_a_write_is_raised_by_release_and_the_next_write_proceeds(wire):
+    async with served(wire) as (service, journals):
         append = await service.start(A)
         append.write(b"before")
         with pytest.raises(TypeError):
@@ -186,8 +186,8 @@ async def test_an_error_of_a_write_is_raised_by_release_and_the_next_write_proce
 
 
 @in_loop
-async def test_an_error_in_the_with_block_rolls_back():
-    async with served() as (service, journals):
+async def test_an_error_in_the_with_block_rolls_back(wire):
+    async with served(wire) as (service, journals):
 
         async def fail_within():
             with await service.start(A) as append:
@@ -202,8 +202,8 @@ async def test_an_error_in_the_with_block_rolls_back():
 
 @pytest.mark.parametrize("case", cases("broker", "append_service_terminal"))
 @in_loop
-async def test_statuses_end_the_journal_or_are_tried_again_as_the_vectors_say(case):
-    async with served() as (service, journals):
+async def test_statuses_end_the_journal_or_are_tried_again_as_the_vectors_say(case, wire):
+    async with served(wire) as (service, journals):
         if case["status"].startswith("gRPC"):
             refused = RefusalError(grpc.StatusCode.UNKNOWN, "scripted")
         else:
@@ -224,16 +224,16 @@ async def test_statuses_end_the_journal_or_are_tried_again_as_the_vectors_say(ca
 
 @pytest.mark.parametrize("status", [pb.NOT_ALLOWED, pb.REGISTER_MISMATCH])
 @in_loop
-async def test_terminal_statuses_of_checked_registers_are_tried_again_on_request_only(status):
+async def test_terminal_statuses_of_checked_registers_are_tried_again_on_request_only(status, wire):
     checked = to("journal/a")
     checked.check_registers.include.labels.add(name="author", value="me")
-    async with served(retry_checked_registers=True) as (service, journals):
+    async with served(wire, retry_checked_registers=True) as (service, journals):
         journals.answers["journal/a"] = [append_status(status), append_ok()]
         await (await service.append(checked, b"x"))
         journals.answers["journal/a"] = [append_status(status)]
         with pytest.raises(errors.StatusError):
             await (await service.append(A, b"x"))
-    async with served() as (service, journals):
+    async with served(wire) as (service, journals):
         journals.answers["journal/a"] = [append_status(status)]
         with pytest.raises(errors.StatusError):
             await (await service.append(checked, b"x"))
@@ -241,10 +241,10 @@ async def test_terminal_statuses_of_checked_registers_are_tried_again_on_request
 
 @pytest.mark.parametrize("case", cases("broker", "op_futures_subset"))
 @in_loop
-async def test_subsets_of_dependencies_follow_the_vectors(case):
+async def test_subsets_of_dependencies_follow_the_vectors(case, wire):
     loop = asyncio.get_running_loop()
     futures = {name: loop.create_future() for name in {*case["a"], *case["b"]}}
-    async with served() as (service, journals):
+    async with served(wire) as (service, journals):
         first = await service.append(A, b"1", [futures[name] for name in case["b"]])
         second = await service.append(A, b"2", [futures[name] for name in case["a"]])
         assert (first is second) == case["expect"]
@@ -256,8 +256,8 @@ async def test_subsets_of_dependencies_follow_the_vectors(case):
 
 
 @in_loop
-async def test_an_append_waits_for_its_dependencies():
-    async with served() as (service, journals):
+async def test_an_append_waits_for_its_dependencies(wire):
+    async with served(wire) as (service, journals):
         journals.gates["journal/a"] = asyncio.Event()
         await service.append(A, b"first")
         barrier = await service.append(B, b"second", service.pending_except("journal/b"))
@@ -271,8 +271,8 @@ async def test_an_append_waits_for_its_dependencies():
 
 
 @in_loop
-async def test_barriers_that_cycle_between_journals_do_not_dead_lock():
-    async with served() as (service, journals):
+async def test_barriers_that_cycle_between_journals_do_not_dead_lock(wire):
+    async with served(wire) as (service, journals):
         for i in range(20):
             journal = (A, B)[i % 2]
             await service.append(journal, b"%d" % i, service.pending_except(journal.journal))
@@ -284,8 +284,8 @@ async def test_barriers_that_cycle_between_journals_do_not_dead_lock():
 
 
 @in_loop
-async def test_an_append_of_zero_bytes_is_a_barrier_with_a_response():
-    async with served() as (service, journals):
+async def test_an_append_of_zero_bytes_is_a_barrier_with_a_response(wire):
+    async with served(wire) as (service, journals):
         await (await service.append(A, b"12345"))
         response = await (await service.append(A, b""))
         assert response.commit.begin == response.commit.end == 5
@@ -293,8 +293,8 @@ async def test_an_append_of_zero_bytes_is_a_barrier_with_a_response():
 
 
 @in_loop
-async def test_starts_of_one_journal_are_served_in_order():
-    async with served() as (service, journals):
+async def test_starts_of_one_journal_are_served_in_order(wire):
+    async with served(wire) as (service, journals):
         held = await service.start(A)
 
         async def later(number):
@@ -311,8 +311,8 @@ async def test_starts_of_one_journal_are_served_in_order():
 
 
 @in_loop
-async def test_a_start_that_is_cancelled_while_it_waits_holds_nothing():
-    async with served() as (service, journals):
+async def test_a_start_that_is_cancelled_while_it_waits_holds_nothing(wire):
+    async with served(wire) as (service, journals):
         held = await service.start(A)
         waiting = asyncio.create_task(service.start(A))
         await asyncio.sleep(0)
@@ -324,16 +324,16 @@ async def test_a_start_that_is_cancelled_while_it_waits_holds_nothing():
 
 
 @in_loop
-async def test_an_idle_journal_is_forgotten():
-    async with served() as (service, _):
+async def test_an_idle_journal_is_forgotten(wire):
+    async with served(wire) as (service, _):
         await (await service.append(A, b"x"))
         await until(lambda: not service._chains)
         await (await service.append(A, b"x"))
 
 
 @in_loop
-async def test_a_cancelled_waiter_does_not_cancel_the_append():
-    async with served() as (service, journals):
+async def test_a_cancelled_waiter_does_not_cancel_the_append(wire):
+    async with served(wire) as (service, journals):
         journals.gates["journal/a"] = asyncio.Event()
         append = await service.append(A, b"x")
         with pytest.raises(TimeoutError):
@@ -345,24 +345,25 @@ async def test_a_cancelled_waiter_does_not_cancel_the_append():
 
 
 @in_loop
-async def test_metadata_of_a_name_is_stripped():
-    async with served() as (service, journals):
+async def test_metadata_of_a_name_is_stripped(wire):
+    async with served(wire) as (service, journals):
         await (await service.append(to("journal/a;meta"), b"x"))
         assert list(journals.committed) == ["journal/a"]
 
 
 @in_loop
-async def test_a_malformed_request_is_refused_at_once():
-    async with served() as (service, _):
+async def test_a_malformed_request_is_refused_at_once(wire):
+    async with served(wire) as (service, _):
         with pytest.raises(errors.ValidationError):
             await service.start(to("not//clean"))
         with pytest.raises(errors.ValidationError):
             await service.start(pb.AppendRequest())
 
 
+@over(*NETWORK)  # within a process it restarts with its clients
 @in_loop
-async def test_appends_outlive_a_broker_that_restarts():
-    async with ScriptedBroker() as broker, GrpcTransport(broker.address) as transport:
+async def test_appends_outlive_a_broker_that_restarts(wire):
+    async with wire.served() as (broker, transport):
         bind = f"127.0.0.1:{broker.port}"
         journals = Journals(broker)
         journals.gates["journal/a"] = asyncio.Event()
@@ -371,7 +372,7 @@ async def test_appends_outlive_a_broker_that_restarts():
         await journals.opened.wait()
         second = await service.append(A, b"second")
         await broker.stop()
-        async with ScriptedBroker(bind) as again:
+        async with wire.broker(bind) as again:
             restarted = Journals(again)
             await asyncio.gather(first, second)
             assert b"".join(restarted.committed["journal/a"]) == b"first second"
@@ -379,8 +380,9 @@ async def test_appends_outlive_a_broker_that_restarts():
         await service.aclose()
 
 
+@over("grpc")  # it is about a defect of grpcio
 @in_loop
-async def test_a_connection_that_is_lost_at_the_half_close_is_tried_again(monkeypatch):
+async def test_a_connection_that_is_lost_at_the_half_close_is_tried_again(monkeypatch, wire):
     """grpcio then raises an internal error, which says nothing of the call's end."""
     half_closes, real = 0, StreamStreamCall.done_writing
 
@@ -392,7 +394,7 @@ async def test_a_connection_that_is_lost_at_the_half_close_is_tried_again(monkey
             raise grpc.aio.InternalError('Failed "execute_batch"')
         await real(self)
 
-    async with ScriptedBroker() as broker, GrpcTransport(broker.address) as transport:
+    async with wire.served() as (broker, transport):
         bind = f"127.0.0.1:{broker.port}"
         broker.on_append = Journals(broker).on_append
         monkeypatch.setattr(StreamStreamCall, "done_writing", done_writing)
@@ -400,7 +402,7 @@ async def test_a_connection_that_is_lost_at_the_half_close_is_tried_again(monkey
         append = await service.append(A, b"content")
         await until(lambda: append.last_error is not None)
         assert isinstance(append.last_error, errors.CallError)
-        async with ScriptedBroker(bind) as again:
+        async with wire.broker(bind) as again:
             restarted = Journals(again)
             await append
             assert restarted.committed["journal/a"] == [b"content"]
@@ -409,13 +411,16 @@ async def test_a_connection_that_is_lost_at_the_half_close_is_tried_again(monkey
 
 @in_loop
 async def test_an_error_nobody_thought_of_fails_the_appends_instead_of_leaving_them(
-    monkeypatch, caplog
+    monkeypatch, caplog, wire
 ):
     async def broken(*_args):
         raise RuntimeError("a bug")
 
-    async with served() as (service, _):
-        monkeypatch.setattr(service.transport, "append", broken)
+    async with served(wire) as (service, _):
+        for name in ("append", "append_whole"):
+            monkeypatch.setattr(service.transport, name, broken)
+        lane = types.SimpleNamespace(begin=broken)
+        monkeypatch.setattr(service.transport, "lane", lambda _opening: lane)
         first, second = await service.append(A, b"first "), await service.append(A, b"second")
         for append in (first, second):
             with pytest.raises(errors.GazetteError, match=r"journal/a: .*a bug"):
@@ -427,8 +432,8 @@ async def test_an_error_nobody_thought_of_fails_the_appends_instead_of_leaving_t
 
 
 @in_loop
-async def test_content_beyond_the_memory_bound_waits_in_files_and_is_sent_whole():
-    async with served(memory_bytes_max=1 << 20) as (service, journals):
+async def test_content_beyond_the_memory_bound_waits_in_files_and_is_sent_whole(wire):
+    async with served(wire, memory_bytes_max=1 << 20) as (service, journals):
         journals.gates = {name: asyncio.Event() for name in ("journal/a", "journal/b")}
         expected = {"journal/a": b"", "journal/b": b""}
         for i in range(24):
@@ -445,7 +450,7 @@ async def test_content_beyond_the_memory_bound_waits_in_files_and_is_sent_whole(
 
 
 @in_loop
-async def test_a_failing_disk_loses_nothing(monkeypatch):
+async def test_a_failing_disk_loses_nothing(monkeypatch, wire):
     failures = 3
     write = append_buffer._append_to_file
 
@@ -457,7 +462,7 @@ async def test_a_failing_disk_loses_nothing(monkeypatch):
         return write(file, position, parts)
 
     monkeypatch.setattr(append_buffer, "_append_to_file", failing)
-    async with served(memory_bytes_max=100_000) as (service, journals):
+    async with served(wire, memory_bytes_max=100_000) as (service, journals):
         journals.gates["journal/a"] = asyncio.Event()
         await service.append(A, b"first")
         await journals.opened.wait()

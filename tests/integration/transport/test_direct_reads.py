@@ -41,9 +41,9 @@ async def fill(cluster: EmbeddedCluster) -> None:
         await asyncio.sleep(0.05)  # the store is listed every second, and tells nobody
 
 
-async def read(address: str, file_root: Path | None) -> bytes:
+async def read(address: str, file_root: Path | None, wire: str) -> bytes:
     content = bytearray()
-    async with connect(address) as transport:
+    async with connect(address, wire=wire) as transport:
         request = pb.ReadRequest(journal="direct/journal", end_offset=sum(map(len, PIECES)))
         async with contextlib.aclosing(
             RetryReader(transport, request, file_root=file_root)
@@ -65,14 +65,16 @@ def filled(gazette: EmbeddedCluster) -> EmbeddedCluster:
     return gazette
 
 
-def test_fragments_below_a_file_root_are_opened_directly(filled: EmbeddedCluster):
+@pytest.mark.parametrize("wire", ["grpc", "stream", "auto"])
+def test_fragments_below_a_file_root_are_opened_directly(filled: EmbeddedCluster, wire: str):
     before = opened()
-    content = sdk_loop.run(read(filled.address, filled.fragments), 30)
+    content = sdk_loop.run(read(filled.address, filled.fragments, wire), 30)
     assert content == b"".join(PIECES)
     assert opened() - before >= 3
 
 
-def test_fragments_out_of_reach_are_read_through_the_broker(filled: EmbeddedCluster):
+@pytest.mark.parametrize("wire", ["grpc", "stream", "auto"])
+def test_fragments_out_of_reach_are_read_through_the_broker(filled: EmbeddedCluster, wire: str):
     before = opened()
-    assert sdk_loop.run(read(filled.address, None), 30) == b"".join(PIECES)
+    assert sdk_loop.run(read(filled.address, None, wire), 30) == b"".join(PIECES)
     assert opened() == before

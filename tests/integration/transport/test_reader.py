@@ -1,4 +1,4 @@
-"""ByteReader over a real gRPC connection, and a real web server for direct fragments."""
+"""ByteReader over every wire, and a real web server for direct fragments."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path
 from gazette_sdk.transport import metrics
-from gazette_sdk.transport.grpc import GrpcTransport
 from gazette_sdk.transport.reader import ByteReader, OffsetJumpError, SeekRequiresNewReaderError
 from support.fragment_files import fragment_of, served_files, store_fragment, stored
 from support.scripted_broker import (
     RefusalError,
-    ScriptedBroker,
     header,
     in_loop,
     read_metadata,
     route_to,
 )
 from support.vectors import cases
+from support.wires import NETWORK, over
 
 CASES = {param.values[0]["id"][-3:]: param.values[0] for param in cases("broker", "reader_cases")}
 CONTENT = b"XXXXXhello, world!!!"
@@ -49,11 +48,10 @@ def not_yet(offset=0):
 
 
 @contextlib.asynccontextmanager
-async def reading(*responses, **request):
+async def reading(wire, *responses, **request):
     """A reader whose one read is answered by ``responses``; URLs are served by a web server."""
     async with (
-        ScriptedBroker() as broker,
-        GrpcTransport(broker.address) as transport,
+        wire.served() as (broker, transport),
         served_files({"fragment": stored(CONTENT, pb.GZIP)}) as base,
     ):
         answers = []
@@ -90,28 +88,29 @@ async def outcomes(reader, size_max=0):
 
 
 @in_loop
-async def test_a_fragment_url_is_opened_when_the_stream_ended():
+async def test_a_fragment_url_is_opened_when_the_stream_ended(wire):
     case = CASES["001"]
     answer = metadata(105, url=f"{URL}/fragment")
     answer.header.route.CopyFrom(route_to("http://localhost:1"))
-    async with reading(answer, offset=case["offset"]) as reader:
+    async with reading(wire, answer, offset=case["offset"]) as reader:
         got = await outcomes(reader)
         assert got == [b"", b"hello, world!!!", None]
-        assert len(reader.transport.routes) == 1
+        assert not reader.transport.knows_routes or len(reader.transport.routes) == 1
         assert reader.response.fragment == FRAGMENT
         assert reader.request.offset == 120
 
 
 @in_loop
-async def test_a_read_of_the_head_reports_a_jump():
-    async with reading(metadata(110), offset=CASES["002"]["offset"]) as reader:
+async def test_a_read_of_the_head_reports_a_jump(wire):
+    async with reading(wire, metadata(110), offset=CASES["002"]["offset"]) as reader:
         assert await outcomes(reader) == [("jump", 110), b"", None]
         assert reader.request.offset == 110
 
 
 @in_loop
-async def test_content_is_delivered_before_the_status_that_ended_it():
+async def test_content_is_delivered_before_the_status_that_ended_it(wire):
     async with reading(
+        wire,
         metadata(105),
         pb.ReadResponse(offset=105, content=b"prior "),
         pb.ReadResponse(offset=111, content=b"content"),
@@ -124,23 +123,24 @@ async def test_content_is_delivered_before_the_status_that_ended_it():
 
 
 @in_loop
-async def test_a_status_alone_is_its_error():
-    async with reading(not_yet(), offset=CASES["005"]["offset"]) as reader:
+async def test_a_status_alone_is_its_error(wire):
+    async with reading(wire, not_yet(), offset=CASES["005"]["offset"]) as reader:
         assert await outcomes(reader) == [errors.OffsetNotYetAvailableError]
         assert reader.request.offset == 105
 
 
 @in_loop
-async def test_a_probe_of_the_head_learns_it_from_the_status():
-    async with reading(not_yet(42), offset=-1) as reader:
+async def test_a_probe_of_the_head_learns_it_from_the_status(wire):
+    async with reading(wire, not_yet(42), offset=-1) as reader:
         assert await outcomes(reader) == [errors.OffsetNotYetAvailableError]
         assert reader.request.offset == 42
 
 
 @in_loop
-async def test_small_reads_cut_messages_and_keep_metadata_visible():
+async def test_small_reads_cut_messages_and_keep_metadata_visible(wire):
     case = CASES["007"]
     async with reading(
+        wire,
         metadata(110),
         pb.ReadResponse(offset=110, content=b"foo bar "),
         pb.ReadResponse(offset=118, content=b"baz bing"),
@@ -158,8 +158,9 @@ async def test_small_reads_cut_messages_and_keep_metadata_visible():
 
 
 @in_loop
-async def test_content_without_metadata_is_delivered_before_the_error():
+async def test_content_without_metadata_is_delivered_before_the_error(wire):
     async with reading(
+        wire,
         pb.ReadResponse(offset=105, content=b"partial read"),
         RefusalError(grpc.StatusCode.UNKNOWN, "broken"),
         offset=CASES["008"]["offset"],
@@ -167,18 +168,20 @@ async def test_content_without_metadata_is_delivered_before_the_error():
         assert await outcomes(reader) == [b"partial read", errors.CallError]
 
 
+@over(*NETWORK)  # within a process there is nobody whose messages were to be checked
 @in_loop
-async def test_invalid_metadata_is_a_validation_error():
+async def test_invalid_metadata_is_a_validation_error(wire):
     answer = metadata(105)
     answer.fragment.compression_codec = pb.INVALID
-    async with reading(answer, offset=CASES["010"]["offset"]) as reader:
+    async with reading(wire, answer, offset=CASES["010"]["offset"]) as reader:
         assert await outcomes(reader) == [errors.ValidationError]
 
 
 @in_loop
-async def test_the_end_offset_holds_in_direct_fragments():
+async def test_the_end_offset_holds_in_direct_fragments(wire):
     case = CASES["011"]
     async with reading(
+        wire,
         metadata(105, url=f"{URL}/fragment"),
         offset=case["offset"],
         end_offset=case["end_offset"],
@@ -187,39 +190,39 @@ async def test_the_end_offset_holds_in_direct_fragments():
 
 
 @in_loop
-async def test_metadata_only_opens_no_fragment():
+async def test_metadata_only_opens_no_fragment(wire):
     async with reading(
-        metadata(105, url=f"{URL}/fragment"), offset=105, metadata_only=True
+        wire, metadata(105, url=f"{URL}/fragment"), offset=105, metadata_only=True
     ) as reader:
         assert await outcomes(reader) == [b"", None]
 
 
 @in_loop
-async def test_an_offset_below_the_requested_one_is_an_error():
-    async with reading(metadata(100), offset=105) as reader:
+async def test_an_offset_below_the_requested_one_is_an_error(wire):
+    async with reading(wire, metadata(100), offset=105) as reader:
         assert await outcomes(reader) == [errors.CallError]
 
 
 @in_loop
-async def test_a_fragment_that_is_missing_ends_the_reader():
-    async with reading(metadata(105, url=f"{URL}/missing"), offset=105) as reader:
+async def test_a_fragment_that_is_missing_ends_the_reader(wire):
+    async with reading(wire, metadata(105, url=f"{URL}/missing"), offset=105) as reader:
         assert await outcomes(reader) == [b"", errors.FragmentNotFoundError]
 
 
 @in_loop
-async def test_content_beyond_the_fragments_end_is_an_error_after_all_of_it():
+async def test_content_beyond_the_fragments_end_is_an_error_after_all_of_it(wire):
     answer = metadata(105, url=f"{URL}/fragment")
     answer.fragment.end = 117
     answer.fragment.ClearField("sum")
-    async with reading(answer, offset=105) as reader:
+    async with reading(wire, answer, offset=105) as reader:
         assert await outcomes(reader) == [b"", b"hello, world", errors.CorruptFragmentError]
 
 
 @in_loop
-async def test_file_urls_are_opened_below_the_given_root(tmp_path):
+async def test_file_urls_are_opened_below_the_given_root(tmp_path, wire):
     store_fragment(tmp_path, FRAGMENT, CONTENT)
     answer = metadata(100, url=f"file:///{content_path(FRAGMENT)}")
-    async with ScriptedBroker() as broker, GrpcTransport(broker.address) as transport:
+    async with wire.served() as (broker, transport):
         broker.on_read = lambda _: [answer]
         request = pb.ReadRequest(journal="a/journal", offset=100)
         reader = ByteReader(transport, request, file_root=tmp_path)
@@ -229,9 +232,9 @@ async def test_file_urls_are_opened_below_the_given_root(tmp_path):
 
 
 @in_loop
-async def test_seeks_within_a_direct_fragment_follow_the_vector():
+async def test_seeks_within_a_direct_fragment_follow_the_vector(wire):
     whence = {"current": os.SEEK_CUR, "start": os.SEEK_SET}
-    async with reading(metadata(100, url=f"{URL}/fragment"), offset=100) as reader:
+    async with reading(wire, metadata(100, url=f"{URL}/fragment"), offset=100) as reader:
         assert await reader.read() == b""
         with pytest.raises(SeekRequiresNewReaderError):
             await reader.seek(105)  # not opened yet
@@ -251,13 +254,14 @@ async def test_seeks_within_a_direct_fragment_follow_the_vector():
             await reader.seek(0, os.SEEK_END)
 
 
+@over(*NETWORK)  # within a process there are no routes
 @in_loop
-async def test_the_route_of_the_last_response_is_tried_first():
-    async with ScriptedBroker() as service, ScriptedBroker() as member:
+async def test_the_route_of_the_last_response_is_tried_first(wire):
+    async with wire.broker() as service, wire.broker() as member:
         member.on_read = lambda _: [metadata(105)]
         last = metadata(105)
         last.header.route.CopyFrom(route_to(member.address))
-        async with GrpcTransport(service.address) as transport:
+        async with wire.transport(service.address) as transport:
             request = pb.ReadRequest(journal="a/journal", offset=105)
             reader = ByteReader(transport, request, last_response=last)
             assert await outcomes(reader) == [b"", None]
@@ -265,10 +269,10 @@ async def test_the_route_of_the_last_response_is_tried_first():
 
 
 @in_loop
-async def test_the_header_stays_visible_with_later_metadata():
+async def test_the_header_stays_visible_with_later_metadata(wire):
     later = read_metadata(120, 120, 130, first=False)
     async with reading(
-        metadata(105), pb.ReadResponse(offset=105, content=b"x" * 15), later, offset=105
+        wire, metadata(105), pb.ReadResponse(offset=105, content=b"x" * 15), later, offset=105
     ) as reader:
         assert await outcomes(reader) == [b"", b"x" * 15, b"", None]
         assert reader.response.fragment == later.fragment
@@ -276,7 +280,7 @@ async def test_the_header_stays_visible_with_later_metadata():
 
 
 @in_loop
-async def test_bytes_are_counted():
+async def test_bytes_are_counted(wire):
     def values():
         names = ("a/journal", "GZIP")
         return [
@@ -288,14 +292,14 @@ async def test_bytes_are_counted():
         ]
 
     before = values()
-    async with reading(metadata(105, url=f"{URL}/fragment"), offset=105) as reader:
+    async with reading(wire, metadata(105, url=f"{URL}/fragment"), offset=105) as reader:
         await outcomes(reader)
     assert [a - b for a, b in zip(values(), before, strict=True)] == [15, 1, 20, 15, 5]
 
 
 @in_loop
-async def test_a_closed_reader_says_so():
-    async with reading(metadata(105), offset=105) as reader:
+async def test_a_closed_reader_says_so(wire):
+    async with reading(wire, metadata(105), offset=105) as reader:
         await reader.aclose()
         with pytest.raises(errors.ClosedError):
             await reader.read()
@@ -303,14 +307,14 @@ async def test_a_closed_reader_says_so():
 
 @pytest.mark.parametrize("case", cases("broker", "fragment_reader"))
 @in_loop
-async def test_fragments_are_read_as_the_vectors_say(case):
+async def test_fragments_are_read_as_the_vectors_say(case, wire):
     name = "missing" if case.get("url") == "missing" else "fragment"
     offset = case.get("offset", 100)
     answer = metadata(offset, url=f"{URL}/{name}")
     if "fragment_end" in case:
         answer.fragment.end = case["fragment_end"]
         answer.fragment.ClearField("sum")
-    async with reading(answer, offset=offset) as reader:
+    async with reading(wire, answer, offset=offset) as reader:
         got = await outcomes(reader)
     content = b"".join(piece for piece in got if isinstance(piece, bytes))
     if "expect" in case:

@@ -1,4 +1,4 @@
-"""RetryReader over a real gRPC connection; each read of the broker is answered by a script."""
+"""RetryReader over every wire; each read of the broker is answered by a script."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from gazette_sdk.transport.retry_reader import RetryReader
 from support.fragment_files import fragment_of, served_files
 from support.scripted_broker import (
     RefusalError,
-    ScriptedBroker,
     header,
     in_loop,
     no_pause,
@@ -57,8 +56,8 @@ class Reads:
 
 
 @contextlib.asynccontextmanager
-async def served(*scripts, pause=no_pause, **request):
-    async with ScriptedBroker() as broker, GrpcTransport(broker.address) as transport:
+async def served(wire, *scripts, pause=no_pause, **request):
+    async with wire.served() as (broker, transport):
         reads = Reads(broker, *scripts)
         request = pb.ReadRequest(**({"journal": "a/journal", "offset": 100} | request))
         reader = RetryReader(transport, request, pause=pause)
@@ -76,9 +75,10 @@ async def read_text(reader, size):
 
 
 @in_loop
-async def test_reads_go_on_behind_what_was_delivered_as_the_first_vectors_say():
+async def test_reads_go_on_behind_what_was_delivered_as_the_first_vectors_say(wire):
     """Cases 001 and 002 of `retry_reader`, one after the other as they stand."""
     async with served(
+        wire,
         ["foo", BROKEN],
         ["barba", BROKEN],
         [pb.NOT_JOURNAL_BROKER],
@@ -111,18 +111,18 @@ async def test_reads_go_on_behind_what_was_delivered_as_the_first_vectors_say():
 
 
 @in_loop
-async def test_every_byte_is_delivered_once_whatever_breaks():
+async def test_every_byte_is_delivered_once_whatever_breaks(wire):
     text = "0123456789" * 5
     scripts = []
     for position in range(0, 50, 5):
         scripts += [[], [*text[position : position + 5], BROKEN], [pb.NOT_JOURNAL_BROKER]]
-    async with served(*scripts, offset=0) as (reader, _):
+    async with served(wire, *scripts, offset=0) as (reader, _):
         assert await read_text(reader, 50) == text
 
 
 @in_loop
-async def test_the_end_offset_is_the_end():
-    async with served(["foo"], ["bar"], end_offset=106) as (reader, reads):
+async def test_the_end_offset_is_the_end(wire):
+    async with served(wire, ["foo"], ["bar"], end_offset=106) as (reader, reads):
         assert await read_text(reader, 6) == "foobar"
         assert await reader.read() is None
         assert await reader.read() is None
@@ -130,14 +130,16 @@ async def test_the_end_offset_is_the_end():
 
 
 @in_loop
-async def test_attempts_wait_by_the_schedule_and_progress_resets_it():
+async def test_attempts_wait_by_the_schedule_and_progress_resets_it(wire):
     attempts = []
 
     async def pause(attempt):
         attempts.append(attempt)
 
     refused = [pb.NOT_JOURNAL_BROKER]
-    async with served(refused, refused, ["x", BROKEN], refused, ["y"], ["z"], pause=pause) as (
+    async with served(
+        wire, refused, refused, ["x", BROKEN], refused, ["y"], ["z"], pause=pause
+    ) as (
         reader,
         _,
     ):
@@ -147,7 +149,7 @@ async def test_attempts_wait_by_the_schedule_and_progress_resets_it():
 
 
 @in_loop
-async def test_a_usual_end_restarts_at_once():
+async def test_a_usual_end_restarts_at_once(wire):
     attempts = []
 
     async def pause(attempt):
@@ -155,55 +157,58 @@ async def test_a_usual_end_restarts_at_once():
 
     first = [read_metadata(100, 100, 103), "abc"]
     second = [read_metadata(103, 100, 106), "def"]
-    async with served(first, second, pause=pause) as (reader, _):
+    async with served(wire, first, second, pause=pause) as (reader, _):
         assert await read_text(reader, 6) == "abcdef"
         assert attempts == [-1]
 
 
 @in_loop
-async def test_a_journal_that_is_not_found_is_tried_four_times_more():
-    async with served(*[[pb.JOURNAL_NOT_FOUND]] * 9) as (reader, reads):
+async def test_a_journal_that_is_not_found_is_tried_four_times_more(wire):
+    async with served(wire, *[[pb.JOURNAL_NOT_FOUND]] * 9) as (reader, reads):
         with pytest.raises(errors.JournalNotFoundError):
             await reader.read()
         assert len(reads.requests) == 5
 
 
 @in_loop
-async def test_a_proxied_read_returns_not_found_at_once():
-    async with served([pb.JOURNAL_NOT_FOUND], header=header()) as (reader, reads):
+async def test_a_proxied_read_returns_not_found_at_once(wire):
+    async with served(wire, [pb.JOURNAL_NOT_FOUND], header=header()) as (reader, reads):
         with pytest.raises(errors.JournalNotFoundError):
             await reader.read()
         assert len(reads.requests) == 1
 
 
 @in_loop
-async def test_a_suspended_journal_is_reported():
-    async with served([pb.SUSPENDED]) as (reader, _):
+async def test_a_suspended_journal_is_reported(wire):
+    async with served(wire, [pb.SUSPENDED]) as (reader, _):
         with pytest.raises(errors.SuspendedError):
             await reader.read()
 
 
 @in_loop
-async def test_a_missing_token_is_reported_but_an_expired_one_is_tried_again():
+async def test_a_missing_token_is_reported_but_an_expired_one_is_tried_again(wire):
     refused = RefusalError(grpc.StatusCode.UNAUTHENTICATED, "token")
-    async with served([refused]) as (reader, _):
+    async with served(wire, [refused]) as (reader, _):
         with pytest.raises(errors.UnauthenticatedError):
             await reader.read()
-    async with served([read_metadata(100, 100, 109), "abc"], [refused], ["def"]) as (reader, _):
+    async with served(wire, [read_metadata(100, 100, 109), "abc"], [refused], ["def"]) as (
+        reader,
+        _,
+    ):
         assert await read_text(reader, 6) == "abcdef"
 
 
 @in_loop
-async def test_an_invalid_response_is_tried_again():
+async def test_an_invalid_response_is_tried_again(wire):
     invalid = read_metadata(100, 100, 109)
     invalid.fragment.compression_codec = pb.INVALID
-    async with served([invalid], ["abc"]) as (reader, _):
+    async with served(wire, [invalid], ["abc"]) as (reader, _):
         assert await read_text(reader, 3) == "abc"
 
 
 @in_loop
-async def test_a_reader_that_timed_out_may_read_again():
-    async with served(["abc"]) as (reader, reads):
+async def test_a_reader_that_timed_out_may_read_again(wire):
+    async with served(wire, ["abc"]) as (reader, reads):
         assert await reader.read() == b"abc"
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
@@ -213,8 +218,8 @@ async def test_a_reader_that_timed_out_may_read_again():
 
 
 @in_loop
-async def test_a_seek_backwards_restarts_at_its_target():
-    async with served(["0123456789", pb.SUSPENDED], ["3456"]) as (reader, reads):
+async def test_a_seek_backwards_restarts_at_its_target(wire):
+    async with served(wire, ["0123456789", pb.SUSPENDED], ["3456"]) as (reader, reads):
         assert await reader.read(5) == b"01234"
         assert await reader.seek(103) == 103
         assert await reader.read() == b"3456"
@@ -223,7 +228,7 @@ async def test_a_seek_backwards_restarts_at_its_target():
 
 
 @in_loop
-async def test_a_seek_forward_stays_within_a_direct_fragment():
+async def test_a_seek_forward_stays_within_a_direct_fragment(wire):
     content = b"0123456789" * 10
     fragment = fragment_of("a/journal", 100, content)
     async with served_files({"f": content}) as base:
@@ -231,7 +236,7 @@ async def test_a_seek_forward_stays_within_a_direct_fragment():
             offset=100, write_head=200, fragment=fragment, fragment_url=f"{base}/f"
         )
         metadata.header.CopyFrom(header())
-        async with served([metadata], end_offset=200) as (reader, reads):
+        async with served(wire, [metadata], end_offset=200) as (reader, reads):
             assert await reader.read(5) == b"01234"
             await reader.seek(155)
             assert await reader.read() == content[55:]
@@ -240,7 +245,7 @@ async def test_a_seek_forward_stays_within_a_direct_fragment():
 
 
 @in_loop
-async def test_a_fragment_that_fails_is_read_through_another_attempt():
+async def test_a_fragment_that_fails_is_read_through_another_attempt(wire):
     content = b"0123456789"
     fragment = fragment_of("a/journal", 100, content)
     async with served_files({}) as base:
@@ -248,22 +253,22 @@ async def test_a_fragment_that_fails_is_read_through_another_attempt():
             offset=100, write_head=110, fragment=fragment, fragment_url=f"{base}/gone"
         )
         metadata.header.CopyFrom(header())
-        async with served([metadata], ["0123456789"]) as (reader, _):
+        async with served(wire, [metadata], ["0123456789"]) as (reader, _):
             assert await read_text(reader, 10) == "0123456789"
 
 
 @pytest.mark.parametrize(("offset", "whence"), [(0, 2), (-1, 0), (-101, 1)])
 @in_loop
-async def test_seeks_from_the_end_and_before_the_start_are_refused(offset, whence):
-    async with served() as (reader, _):
+async def test_seeks_from_the_end_and_before_the_start_are_refused(offset, whence, wire):
+    async with served(wire) as (reader, _):
         with pytest.raises(errors.ValidationError):
             await reader.seek(offset, whence)
         assert reader.offset == 100
 
 
 @in_loop
-async def test_adjusted_seeks_use_the_buffer_where_they_can():
-    async with served(["0123456789"], ["56789"]) as (reader, reads):
+async def test_adjusted_seeks_use_the_buffer_where_they_can(wire):
+    async with served(wire, ["0123456789"], ["56789"]) as (reader, reads):
         buffer = bytearray(await reader.read())
         del buffer[:6]
         assert reader.adjusted_offset(len(buffer)) == 106
@@ -276,8 +281,8 @@ async def test_adjusted_seeks_use_the_buffer_where_they_can():
 
 
 @in_loop
-async def test_a_jump_leaves_the_reader_usable():
-    async with served([read_metadata(150, 150, 160), "abc"]) as (reader, reads):
+async def test_a_jump_leaves_the_reader_usable(wire):
+    async with served(wire, [read_metadata(150, 150, 160), "abc"]) as (reader, reads):
         with pytest.raises(OffsetJumpError):
             await reader.read()
         assert await reader.read() == b"abc"
@@ -285,8 +290,8 @@ async def test_a_jump_leaves_the_reader_usable():
 
 
 @in_loop
-async def test_closing_while_another_task_reads_ends_that_read():
-    async with served() as (reader, reads):
+async def test_closing_while_another_task_reads_ends_that_read(wire):
+    async with served(wire) as (reader, reads):
         waiting = asyncio.create_task(reader.read())
         await reads.idle.wait()
         await reader.aclose()
@@ -295,8 +300,8 @@ async def test_closing_while_another_task_reads_ends_that_read():
 
 
 @in_loop
-async def test_a_task_cancelled_by_others_is_cancelled():
-    async with served() as (reader, reads):
+async def test_a_task_cancelled_by_others_is_cancelled(wire):
+    async with served(wire) as (reader, reads):
         waiting = asyncio.create_task(reader.read())
         await reads.idle.wait()
         waiting.cancel()

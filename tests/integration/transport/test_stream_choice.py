@@ -329,7 +329,7 @@ children:
 
 
 def test_a_reader_of_many_journals_needs_no_connection_for_each(gazette_cluster, monkeypatch):
-    monkeypatch.setattr(choice, "READS_MAX", 4)
+    monkeypatch.setattr(choice, "LASTING_MAX", 4)
     cluster = gazette_cluster(1)
     cluster.apply(MANY)
     with Publisher(mapping.random("topic=many")) as publisher:

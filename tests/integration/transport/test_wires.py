@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from dataclasses import dataclass
-from typing import Any
 
 import grpc
 import pytest
@@ -22,16 +20,10 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
-from gazette_sdk.server.tls import server_context
 from gazette_sdk.transport.base import Target
-from gazette_sdk.transport.grpc import GrpcTransport
 from gazette_sdk.transport.routed import CHUNK_BYTES_KEY
-from gazette_sdk.transport.stream import ChosenTransport, StreamTransport
-from gazette_sdk.transport.tls import Tls
-from support.certificates import Authority as Certifier
 from support.scripted_broker import (
     RefusalError,
-    ScriptedBroker,
     append_ok,
     append_status,
     drain,
@@ -39,50 +31,18 @@ from support.scripted_broker import (
     in_loop,
     read_metadata,
     route_to,
+    until,
 )
-from support.scripted_stream_broker import ScriptedStreamBroker
+from support.wires import CHOSEN, NETWORK, WAYS, over
 
 KEYS = "c2VjcmV0c2VjcmV0"
 
 
-@dataclass
-class WireKind:
-    """A kind of server, and the transport to it."""
+everywhere = over(*WAYS, *CHOSEN)
 
-    server: Any
-    client: Any
-    server_options: dict[str, Any]
-    client_options: dict[str, Any]
-
-    def broker(self, address="127.0.0.1:0"):
-        return self.server(address, **self.server_options)
-
-    def transport(self, address, **options):
-        return self.client(address, **self.client_options, **options)
-
-    @contextlib.asynccontextmanager
-    async def served(self, **options):
-        async with self.broker() as broker, self.transport(broker.address, **options) as transport:
-            yield broker, transport
-
-
-@pytest.fixture(scope="module")
-def certifier(tmp_path_factory):
-    return Certifier(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(params=["grpc", "stream", "stream over TLS", "chosen stream", "chosen grpc"])
-def wire(request, certifier):
-    server = ScriptedBroker if "grpc" in request.param else ScriptedStreamBroker
-    client = {"grpc": GrpcTransport, "stream": StreamTransport}.get(
-        request.param.partition(" ")[0], ChosenTransport
-    )
-    if "TLS" not in request.param:
-        return WireKind(server, client, {}, {})
-    files = certifier.issue()
-    context = server_context(str(files.cert_file), str(files.key_file))
-    tls = Tls(trusted_ca_file=str(certifier.ca_file))
-    return WireKind(server, client, {"tls": context}, {"tls": tls})
+networked = over(*NETWORK, *CHOSEN)
+"""Within a process there is no route, nothing to connect to, and nobody whose messages were to be
+checked."""
 
 
 async def items(*contents, journal="a/journal", commit=True):
@@ -101,6 +61,7 @@ async def read_all(transport, target=None, **request):
 # --------------------------------------------------------------------- append
 
 
+@everywhere
 @in_loop
 async def test_an_early_refusal_is_reported_as_it_is_every_time(wire):
     """grpcio tends to report `Internal error from Core` instead."""
@@ -117,6 +78,7 @@ async def test_an_early_refusal_is_reported_as_it_is_every_time(wire):
                 await transport.append(items(*[chunk] * 20))
 
 
+@everywhere
 @in_loop
 async def test_an_early_response_is_returned_every_time(wire):
     chunk = b"x" * (128 << 10)
@@ -132,6 +94,7 @@ async def test_an_early_response_is_returned_every_time(wire):
             assert await transport.append(items(*[chunk] * 20)) == early
 
 
+@everywhere
 @in_loop
 async def test_a_cancelled_append_is_cancelled_at_the_broker(wire):
     began, ended = asyncio.Event(), asyncio.Event()
@@ -154,6 +117,7 @@ async def test_a_cancelled_append_is_cancelled_at_the_broker(wire):
         await ended.wait()
 
 
+@networked
 @in_loop
 async def test_metadata_of_a_name_is_stripped_unless_the_broker_is_named(wire):
     async with wire.served() as (broker, transport):
@@ -172,6 +136,7 @@ async def test_metadata_of_a_name_is_stripped_unless_the_broker_is_named(wire):
         assert broker.received[2].journal == "a/journal;with/meta"
 
 
+@networked
 @in_loop
 async def test_an_invalid_response_is_an_error_and_caches_no_route(wire):
     async with wire.served() as (broker, transport):
@@ -188,6 +153,7 @@ async def test_an_invalid_response_is_an_error_and_caches_no_route(wire):
         assert len(transport.routes) == 0
 
 
+@networked
 @in_loop
 async def test_an_invalid_opening_is_never_sent(wire):
     async with wire.served() as (broker, transport):
@@ -199,6 +165,7 @@ async def test_an_invalid_opening_is_never_sent(wire):
 # --------------------------------------------------------------------- routes
 
 
+@networked
 @in_loop
 async def test_appends_go_to_the_primary_once_the_route_is_known(wire):
     async with wire.broker() as replica, wire.broker() as primary:
@@ -216,6 +183,7 @@ async def test_appends_go_to_the_primary_once_the_route_is_known(wire):
         assert [len(replica.received), len(primary.received)] == [2, 2]
 
 
+@networked
 @in_loop
 async def test_appends_follow_their_journal_to_another_primary(wire):
     async with wire.broker() as first, wire.broker() as second:
@@ -234,6 +202,7 @@ async def test_appends_follow_their_journal_to_another_primary(wire):
         assert [len(first.received), len(second.received)] == [6, 4]
 
 
+@networked
 @in_loop
 async def test_an_exact_broker_is_kept_to_also_where_the_primary_is_known(wire):
     async with wire.broker() as primary, wire.broker() as other:
@@ -251,6 +220,7 @@ async def test_an_exact_broker_is_kept_to_also_where_the_primary_is_known(wire):
         assert [len(primary.received), len(other.received)] == [4, 2]
 
 
+@networked
 @in_loop
 async def test_reads_prefer_a_broker_of_their_zone(wire):
     async with wire.broker() as far, wire.broker() as near:
@@ -263,6 +233,7 @@ async def test_reads_prefer_a_broker_of_their_zone(wire):
         assert [len(far.received), len(near.received)] == [0, 2]
 
 
+@networked
 @in_loop
 async def test_only_unavailable_forgets_a_route(wire):
     async with wire.served() as (broker, transport):
@@ -284,6 +255,7 @@ async def test_only_unavailable_forgets_a_route(wire):
         assert len(transport.routes) == 0
 
 
+@networked
 @in_loop
 async def test_a_dead_member_fails_and_the_next_call_goes_to_the_service_address(wire):
     async with wire.broker() as gone:
@@ -302,6 +274,7 @@ async def test_a_dead_member_fails_and_the_next_call_goes_to_the_service_address
         assert len(broker.received) == 2
 
 
+@networked
 @in_loop
 async def test_a_member_that_comes_back_is_used_again(wire):
     async with wire.broker() as first:
@@ -322,6 +295,7 @@ async def test_a_member_that_comes_back_is_used_again(wire):
 # ---------------------------------------------------------------------- reads
 
 
+@everywhere
 @in_loop
 async def test_content_comes_as_bytes_and_metadata_as_messages(wire):
     first = read_metadata(5, 0, 20)
@@ -339,6 +313,7 @@ async def test_content_comes_as_bytes_and_metadata_as_messages(wire):
         assert broker.received == [pb.ReadRequest(journal="a/journal", offset=5)]
 
 
+@networked
 @in_loop
 async def test_the_first_header_of_a_read_caches_the_route(wire):
     async with wire.served() as (broker, transport):
@@ -349,6 +324,7 @@ async def test_the_first_header_of_a_read_caches_the_route(wire):
         assert transport.routes.route("a/journal") == metadata.header.route
 
 
+@everywhere
 @in_loop
 async def test_a_read_that_breaks_gives_its_content_then_the_error(wire):
     async with wire.served() as (broker, transport):
@@ -365,6 +341,7 @@ async def test_a_read_that_breaks_gives_its_content_then_the_error(wire):
         assert caught.value.code == "DATA_LOSS"
 
 
+@everywhere
 @in_loop
 async def test_closing_the_iterator_ends_the_call_at_the_broker(wire):
     ended = asyncio.Event()
@@ -384,6 +361,7 @@ async def test_closing_the_iterator_ends_the_call_at_the_broker(wire):
         await ended.wait()
 
 
+@everywhere
 @in_loop
 async def test_sixty_four_reads_share_a_connection_and_may_be_drained_in_any_order(wire):
     async with wire.served() as (broker, transport):
@@ -402,6 +380,7 @@ async def test_sixty_four_reads_share_a_connection_and_may_be_drained_in_any_ord
 # ----------------------------------------------------------------- other calls
 
 
+@everywhere
 @in_loop
 async def test_unary_calls_return_responses_of_any_status(wire):
     async with wire.served() as (broker, transport):
@@ -421,6 +400,7 @@ async def test_unary_calls_return_responses_of_any_status(wire):
         assert broker.received == [pb.ApplyRequest(), request, health]
 
 
+@networked
 @in_loop
 async def test_an_invalid_unary_response_is_a_validation_error(wire):
     async with wire.served() as (broker, transport):
@@ -429,6 +409,7 @@ async def test_an_invalid_unary_response_is_a_validation_error(wire):
             await transport.apply(pb.ApplyRequest())
 
 
+@networked
 @in_loop
 async def test_a_listing_caches_the_route_of_each_journal(wire):
     async with wire.served() as (broker, transport):
@@ -446,75 +427,6 @@ async def test_a_listing_caches_the_route_of_each_journal(wire):
         assert len(transport.routes) == 2
 
 
-@in_loop
-async def test_replication_streams_both_ways(wire):
-    proposal = pb.ReplicateRequest(
-        header=header(),
-        proposal=pb.Fragment(journal="a/journal", compression_codec=pb.NONE),
-        acknowledge=True,
-    )
-    async with wire.served() as (broker, transport):
-
-        async def on_replicate(requests):
-            async for request in requests:
-                if request.acknowledge:
-                    yield pb.ReplicateResponse()
-
-        broker.on_replicate = on_replicate
-        queue: asyncio.Queue[pb.ReplicateRequest | None] = asyncio.Queue()
-
-        async def requests():
-            while (request := await queue.get()) is not None:
-                yield request
-
-        route = route_to(broker.address)
-        responses = transport.replicate(requests(), Target(route, route.members[0]))
-        for _ in range(3):
-            queue.put_nowait(proposal)
-            assert await anext(responses) == pb.ReplicateResponse()
-        queue.put_nowait(None)
-        assert await anext(responses, None) is None
-        assert broker.half_closes == 1
-
-
-@in_loop
-async def test_an_error_of_replicated_requests_is_raised_to_the_one_who_reads(wire):
-    async with wire.served() as (broker, transport):
-
-        async def on_replicate(requests):
-            async for _ in requests:
-                yield pb.ReplicateResponse()
-
-        async def failing():
-            yield pb.ReplicateRequest(acknowledge=True)
-            raise ZeroDivisionError("the source")
-
-        broker.on_replicate = on_replicate
-        with pytest.raises(ZeroDivisionError):
-            async for _ in transport.replicate(failing(), Target()):
-                pass
-
-
-@in_loop
-async def test_an_early_refusal_of_replication_is_reported_as_it_is(wire):
-    async with wire.served() as (broker, transport):
-
-        async def on_replicate(requests):
-            await anext(requests)
-            raise RefusalError(grpc.StatusCode.UNAUTHENTICATED, "no token")
-            yield  # pragma: no cover - makes it a generator
-
-        async def requests():
-            for _ in range(20):
-                yield pb.ReplicateRequest(content=b"x" * (128 << 10), content_delta=1)
-
-        broker.on_replicate = on_replicate
-        for _ in range(50):
-            with pytest.raises(UnauthenticatedError, match="no token"):
-                async for _ in transport.replicate(requests(), Target()):
-                    pass
-
-
 # ------------------------------------------------------------- errors and bounds
 
 
@@ -528,6 +440,7 @@ async def test_an_early_refusal_of_replication_is_reported_as_it_is(wire):
         (grpc.StatusCode.INTERNAL, CallError),
     ],
 )
+@everywhere
 @in_loop
 async def test_grpc_codes_become_errors(wire, code, error):
     async with wire.served() as (broker, transport):
@@ -541,6 +454,7 @@ async def test_grpc_codes_become_errors(wire, code, error):
         assert caught.value.code == code.name
 
 
+@networked
 @in_loop
 async def test_an_unreachable_address_is_named_with_its_remedy_within_the_bound(wire):
     async with wire.broker() as broker:
@@ -554,6 +468,7 @@ async def test_an_unreachable_address_is_named_with_its_remedy_within_the_bound(
         assert time.monotonic() - begun < 5
 
 
+@everywhere
 @in_loop
 async def test_a_callers_timeout_surfaces_as_such(wire):
     async with wire.served() as (broker, transport):
@@ -567,6 +482,7 @@ async def test_a_callers_timeout_surfaces_as_such(wire):
                 await transport.apply(pb.ApplyRequest())
 
 
+@everywhere
 @in_loop
 async def test_closing_ends_calls_under_way(wire):
     began = asyncio.Event()
@@ -605,6 +521,7 @@ async def test_closing_ends_calls_under_way(wire):
 # -------------------------------------------------------------- authentication
 
 
+@everywhere
 @in_loop
 async def test_each_call_carries_a_token_for_just_that_call(wire):
     async with wire.served(auth_keys=KEYS) as (broker, transport):
@@ -622,6 +539,7 @@ async def test_each_call_carries_a_token_for_just_that_call(wire):
         Authority(KEYS).verify(broker.metadata["authorization"], Capability.APPLY, time.time())
 
 
+@everywhere
 @in_loop
 async def test_a_given_token_is_sent_unless_there_are_keys(wire):
     async with wire.served(auth_token="a-token") as (broker, transport):
@@ -631,3 +549,29 @@ async def test_a_given_token_is_sent_unless_there_are_keys(wire):
         async with wire.transport(broker.address, auth_keys=KEYS, auth_token="a-token") as keyed:
             await keyed.apply(pb.ApplyRequest())
         assert broker.metadata["authorization"] != "Bearer a-token"
+
+
+@everywhere
+@in_loop
+async def test_calls_that_are_not_answered_hold_up_no_others(wire):
+    """Such as appends to journals whose replicas are away."""
+    release = asyncio.Event()
+    async with wire.served() as (broker, transport):
+
+        async def on_append(requests):
+            opening = await anext(requests)
+            await drain(requests)
+            if opening.journal == "a/journal":
+                await release.wait()
+            return append_ok()
+
+        broker.on_append = on_append
+        hanging = [asyncio.create_task(transport.append(items(b"x"))) for _ in range(40)]
+        await until(lambda: len(broker.received) >= 3 * 8)
+        await asyncio.sleep(0.1)  # until it is known that they are not answered
+        async with asyncio.timeout(5):
+            await asyncio.gather(
+                *(transport.append(items(b"x", journal="another/journal")) for _ in range(30))
+            )
+        release.set()
+        await asyncio.gather(*hanging)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 from gazette_sdk.broker import metrics
-from gazette_sdk.broker.metrics import PlainCounter
+from gazette_sdk.broker.metrics import PlainCounter, Tally
 
 
 def test_names_are_exactly_those_that_dashboards_know():
@@ -33,3 +33,21 @@ def test_a_plain_counter_counts():
     counter.inc("a", by=2)
     assert (counter.value("a"), counter.value("b")) == (3, 0)
     assert registry.get_sample_value("things_totals", {"kind": "a"}) == 3
+
+
+def test_a_cell_is_the_number_of_its_labels():
+    registry = CollectorRegistry()
+    counter = PlainCounter("things_totals", "Things.", ("kind",), registry)
+    cell = counter.cell("a")
+    cell.value += 2
+    counter.inc("a")
+    assert counter.cell("a") is cell
+    assert registry.get_sample_value("things_totals", {"kind": "a"}) == 3
+
+
+def test_a_tally_is_exposed_as_a_counter():
+    registry = CollectorRegistry()
+    tally = Tally("things", "Things.", registry)
+    tally.value += 5
+    assert registry.get_sample_value("things_total") == 5
+    assert b"# TYPE things_total counter" in generate_latest(registry)

@@ -290,6 +290,32 @@ def test_without_peers_there_is_nobody_to_wait_for(directory):
     run(scenario())
 
 
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_proposal_goes_to_everybody_and_is_committed_by_us(count, directory):
+    async def scenario():
+        pipeline, peers = started(directory, count)
+        synced = await pipeline.scatter(proposal(pipeline.spool))
+        for peer in peers:
+            peer.ok()
+        await pipeline.gather(synced)
+        await pipeline.scatter_content(b"content", 0)
+        spool = pipeline.spool
+        following = spool.next()
+        answers = await pipeline.propose(following, spool.registers, acknowledge=True)
+        assert spool.fragment is following
+        assert len(answers) == count
+        for peer in peers:
+            *_, last = await peer.received(3)
+            assert (last.proposal, last.acknowledge) == (following, True)
+            peer.ok()
+        await pipeline.gather(answers)
+        assert await pipeline.propose(spool.fragment, spool.registers, acknowledge=False) == []
+        await pipeline.tear_down()
+        await pipeline.ended()
+
+    run(scenario())
+
+
 def test_our_own_spool_never_refuses(directory):
     async def scenario():
         pipeline, _ = started(directory, 0)

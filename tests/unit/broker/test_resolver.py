@@ -13,6 +13,7 @@ from gazette_sdk.broker.spool_directory import SpoolDirectory
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
+from gazette_sdk.protocol.selectors import journal_selector
 from support.brokers import ZONE, Mirror, journal_spec
 from support.etcd import run
 from support.vectors import cases, group, selector
@@ -181,6 +182,34 @@ def test_a_fully_suspended_journal_answers_suspended_whatever_its_members(tmp_pa
             made.mirror.put(dict([made.mirror.item(spec)]) | made.assignments("a/journal", "local"))
             found = await made.resolve("a/journal", require_primary=True)
             assert (found.status, found.header.process_id) == (pb.SUSPENDED, LOCAL)
+
+    run(scenario())
+
+
+def test_what_was_resolved_is_known_until_something_changes(tmp_path):
+    async def scenario():
+        async with topology(tmp_path) as made:
+            options = {"may_proxy": True, "require_primary": True}
+
+            def known(journal="primary/journal", claims=EVERYTHING, **changes):
+                return made.resolver.known(journal, claims, **{**options, **changes})
+
+            assert known() is None
+            resolution = await made.resolve("primary/journal", **options)
+            assert known() is resolution
+            assert known(require_primary=False) is None
+            assert known("primary/journal;meta") is None
+            assert known(min_revision=resolution.revision) is resolution
+            assert known(min_revision=resolution.revision + 1) is None
+            for journal, expected in (("primary/journal", resolution), ("another", None)):
+                claims = Claims(2**32 - 1, journal_selector(journal), math.inf)
+                assert known(claims=claims) is expected
+                assert known(claims=claims) is expected, "also when it is remembered"
+            made.mirror.put(dict([made.mirror.item(journal_spec("primary/journal"))]))
+            assert known() is None
+            await made.resolve("primary/journal", **options)
+            made.resolver.stop_local()
+            assert known() is None
 
     run(scenario())
 

@@ -27,6 +27,16 @@ def test_owners_follow_one_another_in_the_order_of_asking():
     run(scenario())
 
 
+def test_a_free_slot_is_taken_at_once():
+    slot = Slot("thing")
+    assert slot.take_now() == "thing"
+    assert not slot.free
+    with pytest.raises(AssertionError):
+        slot.take_now()
+    slot.put("other")
+    assert slot.take_now() == "other"
+
+
 def test_a_fired_signal_ends_the_waiting():
     async def scenario():
         slot, signal = Slot(1), Signal()

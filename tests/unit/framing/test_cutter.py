@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk.errors import DesyncError, FramingError, TornFrameError
-from gazette_sdk.framing import Csv, Cutter, FixedProtobuf, Framing, JsonLines
+from gazette_sdk.framing import Csv, Cutter, FixedProtobuf, Framing, JsonLines, json_lines
 from gazette_sdk.testing.framings import read_through
 
 MAGIC = b"\x66\x33\x93\x36"
@@ -170,8 +170,11 @@ def test_corrupt_fixed_content_loses_no_frame_that_its_rules_deliver(stream, pla
     st.binary(max_size=4).filter(lambda raw: b"\n" not in raw),
     PLACES,
 )
-def test_lines_of_any_bytes_are_frames(lines, tail, places):
+@pytest.mark.parametrize("short_bytes", [-1, 10, 2048])
+def test_lines_of_any_bytes_are_frames(short_bytes, lines, tail, places):
     stream = b"".join(line + b"\n" for line in lines) + tail
-    reading = read_through(JsonLines(), cuts_of(stream, places))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_lines, "_SHORT_BYTES", short_bytes)
+        reading = read_through(JsonLines(), cuts_of(stream, places))
     assert [frame[0] for frame in reading.frames] == lines
     assert reading.torn == (len(stream) - len(tail) if tail else None)

@@ -14,6 +14,7 @@ from gazette_sdk.errors import DecodeError, DesyncError, FramingError, TornFrame
 from gazette_sdk.framing import FixedProtobuf, JsonLines
 from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.message.kinds import kind_of
+from gazette_sdk.message.reading import journal_decoder
 from gazette_sdk.message.reading.journal_decoder import JournalDecoder
 from gazette_sdk.message.uuid import Stamp, build_uuid
 from support.protobuf_messages import Gram
@@ -45,6 +46,12 @@ def follow(framing, chunks: list[bytes], offset: int) -> list:
     found, error = following.finish()
     assert error is None
     return [*envelopes, *found.items]
+
+
+class Anything(msgspec.Struct):
+    """A message of which nothing is known."""
+
+    n: int = 0
 
 
 @given(
@@ -196,3 +203,38 @@ def test_empty_acknowledgements_stand_between_typed_messages():
     assert error is None
     assert [envelope.message.n for envelope in run.items] == [*range(9), 0, 99]
     assert run.flags.tolist() == [CONTINUE_TXN] * 9 + [ACK_TXN, 0]
+
+
+LINES = st.sampled_from(
+    [
+        b'{"UUID":"9f32c9cc-1a2b-11ef-8401-010203040506","n":1}',
+        b'{"UUID":"9F32C9CC-1A2B-11EF-8402-010203040506","n":2}',
+        b'{"n":3,"uuid":"9f32c9cc-1a2b-11ef-8400-010203040506"}',
+        b'{"n":4}',
+        b'{"UUID":"","n":5}',
+        b'{"UUID":"9f32c9cc-1a2b-11ef-8401-01020304050","n":6}',
+        b'{"UUID":7}',
+        b"{",
+        b"",
+    ]
+)
+
+
+@given(st.lists(LINES, max_size=12), st.integers(min_value=0, max_value=1 << 50))
+@pytest.mark.parametrize("message_type", [dict, Anything], ids=["dict", "struct"])
+def test_few_messages_are_decoded_as_many_are(message_type, lines, offset):
+    def said(short_max: int) -> list:
+        found = []
+        following = decoder(JsonLines(), offset, message_type, sequenced=True)
+        content = b"".join(line + b"\n" for line in lines)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(journal_decoder, "_SHORT_MAX", short_max)
+            while True:
+                run, error = following.feed(content)
+                assert len(run) == len(run.items)
+                found += [run.messages(), str(error), following.offset]
+                if error is None:
+                    return found
+                content = b""
+
+    assert said(-1) == said(1) == said(100)

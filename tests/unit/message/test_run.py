@@ -13,12 +13,15 @@ from gazette_sdk.message.sequencing.run import (
     InvalidUuidError,
     Message,
     Run,
+    ShortRun,
     Stamps,
     parse_raw_uuids,
     parse_text_uuids,
+    parse_uuid_number,
     stamps_of,
 )
 from gazette_sdk.message.uuid import ZERO_UUID, parse_uuid
+from support.sequencing import run_of
 from support.vectors import group
 
 UUIDS = st.lists(st.uuids() | st.just(ZERO_UUID), min_size=1, max_size=50)
@@ -161,3 +164,42 @@ def test_a_run_gives_its_messages():
     assert run.messages(1) == messages[1:]
     assert run.messages(0, 2) == messages[:2]
     assert run.messages(3) == []
+
+
+@given(UUIDS)
+def test_one_uuid_says_what_it_says_among_many(values):
+    for value in values:
+        parts = parse_uuid(value)
+        expected = (int.from_bytes(parts.producer, "big"), parts.clock, parts.flags)
+        for raw in (value, value.bytes, str(value), str(value).encode(), f"urn:uuid:{value}"):
+            assert parse_uuid_number(raw) == expected
+
+
+@pytest.mark.parametrize("nothing", [None, "", b""])
+def test_nothing_by_itself_is_the_zero_uuid(nothing):
+    assert parse_uuid_number(nothing) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("wrong", ["x", b"x" * 36, b"\xff" * 36, "é" * 36])
+def test_what_is_no_uuid_by_itself_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"."):
+        parse_uuid_number(wrong)
+
+
+def test_a_short_run_says_what_a_long_one_says():
+    messages = [
+        Message("a/journal", 10 * i, 10 * i + 7, (1 << 48) - 1 - i, (1 << 64) - 1 - i, i, f"m{i}")
+        for i in range(3)
+    ]
+    short, long = ShortRun("a/journal", messages), run_of(messages)
+    assert (len(short), short.journal, short.end) == (len(long), long.journal, long.end)
+    for start, stop in ((0, None), (1, None), (0, 2), (2, 9), (3, None)):
+        assert short.messages(start, stop) == long.messages(start, stop) == messages[start:stop]
+    for name in ("begins", "ends", "producers", "clocks", "flags"):
+        column, expected = getattr(short, name), getattr(long, name)
+        assert column.dtype == expected.dtype
+        assert column.tolist() == expected.tolist()
+        assert getattr(short, name) is column
+    assert list(short.items) == list(long.items)
+    with pytest.raises(AttributeError, match="colour"):
+        _ = short.colour

@@ -1,4 +1,6 @@
 import asyncio
+import contextlib
+import gc
 import socket
 from pathlib import Path
 
@@ -185,6 +187,27 @@ def test_closing_drops_connections_without_a_protocol():
             await asyncio.open_connection("127.0.0.1", listener.port)
 
     run(scenario(), 10)
+
+
+@pytest.mark.parametrize("turns", range(5))
+def test_closing_drops_connections_that_are_just_being_made(turns):
+    async def scenario() -> None:
+        listener = Listener()
+        listener.bind("127.0.0.1", 0)
+        await listener.start()
+        clients = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(8)]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        listener.close()
+        loop = asyncio.get_running_loop()
+        for client in clients:
+            client.setblocking(False)
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(loop.sock_recv(client, 1), 2) == b""
+            client.close()
+
+    run(scenario(), timeout=10)
+    gc.collect()  # which tells of sockets that nobody closed
 
 
 def test_connections_wait_from_binding_until_the_start():

@@ -1,6 +1,6 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 
-from gazette_sdk.server.metrics import _code_label, metrics_text
+from gazette_sdk.server.metrics import _code_label, meters_of, metrics_text
 
 
 def test_names_are_exactly_those_of_dashboards():
@@ -61,3 +61,32 @@ def test_codes_are_spelled_as_grpc_labels_spell_them():
         "Unknown",
         "DeadlineExceeded",
     ]
+
+
+def test_calls_of_a_method_are_counted_on_every_wire_alike():
+    meters = meters_of("/package.Service/Counted", True, False)
+    assert meters_of("/package.Service/Counted", True, False) is meters
+    meters.started += 3
+    meters.received += 7
+    meters.sent += 2
+    for code, duration_s in (("OK", 0.0001), ("OK", 0.005), ("DEADLINE_EXCEEDED", 0.3)):
+        meters.handled(code, duration_s)
+    meters.handled("OK", 11.0)
+    labels = 'grpc_type="client_stream",grpc_service="package.Service",grpc_method="Counted"'
+    lines = [line for line in metrics_text().splitlines() if labels in line]
+    assert lines == [
+        f"grpc_server_started_total{{{labels}}} 3.0",
+        f"grpc_server_msg_received_total{{{labels}}} 7.0",
+        f"grpc_server_msg_sent_total{{{labels}}} 2.0",
+        f'grpc_server_handled_total{{{labels},grpc_code="OK"}} 3.0',
+        f'grpc_server_handled_total{{{labels},grpc_code="DeadlineExceeded"}} 1.0',
+        *(
+            f'grpc_server_handling_seconds_bucket{{{labels},le="{bound}"}} {count}.0'
+            for bound, count in (
+                ("0.005", 2), ("0.01", 2), ("0.025", 2), ("0.05", 2), ("0.1", 2), ("0.25", 2),
+                ("0.5", 3), ("1", 3), ("2.5", 3), ("5", 3), ("10", 3), ("+Inf", 4),
+            )
+        ),
+        f"grpc_server_handling_seconds_count{{{labels}}} 4.0",
+        f"grpc_server_handling_seconds_sum{{{labels}}} 11.3051",
+    ]  # fmt: skip

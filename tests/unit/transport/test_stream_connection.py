@@ -29,7 +29,7 @@ class Wire:
         self.closed = False
         self.paused = 0
 
-    def set_write_buffer_limits(self, high):
+    def set_write_buffer_limits(self, high, low):
         pass
 
     def get_extra_info(self, name):

@@ -1,0 +1,3 @@
+from support.wires import certifier, wire
+
+__all__ = ["certifier", "wire"]
