@@ -243,7 +243,7 @@ class _Claim:
             outbox.call.give_up("its caller was interrupted")
         if batch is None:  # between having the right and having the batch
             with self._directs.lock:
-                batch = next(iter(outbox.pending()), None)
+                batch = next(iter(outbox.sent()), None)
         if batch is None or batch.is_done:
             self._leave()
             return

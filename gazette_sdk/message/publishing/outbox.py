@@ -127,7 +127,8 @@ class Outbox:
         self._is_lines = type(framing) is JsonLines
         self._encoders: dict[type, Kind[Any]] = {}
         self._batches: deque[Batch] = deque()
-        self._sent: Batch | None = None
+        self._sent: list[Batch] = []
+        self._is_flowing = False  # the last batch was one of many messages
 
     def add(self, message: Any, stamp: Stamp) -> Receipt:
         """Encode a message at the end of what waits.
@@ -186,7 +187,7 @@ class Outbox:
 
         An append costs as much as encoding some hundred messages.
         """
-        if self._sent is None or self._sent.count < STREAMING_COUNT_MIN:
+        if not self._is_flowing:
             return False
         return not self._batches or self._batches[0].length_bytes < LINGER_BYTES_MAX
 
@@ -200,7 +201,7 @@ class Outbox:
         """Give the right to append back, if nothing waits, nor is likely to come at once."""
         if self._batches or self.is_streaming:
             return False
-        self._sent = None
+        self._sent = []
         self.sender = None
         self.step(Input.EMPTIED)
         return True
@@ -212,14 +213,29 @@ class Outbox:
         else:
             self.habit.broken()
 
+    @property
+    def waits_largely(self) -> bool:
+        """Whether the next batch is so large that it is worth an append of its own."""
+        return bool(self._batches) and self._batches[0].length_bytes >= LINGER_BYTES_MAX
+
     def take(self) -> Batch | None:
         """The oldest batch, which then takes no further messages; None if nothing waits."""
-        self._sent = self._batches.popleft() if self._batches else None
-        return self._sent
+        self._sent = self.sent()
+        if not self._batches:
+            self._is_flowing = False
+            return None
+        batch = self._batches.popleft()
+        self._is_flowing = batch.count >= STREAMING_COUNT_MIN
+        self._sent.append(batch)
+        return batch
+
+    def sent(self) -> list[Batch]:
+        """Batches which were taken and are not acknowledged, oldest first."""
+        return [batch for batch in self._sent if not batch.is_done]
 
     def pending(self) -> list[Batch]:
         """Batches which are not acknowledged, oldest first."""
-        return [*([self._sent] if self._sent is not None else ()), *self._batches]
+        return [*self.sent(), *self._batches]
 
     def drop(self) -> list[Batch]:
         """Everything that waits, which then will not be sent."""

@@ -135,9 +135,10 @@ class FrameBuffer:
 
     Attributes:
         error: as that of :class:`FrameDecoder`.
+        missing: bytes which are known to follow: those of a frame that has begun.
     """
 
-    __slots__ = ("_begin", "_end", "_memory", "_opening", "_quiet", "_view", "error")
+    __slots__ = ("_begin", "_end", "_memory", "_opening", "_quiet", "_view", "error", "missing")
 
     SMALL_BYTES = 8 << 10
     """Memory of a quiet connection."""
@@ -150,6 +151,7 @@ class FrameBuffer:
 
     def __init__(self, opening: bytes = b"") -> None:
         self.error: StreamProtocolError | None = None
+        self.missing = 0
         self._opening = opening
         self._begin = 0
         self._end = 0
@@ -197,11 +199,13 @@ class FrameBuffer:
             frames.append(Frame(kind, bytes(view[begin + HEADER_BYTES : after])))
             begin = after
         if begin == end:
+            self.missing = 0
             self._begin = self._end = 0
             if len(view) > self.SMALL_BYTES or end == len(view):
                 self._resize_empty(length, quiet=fresh and length < self.SMALL_BYTES)
         else:
             self._begin = begin
+            self.missing = wanted - (end - begin)
             self._check_kind(view[begin])
             self._make_room(wanted)
         return frames

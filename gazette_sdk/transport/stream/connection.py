@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 import time
 from collections import deque
 from typing import Protocol, cast
@@ -38,6 +39,10 @@ __all__ = [
 
 ALPN = "gzt/1"
 """This wire's name in TLS."""
+
+LOW_WATER_BYTES = 64 << 10
+"""Of content that comes so much at a time, and goes on, the kernel gathers as much before it wakes
+us. Each wake-up costs as much as copying that."""
 
 WRITE_BUFFER_BYTES = 64 << 10
 """More than this of unsent bytes makes senders wait, until none is left: what the kernel doesn't
@@ -102,6 +107,8 @@ class Connection(asyncio.BufferedProtocol):
         self._reason = ""
         self._ended = Ended.LOST
         self._reading_paused = False
+        self._socket: socket.socket | None = None  # where it is not TLS that reads from it
+        self._low_water = 1
         self.writing_paused = False
         self._drain_waiter: asyncio.Future[None] | None = None
         self._heard_at = 0.0
@@ -226,6 +233,8 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES, low=0)
         tls = transport.get_extra_info("ssl_object")
+        if tls is None:
+            self._socket = transport.get_extra_info("socket")
         agreed = tls.selected_alpn_protocol() if tls is not None else None
         if agreed not in {None, ALPN}:
             self.greeted.set_exception(StreamProtocolError(f"it chose {agreed} in TLS"))
@@ -255,11 +264,22 @@ class Connection(asyncio.BufferedProtocol):
                 self._wake_sender()
             if not self._open and (ended or self.calls.leaving):
                 self._freed()
+        self._expect(nbytes)
         # Callers go on from here, and may well make their next calls: that comes last.
         if self._open:
             self._open[0].tell()
         for call in ended:
             call.tell()
+
+    def _expect(self, arrived: int) -> None:
+        """In the middle of masses of content: be woken for much of it, not for each packet."""
+        low = LOW_WATER_BYTES
+        if arrived < low or self._frames.missing < low:
+            low = 1
+        if low != self._low_water and self._socket is not None:
+            self._low_water = low
+            with contextlib.suppress(OSError):  # it has ended already
+                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low)
 
     def _take(self, frames: list[Frame], ended: list[OpenCall]) -> None:
         """Hand frames to their calls, and find those which ended."""

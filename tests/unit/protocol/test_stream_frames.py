@@ -412,3 +412,20 @@ def test_a_buffer_gives_memory_back_between_frames_only():
     receive(buffer, data[:-1])
     buffer.trim()
     assert receive(buffer, data[-1:]) == [Frame(Kind.CONTENT, bytes(50_000))]
+
+
+@given(st.lists(st.binary(max_size=60), min_size=1, max_size=6), st.data())
+def test_a_buffer_knows_what_is_missing_of_a_frame(payloads, data):
+    stream = b"".join(encode(Kind.CONTENT, payload) for payload in payloads)
+    cut = data.draw(st.integers(1, len(stream)))
+    buffer = FrameBuffer()
+    receive(buffer, stream[:cut])
+    ends_at = 0
+    for payload in payloads:
+        if ends_at + HEADER_BYTES > cut > ends_at:
+            assert buffer.missing == ends_at + HEADER_BYTES - cut
+            return
+        ends_at += HEADER_BYTES + len(payload)
+        if cut <= ends_at:
+            break
+    assert buffer.missing == ends_at - cut

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from gazette_sdk.protocol.stream_frames import (
     encode_hello,
     encode_status,
 )
-from gazette_sdk.transport.stream.connection import Connection
+from gazette_sdk.transport.stream.connection import LOW_WATER_BYTES, Connection
 from gazette_sdk.transport.stream.open_call import HELD_BYTES_MAX, Ended
 from support.scripted_broker import in_loop
 
@@ -189,3 +190,39 @@ async def test_a_whole_append_is_one_write():
     connection.append(b"request", b"content")
     assert len(writes) == 1
     connection.connection_lost(None)
+
+
+@in_loop
+async def test_masses_of_content_are_waited_for_in_large_pieces_and_all_else_in_any():
+    loop = asyncio.get_running_loop()
+    ours, theirs = socket.socketpair()
+    with theirs:
+        theirs.setblocking(False)
+        keeper = Keeper()
+        _, connection = await loop.create_connection(lambda: Connection(keeper), sock=ours)
+        await loop.sock_recv(theirs, 100)
+        await loop.sock_sendall(theirs, encode_hello())
+        await asyncio.wait_for(connection.greeted, 5)
+        call = connection.begin(Method.READ, b"")
+        await loop.sock_recv(theirs, 100)
+
+        def low_water() -> int:
+            return ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+
+        content = bytes(300 << 10)
+        frame = encode(Kind.CONTENT, content)
+        seen = set()
+        sending = asyncio.ensure_future(loop.sock_sendall(theirs, frame * 2 + frame[:-1]))
+        while not sending.done():
+            await asyncio.sleep(0)
+            seen.add(low_water())
+        await asyncio.sleep(0.05)
+        assert seen <= {1, LOW_WATER_BYTES}
+        assert low_water() == 1  # a byte is missing, and nobody waits for more than that
+        await loop.sock_sendall(theirs, frame[-1:] + encode(Kind.PING, b"there?"))
+        assert await asyncio.wait_for(loop.sock_recv(theirs, 100), 5) == encode(
+            Kind.PONG, b"there?"
+        )
+        assert [call.take().payload for _ in range(3)] == [content] * 3
+        connection.drop("the test ends")
+        await asyncio.sleep(0)
