@@ -8,6 +8,7 @@ not met, by so much; with ``--check`` a program ends with 1 where one is not met
 from __future__ import annotations
 
 import argparse
+import asyncio
 import cProfile
 import json
 import multiprocessing
@@ -24,7 +25,8 @@ from typing import Any, TypeVar
 
 from gazette_sdk.broker.spool_directory import Durability
 from gazette_sdk.embedded import EmbeddedCluster
-from gazette_sdk.transport import loop as sdk_loop
+from gazette_sdk.server.watchful_loop import new_loop
+from gazette_sdk.transport.loop import adopt_running_loop
 
 T = TypeVar("T")
 
@@ -210,6 +212,7 @@ def cluster(
     with tempfile.TemporaryDirectory(prefix="gazette-bench-") as data:
         process = context.Process(target=_serve, args=(data, specs, durability, there), daemon=True)
         process.start()
+        there.close()  # so that its death is noticed here
         try:
             running = ClusterProcess(here.recv(), Path(data), process, here)
             yield running
@@ -219,19 +222,25 @@ def cluster(
 
 
 def _serve(data: str, specs: str, durability: Durability, pipe: Connection) -> None:
-    with EmbeddedCluster(data, durability=durability, sync_etcd=False) as running:
+    # As `gazette dev` does it, on the loop that it has.
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(_serve_here(data, specs, durability, pipe))
+
+
+async def _serve_here(data: str, specs: str, durability: Durability, pipe: Connection) -> None:
+    adopt_running_loop()
+    async with EmbeddedCluster(data, durability=durability, sync_etcd=False) as running:
         if specs:
-            running.apply(specs)
+            await running.aapply(specs)
         pipe.send(running.address)
         profile = cProfile.Profile()
-        while (told := pipe.recv()) != "stop":
-            begins = told == "profile"
-            sdk_loop.run(_on_loop(profile.enable if begins else profile.disable))
-            pipe.send(None if begins else _spent(profile))
-
-
-async def _on_loop(call: Callable[[], object]) -> None:
-    call()
+        while (told := await asyncio.to_thread(pipe.recv)) != "stop":
+            if told == "profile":
+                profile.enable()
+                pipe.send(None)
+            else:
+                profile.disable()
+                pipe.send(_spent(profile))
 
 
 def _spent(profile: cProfile.Profile) -> list[Spent]:
