@@ -106,7 +106,7 @@ class Victim:
                 lasts_s = self._lasts_s.get(self._last.moment, USUAL_S)
                 time.sleep(self.chance.random() * lasts_s * 1.2)
                 process.kill()
-            assert process.exitcode == -signal.SIGKILL
+            assert process.exitcode == -signal.SIGKILL, f"it ended by itself: {process.exitcode}"
             decision = self._learn()
             heads = {name: self._head(name) for name in self.assignment.journals}
             self.kills.append(Kill(self._last.moment, decision, heads))
