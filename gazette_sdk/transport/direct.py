@@ -19,8 +19,8 @@ from gazette_sdk.transport import metrics
 from gazette_sdk.transport.route_cache import RouteCache
 
 if TYPE_CHECKING:
+    from gazette_sdk.transport.broker_wire import Destination
     from gazette_sdk.transport.dispatcher import Peer
-    from gazette_sdk.transport.routed import Destination
 
 __all__ = ["DirectCall", "DirectJournal", "DirectRoute", "DirectRoutes", "DirectWire"]
 

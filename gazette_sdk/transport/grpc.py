@@ -16,6 +16,7 @@ from gazette_sdk.errors import CallCancelledError, CallError, ClosedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.service import ERROR_METADATA
 from gazette_sdk.transport.base import AppendItem
+from gazette_sdk.transport.broker_wire import Destination, Wire
 from gazette_sdk.transport.call_status import call_error
 from gazette_sdk.transport.channels import Channels, Stubs
 from gazette_sdk.transport.dispatcher import Health, Peer
@@ -27,9 +28,7 @@ from gazette_sdk.transport.routed import (
     MAX_RECEIVE_BYTES,
     RECONNECT_BACKOFF_MAX_S,
     ROLLBACK_TIMEOUT_S,
-    Destination,
     RoutedTransport,
-    Wire,
 )
 from gazette_sdk.transport.tls import Tls
 from gazette_sdk.transport.wire import Chunk

@@ -38,6 +38,7 @@ class _Loops:
         self.adopted: asyncio.AbstractEventLoop | None = None
         self.background: asyncio.AbstractEventLoop | None = None
         self.thread: threading.Thread | None = None
+        self.posted: set[concurrent.futures.Future[Any]] = set()
 
     def current(self) -> asyncio.AbstractEventLoop:
         with self.lock:
@@ -132,8 +133,15 @@ def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
 
 
 def post(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-    """Start a coroutine on the SDK's loop, from any thread. Cancelling the future cancels it."""
-    return asyncio.run_coroutine_threadsafe(coroutine, sdk_loop())
+    """Start a coroutine on the SDK's loop, from any thread. Cancelling the future cancels it.
+
+    It runs to its end though nobody keeps the future: an event loop refers to its tasks weakly.
+    """
+    future = asyncio.run_coroutine_threadsafe(coroutine, sdk_loop())
+    posted = _loops.posted
+    posted.add(future)
+    future.add_done_callback(posted.discard)
+    return future
 
 
 def run(coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:

@@ -36,9 +36,7 @@ __all__ = [
     "MAX_RECEIVE_BYTES",
     "RECONNECT_BACKOFF_MAX_S",
     "ROLLBACK_TIMEOUT_S",
-    "Destination",
     "RoutedTransport",
-    "Wire",
 ]
 
 MAX_RECEIVE_BYTES = 16 << 20

@@ -26,6 +26,8 @@ from gazette_sdk.protocol.wire import complete
 __all__ = [
     "RefusalError",
     "ScriptedBroker",
+    "answer_of",
+    "answers_of",
     "append_ok",
     "append_status",
     "drain",
@@ -252,25 +254,36 @@ async def drain(requests: AsyncIterator[pb.AppendRequest]) -> list[pb.AppendRequ
     return [request async for request in requests]
 
 
+async def answer_of(handler: Callable[..., Any], request: Any) -> Any:
+    """What a script answers to a call of one response."""
+    answer = handler(request)
+    return await answer if inspect.isawaitable(answer) else answer
+
+
+async def answers_of(handler: Callable[..., Any], request: Any) -> AsyncIterator[Any]:
+    """What a script answers to a call of any number of responses; an error among them is raised."""
+    answers = handler(request)
+    if inspect.isasyncgen(answers):
+        async for answer in answers:
+            yield answer
+        return
+    for answer in answers:
+        if isinstance(answer, Exception):
+            raise answer
+        yield answer
+
+
 async def _answer(handler: Callable[..., Any], context: Any, request: Any) -> Any:
     try:
-        answer = handler(request)
-        return await answer if inspect.isawaitable(answer) else answer
+        return await answer_of(handler, request)
     except RefusalError as refusal:
         await context.abort(refusal.code, refusal.details)
 
 
 async def _answers(handler: Callable[..., Any], context: Any, request: Any) -> AsyncIterator[Any]:
     try:
-        answers = handler(request)
-        if inspect.isasyncgen(answers):
-            async for answer in answers:
-                yield answer
-        else:
-            for answer in answers:
-                if isinstance(answer, Exception):
-                    raise answer
-                yield answer
+        async for answer in answers_of(handler, request):
+            yield answer
     except RefusalError as refusal:
         await context.abort(refusal.code, refusal.details)
 

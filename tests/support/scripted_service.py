@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.server.call import Call
 from gazette_sdk.transport.base import AppendItem
 from gazette_sdk.transport.routed import CHUNK_BYTES_KEY
-from support.scripted_broker import RefusalError, ScriptedBroker
+from support.scripted_broker import RefusalError, ScriptedBroker, answer_of, answers_of
 
 __all__ = ["ScriptedService"]
 
@@ -89,23 +88,15 @@ class ScriptedService:
 
 async def _answer(handler: Callable[..., Any], request: Any) -> Any:
     try:
-        answer = handler(request)
-        return await answer if inspect.isawaitable(answer) else answer
+        return await answer_of(handler, request)
     except RefusalError as refusal:
         raise _error(refusal) from refusal
 
 
 async def _answers(handler: Callable[..., Any], request: Any) -> AsyncIterator[Any]:
     try:
-        answers = handler(request)
-        if inspect.isasyncgen(answers):
-            async for answer in answers:
-                yield answer
-        else:
-            for answer in answers:
-                if isinstance(answer, Exception):
-                    raise answer
-                yield answer
+        async for answer in answers_of(handler, request):
+            yield answer
     except RefusalError as refusal:
         raise _error(refusal) from refusal
 

@@ -10,6 +10,7 @@ for them. Appends of a journal take effect in their order nevertheless, or not a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections import deque
 from typing import NamedTuple, Protocol
@@ -28,6 +29,9 @@ none, or few, never waits."""
 
 AHEAD_S = 0.002
 """What an append may take before others are begun behind it."""
+
+PATIENCE_MAX_S = 0.1
+"""While nothing comes that could be begun, it is looked for ever more seldom, but not more so."""
 
 UNDER_WAY_MAX = 8
 """Batches of a journal under way at once."""
@@ -89,126 +93,104 @@ class _Sending:
         self._settle = settle
         self._request = pb.AppendRequest(journal=outbox.journal)
         self._under_way: deque[_UnderWay] = deque()  # oldest first
+        self._patience_s = AHEAD_S
 
     async def run(self) -> None:
         """Until nothing waits."""
+        is_resting = False
+        while not is_resting:
+            try:
+                is_resting = await self._go_on()
+            except asyncio.CancelledError:
+                self._settle(self._given_up(), closed_error())
+                raise
+            except Exception as error:  # noqa: BLE001 - it is the receipts' and flush's to raise
+                await self._failed(error)
+
+    async def _go_on(self) -> bool:
+        """Do what is to be done next; whether nothing is, and the outbox rests."""
         outbox = self._outbox
-        with self._lock:
-            handed, outbox.handed = outbox.handed, None
-        if handed is not None and await self._finish(handed):
-            return
-        while True:
-            if not self._under_way:
-                if outbox.is_streaming:
-                    await asyncio.sleep(LINGER_S)
-                batch = self._take()
-                if batch is None:
-                    return
-                await self._begin(batch)
-            elif await self._oldest_ends():
-                return
+        if outbox.handed is not None:
+            return await self._finish(outbox.handed)
+        if self._under_way:
+            return await self._oldest_ends()
+        if outbox.is_streaming:
+            await asyncio.sleep(LINGER_S)
+        return not await self._begin_next() and self._rest()
 
-    def _take(self) -> Batch | None:
-        """The next batch; None if nothing waits, and the outbox rests."""
-        outbox = self._outbox
-        with self._lock:
-            batch = outbox.take()
-            if batch is None:
-                outbox.rest()
-            return batch
-
-    async def _begin(self, batch: Batch) -> None:
-        """Give a batch to an append, behind those under way."""
-        try:
-            batch.append = append = await self._link.appends(self._outbox.journal).start(
-                self._request
-            )
-            before = append.buffer.kept_bytes  # of batches which it was given already
-            self._under_way.append(_UnderWay(batch, append, before))
-            with append:
-                for part in batch.take_content():
-                    append.write(part)
-        except asyncio.CancelledError:
-            self._cancelled([batch])
-            raise
-        except Exception as error:  # noqa: BLE001 - it is the receipts' and flush's to raise
-            await self._failed([batch], error)
-
-    async def _oldest_ends(self) -> bool:
-        """Wait for the oldest append under way, or begin what should not; whether all is done."""
-        batch, append, before = self._under_way[0]
-        try:
-            if not append.is_done and len(self._under_way) < UNDER_WAY_MAX:
-                if not self._outbox.waits_largely:
-                    await _wait(append, AHEAD_S)
-                if not append.is_done:
-                    await self._begin_ahead(append)
-                    return False
-            response = await append
-        except asyncio.CancelledError:
-            self._cancelled([])
-            raise
-        except Exception as error:  # noqa: BLE001 - it is the receipts' and flush's to raise
-            await self._failed([], error)
-            return False
-        self._under_way.popleft()
-        return self._ended(batch, response, response.commit.begin + before)
-
-    async def _begin_ahead(self, append: AsyncAppend) -> None:
-        """Begin what waits, though an append has not ended; or wait until something does."""
+    async def _begin_next(self) -> bool:
+        """Give the next batch to an append, behind those under way; whether there is one."""
         with self._lock:
             batch = self._outbox.take()
         if batch is not None:
             await self._begin(batch)
-        else:
-            await _wait(append, AHEAD_S)
+        return batch is not None
+
+    async def _begin(self, batch: Batch) -> None:
+        append = await self._link.appends(self._outbox.journal).start(self._request)
+        batch.append = append
+        before = append.buffer.kept_bytes  # of batches which it was given already
+        with append:
+            for part in batch.take_content():
+                append.write(part)
+        self._under_way.append(_UnderWay(batch, append, before))
+        self._patience_s = AHEAD_S
+
+    async def _oldest_ends(self) -> bool:
+        """Wait for the oldest append under way, or begin what should not; as :meth:`_go_on`."""
+        batch, append, before = self._under_way[0]
+        if not append.is_done and len(self._under_way) < UNDER_WAY_MAX:
+            if not self._outbox.waits_largely:
+                await _wait(append, self._patience_s)
+            if not append.is_done:
+                if not await self._begin_next():
+                    self._patience_s = min(2 * self._patience_s, PATIENCE_MAX_S)
+                return False
+        response = await append
+        self._under_way.popleft()
+        return self._ended(batch, response, response.commit.begin + before)
+
+    async def _finish(self, handed: Handed) -> bool:
+        """Go on with what a caller left; as :meth:`_go_on`."""
+        with self._lock:
+            self._outbox.handed = None
+        response = await handed.finish()
+        if response is None:
+            await self._begin(handed.batch)
+            return False
+        return self._ended(handed.batch, response, response.commit.begin)
 
     def _ended(self, batch: Batch, response: pb.AppendResponse, begin: int) -> bool:
-        """A batch was acknowledged; whether nothing waits, and the outbox rests."""
+        """A batch was acknowledged; as :meth:`_go_on`."""
         batch.note(response)
         self._outbox.note_habit(batch)
         # Before anybody is told: who was waiting may publish at once.
         return self._settle([batch], begin, None if self._under_way else self._outbox)
 
-    async def _finish(self, handed: Handed) -> bool:
-        """Go on with what a caller left; whether nothing else waits, and the outbox rests."""
-        batch = handed.batch
-        try:
-            response = await handed.finish()
-        except asyncio.CancelledError:
-            self._cancelled([batch])
-            raise
-        except Exception as error:  # noqa: BLE001 - it is the receipts' and flush's to raise
-            await self._failed([batch], error)
-            return False
-        if response is not None:
-            return self._ended(batch, response, response.commit.begin)
-        await self._begin(batch)
-        return False
+    def _rest(self) -> bool:
+        with self._lock:
+            return self._outbox.rest()
 
-    def _given_up(self, more: list[Batch]) -> list[Batch]:
-        """All batches under way, and more; under way is nothing any more."""
-        batches = list(dict.fromkeys([*(each.batch for each in self._under_way), *more]))
+    def _given_up(self) -> list[Batch]:
+        """What was taken and has not ended. Nothing is under way any more."""
         self._under_way.clear()
-        for batch in batches:
-            batch.has_failed = True
+        with self._lock:
+            batches = self._outbox.sent()
+            for batch in batches:
+                batch.has_failed = True
         return batches
 
-    def _cancelled(self, more: list[Batch]) -> None:
-        self._settle(self._given_up(more), closed_error())
-
-    async def _failed(self, more: list[Batch], error: Exception) -> None:
+    async def _failed(self, error: Exception) -> None:
+        batches = self._given_up()
         with self._lock:
-            batches = [*self._given_up(more), *self._outbox.drop()]
+            batches += self._outbox.drop()
             self._outbox.habit.broken()
         self._settle(batches, error)
         await self._link.renew_appends(self._outbox.journal)
 
 
 async def _wait(append: AsyncAppend, timeout_s: float) -> None:
-    """Wait for the end of an append, but not for long."""
-    try:
+    """Wait for the end of an append, but not for long. How it ended is asked for afterwards."""
+    with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
             await append
-    except TimeoutError:
-        pass

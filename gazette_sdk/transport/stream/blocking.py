@@ -21,7 +21,7 @@ from gazette_sdk.errors import (
     UnavailableError,
 )
 from gazette_sdk.protocol.stream_frames import CallHead
-from gazette_sdk.transport.routed import Destination
+from gazette_sdk.transport.broker_wire import Destination
 from gazette_sdk.transport.stream.blocking_call import BlockingCall
 from gazette_sdk.transport.stream.blocking_connection import BlockingConnection, BlockingDialer
 from gazette_sdk.transport.stream.outcome import too_long

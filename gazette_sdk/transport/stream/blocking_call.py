@@ -11,8 +11,8 @@ from google.protobuf.message import DecodeError
 from gazette_sdk.errors import CallError, StreamProtocolError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_calls import Status
+from gazette_sdk.transport.broker_wire import Destination
 from gazette_sdk.transport.direct import DirectCall
-from gazette_sdk.transport.routed import Destination
 from gazette_sdk.transport.stream.blocking_connection import BlockingConnection
 from gazette_sdk.transport.stream.connection import (
     PING_AFTER_S,

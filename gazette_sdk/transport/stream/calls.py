@@ -17,15 +17,10 @@ from gazette_sdk.errors import CallError, StreamProtocolError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_frames import CONTENT_BYTES_MAX, CallHead, Kind
 from gazette_sdk.transport.base import AppendItem
+from gazette_sdk.transport.broker_wire import Destination, Wire
 from gazette_sdk.transport.call_status import CODE_NAMES
 from gazette_sdk.transport.dispatcher import Health, Peer
-from gazette_sdk.transport.routed import (
-    CHUNK_BYTES_KEY,
-    MAX_RECEIVE_BYTES,
-    ROLLBACK_TIMEOUT_S,
-    Destination,
-    Wire,
-)
+from gazette_sdk.transport.routed import CHUNK_BYTES_KEY, MAX_RECEIVE_BYTES, ROLLBACK_TIMEOUT_S
 from gazette_sdk.transport.stream.blocking import BlockingClient
 from gazette_sdk.transport.stream.connection import Connection
 from gazette_sdk.transport.stream.line import (

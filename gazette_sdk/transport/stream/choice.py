@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.base import AppendItem
-from gazette_sdk.transport.broker_wire import Line
+from gazette_sdk.transport.broker_wire import Destination, Line, Wire
 from gazette_sdk.transport.direct import DirectWire
 from gazette_sdk.transport.dispatcher import SERVICE, Health, Peer
 from gazette_sdk.transport.route_cache import DEFAULT_SIZE, DEFAULT_TTL_S
@@ -26,9 +26,7 @@ from gazette_sdk.transport.routed import (
     CONNECT_TIMEOUT_S,
     MAX_RECEIVE_BYTES,
     RECONNECT_BACKOFF_MAX_S,
-    Destination,
     RoutedTransport,
-    Wire,
 )
 from gazette_sdk.transport.stream.blocking import BlockingClient
 from gazette_sdk.transport.stream.blocking_connection import BlockingDialer

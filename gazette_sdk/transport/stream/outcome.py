@@ -16,8 +16,8 @@ from gazette_sdk.errors import (
     UnavailableError,
 )
 from gazette_sdk.protocol.stream_calls import Status
+from gazette_sdk.transport.broker_wire import Destination
 from gazette_sdk.transport.call_status import CODE_NAMES, call_error
-from gazette_sdk.transport.routed import Destination
 from gazette_sdk.transport.stream.open_call import Ended
 
 __all__ = ["Over", "malformed", "raise_failure", "too_long"]

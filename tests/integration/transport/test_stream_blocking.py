@@ -22,8 +22,8 @@ from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.protocol.stream_calls import NOT_RUN, Ping
 from gazette_sdk.protocol.stream_frames import Kind, encode, encode_goaway
 from gazette_sdk.server.tls import server_context
+from gazette_sdk.transport.broker_wire import Destination
 from gazette_sdk.transport.dispatcher import Peer
-from gazette_sdk.transport.routed import Destination
 from gazette_sdk.transport.stream import blocking, blocking_call
 from gazette_sdk.transport.stream.blocking import BlockingClient
 from gazette_sdk.transport.stream.blocking_connection import BlockingDialer

@@ -1,6 +1,8 @@
-"""A transport in memory, and a way to touch it on the loop it lives on."""
+"""Transports in memory, bare and with journals, and a way to touch them on their loop."""
 
 from __future__ import annotations
+
+import asyncio
 
 import pytest
 
@@ -26,3 +28,28 @@ def on_loop():
         return run(there(), WAIT_S)
 
     return call
+
+
+@pytest.fixture
+def gated(transport, on_loop):
+    """A transport with one journal, whose appends wait until ``opened()`` is called."""
+    transport.create("a/journal")
+    transport.append_gate = on_loop(asyncio.Event)
+    transport.opened = lambda: on_loop(transport.append_gate.set)
+    return transport
+
+
+@pytest.fixture
+def two(transport):
+    """A transport with two journals."""
+    transport.create("one/journal")
+    transport.create("two/journal")
+    return transport
+
+
+@pytest.fixture
+def orders(transport):
+    """A transport with four journals which the selector ``topic=orders`` finds."""
+    for index in range(4):
+        transport.create(f"orders/part-{index}", topic="orders")
+    return transport

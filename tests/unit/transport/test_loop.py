@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 import threading
+import weakref
 
 import pytest
 
@@ -21,6 +23,27 @@ def test_plain_code_runs_coroutines_on_one_background_thread():
     assert first is second
     assert first.daemon
     assert first is not threading.current_thread()
+
+
+def test_what_was_posted_runs_on_though_nobody_keeps_its_future():
+    seen = weakref.WeakSet()
+    ended = threading.Event()
+
+    async def background():
+        go_on = asyncio.Event()
+        seen.add(go_on)
+        await go_on.wait()
+        ended.set()
+
+    async def wake():
+        for go_on in seen:
+            go_on.set()
+
+    loop.post(background())
+    loop.run(asyncio.sleep(0), 5)
+    gc.collect()
+    loop.run(wake(), 5)
+    assert ended.wait(5)
 
 
 def test_a_result_that_comes_too_late_is_a_timeout_and_is_cancelled():
