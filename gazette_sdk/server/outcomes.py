@@ -6,6 +6,7 @@ import logging
 from typing import NamedTuple
 
 from gazette_sdk.errors import CallError, GazetteError, StoreError
+from gazette_sdk.protocol.status_codes import CODE_NAMES
 
 __all__ = ["CODES", "MAX_DETAILS", "SUCCESS", "Outcome", "malformed", "outcome_of"]
 
@@ -14,30 +15,7 @@ _log = logging.getLogger(__name__)
 MAX_DETAILS = 2048
 """Greatest length of an error's text: gRPC sends it as a trailer, whose size is bounded."""
 
-CODES = {
-    name: number
-    for number, name in enumerate(
-        (
-            "OK",
-            "CANCELLED",
-            "UNKNOWN",
-            "INVALID_ARGUMENT",
-            "DEADLINE_EXCEEDED",
-            "NOT_FOUND",
-            "ALREADY_EXISTS",
-            "PERMISSION_DENIED",
-            "RESOURCE_EXHAUSTED",
-            "FAILED_PRECONDITION",
-            "ABORTED",
-            "OUT_OF_RANGE",
-            "UNIMPLEMENTED",
-            "INTERNAL",
-            "UNAVAILABLE",
-            "DATA_LOSS",
-            "UNAUTHENTICATED",
-        )
-    )
-}
+CODES = {name: number for number, name in enumerate(CODE_NAMES)}
 """Numbers of gRPC's status codes."""
 
 

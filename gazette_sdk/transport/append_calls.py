@@ -14,11 +14,10 @@ from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rpc
 from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.transport.base import ANYWHERE, Target
-from gazette_sdk.transport.broker_wire import Destination, Line, Wire
-from gazette_sdk.transport.dispatcher import SERVICE
+from gazette_sdk.transport.broker_wire import Line, Wire
 from gazette_sdk.transport.lane import Answered, AppendLane, Content
 from gazette_sdk.transport.route_cache import RouteCache
+from gazette_sdk.transport.target import ANYWHERE, SERVICE, Destination, Target
 
 __all__ = ["AppendCalls", "RoutedLane", "Way", "no_broker"]
 

@@ -30,8 +30,9 @@ from gazette_sdk.protocol.labels import pairs_of
 from gazette_sdk.protocol.selectors import format_selector
 from gazette_sdk.transport import metrics
 from gazette_sdk.transport.backoff import Pause, pause
-from gazette_sdk.transport.base import ANYWHERE, AppendItem, Target, Transport
+from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.pieces import CHUNK_BYTES
+from gazette_sdk.transport.target import ANYWHERE, AppendItem, Target
 
 __all__ = [
     "CHUNK_BYTES",

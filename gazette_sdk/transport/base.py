@@ -9,40 +9,16 @@ from __future__ import annotations
 
 import abc
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.direct import DirectJournal
 from gazette_sdk.transport.lane import AppendLane
 from gazette_sdk.transport.pieces import requests_of
+from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, Target
 
 __all__ = ["ANYWHERE", "AppendItem", "ReadItem", "Target", "Transport"]
-
-ReadItem: TypeAlias = pb.ReadResponse | bytes
-"""What a read yields: metadata (a response without content), or content which continues at the
-offset where the item before it ended (a metadata item's ``offset``, or the end of content)."""
-
-AppendItem: TypeAlias = pb.AppendRequest | bytes
-"""What an append is made of, in order: the request that names the journal, non-empty chunks of
-content, and an *empty* ``AppendRequest()``, which commits. Ending without it rolls back."""
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where to send a call.
-
-    Attributes:
-        route: the journal's route as the caller knows it; the transport picks a member.
-        member: exactly this member.
-    """
-
-    route: pb.Route | None = None
-    member: pb.ProcessSpec.ID | None = None
-
-
-ANYWHERE = Target()
 
 
 class Transport(abc.ABC):

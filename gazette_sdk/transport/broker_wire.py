@@ -4,38 +4,19 @@ from __future__ import annotations
 
 import abc
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.service import Rpc
-from gazette_sdk.transport.base import AppendItem
 from gazette_sdk.transport.direct import DirectWire
-from gazette_sdk.transport.dispatcher import Health, Peer
+from gazette_sdk.transport.dispatcher import Health
 from gazette_sdk.transport.lane import Answered, Content
 from gazette_sdk.transport.pieces import requests_of
+from gazette_sdk.transport.target import AppendItem, Destination, Peer
 from gazette_sdk.transport.wire import Chunk
 
-__all__ = ["Destination", "Line", "Wire"]
-
-
-class Destination(NamedTuple):
-    """Where one call goes, and what it is about.
-
-    Attributes:
-        rpc: which call.
-        journal: the journal it is about.
-        peer: the broker.
-        where: the broker in words.
-        authorization: the call's ``authorization``, where one is needed.
-    """
-
-    rpc: Rpc
-    journal: str | None
-    peer: Peer
-    where: str
-    authorization: str | None
+__all__ = ["Line", "Wire"]
 
 
 class Line(Protocol):

@@ -15,28 +15,7 @@ from gazette_sdk.errors import (
     UnavailableError,
 )
 
-__all__ = ["CODE_NAMES", "call_error"]
-
-CODE_NAMES = (
-    "OK",
-    "CANCELLED",
-    "UNKNOWN",
-    "INVALID_ARGUMENT",
-    "DEADLINE_EXCEEDED",
-    "NOT_FOUND",
-    "ALREADY_EXISTS",
-    "PERMISSION_DENIED",
-    "RESOURCE_EXHAUSTED",
-    "FAILED_PRECONDITION",
-    "ABORTED",
-    "OUT_OF_RANGE",
-    "UNIMPLEMENTED",
-    "INTERNAL",
-    "UNAVAILABLE",
-    "DATA_LOSS",
-    "UNAUTHENTICATED",
-)
-"""Names of the gRPC status codes, by number."""
+__all__ = ["call_error"]
 
 _STORE_ERRORS = {
     kind.__name__: kind

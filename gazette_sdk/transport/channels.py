@@ -15,7 +15,8 @@ from gazette_sdk.errors import ClosedError, ConfigurationError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import urls
 from gazette_sdk.protocol.service import RPCS
-from gazette_sdk.transport.dispatcher import SERVICE, Action, Health, Marks, Peer, action_for, where
+from gazette_sdk.transport.dispatcher import Action, Health, Marks, action_for, where
+from gazette_sdk.transport.target import SERVICE, Peer
 from gazette_sdk.transport.tls import Tls
 from gazette_sdk.transport.wire import decode_read_response, encode_append_item
 

@@ -10,17 +10,14 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rpc
 from gazette_sdk.transport import metrics
 from gazette_sdk.transport.route_cache import RouteCache
-
-if TYPE_CHECKING:
-    from gazette_sdk.transport.broker_wire import Destination
-    from gazette_sdk.transport.dispatcher import Peer
+from gazette_sdk.transport.target import Destination, Peer
 
 __all__ = ["DirectCall", "DirectJournal", "DirectRoute", "DirectRoutes", "DirectWire"]
 
@@ -145,7 +142,7 @@ class DirectRoute:
         self._journal = to.journal
         self._authorization = authorization
         self._opening = pb.AppendRequest(journal=to.journal).SerializeToString()
-        self._good: pb.AppendResponse | None = None
+        self._good: _Good | None = None
         self._count = metrics.APPEND_BYTES.labels(to.journal).inc
 
     def append(self, content: bytes, timeout_s: float | None = None) -> DirectCall:
@@ -164,12 +161,12 @@ class DirectRoute:
 
     def check(self, response: pb.AppendResponse) -> bool:
         """See :class:`DirectJournal`."""
-        if self._good is not None and _is_like(response, self._good):
+        if self._good is not None and self._good.is_like(response):
             return False
         rpc.validate(response)
         if response.header.route != self.route:
             return True
-        self._good = response if response.status == pb.OK else None
+        self._good = _Good(response) if response.status == pb.OK else None
         return False
 
     def learn(self, response: pb.AppendResponse) -> None:
@@ -177,19 +174,32 @@ class DirectRoute:
         self._routes.update(self._journal, response.header.route)
 
 
-def _is_like(response: pb.AppendResponse, good: pb.AppendResponse) -> bool:
-    """Whether all that is checked of a response is as in another of status OK, which was valid."""
-    commit, known = response.commit, good.commit
-    return (
-        commit.begin <= commit.end
-        and response.status == good.status
-        and response.header == good.header
-        and commit.journal == known.journal
-        and commit.compression_codec == known.compression_codec
-        and commit.path_postfix == known.path_postfix
-        and response.HasField("registers")
-        and response.registers == good.registers
-    )
+class _Good:
+    """What is checked of a response, as it was in one of status OK that was valid."""
+
+    __slots__ = ("_codec", "_header", "_journal", "_postfix", "_registers")
+
+    def __init__(self, response: pb.AppendResponse) -> None:
+        commit = response.commit
+        self._header = response.header
+        self._registers = response.registers
+        self._journal = commit.journal
+        self._codec = commit.compression_codec
+        self._postfix = commit.path_postfix
+
+    def is_like(self, response: pb.AppendResponse) -> bool:
+        """Whether all that is checked is the same in another."""
+        commit = response.commit
+        return (
+            commit.begin <= commit.end
+            and response.status == pb.OK
+            and response.header == self._header
+            and commit.journal == self._journal
+            and commit.compression_codec == self._codec
+            and commit.path_postfix == self._postfix
+            and response.HasField("registers")
+            and response.registers == self._registers
+        )
 
 
 class DirectRoutes:

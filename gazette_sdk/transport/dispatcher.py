@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from gazette_sdk.errors import UnavailableError
-from gazette_sdk.transport.base import Target
+from gazette_sdk.transport.target import SERVICE, Peer, Target
 
 __all__ = [
-    "SERVICE",
     "Action",
     "Health",
     "Marks",
-    "Peer",
     "action_for",
     "candidates",
     "choose",
@@ -42,18 +39,6 @@ class Action(enum.Enum):
     USE = "use"
     WAIT = "wait until it is connected"
     FAIL = "forget the route and fail as unavailable"
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """A broker that can be dialled. The configured service address is :data:`SERVICE`."""
-
-    zone: str
-    suffix: str
-    endpoint: str
-
-
-SERVICE = Peer("", "", "")
 
 
 def where(peer: Peer, address: str) -> str:

@@ -32,8 +32,9 @@ from gazette_sdk.protocol.durations import from_ns, to_seconds
 from gazette_sdk.protocol.fragments import content_path, parse_content_path
 from gazette_sdk.protocol.names import strip_meta, validate_journal
 from gazette_sdk.protocol.selectors import matches_journal, rewrite_prefix
-from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, Transport
+from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.read_ahead import ReadAhead
+from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, Target
 
 __all__ = ["FragmentStoreTransport"]
 

@@ -15,11 +15,10 @@ from google.protobuf.message import Message
 from gazette_sdk.errors import CallCancelledError, CallError, ClosedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.service import ERROR_METADATA
-from gazette_sdk.transport.base import AppendItem
-from gazette_sdk.transport.broker_wire import Destination, Wire
+from gazette_sdk.transport.broker_wire import Wire
 from gazette_sdk.transport.call_status import call_error
 from gazette_sdk.transport.channels import Channels, Stubs
-from gazette_sdk.transport.dispatcher import Health, Peer
+from gazette_sdk.transport.dispatcher import Health
 from gazette_sdk.transport.grpc_status import FirstStatus
 from gazette_sdk.transport.route_cache import DEFAULT_SIZE, DEFAULT_TTL_S
 from gazette_sdk.transport.routed import (
@@ -30,6 +29,7 @@ from gazette_sdk.transport.routed import (
     ROLLBACK_TIMEOUT_S,
     RoutedTransport,
 )
+from gazette_sdk.transport.target import AppendItem, Destination, Peer
 from gazette_sdk.transport.tls import Tls
 from gazette_sdk.transport.wire import Chunk
 

@@ -19,8 +19,9 @@ from gazette_sdk.fragment.content import FragmentReader
 from gazette_sdk.fragment.remote import open_url
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import metrics
-from gazette_sdk.transport.base import ReadItem, Target, Transport
+from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.read_ahead import ReadAhead
+from gazette_sdk.transport.target import ReadItem, Target
 
 __all__ = [
     "ByteReader",

@@ -24,11 +24,19 @@ from gazette_sdk.protocol.authorization import Authorizer, FixedToken, authority
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.service import RPCS_BY_NAME, Rpc
 from gazette_sdk.transport.append_calls import AppendCalls, RoutedLane, no_broker
-from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, Transport
-from gazette_sdk.transport.broker_wire import Destination, Wire
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.broker_wire import Wire
 from gazette_sdk.transport.direct import DirectRoute, DirectRoutes
-from gazette_sdk.transport.dispatcher import SERVICE, candidates, choose, where
+from gazette_sdk.transport.dispatcher import candidates, choose, where
 from gazette_sdk.transport.route_cache import RouteCache
+from gazette_sdk.transport.target import (
+    ANYWHERE,
+    SERVICE,
+    AppendItem,
+    Destination,
+    ReadItem,
+    Target,
+)
 
 __all__ = [
     "CHUNK_BYTES_KEY",

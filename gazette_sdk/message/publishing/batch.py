@@ -23,6 +23,7 @@ __all__ = [
     "ended",
     "on_loop",
     "resolve",
+    "running_loop",
     "wait_for",
 ]
 
@@ -135,7 +136,7 @@ class Batch:
         return future
 
     def settle(self, outcome: int | BaseException) -> None:
-        """Say how it ended. Only once."""
+        """Say how it ended. Only once. Its content is not kept."""
         future = self.end(outcome)
         if future is not None:
             resolve(future, outcome)
@@ -144,6 +145,9 @@ class Batch:
         """As :meth:`settle`, but the future, if there is one, is left to be resolved."""
         assert self.outcome is None
         self.claim = None
+        self.parts = []
+        self.parts_bytes = 0
+        self.content = bytearray()
         with _futures_lock:
             self.outcome = outcome
             return self._future
@@ -193,12 +197,6 @@ class Batch:
     def whole_content(self) -> bytes:
         """All frames. It takes no further ones."""
         return b"".join([*self.parts, self.content]) if self.parts else bytes(self.content)
-
-    def drop_content(self) -> None:
-        """Give back the memory."""
-        self.parts = []
-        self.parts_bytes = 0
-        self.content = bytearray()
 
     def note(self, response: pb.AppendResponse) -> None:
         """Keep what the response says of it, beside where it begins."""
@@ -284,10 +282,12 @@ def _mark_as_seen(future: asyncio.Future[int]) -> None:
 
 def on_loop() -> bool:
     """Whether this is a coroutine of the SDK's own event loop, which must not be blocked."""
-    try:
-        return asyncio.get_running_loop() is sdk_loop()
-    except RuntimeError:
-        return False
+    loop = running_loop()
+    return loop is not None and loop is sdk_loop()
+
+
+running_loop = asyncio._get_running_loop  # noqa: SLF001 - public, as its module's `__all__` says
+"""The event loop that runs in this thread, or None. Its sister raises and catches for that."""
 
 
 def closed_error() -> ClosedError:

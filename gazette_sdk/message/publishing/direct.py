@@ -3,7 +3,8 @@
 A program that publishes a message and waits for its acknowledgement, over and over, gains nothing
 from the event loop and pays for two hops between threads. Once an outbox shows that habit, its
 next message is held instead of waking the loop; the call of ``result()`` that follows appends it.
-If it doesn't follow, the loop calls the message in after :data:`HOLD_S`.
+If it doesn't follow, the loop calls the message in: after :data:`HOLD_S` where the habit is new,
+later where it has lasted, since each look of the loop disturbs the caller.
 
 A caller tries once. Whatever goes wrong, its batch goes back to the event loop, which knows what
 to do about failures; the caller waits for that as if it had never tried.
@@ -13,22 +14,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
 
 from gazette_sdk.errors import CallCancelledError, GazetteError
 from gazette_sdk.message.publishing.appends import Settle
-from gazette_sdk.message.publishing.batch import Batch, closed_error, on_loop
+from gazette_sdk.message.publishing.batch import Batch, closed_error, on_loop, running_loop
 from gazette_sdk.message.publishing.handover import Effect, Holder, Input
 from gazette_sdk.message.publishing.link import Link
 from gazette_sdk.message.publishing.outbox import Handed, Outbox
+from gazette_sdk.message.publishing.receipt import Receipt
 from gazette_sdk.protocol import broker_pb2 as pb
 
 __all__ = ["HOLD_S", "Directs"]
 
 HOLD_S = 0.004
-"""What a message is held for its caller at most. Event loops are up to a millisecond late."""
+"""What a message is held for its caller at most, times :attr:`Habit.trust`: so it is up to 48 ms,
+but only for one message, as the habit ends there. Event loops are up to a millisecond late."""
 
 LOOKOUT_S = 0.01
 """The loop looks after held messages for so long after the last one."""
@@ -44,6 +48,10 @@ BYTES_MAX = 256 << 10
 
 TIMEOUT_MIN_S = 0.05
 """A caller who waits for less than that rather looks than waits."""
+
+# What runs for every message has them at hand: to look up a member of an enum costs a call.
+_ADDED, _ADDED_TO_HOLD, _CLAIMED = Input.ADDED, Input.ADDED_TO_HOLD, Input.CLAIMED
+_HOLD, _APPEND, _HELD = Effect.HOLD, Effect.APPEND, Holder.HELD
 
 
 class Directs:
@@ -67,42 +75,51 @@ class Directs:
         self.wake = wake
         self.loop: asyncio.AbstractEventLoop | None = None
         self._watched: dict[Outbox, None] = {}
+        self._looks_at = math.inf
+        self._next_look: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------ under the lock
 
-    def try_hold(self, outbox: Outbox, batch: Batch, link: Link | None) -> bool:
+    def try_hold(self, outbox: Outbox, receipt: Receipt, link: Link | None) -> bool:
         """Hold a message that was just added to an outbox with the habit, if it can be.
+
+        Args:
+            outbox: of its journal.
+            receipt: the message's.
+            link: the publisher's connection, if there is one.
 
         Returns:
             Whether it is held. If not, the outbox's task is to be asked for.
         """
-        happened = Input.ADDED
+        happened = _ADDED
         now = 0.0
-        is_watched = outbox in self._watched
+        watched = self._watched
         if (
             link is not None
-            and (is_watched or len(self._watched) < WATCHED_MAX)
+            and (outbox in watched or len(watched) < WATCHED_MAX)
             and link.loop.is_running()
-            and batch.length_bytes <= BYTES_MAX
-            and not _in_coroutine()
+            and receipt.last <= BYTES_MAX
+            and running_loop() is None
         ):
             now = time.monotonic()
             if outbox.way is None or now - outbox.held_at > WAY_S:
                 self.loop = link.loop
                 outbox.way = link.transport.direct(outbox.route_key)
             if outbox.way is not None:
-                happened = Input.ADDED_TO_HOLD
-        if outbox.step(happened) is not Effect.HOLD:
+                happened = _ADDED_TO_HOLD
+        if outbox.step(happened) is not _HOLD:
             return False
         if outbox.claim is None:
             outbox.claim = _Claim(self, outbox)
+        batch = receipt.batch
         batch.claim = outbox.claim
         outbox.held_at = batch.published_at = now
-        if not is_watched:
-            self._watched[outbox] = None
-            if len(self._watched) == 1:
-                assert self.loop is not None
-                self.loop.call_soon_threadsafe(self._look)
+        watched[outbox] = None
+        ends_at = now + HOLD_S * outbox.habit.trust
+        if ends_at < self._looks_at:
+            self._looks_at = ends_at
+            assert self.loop is not None
+            self.loop.call_soon_threadsafe(self._plan_look)
         return True
 
     # ---------------------------------------------------------- the lookout
@@ -112,21 +129,35 @@ class Directs:
         late = []
         with self.lock:
             now = time.monotonic()
-            next_s = HOLD_S
+            next_s = math.inf
             for outbox in list(self._watched):
-                left_s = outbox.held_at + HOLD_S - now
-                if outbox.holder == Holder.HELD:
+                habit = outbox.habit
+                left_s = outbox.held_at + HOLD_S * habit.trust - now
+                if outbox.holder == _HELD:
                     if left_s > 0:
                         next_s = min(next_s, left_s)
-                    elif outbox.step(Input.CALLED_IN) is Effect.WAKE:
-                        outbox.habit.broken()
-                        late.append(outbox)
+                        continue
+                    outbox.step(Input.CALLED_IN)
+                    habit.broken()
+                    late.append(outbox)
                 elif left_s + LOOKOUT_S < 0:
                     del self._watched[outbox]
-            if self._watched:
-                asyncio.get_running_loop().call_later(next_s, self._look)
+                    continue
+                elif left_s > 0:
+                    habit.lasts()
+                next_s = min(next_s, HOLD_S * habit.trust)
+            self._looks_at = now + next_s
         if late:
             self.wake(late)
+        if self._watched:
+            self._plan_look()
+
+    def _plan_look(self) -> None:
+        """On the loop: look when it is time."""
+        if self._next_look is not None:
+            self._next_look.cancel()
+        wait_s = max(0.0, self._looks_at - time.monotonic())
+        self._next_look = asyncio.get_running_loop().call_later(wait_s, self._look)
 
 
 class _Claim:
@@ -157,9 +188,9 @@ class _Claim:
         batch: Batch | None = None
         try:
             with self._directs.lock:
-                if outbox.holder == Holder.HELD:
+                if outbox.holder == _HELD:
                     self._caller = threading.get_ident()
-                if outbox.step(Input.CLAIMED) is not Effect.APPEND:
+                if outbox.step(_CLAIMED) is not _APPEND:
                     return
                 batch = outbox.take()
             assert batch is not None
@@ -174,13 +205,14 @@ class _Claim:
         """Append a batch that was taken, or hand it over."""
         outbox, way = self._outbox, self._outbox.way
         assert way is not None
-        began_at = time.monotonic()
+        ends_at = None if timeout_s is None else time.monotonic() + timeout_s
         try:
             call = outbox.call = way.append(batch.whole_content(), timeout_s)
         except GazetteError as error:
             self._hand_over(Handed(batch, way, error=error))
             return
-        if not call.wait(_left(timeout_s, began_at)):
+        left_s = None if ends_at is None else max(0.0, ends_at - time.monotonic())
+        if not call.wait(left_s):
             self._hand_over(Handed(batch, way, call))
             return
         try:
@@ -257,18 +289,3 @@ class _Claim:
         assert self._directs.loop is not None
         with contextlib.suppress(RuntimeError):  # a loop that has ended needs no routes
             self._directs.loop.call_soon_threadsafe(call, response)
-
-
-def _left(timeout_s: float | None, began_at: float) -> float | None:
-    if timeout_s is None:
-        return None
-    return max(0.0, timeout_s - (time.monotonic() - began_at))
-
-
-def _in_coroutine() -> bool:
-    """Whether any event loop runs in this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -2,9 +2,9 @@
 
 Messages of a journal are appended by one at a time, so that they keep their order. Mostly that
 is a task on the event loop. A caller who waits for each message is faster without it: for such
-a one a message is *held*, for a few milliseconds at most, until the caller asks for its receipt,
-and then appends it itself. Whoever has the right keeps it until nothing waits, or hands it on,
-with what it did not get done.
+a one a message is *held* until the caller asks for its receipt, and then appends it itself; but
+for some milliseconds at most, the more the longer that has been the caller's habit. Whoever has
+the right keeps it until nothing waits, or hands it on, with what it did not get done.
 
 =============  ==============================================================================
 input          what happened
@@ -103,6 +103,7 @@ class Habit:
 
     Attributes:
         is_formed: so it has been lately.
+        trust: how many times longer than at first a message may be held for its caller.
     """
 
     FORMED_COUNT = 3
@@ -111,10 +112,14 @@ class Habit:
     COUNT_MAX = 8
     """More say no more: when it ends, that should be noticed."""
 
-    __slots__ = ("_count", "is_formed")
+    TRUST_MAX = 12
+    """When it ends, one message is late by that."""
+
+    __slots__ = ("_count", "is_formed", "trust")
 
     def __init__(self) -> None:
         self.is_formed = False
+        self.trust = 1
         self._count = 0
 
     def kept(self) -> None:
@@ -127,8 +132,15 @@ class Habit:
         """It was waited for, but only after a while. Twice is once too often."""
         self._count //= 2
         self.is_formed = self._count >= self.FORMED_COUNT
+        self.trust = 1
 
     def broken(self) -> None:
         """It was not waited for, or not alone."""
         self._count = 0
         self.is_formed = False
+        self.trust = 1
+
+    def lasts(self) -> None:
+        """Whoever looks after what is held found that it was kept."""
+        if self.is_formed:
+            self.trust = min(2 * self.trust, self.TRUST_MAX)

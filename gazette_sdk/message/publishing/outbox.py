@@ -36,6 +36,9 @@ STREAMING_COUNT_MIN = 16
 
 _NEWLINE = 0x0A
 
+# What runs for every message has them at hand: to look up a member of an enum costs a call.
+_EMPTIED, _IMPOSSIBLE = Input.EMPTIED, Effect.IMPOSSIBLE
+
 LINGER_BYTES_MAX = 256 << 10
 """A batch of this size costs little beside its content, and waits for nothing."""
 
@@ -139,13 +142,10 @@ class Outbox:
         """
         kind = self._encoders.get(type(message)) or self.kind(type(message))
         payload = kind.encode(message, stamp)
-        batch = self._batches[-1] if self._batches else None
+        batches = self._batches
+        batch = batches[-1] if batches else None
         if batch is None or batch.parts_bytes + len(batch.content) >= BATCH_BYTES_MAX:
-            fresh = Batch(self.journal)
-            self.framing.encode(payload, fresh.content)
-            fresh.count = 1
-            self._batches.append(fresh)
-            return Receipt(fresh, 0, len(fresh.content))
+            batch = Batch(self.journal)
         content = batch.content
         begin = len(content)
         if self._is_lines and _NEWLINE not in payload:
@@ -154,6 +154,8 @@ class Outbox:
             content += b"\n"
         else:
             self.framing.encode(payload, content)
+        if not batch.count:
+            batches.append(batch)
         batch.count += 1
         sealed = batch.parts_bytes
         return Receipt(batch, sealed + begin, sealed + len(content))
@@ -194,16 +196,16 @@ class Outbox:
     def step(self, happened: Input) -> Effect:
         """Feed the machine of :mod:`~gazette_sdk.message.publishing.handover`."""
         effect, self.holder = TABLE[self.holder][happened]
-        assert effect is not Effect.IMPOSSIBLE, (self.holder, happened)
+        assert effect is not _IMPOSSIBLE, (self.holder, happened)
         return effect
 
     def rest(self) -> bool:
         """Give the right to append back, if nothing waits, nor is likely to come at once."""
-        if self._batches or self.is_streaming:
+        if self._batches or self._is_flowing:
             return False
-        self._sent = []
+        self._sent.clear()
         self.sender = None
-        self.step(Input.EMPTIED)
+        self.step(_EMPTIED)
         return True
 
     def note_habit(self, batch: Batch) -> None:
@@ -220,7 +222,8 @@ class Outbox:
 
     def take(self) -> Batch | None:
         """The oldest batch, which then takes no further messages; None if nothing waits."""
-        self._sent = self.sent()
+        if self._sent:
+            self._sent = self.sent()
         if not self._batches:
             self._is_flowing = False
             return None

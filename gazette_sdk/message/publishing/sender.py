@@ -150,7 +150,7 @@ class Sender:
             if outbox.holder >= _AT_WORK:  # as the machine says, without asking it each time
                 return receipt
             if outbox.habit.is_formed and sequences is None:
-                if self._directs.try_hold(outbox, receipt.batch, self._link):
+                if self._directs.try_hold(outbox, receipt, self._link):
                     return receipt
             else:
                 outbox.step(Input.ADDED)
@@ -265,6 +265,7 @@ class Sender:
     def _wait_for_room(self) -> None:
         if self._pending_bytes < self._pending_bytes_max:
             return
+        self._call_in_held()
         if not self._blocks or on_loop():
             raise BackPressureError(
                 f"{self._pending_bytes} bytes of messages are not acknowledged yet, of at most"
@@ -280,6 +281,7 @@ class Sender:
             with self._lock:
                 if self._pending_bytes < self._pending_bytes_max:
                     return
+                self._call_in_held()
                 oldest = [box.pending()[:1] for box in self.outboxes.values()]
             await any_ended(*(batch.done for first in oldest for batch in first))
 
@@ -321,11 +323,14 @@ class Sender:
     def pending(self) -> list[Batch]:
         """All that is not acknowledged now. What is held for its caller is held no longer."""
         with self._lock:
-            boxes = list(self.outboxes.values())
-            batches = [batch for box in boxes for batch in box.pending()]
-            held = [box for box in boxes if box.step(Input.CALLED_IN) is Effect.WAKE]
-        self._wake(held)
+            batches = [batch for box in self.outboxes.values() for batch in box.pending()]
+            self._call_in_held()
         return [batch for batch in batches if not batch.is_done]
+
+    def _call_in_held(self) -> None:
+        """Nobody is to wait for what is held until its caller asks for it. Under the lock."""
+        held = [box for box in self.outboxes.values() if box.step(Input.CALLED_IN) is Effect.WAKE]
+        self._wake(held)
 
     def raise_failure(self) -> None:
         """Raise the first failure since this was last called."""
@@ -408,17 +413,19 @@ class Sender:
         """Tell receipts how an append ended. See :class:`Settle`."""
         with self._lock:
             futures = []
+            was_full = self._pending_bytes >= self._pending_bytes_max
             for batch in batches:
                 self._pending_bytes -= batch.length_bytes
-                batch.drop_content()
-                futures.append(batch.end(outcome))
+                future = batch.end(outcome)
+                if future is not None:
+                    futures.append(future)
             if isinstance(outcome, Exception) and not all(batch.is_told for batch in batches):
                 self._failure = self._failure or outcome
             is_resting = outbox is not None and outbox.rest()
-            self._has_room.notify_all()
+            if was_full:  # else nobody waits for room
+                self._has_room.notify_all()
         for future in futures:
-            if future is not None:
-                resolve(future, outcome)
+            resolve(future, outcome)
         return is_resting
 
 

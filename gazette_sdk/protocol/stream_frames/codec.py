@@ -245,13 +245,15 @@ def encode_append(request: bytes, content: bytes, head: bytes = b"") -> bytes:
         raise StreamProtocolError(_too_long_call(head_length, length))
     if content_length > CONTENT_BYTES_MAX:
         raise StreamProtocolError(complaint(Kind.CONTENT, content_length))
-    return b"%b%b%b%b%b%b" % (
-        _pack_call(2, length, 4, head_length),
-        head,
-        request,
-        _pack_header(4, content_length),
-        content,
-        _APPEND_TAIL,
+    return b"".join(
+        (
+            _pack_call(2, length, 4, head_length),
+            head,
+            request,
+            _pack_header(4, content_length),
+            content,
+            _APPEND_TAIL,
+        )
     )
 
 

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 
 from gazette_sdk.errors import (
     ClosedError,
@@ -21,10 +22,10 @@ from gazette_sdk.errors import (
     UnavailableError,
 )
 from gazette_sdk.protocol.stream_frames import CallHead
-from gazette_sdk.transport.broker_wire import Destination
 from gazette_sdk.transport.stream.blocking_call import BlockingCall
 from gazette_sdk.transport.stream.blocking_connection import BlockingConnection, BlockingDialer
 from gazette_sdk.transport.stream.outcome import too_long
+from gazette_sdk.transport.target import Destination
 
 __all__ = ["BlockingClient"]
 
@@ -93,7 +94,8 @@ class BlockingClient:
         """
         connection = self._take(to, timeout_s)
         try:
-            _, data = connection.calls.append(opening, content, self._head_for(to))
+            head = self._head if to.authorization is None else self._head_with(to.authorization)
+            _, data = connection.calls.append(opening, content, head)
             call = BlockingCall(self, connection, to, self._call_timeout_s)
             call.send(data)
         except StreamProtocolError as error:
@@ -121,19 +123,19 @@ class BlockingClient:
     def give_back(self, connection: BlockingConnection) -> None:
         """A call has ended; another may follow on its connection."""
         now = connection.freed_at = time.monotonic()
-        closing = []
+        closing: Sequence[BlockingConnection] = ()
         with self._lock:
             endpoint = self._busy.pop(connection, "")
-            kept = self._idle.setdefault(endpoint, [])
             if endpoint and not self.is_closed and connection.calls.may_begin:
+                kept = self._idle.setdefault(endpoint, [])
                 kept.append(connection)
                 if len(kept) > IDLE_MAX:
-                    closing.append(kept.pop(0))
+                    closing = (kept.pop(0),)
             else:
-                closing.append(connection)
+                closing = (connection,)
             if now >= self._sweep_at:
                 self._sweep_at = now + IDLE_MAX_S
-                closing += self._swept(now)
+                closing = (*closing, *self._swept(now))
         for each in closing:
             each.close()
 
@@ -180,11 +182,9 @@ class BlockingClient:
         connection.close()
         raise _closed_error(to)
 
-    def _head_for(self, to: Destination) -> bytes:
-        if to.authorization is None:
-            return self._head
+    def _head_with(self, authorization: str) -> bytes:
         head = CallHead(timeout_ms=self._timeout_ms)
-        head.metadata["authorization"] = to.authorization
+        head.metadata["authorization"] = authorization
         return head.SerializeToString()
 
     def _swept(self, now: float) -> list[BlockingConnection]:

@@ -11,7 +11,6 @@ from google.protobuf.message import DecodeError
 from gazette_sdk.errors import CallError, StreamProtocolError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_calls import Status
-from gazette_sdk.transport.broker_wire import Destination
 from gazette_sdk.transport.direct import DirectCall
 from gazette_sdk.transport.stream.blocking_connection import BlockingConnection
 from gazette_sdk.transport.stream.connection import (
@@ -22,6 +21,7 @@ from gazette_sdk.transport.stream.connection import (
 )
 from gazette_sdk.transport.stream.open_call import Ended
 from gazette_sdk.transport.stream.outcome import malformed, raise_failure
+from gazette_sdk.transport.target import Destination
 
 __all__ = ["BlockingCall", "Keeper"]
 
@@ -110,13 +110,15 @@ class BlockingCall(DirectCall):
         now = time.monotonic()
         ends_at = None if timeout_s is None else now + timeout_s
         try:
-            while self.status is None and self.ended is None:
+            while not self.over:
                 wait_s = self._look_at - now
                 if ends_at is not None and ends_at < self._look_at:
                     wait_s = ends_at - now
                     if wait_s <= 0:
                         return False
                 self._receive(max(wait_s, 0.0))
+                if self.status is not None:
+                    break
                 now = time.monotonic()
                 self._look(now)
         except BaseException:

@@ -41,6 +41,8 @@ __all__ = ["BlockingConnection", "BlockingDialer"]
 FRESH_S = 0.001
 """A connection whose last call ended so lately is not asked whether it lives."""
 
+_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
 UNASKED_READS_MAX = 16
 """A server that said more than so many reads' worth between two calls is not listened to."""
 
@@ -62,6 +64,7 @@ class BlockingConnection:
 
     __slots__ = (
         "_frames",
+        "_pending",
         "_sock",
         "_timeout_s",
         "_watch",
@@ -80,7 +83,9 @@ class BlockingConnection:
         self.status: Status | None = None
         self.reason = ""
         self.freed_at = 0.0
+        sock.setblocking(False)  # one with a timeout polls before each operation
         self._sock = sock
+        self._pending = sock.pending if isinstance(sock, ssl.SSLSocket) else None
         self._frames = FrameBuffer()
         self._timeout_s = 0.0
         self._watch = Watch(sock.fileno())
@@ -102,26 +107,43 @@ class BlockingConnection:
         agreed = sock.selected_alpn_protocol() if isinstance(sock, ssl.SSLSocket) else None
         if agreed not in {None, ALPN}:
             raise StreamProtocolError(f"it chose {agreed} in TLS")
-        self._bound(timeout_s)
+        self._timeout_s = timeout_s
         self.send(PREFACE)
         while not self.greeted:
             left_s = ends_at - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError
-            self.receive(left_s)
+            with contextlib.suppress(BlockingIOError):
+                self.receive(left_s)
             if self.calls.leaving:
                 raise ConnectionError(self.reason)
 
-    def send(self, data: bytes) -> None:
-        """Send all of it, within the time of the last read, or some seconds.
+    def send(self, data: bytes | memoryview, timeout_s: float | None = None) -> None:
+        """Send all of it.
+
+        Args:
+            data: the bytes.
+            timeout_s: what to wait for room; None as long as the last read, or some seconds.
 
         Raises:
             OSError: the connection ended, or does not take it in time. What it took of it
                 nobody knows.
         """
-        if self._timeout_s <= 0:
-            self._bound(PING_AFTER_S)
-        self._sock.sendall(data)
+        ends_at = 0.0
+        while True:
+            try:
+                sent = self._sock.send(data)
+            except _WOULD_BLOCK:
+                sent = 0
+            if sent == len(data):
+                return
+            data = memoryview(data)[sent:]
+            now = time.monotonic()
+            if timeout_s is None:
+                timeout_s = self._timeout_s or PING_AFTER_S
+            ends_at = ends_at or now + timeout_s
+            if now >= ends_at or not self._watch.has_room(ends_at - now):
+                raise TimeoutError("timed out")
 
     def say(self, data: bytes) -> None:
         """Send a few bytes, waiting no longer than reads do.
@@ -130,7 +152,7 @@ class BlockingConnection:
             ConnectionError: the connection ended, or has no room for them.
         """
         try:
-            self._sock.sendall(data)
+            self.send(data, self._timeout_s)
         except OSError as error:
             raise ConnectionError(f"the server does not read: {error}") from error
 
@@ -141,15 +163,16 @@ class BlockingConnection:
             timeout_s: what to wait; 0 not at all.
 
         Raises:
-            TimeoutError: nothing came, within a hundredth of the time.
-            BlockingIOError: nothing is there.
+            TimeoutError: nothing came.
+            BlockingIOError: what came was TLS's own.
             StreamProtocolError: the server broke the rules. It was told.
             OSError: the connection ended.
         """
         count = self._read(timeout_s)
+        receive = self.calls.receive
         try:
             for frame in self._frames.updated(count):
-                event = self.calls.receive(frame)
+                event = receive(frame)
                 kind = type(event)
                 if kind is Item:
                     self.payload = frame.payload
@@ -166,15 +189,14 @@ class BlockingConnection:
 
     def _read(self, timeout_s: float) -> int:
         """Read into the memory of frames; how many bytes."""
-        if abs(timeout_s - self._timeout_s) > timeout_s * 0.01:  # else it is near enough
-            self._bound(timeout_s)
-        self._watch.wait(timeout_s)
+        self._timeout_s = timeout_s
+        is_there = self._pending is not None and self._pending() > 0
+        if not is_there and not self._watch.wait(timeout_s):
+            raise TimeoutError("timed out")
         try:
             count = self._sock.recv_into(self._frames.get_buffer())
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+        except _WOULD_BLOCK as error:
             raise BlockingIOError from error
-        except (BlockingIOError, TimeoutError):
-            raise
         except OSError as error:
             if self.reason:
                 raise ConnectionError(self.reason) from error
@@ -222,11 +244,6 @@ class BlockingConnection:
     def close(self) -> None:
         """End it."""
         self._sock.close()
-
-    def _bound(self, timeout_s: float) -> None:
-        """Bound what the next operations of the socket may take: seldom, as it costs a call."""
-        self._sock.settimeout(timeout_s)
-        self._timeout_s = timeout_s
 
 
 class BlockingDialer:

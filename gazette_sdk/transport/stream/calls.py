@@ -15,11 +15,10 @@ from google.protobuf.message import DecodeError, Message
 
 from gazette_sdk.errors import CallError, StreamProtocolError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.status_codes import CODE_NAMES
 from gazette_sdk.protocol.stream_frames import CONTENT_BYTES_MAX, CallHead, Kind
-from gazette_sdk.transport.base import AppendItem
-from gazette_sdk.transport.broker_wire import Destination, Wire
-from gazette_sdk.transport.call_status import CODE_NAMES
-from gazette_sdk.transport.dispatcher import Health, Peer
+from gazette_sdk.transport.broker_wire import Wire
+from gazette_sdk.transport.dispatcher import Health
 from gazette_sdk.transport.routed import CHUNK_BYTES_KEY, MAX_RECEIVE_BYTES, ROLLBACK_TIMEOUT_S
 from gazette_sdk.transport.stream.blocking import BlockingClient
 from gazette_sdk.transport.stream.connection import Connection
@@ -35,6 +34,7 @@ from gazette_sdk.transport.stream.outcome import malformed, raise_failure, too_l
 from gazette_sdk.transport.stream.pool import Pool
 from gazette_sdk.transport.stream.replication import end_if_failed, send_requests
 from gazette_sdk.transport.stream.source import END, PENDING, Source
+from gazette_sdk.transport.target import AppendItem, Destination, Peer
 from gazette_sdk.transport.wire import Chunk, decode_read_response
 
 __all__ = ["READ_CHUNK_BYTES", "StreamWire"]

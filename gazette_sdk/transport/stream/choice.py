@@ -17,10 +17,9 @@ from google.protobuf.message import Message
 
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.base import AppendItem
-from gazette_sdk.transport.broker_wire import Destination, Line, Wire
+from gazette_sdk.transport.broker_wire import Line, Wire
 from gazette_sdk.transport.direct import DirectWire
-from gazette_sdk.transport.dispatcher import SERVICE, Health, Peer
+from gazette_sdk.transport.dispatcher import Health
 from gazette_sdk.transport.route_cache import DEFAULT_SIZE, DEFAULT_TTL_S
 from gazette_sdk.transport.routed import (
     CONNECT_TIMEOUT_S,
@@ -33,6 +32,7 @@ from gazette_sdk.transport.stream.blocking_connection import BlockingDialer
 from gazette_sdk.transport.stream.calls import READ_CHUNK_BYTES, StreamWire
 from gazette_sdk.transport.stream.dialing import Dialer, NotStreamError
 from gazette_sdk.transport.stream.pool import Pool
+from gazette_sdk.transport.target import SERVICE, AppendItem, Destination, Peer
 from gazette_sdk.transport.tls import Tls
 from gazette_sdk.transport.wire import Chunk
 
@@ -97,7 +97,8 @@ class ChosenTransport(RoutedTransport):
     """Journals over whatever wire each broker speaks best.
 
     Args are those of :class:`~gazette_sdk.transport.stream.transport.StreamTransport`, except
-    that nothing bounds calls as a whole.
+    that nothing bounds calls as a whole, and ``read_chunk_bytes`` are by default what suits the
+    wire.
 
     Raises:
         ValidationError: the address is not an endpoint URL.
@@ -117,7 +118,7 @@ class ChosenTransport(RoutedTransport):
         max_receive_bytes: int = MAX_RECEIVE_BYTES,
         reconnect_backoff_max_s: float = RECONNECT_BACKOFF_MAX_S,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
-        read_chunk_bytes: int = READ_CHUNK_BYTES,
+        read_chunk_bytes: int | None = None,
     ) -> None:
         tls = tls or Tls()
         pool = Pool(
@@ -130,13 +131,13 @@ class ChosenTransport(RoutedTransport):
             pool,
             blocking=BlockingClient(BlockingDialer(tls)),
             max_receive_bytes=max_receive_bytes,
-            read_chunk_bytes=read_chunk_bytes,
+            read_chunk_bytes=read_chunk_bytes or READ_CHUNK_BYTES,
         )
 
         def make_grpc() -> Wire:
             # Costs a tenth of a second, and is often not needed.
+            from gazette_sdk.transport import grpc  # noqa: PLC0415
             from gazette_sdk.transport.channels import Channels  # noqa: PLC0415
-            from gazette_sdk.transport.grpc import GrpcWire  # noqa: PLC0415
 
             channels = Channels(
                 address,
@@ -145,7 +146,9 @@ class ChosenTransport(RoutedTransport):
                 reconnect_backoff_max_s=reconnect_backoff_max_s,
                 connect_timeout_s=connect_timeout_s,
             )
-            return GrpcWire(channels)
+            return grpc.GrpcWire(
+                channels, read_chunk_bytes=read_chunk_bytes or grpc.READ_CHUNK_BYTES
+            )
 
         wire = ChosenWire(address, pool, stream, make_grpc)
         super().__init__(

@@ -14,11 +14,11 @@ from functools import partial
 from gazette_sdk.errors import CallError, GazetteError, StreamProtocolError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.service import RPCS_BY_NAME
-from gazette_sdk.transport.broker_wire import Destination
 from gazette_sdk.transport.lane import Answered, Content
 from gazette_sdk.transport.stream.connection import Connection
 from gazette_sdk.transport.stream.open_call import OpenCall
 from gazette_sdk.transport.stream.outcome import raise_failure, too_long
+from gazette_sdk.transport.target import Destination
 
 __all__ = ["JOINED_BYTES", "LINES_MAX", "StreamLine", "send_piece", "send_pieces"]
 

@@ -6,13 +6,10 @@ import asyncio
 import enum
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from gazette_sdk.protocol.stream_calls import Item, Status
+from gazette_sdk.protocol.stream_calls import ClientCalls, Item, Status
 from gazette_sdk.transport.rendezvous import Rendezvous
-
-if TYPE_CHECKING:
-    from gazette_sdk.transport.stream.connection import Connection
 
 __all__ = ["HELD_BYTES_MAX", "Ended", "OpenCall"]
 
@@ -30,6 +27,37 @@ class Ended(enum.Enum):
     CLOSED = "the transport was closed"
     EXPIRED = "its time ran out"
     FAILED = "its requests failed"
+
+
+class Carrier(Protocol):
+    """The connection of a call.
+
+    Attributes:
+        loop: its event loop.
+        calls: the state of its calls.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    calls: ClientCalls
+
+    @property
+    def writing_paused(self) -> bool:
+        """Whether too much is unsent."""
+
+    def write(self, data: bytes) -> None:
+        """Send whole frames."""
+
+    def write_content(self, header: bytes, content: bytes | memoryview) -> None:
+        """Send a header and its payload; nothing if there is no header."""
+
+    async def drained(self) -> None:
+        """Wait while too much is unsent, and the connection lives. One at a time."""
+
+    def resume_reading(self) -> None:
+        """Go on reading, if that was stopped."""
+
+    def give_up(self, call: OpenCall) -> None:
+        """What still comes for a call is dropped, up to its STATUS."""
 
 
 class OpenCall:
@@ -55,7 +83,7 @@ class OpenCall:
         "status",
     )
 
-    def __init__(self, connection: Connection, number: int) -> None:
+    def __init__(self, connection: Carrier, number: int) -> None:
         self.number = number
         self.status: Status | None = None
         self.ended: Ended | None = None

@@ -15,10 +15,11 @@ from gazette_sdk.errors import (
     StreamProtocolError,
     UnavailableError,
 )
+from gazette_sdk.protocol.status_codes import CODE_NAMES
 from gazette_sdk.protocol.stream_calls import Status
-from gazette_sdk.transport.broker_wire import Destination
-from gazette_sdk.transport.call_status import CODE_NAMES, call_error
+from gazette_sdk.transport.call_status import call_error
 from gazette_sdk.transport.stream.open_call import Ended
+from gazette_sdk.transport.target import Destination
 
 __all__ = ["Over", "malformed", "raise_failure", "too_long"]
 

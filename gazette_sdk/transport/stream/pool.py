@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 
 from gazette_sdk.errors import ClosedError, UnavailableError
 from gazette_sdk.protocol import urls
-from gazette_sdk.transport.dispatcher import SERVICE, Action, Health, Peer, action_for, where
+from gazette_sdk.transport.dispatcher import Action, Health, action_for, where
 from gazette_sdk.transport.stream.connection import Connection
 from gazette_sdk.transport.stream.dialing import Dialer, NotStreamError
+from gazette_sdk.transport.target import SERVICE, Peer
 
 __all__ = ["IDLE_MAX", "SHARED_MAX", "SLOW_S", "SWEEP_INTERVAL_S", "Pool"]
 

@@ -13,7 +13,7 @@ import types
 from collections.abc import AsyncIterator, Generator
 from typing import Any, Final
 
-from gazette_sdk.transport.base import AppendItem
+from gazette_sdk.transport.target import AppendItem
 
 __all__ = ["END", "PENDING", "Source"]
 

@@ -21,10 +21,11 @@ class Watch:
         descriptor: of the socket.
     """
 
-    __slots__ = ("_alertness", "_poll")
+    __slots__ = ("_alertness", "_descriptor", "_poll")
 
     def __init__(self, descriptor: int) -> None:
         self._alertness = Alertness()
+        self._descriptor = descriptor
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
         self._poll = poll.poll
@@ -33,17 +34,26 @@ class Watch:
         """Whether there is something to be read now."""
         return bool(self._poll(0))
 
-    def wait(self, timeout_s: float) -> None:
-        """Return when there is something to be read, or when it is time to sleep for it."""
-        if timeout_s < WATCH_S or not _has_cores or not self._alertness.looks():
-            return
-        poll, now = self._poll, time.perf_counter
-        ends_at = now() + WATCH_S
-        while not poll(0):
-            if now() > ends_at:
-                self._alertness.missed()
-                return
-        self._alertness.seen()
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until there is something to be read, at first awake; whether there is."""
+        poll = self._poll
+        if timeout_s >= WATCH_S and _has_cores and self._alertness.looks():
+            now = time.perf_counter
+            ends_at = now() + WATCH_S
+            while not poll(0):
+                if now() > ends_at:
+                    self._alertness.missed()
+                    break
+            else:
+                self._alertness.seen()
+                return True
+        return bool(poll(timeout_s * 1000))
+
+    def has_room(self, timeout_s: float) -> bool:
+        """Wait until something can be sent; whether it can. Seldom asked."""
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLOUT)
+        return bool(poll.poll(timeout_s * 1000))
 
 
 _has_cores = has_cores()

@@ -17,8 +17,9 @@ from gazette_sdk.errors import (
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import channels
 from gazette_sdk.transport.base import Target
-from gazette_sdk.transport.dispatcher import SERVICE, Health, candidates
+from gazette_sdk.transport.dispatcher import Health, candidates
 from gazette_sdk.transport.grpc import GrpcTransport
+from gazette_sdk.transport.target import SERVICE
 from support.scripted_broker import (
     RefusalError,
     ScriptedBroker,

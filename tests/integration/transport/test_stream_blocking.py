@@ -22,12 +22,11 @@ from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.protocol.stream_calls import NOT_RUN, Ping
 from gazette_sdk.protocol.stream_frames import Kind, encode, encode_goaway
 from gazette_sdk.server.tls import server_context
-from gazette_sdk.transport.broker_wire import Destination
-from gazette_sdk.transport.dispatcher import Peer
 from gazette_sdk.transport.stream import blocking, blocking_call
 from gazette_sdk.transport.stream.blocking import BlockingClient
 from gazette_sdk.transport.stream.blocking_connection import BlockingDialer
 from gazette_sdk.transport.stream.dialing import NotStreamError
+from gazette_sdk.transport.target import Destination, Peer
 from gazette_sdk.transport.tls import Tls
 from support.certificates import Authority
 from support.scripted_broker import append_ok, in_loop, until

@@ -128,3 +128,24 @@ def test_a_late_caller_strains_an_old_habit_and_ends_it_at_last():
     assert habit.is_formed
     habit.strained()
     assert not habit.is_formed
+
+
+def test_trust_grows_while_the_habit_lasts_and_ends_with_its_first_breach():
+    habit = Habit()
+    habit.lasts()
+    assert habit.trust == 1  # there is none yet
+    for _ in range(Habit.FORMED_COUNT):
+        habit.kept()
+    assert habit.trust == 1
+    grown = []
+    for _ in range(6):
+        habit.lasts()
+        grown.append(habit.trust)
+    assert grown == [2, 4, 8, Habit.TRUST_MAX, Habit.TRUST_MAX, Habit.TRUST_MAX]
+    for _ in range(100):
+        habit.kept()
+    habit.strained()
+    assert (habit.trust, habit.is_formed) == (1, True)
+    habit.lasts()
+    habit.broken()
+    assert habit.trust == 1

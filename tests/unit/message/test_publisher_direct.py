@@ -12,7 +12,12 @@ import time
 import pytest
 
 from gazette_sdk import Publisher, mapping
-from gazette_sdk.errors import ClosedError, GazetteError, NotAllowedError
+from gazette_sdk.errors import (
+    BackPressureError,
+    ClosedError,
+    GazetteError,
+    NotAllowedError,
+)
 from gazette_sdk.message.publishing import direct as direct_module
 from gazette_sdk.message.publishing import receipt as receipt_module
 from gazette_sdk.message.publishing.handover import Habit, Holder
@@ -49,16 +54,16 @@ def publisher(transport):
         transport.let_end.set()
 
 
-def form_habit(publisher):
+def form_habit(publisher, journal=JOURNAL):
     for number in range(200):
-        publisher.publish({"n": -1 - number}).result(WAIT_S)
-        if outbox(publisher).habit.is_formed:  # on a busy machine answers may be too quick
+        publisher.publish({"n": -1 - number}, mapping=mapping.direct(journal)).result(WAIT_S)
+        if outbox(publisher, journal).habit.is_formed:  # on a busy machine answers may be too quick
             return
     raise AssertionError
 
 
-def outbox(publisher):
-    return publisher._sender.outboxes[JOURNAL]
+def outbox(publisher, journal=JOURNAL):
+    return publisher._sender.outboxes[journal]
 
 
 def numbers(transport):
@@ -138,6 +143,77 @@ def test_what_nobody_asks_for_leaves_within_milliseconds(transport, publisher, m
         assert not transport.direct_appends
     assert min(waits) < 0.010
     assert numbers(transport) == list(range(10))
+
+
+def gain_trust(publisher):
+    """Keep the habit for as long as it takes to be trusted most."""
+    ends_at = time.monotonic() + WAIT_S
+    while outbox(publisher).habit.trust < Habit.TRUST_MAX:
+        assert time.monotonic() < ends_at
+        publisher.publish({"n": -1}).result(WAIT_S)
+
+
+def test_a_lasting_habit_is_seldom_looked_after(publisher, monkeypatch):
+    monkeypatch.setattr(direct_module, "HOLD_S", 0.002)
+    directs, looks = publisher._sender._directs, []
+    look = directs._look
+
+    def counted():
+        looks.append(time.monotonic())
+        look()
+
+    monkeypatch.setattr(directs, "_look", counted)
+    gain_trust(publisher)
+    looks.clear()
+    began_at = time.monotonic()
+    while time.monotonic() < began_at + 0.3:
+        publisher.publish({"n": -1}).result(WAIT_S)
+    assert len(looks) <= 0.3 / (0.002 * Habit.TRUST_MAX) + 2
+
+
+def test_who_breaks_a_lasting_habit_waits_once(transport, publisher, monkeypatch):
+    monkeypatch.setattr(direct_module, "HOLD_S", HOLD_S)
+    waits = []
+    for _ in range(5):
+        form_habit(publisher)
+        gain_trust(publisher)
+        for _ in range(2):
+            form_habit(publisher)
+            began_at = time.monotonic()
+            publisher.publish({"n": 0}).batch.done.exception(WAIT_S)
+            waits.append(time.monotonic() - began_at)
+        assert outbox(publisher).habit.trust == 1
+    trusted_s = HOLD_S * Habit.TRUST_MAX
+    assert HOLD_S < min(waits[::2]) < trusted_s + 0.015
+    assert min(waits[1::2]) < HOLD_S + 0.010
+
+
+def test_a_caller_who_comes_late_is_trusted_less(publisher, monkeypatch):
+    monkeypatch.setattr(direct_module, "HOLD_S", 0.01)
+    gain_trust(publisher)
+    monkeypatch.setattr(receipt_module, "PROMPT_S", 0.0)
+    publisher.publish({"n": 0}).result(WAIT_S)
+    assert outbox(publisher).habit.is_formed
+    assert outbox(publisher).habit.trust == 1
+
+
+def test_a_new_habit_is_looked_after_beside_a_lasting_one(transport, publisher, monkeypatch):
+    """What a journal's new caller does not ask for is not late by another's trust."""
+    monkeypatch.setattr(direct_module, "HOLD_S", 0.02)
+    second = "a/second"
+    transport.create(second)
+    waits = []
+    while len(waits) < 3:
+        gain_trust(publisher)
+        form_habit(publisher, second)
+        publisher.publish({"n": -1}).result(WAIT_S)
+        began_at = time.monotonic()
+        receipt = publisher.publish({"n": 1}, mapping=mapping.direct(second))
+        was_held = outbox(publisher, second).holder == Holder.HELD
+        receipt.batch.done.exception(WAIT_S)
+        if was_held:  # it may not be on a busy machine
+            waits.append(time.monotonic() - began_at)
+    assert 0.01 < min(waits) < 0.02 * Habit.TRUST_MAX / 2
 
 
 def test_a_caller_who_is_always_late_is_served_by_the_loop(transport, publisher, monkeypatch):
@@ -345,6 +421,34 @@ def test_flush_and_close_send_what_is_held(transport):
     assert numbers(transport) == [0, 1]
     with pytest.raises(ClosedError):
         publisher.publish({"n": 2})
+
+
+@pytest.mark.parametrize("waits", ["publish", "room", "refused"])
+def test_who_wants_room_does_not_wait_for_who_holds_it(transport, monkeypatch, waits):
+    monkeypatch.setattr(direct_module, "HOLD_S", 1000.0)
+    publisher = Publisher(
+        mapping=mapping.direct(JOURNAL),
+        transport=transport,
+        pending_bytes_max=1,
+        when_full="raise" if waits == "refused" else "block",
+    )
+    with publisher:
+        form_habit(publisher)
+        receipt = publisher.publish({"n": 0})
+        assert outbox(publisher).holder == Holder.HELD
+        if waits == "publish":
+            publisher.publish({"n": 1}).result(WAIT_S)
+        elif waits == "room":
+            asyncio.run(_wait_for_room(publisher))
+        else:
+            with pytest.raises(BackPressureError):
+                publisher.publish({"n": 1})
+        until(receipt.done)
+
+
+async def _wait_for_room(publisher):
+    async with asyncio.timeout(WAIT_S):
+        await publisher.room()
 
 
 def test_close_gives_up_what_a_caller_is_appending(transport):
