@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from gazette_sdk.broker.append_answer import AppendAnswer, Committed, Told
 from gazette_sdk.broker.append_judgements import (
-    Facts,
+    Terms,
     judge_preconditions,
     judge_replicas,
     judge_resolution,
@@ -37,8 +37,14 @@ from gazette_sdk.broker.append_machine import (
 )
 from gazette_sdk.broker.append_proxy import proxy_append
 from gazette_sdk.broker.assignments import write_route, write_suspend
-from gazette_sdk.broker.content import Content
-from gazette_sdk.broker.pipeline import Answer, Pipeline, judge_acks, judge_sync
+from gazette_sdk.broker.content import ClientStream, Content
+from gazette_sdk.broker.pipeline import (
+    PEER_ANSWER_TIMEOUT_S,
+    Answer,
+    Pipeline,
+    judge_acks,
+    judge_sync,
+)
 from gazette_sdk.broker.pipeline_life import start_pipeline, tear_down_pipeline
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.resolver import Resolution, Resolver
@@ -50,7 +56,7 @@ from gazette_sdk.errors import CallError, GazetteError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
-from gazette_sdk.protocol.journal_spec import desired_replication, may_write
+from gazette_sdk.protocol.journal_spec import desired_replication
 from gazette_sdk.protocol.labels import subtract, union
 from gazette_sdk.transport.base import AppendItem, Transport
 
@@ -120,6 +126,7 @@ class _Append:
 
     # What is learned on the way.
     _resolution: Resolution
+    _terms: Terms  # of the journal, if it is ours
     _held: Replica | None = None  # whose pipeline slot is ours
     _pipeline: Pipeline | None = None  # what we took out of it
     _registers = _EMPTY_REGISTERS
@@ -146,6 +153,7 @@ class _Append:
         self._shared = shared
         self._request = request
         self._items = items
+        self._stream = items if isinstance(items, ClientStream) else None
         self._claims = claims
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
@@ -202,16 +210,18 @@ class _Append:
         replica, signal = resolution.replica, resolution.invalidated
         if replica is None or signal is None or signal.fired or not replica.pipeline.free:
             return State.RESOLVE
-        pipeline = replica.pipeline.peek()
+        if replica.in_step is None:
+            return State.RESOLVE
+        in_step, pipeline, terms = replica.in_step
+        follows = None if self._stream is None else self._stream.follows
         if (
-            pipeline is None
-            or replica.in_step is None
-            or replica.in_step[0] is not resolution
-            or replica.in_step[1] is not pipeline
+            in_step is not resolution
+            or pipeline is not replica.pipeline.peek()
             or pipeline.error is not None
+            or (follows is not None and follows is not pipeline)
         ):
             return State.RESOLVE
-        self._resolution = resolution
+        self._resolution, self._terms = resolution, terms
         self._pipeline = replica.pipeline.take_now()
         self._held = replica
         self._registers = pipeline.spool.registers
@@ -250,6 +260,8 @@ class _Append:
 
     async def _resolve(self) -> Input:
         request = self._request
+        if self._stream is not None and self._stream.follows is not None:
+            await self._stream.turn()
         self._resolution = resolution = await self._shared.resolver.resolve(
             request.journal,
             self._claims,
@@ -258,6 +270,8 @@ class _Append:
             min_revision=self._read_through,
             proxy_header=request.header if request.HasField("header") else None,
         )
+        if resolution.replica is not None and resolution.spec is not None:
+            self._terms = Terms(resolution.spec)
         self._status = resolution.status
         given = judge_resolution(
             resolution.status,
@@ -363,7 +377,7 @@ class _Append:
         elif given is Input.LOCAL:
             assert replica is not None
             assert replica.settled is resolution
-            replica.in_step = resolution, self._current_pipeline()
+            replica.in_step = resolution, self._current_pipeline(), self._terms
         return given
 
     async def _update_suspend(self) -> Input:
@@ -373,45 +387,38 @@ class _Append:
     # -------------------------------------------------------- preconditions
 
     def _validate_preconditions(self) -> _Coming:
-        resolution, replica = self._resolution, self._held
+        invalidated, replica = self._resolution.invalidated, self._held
         assert replica is not None
-        assert resolution.spec is not None
-        assert resolution.invalidated is not None
-        if resolution.invalidated.fired:
+        assert invalidated is not None
+        if invalidated.fired:
             return Input.INVALIDATED
-        if is_healthy(replica.index, self._shared.stores, resolution.spec):
+        if is_healthy(replica.index, self._shared.stores, self._terms.store):
             return self._judge_preconditions()
         return self._await_health()
 
     async def _await_health(self) -> Input:
-        resolution, replica = self._resolution, self._held
+        invalidated, replica = self._resolution.invalidated, self._held
         assert replica is not None
-        assert resolution.spec is not None
-        assert resolution.invalidated is not None
+        assert invalidated is not None
         await await_health(
             replica.index,
             self._shared.stores,
-            resolution.spec,
-            resolution.invalidated,
+            self._terms.store,
+            invalidated,
             started_at=self._started_at,
         )
         return self._judge_preconditions()
 
     def _judge_preconditions(self) -> Input:
-        resolution, replica = self._resolution, self._held
+        replica = self._held
         assert replica is not None
-        assert resolution.spec is not None
-        spool = self._current_pipeline().spool.fragment
         verdict = judge_preconditions(
-            Facts(
-                self._request,
-                resolution.spec,
-                self._registers,
-                spool.begin,
-                spool.end,
-                *replica.index.summary(),
-                self._shared.now(),
-            )
+            self._request,
+            self._terms,
+            self._registers,
+            self._current_pipeline().spool.fragment,
+            replica.index.summary(),
+            now=self._shared.now(),
         )
         self._status = verdict.status
         if verdict.roll_to:
@@ -424,17 +431,15 @@ class _Append:
 
     async def _stream_content(self) -> Input:
         """Broker section 5.3: scatter the client's content, then its commit or rollback."""
-        resolution, replica, pipeline = self._resolution, self._held, self._current_pipeline()
+        invalidated, replica = self._resolution.invalidated, self._held
         assert replica is not None
-        spec = resolution.spec
-        assert spec is not None
-        assert resolution.invalidated is not None
-        request, spool = self._request, pipeline.spool
+        assert invalidated is not None
+        pipeline, flow = self._current_pipeline(), replica.flow
+        request, terms, spool = self._request, self._terms, pipeline.spool
 
-        content = Content(may_have_content=may_write(spec) and may_carry_content(request.suspend))
-        flow = replica.flow
-        flow.reset(spec.max_append_rate, int(self._loop.time() * 1000))
-        await content.receive(self._items, pipeline, flow, resolution.invalidated, self._roll)
+        content = Content(may_have_content=terms.may_write and may_carry_content(request.suspend))
+        flow.reset(terms.max_append_rate, int(self._loop.time() * 1000))
+        await content.receive(self._items, pipeline, flow, invalidated, self._roll)
         self._total_chunks, self._delayed_chunks = flow.total_chunks, flow.delayed_chunks
 
         changes_registers = _changes_registers(request)
@@ -482,6 +487,16 @@ class _Append:
 
     async def _gather_acks(self) -> Input:
         pipeline = self._acking
+        remaining_s = self._claims.expires_at - self._shared.now()
+        if (
+            self._stream is not None
+            and self._cause is None
+            and self._status == pb.OK
+            # A token that expires meanwhile would end this append, and it alone.
+            and remaining_s > PEER_ANSWER_TIMEOUT_S + 1
+        ):
+            # The client's next append may follow: acknowledged behind this one, or not at all.
+            self._stream.pass_turn(pipeline)
         answers = await pipeline.gather(self._answers)
         error = judge_acks([stream.peer for stream in pipeline.streams], answers)
         if error is not None:
@@ -489,10 +504,9 @@ class _Append:
         return self._acknowledged()
 
     def _acknowledged(self) -> Input:
-        if isinstance(self._cause, asyncio.CancelledError):
-            return Input.CANCELLED
         if self._cause is not None:
-            return Input.FAILED
+            is_cancelled = isinstance(self._cause, asyncio.CancelledError)
+            return Input.CANCELLED if is_cancelled else Input.FAILED
         if self._status != pb.OK:
             return Input.REFUSED
         assert self._resolution.replica is not None
@@ -500,12 +514,11 @@ class _Append:
         return Input.AGREED
 
     def _next_proposal(self, pipeline: Pipeline) -> pb.Fragment:
-        assert self._resolution.spec is not None
         spool = pipeline.spool
         return next_proposal(
             spool.fragment,
             spool.first_append_s,
-            self._resolution.spec.fragment,
+            self._terms,
             roll_to=self._roll_to,
             now=self._shared.now(),
         )

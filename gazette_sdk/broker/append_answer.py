@@ -6,6 +6,7 @@ commit's answer the header is the greatest part by far, and it is encoded once p
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Protocol
 
 from gazette_sdk.broker.resolver import Resolution
@@ -99,26 +100,28 @@ class Committed:
 
     def encoded(self) -> bytes:
         """See :class:`AppendAnswer`."""
-        header = self._resolution.encoded_header
         commit = self._commit.SerializeToString()
         registers = self._registers.SerializeToString()
         total_chunks, delayed_chunks = self._chunks
-        encoded = b"%b%b%b%b%b%b%b%b%b" % (
-            _HEADER_TAG,
-            _varint(len(header)),
-            header,
+        parts = [
+            _header_field(self._resolution.encoded_header),
             _COMMIT_TAG,
             _varint(len(commit)),
             commit,
             _REGISTERS_TAG,
             _varint(len(registers)),
             registers,
-        )
+        ]
         if total_chunks:
-            encoded += _TOTAL_TAG + _varint(total_chunks)
+            parts += (_TOTAL_TAG, _varint(total_chunks))
         if delayed_chunks:
-            encoded += _DELAYED_TAG + _varint(delayed_chunks)
-        return encoded
+            parts += (_DELAYED_TAG, _varint(delayed_chunks))
+        return b"".join(parts)
+
+
+@lru_cache(maxsize=1024)  # they are those of resolutions
+def _header_field(header: bytes) -> bytes:
+    return _HEADER_TAG + _varint(len(header)) + header
 
 
 def _varint(value: int) -> bytes:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gazette_sdk.broker.append_machine import Input
+from gazette_sdk.broker.index import Summary
 from gazette_sdk.broker.suspend import judge_suspension
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import may_write
 from gazette_sdk.protocol.selectors import matches
 
 __all__ = [
-    "Facts",
+    "Terms",
     "Verdict",
     "judge_preconditions",
     "judge_replicas",
@@ -50,30 +51,36 @@ def judge_replicas(members: int, desired: int, *, is_local: bool) -> Input:
     return Input.LOCAL if is_local else Input.REMOTE
 
 
-class Facts(NamedTuple):
-    """What preconditions are judged by.
+class Terms:
+    """What a journal's spec says to appends: plain values, since every append asks for them.
+
+    Args:
+        spec: the journal's, which nobody changes.
 
     Attributes:
-        request: the append's opening request.
-        spec: the journal's spec.
-        registers: the journal's registers.
-        spool_begin: begin of the spool's fragment.
-        head: end of the spool's fragment: the next byte's offset, if the index agrees.
-        index_begin: first offset of the fragment index, 0 if it is empty.
-        index_end: last offset of the fragment index, 0 if it is empty.
-        index_mod_time: modification time of the index's last fragment, 0 if it is not stored.
-        now: Unix time, in seconds.
+        spec: the same.
+        may_write: whether its flags allow content.
+        max_append_rate: in bytes per second, 0 for no bound.
+        suspended_at: offset at which it was suspended, 0 if it was not.
+        store: URL of the first fragment store; ``None`` where it has none.
+        fragment_length: at which a fragment is closed, in bytes.
+        flush_interval_s: at whose multiples a fragment is closed, 0 for never.
+        codec: compression codec of its fragments.
     """
 
-    request: pb.AppendRequest
-    spec: pb.JournalSpec
-    registers: pb.LabelSet
-    spool_begin: int
-    head: int
-    index_begin: int
-    index_end: int
-    index_mod_time: int
-    now: float
+    __slots__ = ("codec", "flush_interval_s", "fragment_length", "max_append_rate", "may_write",
+                 "spec", "store", "suspended_at")  # fmt: skip
+
+    def __init__(self, spec: pb.JournalSpec) -> None:
+        fragment = spec.fragment
+        self.spec = spec
+        self.may_write = may_write(spec)
+        self.max_append_rate = spec.max_append_rate
+        self.suspended_at = spec.suspend.offset
+        self.store = fragment.stores[0] if fragment.stores else None
+        self.fragment_length = fragment.length
+        self.flush_interval_s = fragment.flush_interval.seconds
+        self.codec = fragment.compression_codec
 
 
 class Verdict(NamedTuple):
@@ -96,14 +103,31 @@ class Verdict(NamedTuple):
 _AGREED = Verdict(Input.AGREED)
 
 
-def judge_preconditions(facts: Facts) -> Verdict:  # noqa: PLR0911 - one per precondition
+def judge_preconditions(  # noqa: PLR0911 - one per precondition
+    request: pb.AppendRequest,
+    terms: Terms,
+    registers: pb.LabelSet,
+    spool: pb.Fragment,
+    index: Summary,
+    *,
+    now: float,
+) -> Verdict:
     """Preconditions 2 to 9 of broker section 5.1, in their order.
 
     The first, a refreshed index and a healthy store, is a wait and stands in the shell.
+
+    Args:
+        request: the append's opening request.
+        terms: the journal's.
+        registers: the journal's registers.
+        spool: the spool's fragment. Its end is the next byte's offset, if the index agrees.
+        index: what the fragment index covers.
+        now: Unix time, in seconds.
     """
-    request, spec, registers, spool_begin, head, index_begin, index_end, index_mod_time, now = facts
+    index_begin, index_end, index_mod_time = index
+    head = spool.end
     head_max = max(head, index_end)
-    offset, mode, suspended = request.offset, request.suspend, spec.suspend
+    offset = request.offset
 
     if (
         request.HasField("check_registers")
@@ -111,9 +135,9 @@ def judge_preconditions(facts: Facts) -> Verdict:  # noqa: PLR0911 - one per pre
         and not matches(request.check_registers, registers)
     ):
         return Verdict(Input.REFUSED, pb.REGISTER_MISMATCH)
-    if head < suspended.offset:
-        return Verdict(Input.ROLL, roll_to=suspended.offset)
-    if head != head_max and offset == 0 and may_write(spec):
+    if head < terms.suspended_at:
+        return Verdict(Input.ROLL, roll_to=terms.suspended_at)
+    if head != head_max and offset == 0 and terms.may_write:
         return Verdict(Input.REFUSED, pb.INDEX_HAS_GREATER_OFFSET)
     if offset not in (0, head_max):
         return Verdict(Input.REFUSED, pb.WRONG_APPEND_OFFSET)
@@ -122,8 +146,8 @@ def judge_preconditions(facts: Facts) -> Verdict:  # noqa: PLR0911 - one per pre
         return Verdict(Input.ROLL, roll_to=head_max)
 
     suspension = judge_suspension(
-        spec,
-        mode,
+        terms.spec,
+        request.suspend,
         head=head,
         index_is_empty=index_begin == index_end,
         index_mod_time=index_mod_time,
@@ -137,7 +161,7 @@ def judge_preconditions(facts: Facts) -> Verdict:  # noqa: PLR0911 - one per pre
 
     # The journal's first fragment is closed early, so that its store soon is visibly not empty:
     # the loss of every broker must not look like a journal that is new.
-    roll_to = head if spool_begin == index_begin else 0
+    roll_to = head if spool.begin == index_begin else 0
     status = pb.SUSPENDED if suspension.is_suspended else pb.OK
     return Verdict(Input.AGREED, status, roll_to) if roll_to or status else _AGREED
 
@@ -145,7 +169,7 @@ def judge_preconditions(facts: Facts) -> Verdict:  # noqa: PLR0911 - one per pre
 def next_proposal(
     spool: pb.Fragment,
     first_append_s: float | None,
-    spec: pb.JournalSpec.Fragment,
+    terms: Terms,
     *,
     roll_to: int,
     now: float,
@@ -156,7 +180,7 @@ def next_proposal(
         spool: the spool's fragment.
         first_append_s: when it got its first content, in seconds of any epoch that is aligned
             with the flush interval; ``None`` where it has none.
-        spec: how the journal's fragments should be.
+        terms: the journal's.
         roll_to: offset at which the fragment should begin; 0 for wherever it is.
         now: in seconds of the same epoch.
 
@@ -165,8 +189,9 @@ def next_proposal(
     """
     begin, end = spool.begin, spool.end
     length = end - begin
-    flush = length == 0 or length > spec.length or (roll_to not in (0, begin))
-    if not flush and first_append_s is not None and (interval := spec.flush_interval.seconds) >= 1:
+    flush = length == 0 or length > terms.fragment_length or (roll_to not in (0, begin))
+    interval = terms.flush_interval_s
+    if not flush and first_append_s is not None and interval >= 1:
         flush = first_append_s // interval != now // interval
     if not flush:
         return spool
@@ -177,5 +202,5 @@ def next_proposal(
         begin=begin,
         end=begin,
         sum=pb.SHA1Sum(),
-        compression_codec=spec.compression_codec,
+        compression_codec=terms.codec,
     )

@@ -187,8 +187,8 @@ class CommitLog:
         OSError: the file cannot be created or written; it is removed again.
     """
 
-    __slots__ = ("_beginning", "_end", "_fd", "_kept", "_kept_bytes", "_last", "_limit", "_max",
-                 "_path", "_serial", "_stride", "_synced")  # fmt: skip
+    __slots__ = ("_beginning", "_end", "_fd", "_kept", "_kept_bytes", "_kept_bytes_max", "_last",
+                 "_limit", "_max", "_path", "_serial", "_stride", "_synced")  # fmt: skip
 
     def __init__(
         self,
@@ -202,6 +202,7 @@ class CommitLog:
         self._synced = synced
         self._beginning = _LOG_MAGIC + 2 * _record(_ORIGIN_KIND, origin.encode())
         self._max = self._limit = log_length_bytes_max
+        self._kept_bytes_max = min(_KEPT_BYTES_MAX, self._max // 4)
         self._kept: list[bytes] = []  # every stride-th record, for the thinned log
         self._kept_bytes = 0
         self._stride, self._serial = 1, 0
@@ -259,7 +260,7 @@ class CommitLog:
     def _keep(self, record: bytes) -> None:
         self._kept.append(record)
         self._kept_bytes += len(record)
-        while self._kept_bytes > min(_KEPT_BYTES_MAX, self._max // 4) and len(self._kept) > 1:
+        while self._kept_bytes > self._kept_bytes_max and len(self._kept) > 1:
             del self._kept[1::2]
             self._kept_bytes = sum(map(len, self._kept))
             self._stride *= 2

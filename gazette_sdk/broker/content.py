@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -26,7 +26,7 @@ from gazette_sdk.protocol.rpc import validate
 from gazette_sdk.server.begun import Begun
 from gazette_sdk.transport.base import AppendItem
 
-__all__ = ["TICK_S", "Content", "StoredItems"]
+__all__ = ["TICK_S", "ClientStream", "Content"]
 
 TICK_S = TICK_MS / 1000
 """Period at which the rates of a stream are looked at."""
@@ -40,12 +40,36 @@ _WHOLE = content_passage((ContentInput.CHUNK, ContentInput.EMPTY, ContentInput.E
 _TOO_SLOW = "the client's stream did not sustain the minimum append rate"
 
 
-class StoredItems(ABC):
-    """A client's stream whose front may have all of it before it is asked for."""
+class ClientStream:  # no ABC: to ask whether an object is one would run Python code
+    """A client's stream of an append, where its front knows more than what comes next."""
+
+    @abstractmethod
+    def take_opening(self) -> tuple[pb.AppendRequest, bytes]:
+        """The opening request, to be taken first, and as it came. Iteration tells what follows."""
 
     @abstractmethod
     def take_whole(self) -> bytes | None:
         """All that is left of it, if that is one chunk and the commit, and is there; else none."""
+
+    @property
+    @abstractmethod
+    def follows(self) -> object | None:
+        """The pipeline whose acknowledgements are all that earlier calls still wait for.
+
+        An append to another one waits for its :meth:`turn`. None where there are no such calls.
+        """
+
+    @abstractmethod
+    async def turn(self) -> None:
+        """Wait until earlier calls have ended.
+
+        Raises:
+            GazetteError: it is not to run after all.
+        """
+
+    @abstractmethod
+    def pass_turn(self, pipeline: Pipeline) -> None:
+        """All that this append waits for is a pipeline's acknowledgement."""
 
 
 class Pace:
@@ -162,7 +186,7 @@ class Content:
             before_first: called at the client's first message; it may roll the spool, for which
                 it returns what to await.
         """
-        if self._may_have_content and not flow.max_rate and isinstance(items, StoredItems):
+        if self._may_have_content and not flow.max_rate and isinstance(items, ClientStream):
             whole = items.take_whole()
             if whole is not None:
                 return self._receive_whole(whole, pipeline, flow, before_first)
@@ -184,8 +208,8 @@ class Content:
             if rolling is not None:
                 await rolling
             self._begin_at(pipeline.spool.fragment)
-            held = flow.chunk(len(chunk)) is Verdict.HOLD or flow.chunk(0) is Verdict.HOLD
-            assert not held, "without a maximum rate nothing is held"
+            verdict = flow.chunk(len(chunk), messages=2)
+            assert verdict is Verdict.GO, "without a maximum rate nothing is held"
             await pipeline.scatter_content(chunk, 0, self._sha1)
             self.length = len(chunk)
             if pipeline.streams and pipeline.error is not None:

@@ -78,15 +78,19 @@ class FlowControl:
             self.balance = self.max_rate
             self._last_ms = now_ms
 
-    def chunk(self, length_bytes: int) -> Verdict:
+    def chunk(self, length_bytes: int, messages: int = 1) -> Verdict:
         """A chunk came. Until it is paid for no other may come.
+
+        Args:
+            length_bytes: of its content.
+            messages: as how many it counts: empty ones may be charged with one that is not.
 
         Returns:
             GO, or HOLD: ask :meth:`tick` until it says GO.
         """
         assert self.charge == 0, "the chunk before is held"
         self._is_used = self._is_used or length_bytes > 0
-        self.total_chunks += 1
+        self.total_chunks += messages
         if not self.max_rate and not self.balance:
             self.spent = min(self.spent + length_bytes, self.min_rate)
             return Verdict.GO

@@ -73,7 +73,7 @@ class PeerStream:
         self.error: GazetteError | None = None
         self._outgoing: deque[pb.ReplicateRequest] = deque()
         self._outgoing_bytes = 0
-        self._expected: deque[asyncio.Future[Answer]] = deque()
+        self._expected: deque[tuple[asyncio.Future[Answer], bool]] = deque()
         self._half_closed = False
         self._send_wanted: asyncio.Future[None] | None = None
         self._room_wanted: asyncio.Future[None] | None = None
@@ -88,13 +88,18 @@ class PeerStream:
             self._outgoing_bytes += len(request.content)
             _wake(self._send_wanted)
 
-    def expect(self) -> asyncio.Future[Answer]:
-        """The answer to the request sent last, which asked for one."""
+    def expect(self, *, must_agree: bool = False) -> asyncio.Future[Answer]:
+        """The answer to the request sent last, which asked for one.
+
+        Args:
+            must_agree: any answer but OK breaks the stream: what was sent behind that request
+                is not acknowledged either.
+        """
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         if self.error is not None:
             answer.set_result(self.error)
         else:
-            self._expected.append(answer)
+            self._expected.append((answer, must_agree))
         return answer
 
     async def room(self) -> None:
@@ -146,9 +151,12 @@ class PeerStream:
                     ended = CallError(f"{_name(self.peer)} sent an answer nobody asked for")
                     self.error = ended
                     break
-                answer = self._expected.popleft()
+                answer, must_agree = self._expected.popleft()
                 if not answer.done():
                     answer.set_result(response)
+                if must_agree and response.status != pb.OK:
+                    self.error = self.error or _unexpected(self.peer, response)
+                    break
         except GazetteError as error:
             self.error = self.error or error
         finally:
@@ -160,12 +168,12 @@ class PeerStream:
     def _resolve_expected(self, error: GazetteError) -> None:
         """No more answers will come."""
         while self._expected:
-            answer = self._expected.popleft()
+            answer, _ = self._expected.popleft()
             if not answer.done():
                 answer.set_result(error)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Pipeline:
     """A set of Replicate streams, and the spool of this broker.
 
@@ -206,18 +214,21 @@ class Pipeline:
             request = pb.ReplicateRequest(
                 proposal=proposal, registers=registers, acknowledge=acknowledge
             )
-            return await self.scatter(request)
+            return await self.scatter(request, must_agree=acknowledge)
         self._opened = True
         _assert_ok(await self.spool.propose(proposal, registers, primary=True))
         return []
 
-    async def scatter(self, request: pb.ReplicateRequest) -> list[asyncio.Future[Answer]]:
+    async def scatter(
+        self, request: pb.ReplicateRequest, *, must_agree: bool = False
+    ) -> list[asyncio.Future[Answer]]:
         """Send a proposal to every replica, ours last.
 
         The first proposal of a pipeline is sent with its header, which names each peer in turn.
 
         Args:
             request: a proposal with its registers.
+            must_agree: see :meth:`PeerStream.expect`.
 
         Returns:
             one future per peer if the request asks for acknowledgement, else none.
@@ -237,7 +248,7 @@ class Pipeline:
                 first.deprecated_journal = request.proposal.journal
                 stream.send(first)
             if request.acknowledge:
-                answers.append(stream.expect())
+                answers.append(stream.expect(must_agree=must_agree))
         self._opened = True
         response = await self.spool.apply(request, primary=True)
         _assert_ok(response.status)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gazette_sdk.broker.append_judgements import Terms
 from gazette_sdk.broker.flow_control import FlowControl
 from gazette_sdk.broker.index import Index
 from gazette_sdk.broker.metrics import WRITE_HEAD
@@ -60,6 +61,8 @@ class Replica:
         predecessor: this broker's replica of the very same journal which is being shut down. The
             new one has no spool until that has ended, and goes on where it ended: so that never
             two spools of a journal are written, and nothing is forgotten in between.
+        ready: what has to fire before it has a spool: until then nothing is appended here, by a
+            client or by a peer. It has fired where none is given.
 
     Attributes:
         journal: its name.
@@ -72,7 +75,7 @@ class Replica:
         ended: fires when the replica has been shut down: reads end.
         settled: the resolution whose route was found in every assignment.
         in_step: the resolution and the pipeline with which an append last found all replicas
-            there, synchronized, and known to Etcd.
+            there, synchronized, and known to Etcd; and the terms of that resolution's spec.
         write_head: the metric of the offset of the next byte.
     """
 
@@ -85,6 +88,7 @@ class Replica:
         *,
         recovered: Sequence[CompletedSpool] = (),
         predecessor: Replica | None = None,
+        ready: Signal | None = None,
     ) -> None:
         self.journal = journal
         self.create_revision = create_revision
@@ -97,7 +101,7 @@ class Replica:
             min_rate=parts.min_append_rate, global_max_rate=parts.max_append_rate
         )
         self.settled: object | None = None
-        self.in_step: tuple[object, Pipeline] | None = None
+        self.in_step: tuple[object, Pipeline, Terms] | None = None
         self.write_head = WRITE_HEAD.labels(journal)
         self._storage = storage
         self._parts = parts
@@ -106,11 +110,21 @@ class Replica:
         for spool in recovered:
             self.index.commit(spool.fragment, spool.file)
         self.spool: Slot[Spool]
-        if predecessor is None:
+        if predecessor is None and (ready is None or ready.fired):
             self.spool = Slot(self._new_spool())
+            return
+        self.spool = Slot()
+
+        def begin() -> None:
+            if predecessor is None:
+                self.spool.put(self._new_spool())
+            else:
+                predecessor.ended.on_fire(lambda: self._succeed(predecessor))
+
+        if ready is None:
+            begin()
         else:
-            self.spool = Slot()
-            predecessor.ended.on_fire(lambda: self._succeed(predecessor))
+            ready.on_fire(begin)
 
     # ---------------------------------------------------------- assignments
 

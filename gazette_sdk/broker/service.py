@@ -16,6 +16,7 @@ from typing import TypeVar
 from gazette_sdk.broker.append import Appends
 from gazette_sdk.broker.append_answer import AppendAnswer
 from gazette_sdk.broker.authorize import Authorization
+from gazette_sdk.broker.content import ClientStream
 from gazette_sdk.broker.fragments_rpc import check_store, list_page
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED
@@ -181,13 +182,13 @@ class JournalService:
         result = "<error>"
         try:
             claims = self._authorization.verify(call, Capability.APPEND)
-            opening = await anext(requests, None)
-            if opening is None:
-                raise CallError("append stream: it ended before its first request")
-            if not isinstance(opening, pb.AppendRequest):
-                # Content where the journal should be named: a request without a journal.
-                opening = pb.AppendRequest()
-            self._validate_opening(opening)
+            if isinstance(requests, ClientStream):
+                opening, encoded = requests.take_opening()
+            else:
+                opening = await _first_request(requests)
+                encoded = opening.SerializeToString()
+            if encoded not in self._valid:
+                self._validate_opening(opening, encoded)
             begun = Begun(self._appends.answer(opening, requests, claims))
             if begun.done:
                 answer = begun.result
@@ -200,15 +201,12 @@ class JournalService:
             self._writing.discard(task)
             SERVER_COMPLETED.cell("Append", result).value += 1
 
-    def _validate_opening(self, opening: pb.AppendRequest) -> None:
-        """Validate the first request of an append; those of a client are the same most often.
+    def _validate_opening(self, opening: pb.AppendRequest, encoded: bytes) -> None:
+        """Validate the first request of an append, and remember it: clients send the same again.
 
         Raises:
             ValidationError: of the first rule that is broken.
         """
-        encoded = opening.SerializeToString()
-        if encoded in self._valid:
-            return
         validate(opening)
         if len(encoded) <= _VALID_BYTES_MOST:
             if len(self._valid) >= _VALID_MOST:
@@ -290,6 +288,19 @@ class JournalService:
             yield
         finally:
             self._writing.discard(task)
+
+
+async def _first_request(requests: AsyncIterator[AppendItem]) -> pb.AppendRequest:
+    """The request which opens an append.
+
+    Raises:
+        CallError: there is nothing.
+    """
+    opening = await anext(requests, None)
+    if opening is None:
+        raise CallError("append stream: it ended before its first request")
+    # Content where the journal should be named is a request without a journal.
+    return opening if isinstance(opening, pb.AppendRequest) else pb.AppendRequest()
 
 
 def _status_to_read(resolution: Resolution) -> pb.Status:

@@ -88,11 +88,13 @@ class Spool:
         self._is_synced_name = False
         self._sync_failure: SpoolDiskError | None = None
         self._batched = 0  # committed bytes that were handed to compression
+        self._length = 0  # of what is committed
         self._delta = 0
         self._sum: Any = hashlib.sha1(usedforsecurity=False)  # of all that is written
         self._committed_sum: Any = self._sum.copy()
         self._next: pb.Fragment | None = None  # kept until more is written
         self._digest = b""  # of what it holds
+        self._has_large = False  # of what is uncommitted, some went to the threads
         self._behind = Behind(storage.writer)
         # Sums of these chunks, the fragment's and another; making them can't fail.
         self._hashing = tuple(Behind(hasher) for hasher in storage.hashers)
@@ -105,6 +107,8 @@ class Spool:
     @property
     def is_behind(self) -> bool:
         """Whether chunks are still on their way, so that :meth:`settle` has to wait."""
+        if not self._has_large:
+            return False
         fragments, another = self._hashing
         return bool(self._behind) or bool(fragments) or bool(another)
 
@@ -123,14 +127,14 @@ class Spool:
 
         After large chunks :meth:`settle` comes first: their sum is not known before.
         """
-        assert not self.is_behind, "settle() waits for large chunks"
         following = self._next
         if following is None:
+            assert not self.is_behind, "settle() waits for large chunks"
             fragment = self.fragment
             following = pb.Fragment()
             following.CopyFrom(fragment)
-            following.end = end = fragment.end + self._delta
-            if end > fragment.begin:
+            following.end = fragment.end + self._delta
+            if self._length or self._delta:
                 self._digest = self._sum.digest()
                 set_sum(following.sum, self._digest)
             self._next = following
@@ -191,11 +195,14 @@ class Spool:
                 self._create_file()
             except OSError as error:
                 await self._retry(self._create_file, "write content", error)
-        write = self._writing(data)
+        assert self._file is not None
+        # It may be tried again after an error.
+        write = partial(self._file.write, data, self._length + self._delta)
         self._delta += len(data)
         self._next = None
         if len(data) >= LARGE_CHUNK_BYTES or self.is_behind:
             fragments, another = self._hashing
+            self._has_large = True
             self._behind.add(write)
             fragments.add(partial(self._sum.update, data))
             if also is not None:
@@ -248,10 +255,11 @@ class Spool:
         SPOOL_ROLLBACK_BYTES.value += self._delta
         self._sum = self._committed_sum.copy()
         self._delta = 0
+        self._has_large = False
         self._next = None
         if self._file is not None:
             # Room for others; where it fails, the bytes are overwritten by the next append.
-            self._file.shrink(self.fragment.end - self.fragment.begin)
+            self._file.shrink(self._length)
 
     async def propose(
         self, proposal: pb.Fragment, registers: pb.LabelSet, *, primary: bool
@@ -264,6 +272,24 @@ class Spool:
         Raises:
             SpoolDiskError: see :meth:`apply`.
         """
+        if self._delta == 0 or proposal is not self._next:
+            if await self._rolls(proposal, registers, primary=primary):
+                return pb.OK
+            if self._delta == 0 or not _same(self.next(), proposal):
+                return pb.PROPOSAL_MISMATCH
+        try:
+            self._commit(registers)
+        except OSError as error:
+            await self._retry(lambda: self._commit(registers), "commit an append", error)
+        self._committed(primary=primary)
+        if self._persisted:
+            await self._sync()
+        return pb.OK
+
+    # ------------------------------------------------------------- its steps
+
+    async def _rolls(self, proposal: pb.Fragment, registers: pb.LabelSet, *, primary: bool) -> bool:
+        """Roll, or roll back, as ``proposal`` has it: whether that was all. Others may commit."""
         fragment = self.fragment
         keeps_registers = registers is self.registers or registers == self.registers
         is_rollback = keeps_registers and _same(fragment, proposal)
@@ -275,19 +301,7 @@ class Spool:
             is_rollback = registers == self.registers and _same(self.fragment, proposal)
         if is_rollback:
             await self.roll_back()
-            return pb.OK
-        if self._delta > 0 and _same(self.next(), proposal):
-            try:
-                self._commit(registers)
-            except OSError as error:
-                await self._retry(lambda: self._commit(registers), "commit an append", error)
-            self._committed(primary=primary)
-            if self._persisted:
-                await self._sync()
-            return pb.OK
-        return pb.PROPOSAL_MISMATCH
-
-    # ------------------------------------------------------------- its steps
+        return is_rollback
 
     def _begin_fragment(self, offset: int, codec: pb.CompressionCodec) -> None:
         self.fragment = _empty_fragment(self.journal, offset, codec)
@@ -298,6 +312,7 @@ class Spool:
         self._is_synced_name = False
         self._sync_failure = None
         self._batched = 0
+        self._length = 0
         self._delta = 0
         self._sum = hashlib.sha1(usedforsecurity=False)
         self._committed_sum = self._sum.copy()
@@ -306,17 +321,6 @@ class Spool:
     def _create_file(self) -> None:
         fragment = self.fragment
         self._file, self._log = self._storage.create(fragment.begin, fragment.compression_codec)
-
-    def _writing(self, data: bytes) -> Callable[[], None]:
-        """What writes ``data`` at its place. It may be tried again after an error."""
-        file = self._file
-        assert file is not None
-        position = self.fragment.end - self.fragment.begin + self._delta
-
-        def write() -> None:
-            file.write(data, position)
-
-        return write
 
     def _commit(self, registers: pb.LabelSet) -> None:
         """Make what was written part of the fragment: in the log first, or not at all."""
@@ -343,10 +347,12 @@ class Spool:
         assert file is not None, "content was committed"
         SPOOL_COMMITS.value += 1
         SPOOL_COMMIT_BYTES.value += self._delta
+        self._length += self._delta
         self._delta = 0
+        self._has_large = False
         self._committed_sum = self._sum.copy()
         if primary and fragment.compression_codec != pb.NONE:
-            length = fragment.end - fragment.begin
+            length = self._length
             if length - self._batched >= self._batch_bytes:
                 self._batched = length
                 file.compress_later(length)

@@ -12,7 +12,6 @@ from gazette_sdk.broker.index import Index
 from gazette_sdk.broker.slot import InvalidatedError, Signal
 from gazette_sdk.fragment.health import StoreHealth
 from gazette_sdk.fragment.registry import StoreRegistry
-from gazette_sdk.protocol import broker_pb2 as pb
 
 __all__ = ["FAILURES_MAX", "WAIT_MAX_S", "StoreUnhealthyError", "await_health", "is_healthy"]
 
@@ -44,21 +43,20 @@ class StoreUnhealthyError(Exception):
         super().__init__(reason if store in reason else f"{store}: {reason}")
 
 
-def is_healthy(index: Index, stores: StoreRegistry, spec: pb.JournalSpec) -> bool:
+def is_healthy(index: Index, stores: StoreRegistry, store: str | None) -> bool:
     """Whether :func:`await_health` has nothing to wait for; arguments are of the same meaning."""
-    health = _health(stores, spec)
+    health = _health(stores, store)
     return (health is None or health.error is None) and index.first_refresh.is_set()
 
 
-def _health(stores: StoreRegistry, spec: pb.JournalSpec) -> StoreHealth | None:
-    """The health of a journal's first store, which somebody wants.
+def _health(stores: StoreRegistry, store: str | None) -> StoreHealth | None:
+    """The health of a store, which somebody wants.
 
     Looked up by URL each time: an instance which failed or was swept is replaced.
     """
-    urls = spec.fragment.stores
-    if not urls:
+    if store is None:
         return None
-    health = stores.health(urls[0])
+    health = stores.health(store)
     health.request_soon()
     return health
 
@@ -66,7 +64,7 @@ def _health(stores: StoreRegistry, spec: pb.JournalSpec) -> StoreHealth | None:
 async def await_health(
     index: Index,
     stores: StoreRegistry,
-    spec: pb.JournalSpec,
+    store: str | None,
     invalidated: Signal,
     *,
     started_at: float,
@@ -76,7 +74,7 @@ async def await_health(
     Args:
         index: the journal's.
         stores: all stores.
-        spec: the journal's; an empty list of stores is healthy.
+        store: URL of the journal's first; a journal without any is healthy.
         invalidated: ends the waiting.
         started_at: loop time at which the append began: its patience counts from then, so that
             appends which queued behind one another are answered together.
@@ -87,28 +85,27 @@ async def await_health(
     """
     if invalidated.fired:
         raise InvalidatedError
-    url = spec.fragment.stores[0] if spec.fragment.stores else None
     loop = asyncio.get_running_loop()
     while True:
         patience_s = started_at + WAIT_MAX_S - loop.time()
-        health = _health(stores, spec)
+        health = _health(stores, store)
         if health is None or health.error is None:
             if index.first_refresh.is_set():
                 return
             if index.refresh_failure is not None and patience_s <= 0:
-                raise StoreUnhealthyError(url or "", index.refresh_failure)
+                raise StoreUnhealthyError(store or "", index.refresh_failure)
             # Of a listing that takes its time there is no failure: it is waited for.
             limit_s = max(patience_s, _LISTING_LOOK_S)
             await _first_of(invalidated, limit_s, index=index)
             continue
-        assert url is not None
+        assert store is not None
         failing_s = 0.0
         if health.failing_since is not None and loop.time() - health.checked_at < FRESH_S:
             failing_s = loop.time() - health.failing_since
             if health.consecutive_failures >= FAILURES_MAX:
                 failing_s = FAILING_MAX_S
         if failing_s >= FAILING_MAX_S or patience_s <= 0:
-            raise StoreUnhealthyError(url, health.error)
+            raise StoreUnhealthyError(store, health.error)
         await _first_of(invalidated, min(patience_s, FAILING_MAX_S - failing_s), health=health)
 
 

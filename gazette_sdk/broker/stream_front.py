@@ -14,8 +14,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from gazette_sdk.broker.content import StoredItems
+from gazette_sdk.broker.content import ClientStream
 from gazette_sdk.broker.fronts import Journals, Span
+from gazette_sdk.broker.pipeline import Pipeline
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.protocol.stream_frames import Kind
@@ -50,7 +51,7 @@ def stream_methods(service: Journals) -> Iterator[StreamMethod]:
             _answering(pb.FragmentStoreHealthRequest, service.fragment_store_health),
         ),
     ):
-        yield StreamMethod(RPCS_BY_NAME[name], serve)
+        yield StreamMethod(RPCS_BY_NAME[name], serve, minds_its_turn=name == "Append")
 
 
 def _appending(service: Journals) -> _Serve:
@@ -127,7 +128,7 @@ def _pouring(request_type: type[M], method: Callable[[M, Call], AsyncGenerator[M
     return serve
 
 
-class _AppendItems(StoredItems):
+class _AppendItems(ClientStream):
     """What a client sends in an append, in the order and form that the service expects.
 
     END stands for the empty request that commits. Where it never comes, the service is cancelled.
@@ -143,8 +144,14 @@ class _AppendItems(StoredItems):
     def __aiter__(self) -> AsyncIterator[AppendItem]:
         return self
 
+    def take_opening(self) -> tuple[pb.AppendRequest, bytes]:
+        """See :class:`ClientStream`."""
+        opening, self._opening = self._opening, None
+        assert opening is not None, "it is taken once"
+        return opening, self._call.request
+
     def take_whole(self) -> bytes | None:
-        """See :class:`StoredItems`."""
+        """See :class:`ClientStream`."""
         call = self._call
         last = call.last()
         if self._opening is not None or last is None or last.kind != _CONTENT or not last.payload:
@@ -153,6 +160,19 @@ class _AppendItems(StoredItems):
         call.received += 1
         self._is_committed = True
         return last.payload
+
+    @property
+    def follows(self) -> object | None:
+        """See :class:`ClientStream`."""
+        return self._call.follows
+
+    async def turn(self) -> None:
+        """See :class:`ClientStream`."""
+        await self._call.turn()
+
+    def pass_turn(self, pipeline: Pipeline) -> None:
+        """See :class:`ClientStream`."""
+        self._call.pass_turn(pipeline)
 
     async def __anext__(self) -> AppendItem:
         if self._opening is not None:

@@ -13,8 +13,8 @@ In reading order:
   helps; `tls`: certificates.
 - `outcomes`: errors to status codes, the same on every wire.
 - `grpc_server`: services on gRPC; streams that end well.
-- `stream_server`: services on the stream transport, with `stream_connection`, `stream_call` and
-  `stream_output`.
+- `stream_server`: services on the stream transport, with `stream_connection`, `stream_serving`,
+  `stream_call` and `stream_output`.
 - `http`: the HTTP side: mounts, canonical paths, trailers; `content_type`: guesses for bodies.
 - `debug`: ``/debug/…``; `profiling`: its dumps and profiles; `metrics`: the Prometheus text.
 - `settings`: the option groups of a server; `options`: tables of options and their layers;

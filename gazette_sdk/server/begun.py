@@ -34,11 +34,11 @@ class Begun(Generic[T]):
     __slots__ = ("_coroutine", "_error", "_waits_for", "done", "interrupt", "result")
 
     result: T
+    _waits_for: Any
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine
         self._error: BaseException | None = None
-        self._waits_for: Any = None
         self.interrupt: BaseException | None = None
         self.done = False
         try:

@@ -13,11 +13,21 @@ from gazette_sdk.protocol.service import Rpc
 from gazette_sdk.protocol.stream_calls import CallBegan, Item, ServerCalls
 from gazette_sdk.protocol.stream_frames import MESSAGE_BYTES_MAX
 from gazette_sdk.server.call import Call
+from gazette_sdk.server.grpc_server import ActiveCall
 from gazette_sdk.server.metrics import meters_of
 from gazette_sdk.server.outcomes import Outcome
 from gazette_sdk.server.stream_output import StreamOutput
 
-__all__ = ["Answer", "Intake", "StreamCall", "StreamMethod", "check_length"]
+__all__ = [
+    "Answer",
+    "ConnectionParts",
+    "Intake",
+    "Served",
+    "StreamCall",
+    "StreamMethod",
+    "TurnLostError",
+    "check_length",
+]
 
 
 class Answer(NamedTuple):
@@ -32,7 +42,20 @@ class Answer(NamedTuple):
     success: bool = True
 
 
+Served: TypeAlias = tuple[Outcome, Answer | None]
+"""What came of a call."""
+
 Serve: TypeAlias = Callable[["StreamCall"], Coroutine[Any, Any, Answer | None]]
+
+
+class TurnLostError(CallError):
+    """A call was begun ahead, waited for its turn, and is not to run now that it came."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "an earlier call of this connection failed, and this one was to run after its success",
+            code="ABORTED",
+        )
 
 
 class StreamMethod:
@@ -43,12 +66,15 @@ class StreamMethod:
         serve: serves one call. It returns the answer of a method that has one response, and
             nothing where the responses were sent. A
             :class:`~gazette_sdk.errors.GazetteError` fails the call.
+        minds_its_turn: ``serve`` heeds :attr:`StreamCall.follows`, so that a call may be begun
+            before those before it have ended.
     """
 
-    def __init__(self, rpc: Rpc, serve: Serve) -> None:
+    def __init__(self, rpc: Rpc, serve: Serve, *, minds_its_turn: bool = False) -> None:
         self.rpc = rpc
         self.path = rpc.path
         self.serve = serve
+        self.minds_its_turn = minds_its_turn
         self.meters = meters_of(rpc.path, rpc.client_streams, rpc.server_streams)
 
 
@@ -71,6 +97,23 @@ class Intake:
     paused: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectionParts:
+    """What calls need of their connection.
+
+    Attributes:
+        calls: its state of calls.
+        output: what is sent goes there.
+        intake: what it received.
+        pass_turn: see :meth:`StreamCall.pass_turn`.
+    """
+
+    calls: ServerCalls
+    output: StreamOutput
+    intake: Intake
+    pass_turn: Callable[[object], None]
+
+
 class StreamCall:
     """A call under way, or waiting for its turn.
 
@@ -83,35 +126,40 @@ class StreamCall:
         deadline_s: when its caller's patience ends, on the loop's clock; none if it doesn't.
         metadata: as sent.
         received: messages taken, the request and the end of its stream included.
+        active: how the diagnostics show it.
+        task: that serves it ahead of its turn; none where it is served in turn.
+        follows: of a call whose turn has not come, what the call before it passed its turn on
+            with: see :meth:`pass_turn`. It must do nothing but wait for :meth:`turn`, unless it
+            is bound by the very same.
     """
 
     __slots__ = (
         "_calls",
+        "_connection",
         "_ended",
         "_intake",
+        "_is_turn_lost",
         "_items",
         "_output",
+        "_turn",
         "_waiter",
+        "active",
         "context",
         "deadline_s",
+        "follows",
         "given_up",
         "metadata",
         "method",
         "number",
         "received",
         "request",
+        "task",
     )
 
+    active: ActiveCall
     context: Call
 
-    def __init__(
-        self,
-        began: CallBegan,
-        method: StreamMethod,
-        calls: ServerCalls,
-        output: StreamOutput,
-        intake: Intake,
-    ) -> None:
+    def __init__(self, began: CallBegan, method: StreamMethod, connection: ConnectionParts) -> None:
         self.number = began.call
         self.method = method
         self.request = began.request
@@ -119,13 +167,18 @@ class StreamCall:
         self.given_up: Outcome | None = None
         self.deadline_s: float | None = None
         self.received = 1
-        self._calls = calls
-        self._output = output
-        self._intake = intake
+        self.task: asyncio.Task[Served] | None = None
+        self.follows: object | None = None
+        self._connection = connection
+        self._turn: asyncio.Future[None] | None = None
+        self._is_turn_lost = False
+        self._calls = connection.calls
+        self._output = connection.output
+        self._intake = connection.intake
         self._items: deque[Item] = deque()
         self._ended = began.sent
         self._waiter: asyncio.Future[None] | None = None
-        intake.waiting_bytes += len(began.request)
+        connection.intake.waiting_bytes += len(began.request)
 
     # --------------------------------------------------------------- the client's side
 
@@ -179,6 +232,47 @@ class StreamCall:
         self.request = b""
         while self._items:
             self._intake.waiting_bytes -= len(self._items.popleft().payload)
+
+    # -------------------------------------------------------------------- its turn
+
+    @property
+    def may_begin_ahead(self) -> bool:
+        """Whether it can be begun before those before it have ended.
+
+        One that may be given up in the middle is not: who follows it would not learn of that.
+        """
+        return self.method.minds_its_turn and self.deadline_s is None and self.given_up is None
+
+    def pass_turn(self, bond: object) -> None:
+        """Let the next call begin: this one has nothing left to do but to wait.
+
+        Args:
+            bond: a call that is bound by the very same object fails if this one does.
+        """
+        if self.may_begin_ahead:
+            self._connection.pass_turn(bond)
+
+    async def turn(self) -> None:
+        """Wait until the calls before it have ended.
+
+        Raises:
+            TurnLostError: it was to run after success, and the one before it failed.
+        """
+        while self.follows is not None:
+            if self._is_turn_lost:
+                raise TurnLostError
+            self._turn = asyncio.get_running_loop().create_future()
+            try:
+                await self._turn
+            finally:
+                self._turn = None
+
+    def take_turn(self, *, is_lost: bool) -> None:
+        """The calls before it have ended; ``is_lost`` where it may not run therefore."""
+        self._is_turn_lost = is_lost
+        self.follows = self if is_lost else None  # nobody is bound by that
+        if self._turn is not None and not self._turn.done():
+            self._turn.set_result(None)
 
     # -------------------------------------------------------------------- our side
 

@@ -1,14 +1,8 @@
 """One connection of the stream transport, at the server.
 
 What arrives goes through the pure machines (`FrameBuffer`, `ServerCalls`) as it comes, in the
-loop's callback. Calls are served by one task of the connection, in their order: the next begins
-when the one before it has ended, which is what keeps the appends of a client in order, and their
-answers too. A task per call, or per message, would cost more than a whole append.
-
-Even to wake that task costs a turn of the loop. So calls that find it idle are begun in the
-callback itself, in its name; it goes on with them where they wait for something. Most don't.
-
-Reading stops while more than 2 MiB wait to be taken, or when as many calls are open as may be.
+loop's callback; calls go from there to `stream_serving`. Reading stops while more than 2 MiB wait
+to be taken, or when as many calls are open as may be.
 """
 
 from __future__ import annotations
@@ -16,13 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
-from collections import deque
 from typing import Protocol, cast
 
 from gazette_sdk.errors import StreamProtocolError
 from gazette_sdk.protocol.stream_calls import (
-    NOT_RUN,
     Aborted,
     CallBegan,
     CallRefused,
@@ -34,18 +25,11 @@ from gazette_sdk.protocol.stream_calls import (
     ServerEvent,
 )
 from gazette_sdk.protocol.stream_frames import PREFACE, Frame, FrameBuffer, Kind, MethodTraits
-from gazette_sdk.server.begun import Begun
-from gazette_sdk.server.call import MAX_CHUNK_BYTES, Call, call_of
 from gazette_sdk.server.grpc_server import ActiveCall
-from gazette_sdk.server.outcomes import SUCCESS, Outcome, outcome_of
-from gazette_sdk.server.stream_call import (
-    Answer,
-    Intake,
-    StreamCall,
-    StreamMethod,
-    check_length,
-)
+from gazette_sdk.server.outcomes import Outcome
+from gazette_sdk.server.stream_call import ConnectionParts, Intake, StreamCall, StreamMethod
 from gazette_sdk.server.stream_output import StreamOutput
+from gazette_sdk.server.stream_serving import StreamServing
 
 __all__ = ["StreamConnection", "StreamHost"]
 
@@ -72,12 +56,7 @@ SILENT_TICKS_MAX = 20
 
 _CALL = int(Kind.CALL)
 
-_PLAIN = Call(chunk_bytes=MAX_CHUNK_BYTES)
-
 _ABORTED = Outcome("CANCELLED", "the client gave the call up")
-_EXPIRED = Outcome("DEADLINE_EXCEEDED", "the call's time is over")
-_NOT_BEGUN = Outcome("DEADLINE_EXCEEDED", "the call's time was over before its turn came", NOT_RUN)
-_STOPPED = Outcome("CANCELLED", "the server gave the call up, since it stops")
 
 
 class StreamHost(Protocol):
@@ -104,7 +83,6 @@ class StreamConnection(asyncio.BufferedProtocol):
     """
 
     def __init__(self, host: StreamHost) -> None:
-        self.task: asyncio.Task[None] | None = None
         self._host = host
         self._loop = asyncio.get_running_loop()
         self._buffer = FrameBuffer(PREFACE)
@@ -112,17 +90,14 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._intake = Intake(self._update_reading)
         self._output: StreamOutput
         self._transport: asyncio.Transport
+        self.serving: StreamServing
         self._missing_preface = len(PREFACE)
         self._timer: asyncio.TimerHandle | None = None
         self._scratch: bytearray | None = None  # where the bytes of a broken connection go
         self._is_lost = False
 
-        self._pending: deque[StreamCall | CallRefused] = deque()
         self._newest: StreamCall | None = None  # that the client may still be sending
-        self._current: StreamCall | None = None  # that is served
         self._behind: list[Frame] = []  # held back while as many calls are open as may be
-        self._idle: asyncio.Future[None] | None = None  # what the task waits for
-        self._begun: Begun[None] | None = None  # calls that it has to go on with
 
         self._heard = False
         self._silent_ticks = 0
@@ -133,6 +108,10 @@ class StreamConnection(asyncio.BufferedProtocol):
         """The listener hands the connection over."""
         self._transport = cast("asyncio.Transport", transport)
         self._output = StreamOutput(self._transport)
+        self.serving = StreamServing(self, self._calls, self._output, self._host.active)
+        self._parts = ConnectionParts(
+            self._calls, self._output, self._intake, self.serving.pass_turn
+        )
         self._transport.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
         )
@@ -225,17 +204,9 @@ class StreamConnection(asyncio.BufferedProtocol):
 
     def _give_up(self) -> None:
         """Cancel what is served, and all that waits."""
-        self._pending.clear()
         self._behind.clear()
         self._newest = None
-        if self.task is not None:
-            self.task.cancel()
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        """The task that serves calls has ended."""
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("a stream connection failed", exc_info=error)
-            self.abort()
+        self.serving.cancel()
 
     def _end_within(self, timeout_s: float) -> None:
         self._set_timer(self._loop.call_later(timeout_s, self.abort))
@@ -273,8 +244,7 @@ class StreamConnection(asyncio.BufferedProtocol):
         except StreamProtocolError as error:
             self._fail(error.reason)
             return
-        if self._idle is not None and self._pending:
-            self._serve_now(self._idle)
+        self.serving.serve_now()
         if self._intake.waiting_bytes > INTAKE_HIGH_BYTES or self._behind:
             self._update_reading()
 
@@ -284,32 +254,32 @@ class StreamConnection(asyncio.BufferedProtocol):
         Raises:
             StreamProtocolError: the client broke the rules.
         """
-        calls, receive = self._calls, self._calls.receive
-        for position, frame in enumerate(frames):
+        calls = self._calls
+        coming = iter(frames)
+        for frame in coming:
             if frame[0] == _CALL and calls.full:
-                self._behind = frames[position:]
+                self._behind = [frame, *coming]
                 return
-            event = receive(frame)
-            kind, newest = type(event), self._newest
-            if kind is CallBegan:
-                self._begin(cast("CallBegan", event))
-            elif kind is Item:
-                if newest is not None:
-                    newest.put(cast("Item", event))
-            elif kind is HalfClosed:
-                if newest is not None:
-                    newest.end()
+            event = calls.receive(frame)
+            if isinstance(event, CallBegan):
+                self._begin(event)
+            elif isinstance(event, Item):
+                if self._newest is not None:
+                    self._newest.put(event)
+            elif isinstance(event, HalfClosed):
+                if self._newest is not None:
+                    self._newest.end()
             elif event is not None:
                 self._rarer(event)
 
     def _rarer(self, event: ServerEvent) -> None:
         if isinstance(event, CallRefused):
             self._newest = None
-            self._enqueue(event)
+            self.serving.add(event)
         elif isinstance(event, Aborted):
             if self._newest is not None:
                 self._newest.end()
-                self._cancel(self._newest, _ABORTED)
+                self.serving.give_up(self._newest, _ABORTED)
         elif isinstance(event, Ping):
             self._output.write(self._calls.pong(event.payload))
             if self._output.waiting_bytes > UNREAD_BYTES_MAX:
@@ -318,26 +288,40 @@ class StreamConnection(asyncio.BufferedProtocol):
             self._close_if_drained()
 
     def _begin(self, began: CallBegan) -> None:
-        call = StreamCall(
-            began, self._host.methods[began.method], self._calls, self._output, self._intake
-        )
+        call = StreamCall(began, self._host.methods[began.method], self._parts)
         if began.head.timeout_ms:
             call.deadline_s = self._loop.time() + began.head.timeout_ms / 1000
         self._newest = call
-        self._enqueue(call)
+        self.serving.add(call)
 
-    def _enqueue(self, call: StreamCall | CallRefused) -> None:
-        self._pending.append(call)
-        if self.task is None:
-            self._set_timer(None)
-            self.task = self._loop.create_task(self._run(), name="stream connection")
-            self.task.add_done_callback(self._ended)
+    # -------------------------------------------------------------- what serving needs
 
-    def _cancel(self, call: StreamCall, outcome: Outcome) -> None:
-        if call.given_up is None:
-            call.given_up = outcome
-            if call is self._current and self.task is not None:
-                self.task.cancel()
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody listens any more."""
+        return self._is_lost or self._scratch is not None or self._transport.is_closing()
+
+    def begun(self) -> None:
+        """The first call was taken."""
+        self._set_timer(None)
+
+    def ended(self, call: StreamCall | None) -> None:
+        """A call was answered: there is room for what was held back."""
+        if call is not None and call is self._newest:
+            self._newest = None
+        if self._behind:
+            behind, self._behind = self._behind, []
+            self._take(behind)
+        if self._intake.paused:
+            self._update_reading()
+        if self._calls.leaving:
+            self._close_if_drained()
+
+    def stopped(self) -> None:
+        """The server stops, and has cancelled a call."""
+        self.leave("the server stops")
+        if not self._is_lost:
+            self._end_within(CLOSE_TIMEOUT_S)
 
     def _update_reading(self) -> None:
         """Read, or don't, as there is room."""
@@ -353,179 +337,3 @@ class StreamConnection(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()
-
-    # ------------------------------------------------------------------- serving
-
-    async def _run(self) -> None:
-        """Serve calls, in their order, for as long as the connection lasts."""
-        while True:
-            await self._serve_pending()
-            self._idle = idle = self._loop.create_future()
-            interrupt: asyncio.CancelledError | None = None
-            try:
-                await idle
-            except asyncio.CancelledError as cancelled:
-                if self._begun is None:
-                    raise
-                interrupt = cancelled
-            finally:
-                self._idle = None
-            begun, self._begun = self._begun, None
-            if begun is not None:
-                begun.interrupt = interrupt
-                await begun
-
-    def _serve_now(self, idle: asyncio.Future[None]) -> None:
-        """Serve calls here, as the task which waits for ``idle``, until they are to wait."""
-        task = self.task
-        assert task is not None, "it waits"
-        if idle.done():
-            return
-        if asyncio.current_task(self._loop) is not None:  # no loop's callback, but a task's step
-            idle.set_result(None)
-            return
-        self._idle = None
-        asyncio.tasks._enter_task(self._loop, task)  # noqa: SLF001 - documented for such use
-        try:
-            begun = Begun(self._serve_pending())
-        finally:
-            asyncio.tasks._leave_task(self._loop, task)  # noqa: SLF001 - as above
-        if begun.done:
-            self._idle = idle
-            return
-        self._begun = begun
-        if not idle.done():
-            idle.set_result(None)
-
-    async def _serve_pending(self) -> None:
-        """Serve the calls that wait for their turn."""
-        output, calls, pending = self._output, self._calls, self._pending
-        while pending:
-            call = pending.popleft()
-            if isinstance(call, CallRefused):
-                output.write(calls.status(call.call, call.code, call.text, call.kind))
-            else:
-                if calls.skips(call.number):
-                    output.write(calls.skip(call.number))
-                else:
-                    await self._serve(call)
-                call.forget()
-                if call is self._newest:
-                    self._newest = None
-            if self._behind:
-                behind, self._behind = self._behind, []
-                self._take(behind)
-            if self._intake.paused:
-                self._update_reading()
-            if calls.leaving:
-                self._close_if_drained()
-            if output.paused:
-                await output.room()
-
-    async def _serve(self, call: StreamCall) -> None:
-        """Serve one call, and end it.
-
-        Raises:
-            asyncio.CancelledError: the connection is over.
-        """
-        method = call.method
-        active = ActiveCall(method.path, time.monotonic())
-        self._host.active.add(active)
-        meters = method.meters
-        meters.started += 1
-        outcome, answer = _STOPPED, None
-        try:
-            try:
-                if self._may_run(call):
-                    serving = method.serve(call)
-                    if call.deadline_s is None:
-                        answer = await serving
-                    else:
-                        answer = await self._until(call.deadline_s, call, Begun(serving))
-                    if answer is not None:
-                        check_length(answer.response)
-                    outcome = SUCCESS
-                else:
-                    outcome = call.given_up or _STOPPED
-            except asyncio.CancelledError:
-                if self._is_over:
-                    raise
-                outcome, answer = call.given_up or _STOPPED, None
-            except Exception as error:  # noqa: BLE001 - the outermost boundary of a call
-                outcome, answer = outcome_of(error, method.path), None
-            finally:
-                self._current = None
-            self._answer(call, outcome, answer)
-        finally:
-            # After the answer, which is waited for.
-            self._host.active.discard(active)
-            meters.received += call.received
-            meters.handled(outcome.code, time.monotonic() - active.begun_s)
-
-    def _may_run(self, call: StreamCall) -> bool:
-        """Make a call the one that is served, unless it was given up, or its time is over.
-
-        Raises:
-            CallError: its metadata are malformed.
-        """
-        remaining_s = None
-        if call.deadline_s is not None:
-            remaining_s = call.deadline_s - self._loop.time()
-            if remaining_s <= 0:
-                call.given_up = call.given_up or _NOT_BEGUN
-        if call.given_up is not None:
-            return False
-        self._current = call
-        call.context = _context(call, remaining_s)
-        return True
-
-    async def _until(
-        self, deadline_s: float, call: StreamCall, begun: Begun[Answer | None]
-    ) -> Answer | None:
-        """Have a call that was begun served to its end, or up to its deadline."""
-        if begun.done:
-            return begun.result
-        expiry = self._loop.call_at(deadline_s, self._cancel, call, _EXPIRED)
-        try:
-            return await begun
-        finally:
-            expiry.cancel()
-
-    @property
-    def _is_over(self) -> bool:
-        return self._is_lost or self._scratch is not None or self._transport.is_closing()
-
-    def _answer(self, call: StreamCall, outcome: Outcome, answer: Answer | None) -> None:
-        """End a call with its answer or its status.
-
-        Raises:
-            asyncio.CancelledError: it was not the client that ended it.
-        """
-        calls, output = self._calls, self._output
-        if outcome is SUCCESS and answer is not None:
-            output.write(calls.answer(call.number, answer.response, success=answer.success))
-            call.method.meters.sent += 1
-        else:
-            output.write(calls.status(call.number, outcome.number, outcome.text, outcome.kind))
-        task = self.task
-        assert task is not None, "it is what runs here"
-        if not task.cancelling():
-            return
-        if self._is_over or outcome is _STOPPED:
-            self.leave("the server stops")
-            if not self._is_lost:
-                self._end_within(CLOSE_TIMEOUT_S)
-            raise asyncio.CancelledError
-        while task.cancelling():
-            task.uncancel()
-
-
-def _context(call: StreamCall, remaining_s: float | None) -> Call:
-    """What is known of a call beside its request.
-
-    Raises:
-        CallError: its metadata are malformed.
-    """
-    if remaining_s is None and not call.metadata:
-        return _PLAIN
-    return call_of(call.metadata.items(), timeout_s=remaining_s, chunk_bytes=MAX_CHUNK_BYTES)

@@ -6,7 +6,8 @@ the methods, the bound of their number, the look for silent clients, and the end
 
 - `stream_output`: what leaves on a connection.
 - `stream_call`: one call, as the method sees it that serves it.
-- `stream_connection`: a connection: its frames, its calls, and its limits.
+- `stream_serving`: the calls of a connection, in their order.
+- `stream_connection`: a connection: its frames, and its limits.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class StreamServer:
     def lost(self, connection: StreamConnection) -> None:
         """A connection is gone; its task may still be ending."""
         self._connections.discard(connection)
-        task = connection.task
+        task = connection.serving.task
         if task is not None and not task.done():
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -129,7 +130,8 @@ class StreamServer:
                 self._all_lost = asyncio.get_running_loop().create_future()
                 await asyncio.wait([self._all_lost], timeout=grace_s)
                 self._all_lost.cancel()
-        tasks = {c.task for c in self._connections if c.task is not None} | self._tasks
+        serving = (connection.serving.task for connection in self._connections)
+        tasks = {task for task in serving if task is not None} | self._tasks
         for connection in tuple(self._connections):
             connection.abort()
         if tasks:

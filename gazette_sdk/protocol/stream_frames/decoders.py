@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from gazette_sdk.errors import StreamProtocolError
 from gazette_sdk.protocol.stream_frames.codec import (
     FRAME_HEADER,
@@ -14,6 +16,7 @@ from gazette_sdk.protocol.stream_frames.codec import (
 __all__ = ["FrameBuffer", "FrameDecoder"]
 
 _unpack_header = FRAME_HEADER.unpack_from
+_frame_of = partial(tuple.__new__, Frame)  # what Frame() does, at half of its cost
 
 _PIECE_BYTES_MIN = 4096
 """Smaller pieces of a frame are gathered in one buffer, so that a peer that sends single bytes
@@ -90,7 +93,7 @@ class FrameDecoder:
                 self._missing = length
                 self._hold(data[begin:])
                 return frames
-            frames.append(Frame(kind, data[begin:after]))
+            frames.append(_frame_of((kind, data[begin:after])))
             begin = after
         if begin < end:
             self._head = data[begin:]
@@ -187,20 +190,19 @@ class FrameBuffer:
         if self._opening:
             begin = self._past_opening(begin, end)
         wanted = HEADER_BYTES
-        while end - begin >= HEADER_BYTES:
+        while (payload := begin + HEADER_BYTES) <= end:
             kind, size = _unpack_header(view, begin)
             if size > PAYLOAD_BYTES_MAX[kind]:
                 self.error = StreamProtocolError(complaint(kind, size))
                 return frames
-            after = begin + HEADER_BYTES + size
+            after = payload + size
             if after > end:
-                wanted = HEADER_BYTES + size
+                wanted += size
                 break
-            frames.append(Frame(kind, bytes(view[begin + HEADER_BYTES : after])))
+            frames.append(_frame_of((kind, bytes(view[payload:after]))))
             begin = after
         if begin == end:
-            self.missing = 0
-            self._begin = self._end = 0
+            self.missing = self._begin = self._end = 0
             if len(view) > self.SMALL_BYTES or end == len(view):
                 self._resize_empty(length, quiet=fresh and length < self.SMALL_BYTES)
         else:

@@ -14,7 +14,7 @@ from gazette_sdk.broker.append_machine import (
     UnexpectedInputError,
     content_passage,
 )
-from gazette_sdk.broker.content import Content, StoredItems
+from gazette_sdk.broker.content import ClientStream, Content
 from gazette_sdk.broker.flow_control import FlowControl
 from gazette_sdk.broker.pipeline import Pipeline
 from gazette_sdk.broker.slot import Signal
@@ -28,18 +28,29 @@ from support.spools import SpoolUser
 COMMIT = pb.AppendRequest()
 
 
-class Stored(StoredItems):
+class Stored(ClientStream):
     """A stream which is there; ``taken`` tells how it was taken."""
 
     def __init__(self, *items: bytes | pb.AppendRequest) -> None:
         self.items = list(items)
         self.taken = "in pieces"
 
+    def take_opening(self) -> tuple[pb.AppendRequest, bytes]:
+        raise AssertionError("it was taken")
+
     def take_whole(self) -> bytes | None:
         if len(self.items) != 2 or not isinstance(self.items[0], bytes) or self.items[1] != COMMIT:
             return None
         self.taken = "whole"
         return self.items[0]
+
+    follows = None
+
+    async def turn(self) -> None:
+        raise AssertionError("nothing is before it")
+
+    def pass_turn(self, pipeline: Pipeline) -> None:
+        raise AssertionError("nothing is behind it")
 
     def __aiter__(self) -> AsyncIterator[bytes | pb.AppendRequest]:
         return self._pieces()

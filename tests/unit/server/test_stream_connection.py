@@ -111,7 +111,7 @@ class Setting:
     async def end(self) -> None:
         self.connection.connection_lost(None)
         await turns(5)
-        task = self.connection.task
+        task = self.connection.serving.task
         assert task is not None
         assert task.done()
         await self.server.stop(0)
@@ -204,7 +204,7 @@ def test_a_call_that_waits_is_gone_on_with_by_the_task(late):
         held.go.set()
         await turns(5)
         assert setting.transport.statuses() == [StatusLine(0)]
-        assert held.tasks == [setting.connection.task] * 2
+        assert held.tasks == [setting.connection.serving.task] * 2
         assert setting.server.active == set()
         assert len(await setting.in_callback(*append_frames("a/b", b"2"))) == 2
 
