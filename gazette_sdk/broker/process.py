@@ -20,6 +20,9 @@ from typing import Any
 from gazette_sdk.broker.append import Appends
 from gazette_sdk.broker.authorize import Authorization
 from gazette_sdk.broker.config import BrokerConfig
+from gazette_sdk.broker.held_back import HeldBack
+from gazette_sdk.broker.in_process import InProcessTransport
+from gazette_sdk.broker.known_fragments import KnownFragments
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.persister import JournalLookup, Persister
 from gazette_sdk.broker.pulse import Pulses
@@ -92,6 +95,7 @@ class Broker:
     service: JournalService
     resolver: Resolver
     persister: Persister
+    _held_back: HeldBack
 
     def __init__(self, config: BrokerConfig, peers: Transport | None = None) -> None:
         if config.file_only and config.file_root is None:
@@ -113,7 +117,6 @@ class Broker:
         self._is_composed = False
         self._is_stopped = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._recovered: dict[tuple[str, int], list[CompletedSpool]] = {}
 
     # ---------------------------------------------------------------- start
 
@@ -148,11 +151,12 @@ class Broker:
         revision = await self._membership.announce(spec)
         await self.keyspace.load(self._etcd, revision)
 
-        await self._recover(spools)
-        self._compose(self._etcd, self._stores, spools)
+        recovered = await self._recover(spools)
+        self._compose(self._etcd, self._stores, spools, recovered)
         self._run("watch", self.keyspace.watch(self._etcd, delay_s=config.watch_delay_s))
         self._run("allocator", self._allocate(self._etcd))
         self._run("persister", self.persister.run())
+        self._run("recovery", self._held_back.run())
         self._run("sweeper", self._sweep(self._stores))
 
     async def _connect(self) -> Etcd:
@@ -172,13 +176,11 @@ class Broker:
                 is_first = False
             await asyncio.sleep(DIAL_RETRY_S)
 
-    async def _recover(self, spools: SpoolDirectory) -> None:
-        """Verify what an earlier process left, and what of it is still good."""
+    async def _recover(self, spools: SpoolDirectory) -> list[CompletedSpool]:
+        """Verify what an earlier process left, and find out with what others went on."""
         assert self._etcd is not None
         cluster_id = self.keyspace.header.cluster_id
-        for spool in await asyncio.to_thread(spools.recover, cluster_id):
-            key = (spool.fragment.journal, spool.create_revision)
-            self._recovered.setdefault(key, []).append(spool)
+        recovered = await asyncio.to_thread(spools.recover, cluster_id)
         await asyncio.to_thread(spools.sweep, self._exists)
 
         self._note = RevisionNote(spools.root / "revision")
@@ -190,15 +192,17 @@ class Broker:
             spools.forget_head(journal)
         self._note.note(self.keyspace.header)
         self._note.flush()
+        return recovered
 
-    def _compose(self, etcd: Etcd, stores: StoreRegistry, spools: SpoolDirectory) -> None:
+    def _compose(
+        self,
+        etcd: Etcd,
+        stores: StoreRegistry,
+        spools: SpoolDirectory,
+        recovered: list[CompletedSpool],
+    ) -> None:
         config = self.config
         self.persister = Persister(stores, self._lookup)
-        for recovered in self._recovered.values():
-            for spool in recovered:
-                # Nobody else may have it: it is uploaded at once, as a primary's is.
-                self.persister.complete(replace(spool, primary=True))
-
         peers = self._peers = self._peers or ChosenTransport(
             config.endpoint,
             zone=config.zone,
@@ -210,6 +214,7 @@ class Broker:
         self._reads = ReadServer(stores)
 
         def make_replica(item: JournalEntry, predecessor: Replica | None) -> Replica:
+            taken, ready = self._held_back.take(item.id, item.create_revision)
             return Replica(
                 item.id,
                 item.create_revision,
@@ -219,10 +224,13 @@ class Broker:
                     cluster_id=self.keyspace.header.cluster_id,
                 ),
                 parts,
-                recovered=self._recovered.pop((item.id, item.create_revision), ()),
+                recovered=taken,
                 predecessor=predecessor,
+                ready=ready,
             )
 
+        # Before replicas are made: what others went on with is known then.
+        self.keyspace.observers.append(self._observe)
         self.resolver = Resolver(self.keyspace, self._id, make_replica)
         appends = Appends(
             resolver=self.resolver,
@@ -249,8 +257,22 @@ class Broker:
             peers=peers,
             authorization=Authorization(self._authority),
         )
+        self._held_back = HeldBack(
+            spools,
+            recovered,
+            exists=self._exists,
+            others=KnownFragments(
+                self.resolver,
+                peers=peers,
+                local=InProcessTransport(self.service, self._authority),
+                stores=stores,
+                max_replication=config.max_replication,
+            ),
+            # Nobody else may have it: it is uploaded at once, as a primary's is.
+            upload=lambda spool: self.persister.complete(replace(spool, primary=True)),
+            replica_of=self._replica_of,
+        )
         self._is_composed = True
-        self.keyspace.observers.append(self._observe)
         self.resolver.refresh()
 
     # ------------------------------------------------------------------ end
@@ -281,10 +303,11 @@ class Broker:
         if self._is_stopped:
             return
         self._is_stopped = True
-        await self._cancel("allocator", "sweeper")
+        await self._cancel("allocator", "recovery", "sweeper")
         if self._is_composed:
             self.service.end_streams()
             self.resolver.stop_local()
+            self._held_back.let_go()
             await self._shut_down_replicas(primaries=True)
             await self._cancel("persister")
             self.persister.set_exiting()
@@ -402,6 +425,10 @@ class Broker:
         member = self.keyspace.member(self.config.zone, self.config.suffix)
         if member is not None:
             self._note.note(self.keyspace.header)
+
+    def _replica_of(self, journal: str, create_revision: int) -> Replica | None:
+        replica = self.resolver.replica(journal)
+        return replica if replica and replica.create_revision == create_revision else None
 
     def _exists(self, journal: str, create_revision: int) -> bool:
         item = self.keyspace.item(journal)

@@ -4,10 +4,12 @@
 
     ROOT/lock                                      held while a broker uses the directory
     ROOT/journals/NAME=DIGEST/head                 the highest committed offset, and the registers
-    ROOT/journals/NAME=DIGEST/forgotten            serial of the last spool that tells no head
+    ROOT/journals/NAME=DIGEST/forgotten            serial of the last spool that tells no head:
+                                                   others went on with the journal without us
     ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.log     what of a spool is committed (`commit_log`)
     ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.content its bytes (`content_file`)
     ROOT/journals/NAME=DIGEST/*.damaged            what recovery put aside; never removed
+    ROOT/journals/NAME=DIGEST/*.superseded         what others wrote anew (`held_back`); likewise
 
 A commit is acknowledged only when its record is written behind its content. Killing the process
 then loses nothing: both stand in the page cache. With durability ``persisted`` both are also
@@ -19,6 +21,7 @@ starts again therefore knows where a journal goes on, and nobody has to tell it 
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import errno
 import fcntl
@@ -29,12 +32,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 from urllib.parse import quote
 
 from gazette_sdk.broker.commit_log import CommitLog, Head, Origin, encode_head
 from gazette_sdk.broker.content_file import CompletedSpool, ContentFile, SpoolDiskError
-from gazette_sdk.broker.spool_recovery import recover_journal
+from gazette_sdk.broker.spool_recovery import recover_journal, serial_of
 from gazette_sdk.broker.write_behind import Writer
 from gazette_sdk.errors import ConfigurationError
 
@@ -43,6 +46,8 @@ __all__ = ["CompletedSpool", "Durability", "JournalSpools", "SpoolDirectory"]
 _NAME_LENGTH = 120  # of a journal's name in its directory's; the digest beside it is what counts
 _BACKGROUND_THREADS = 2  # compression shares two cores with everything else
 _RECOVERY_THREADS = 8
+
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +79,7 @@ class SpoolDirectory:
         self._heads_lock = threading.Lock()  # heads are noted by the loop, written by removals
         self._unwritten: set[str] = set()  # journals whose head only logs of spools tell
         self._serial = 0
+        self._forgotten: dict[str, int] = {}  # by journal, as its file of this name has it
         try:
             (root / "journals").mkdir(parents=True, exist_ok=True)
             self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -166,8 +172,20 @@ class SpoolDirectory:
             self._unwritten.discard(name)
             directory = self._directory_of(name)
             if directory.exists():  # spools which still stand there must not tell it again
-                _replace(directory / "forgotten", f"{self._serial:08x}".encode())
+                is_synced = self.durability is Durability.PERSISTED
+                serial = f"{self._serial:08x}".encode()
+                _replace(directory / "forgotten", serial, synced=is_synced)
+                if is_synced:
+                    self.sync_names(name)
+                self._forgotten[name] = self._serial
                 (directory / "head").unlink(missing_ok=True)
+
+    def is_passed(self, spool: CompletedSpool) -> bool:
+        """Whether others went on with a spool's journal without us, after it was written.
+
+        Later starts know it, too, for as long as the spool stands there.
+        """
+        return serial_of(spool.file.path) <= self._forgotten.get(spool.fragment.journal, 0)
 
     def sweep(self, exists: Callable[[str, int], bool]) -> None:
         """Forget journals which were deleted. Blocks.
@@ -203,6 +221,8 @@ class SpoolDirectory:
             ):
                 recovered += found.spools
                 self._serial = max(self._serial, found.serial)
+                if found.spools:
+                    self._forgotten[found.spools[0].fragment.journal] = found.forgotten
                 if found.head is not None:
                     self._heads[found.head.journal] = found.head
                     self._unwritten.add(found.head.journal)
@@ -210,6 +230,10 @@ class SpoolDirectory:
         if recovered:
             _log.info("recovered %d spools of an earlier process in %s", len(recovered), self.root)
         return recovered
+
+    async def in_background(self, work: Callable[[], T]) -> T:
+        """Run something which :meth:`close` waits for, also when its caller is cancelled."""
+        return await asyncio.get_running_loop().run_in_executor(self._background, work)
 
     # ------------------------------------------------------------- internal
 
@@ -403,7 +427,11 @@ def _safe_name(journal: str) -> str:
     return f"{quote(journal, safe='')[:_NAME_LENGTH]}={digest}"
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _replace(path: Path, content: bytes, *, synced: bool = False) -> None:
     fresh = path.with_suffix(".new")
-    fresh.write_bytes(content)
+    with fresh.open("wb") as file:
+        file.write(content)
+        if synced:
+            file.flush()
+            os.fsync(file.fileno())
     fresh.rename(path)

@@ -32,9 +32,10 @@ from gazette_sdk.broker.content_file import CompletedSpool, ContentFile
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
 
-__all__ = ["Recovered", "recover_journal"]
+__all__ = ["Recovered", "recover_journal", "serial_of"]
 
 _SPOOL_NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})\.(log|content)")
+_ASIDE_NAME = re.compile(r"([0-9a-f]{16}-[0-9a-f]{8})\.(log|content)\.(damaged|superseded)")
 _STEP_BYTES = 1 << 20
 
 _log = logging.getLogger(__name__)
@@ -47,12 +48,14 @@ class Recovered:
     Attributes:
         spools: with committed content, in order.
         head: the highest committed offset known, if any is.
-        serial: the highest serial of a spool.
+        serial: the highest serial that was given to a spool, as far as its name still stands.
+        forgotten: the highest serial of a spool which tells no head any more.
     """
 
     spools: list[CompletedSpool]
     head: Head | None
     serial: int
+    forgotten: int
 
 
 def recover_journal(
@@ -66,7 +69,11 @@ def recover_journal(
         opened: makes the content file of a spool that stands there already, by its path without
             suffix.
     """
-    found = Recovered([], _read_head(directory), 0)
+    forgotten = _read_forgotten(directory)
+    # A serial that was forgotten is not given again: the new spool would be taken for the old.
+    found = Recovered(
+        [], _read_head(directory), max(forgotten, _put_aside_serial(directory)), forgotten
+    )
     if found.head is not None and found.head.cluster_id != cluster_id:
         _log.warning(
             "%s knows %s of another Etcd cluster (%d, ours is %d): not used; remove the "
@@ -74,10 +81,9 @@ def recover_journal(
             found.head.cluster_id, cluster_id,
         )  # fmt: skip
         found.head = None
-    forgotten = _read_forgotten(directory)
 
     for stem in _stems(directory):
-        serial = int(stem.name.rpartition("-")[2], 16)
+        serial = serial_of(stem)
         found.serial = max(found.serial, serial)
         try:
             log = _read_log(stem)
@@ -145,6 +151,11 @@ def _recover_spool(
     )
 
 
+def serial_of(path: Path) -> int:
+    """The serial in the name of a spool's file."""
+    return int(path.name.partition(".")[0].rpartition("-")[2], 16)
+
+
 # ------------------------------------------------------------------- on disk
 
 
@@ -157,6 +168,21 @@ def _stems(directory: Path) -> list[Path]:
         elif _SPOOL_NAME.fullmatch(path.name):
             stems.add(path.with_suffix(""))
     return sorted(stems)
+
+
+def _put_aside_serial(directory: Path) -> int:
+    """The highest serial of files put aside. It also finishes what a crash interrupted."""
+    serial = 0
+    for path in list(directory.iterdir()):
+        match = _ASIDE_NAME.fullmatch(path.name)
+        if match is None:
+            continue
+        serial = max(serial, serial_of(path))
+        log = directory / f"{match[1]}.log"
+        is_content = (match[2], match[3]) == ("content", "superseded")
+        if is_content and log.exists() and not log.with_suffix(".content").exists():
+            log.rename(f"{log}.superseded")
+    return serial
 
 
 def _read_head(directory: Path) -> Head | None:

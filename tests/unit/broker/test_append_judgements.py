@@ -3,15 +3,17 @@ from __future__ import annotations
 import pytest
 
 from gazette_sdk.broker.append_judgements import (
-    Facts,
+    Terms,
     judge_preconditions,
     judge_replicas,
     judge_resolution,
     next_proposal,
 )
 from gazette_sdk.broker.append_machine import APPEND, Input, State, step
+from gazette_sdk.broker.index import Summary
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
+from gazette_sdk.protocol.journal_spec import may_write
 from gazette_sdk.protocol.selectors import parse_selector
 from support.brokers import journal_spec
 from support.vectors import cases, label_set
@@ -50,19 +52,53 @@ def test_too_many_members_are_waited_for():
     assert judge_replicas(3, 2, is_local=True) is Input.LATER
 
 
-def facts(**changes):
-    defaults = {
-        "request": pb.AppendRequest(journal="a/journal"),
-        "spec": journal_spec("a/journal"),
-        "registers": pb.LabelSet(),
-        "spool_begin": 0,
-        "head": 0,
-        "index_begin": 0,
-        "index_end": 0,
-        "index_mod_time": 0,
-        "now": 1_700_000_000.0,
-    }
-    return Facts(**{**defaults, **changes})
+def terms_of(**changes):
+    return Terms(journal_spec("a/journal", **changes))
+
+
+def test_terms_are_what_the_spec_says():
+    spec = journal_spec(
+        "a/journal",
+        max_append_rate=7000,
+        length=4096,
+        flush_interval_s=120,
+        compression_codec=pb.GZIP,
+        stores=["s3://first/", "s3://second/"],
+    )
+    spec.suspend.offset = 17
+    terms = Terms(spec)
+    assert terms.spec is spec
+    assert (terms.max_append_rate, terms.suspended_at, terms.store) == (7000, 17, "s3://first/")
+    assert (terms.fragment_length, terms.flush_interval_s, terms.codec) == (4096, 120, pb.GZIP)
+    assert terms_of().store is None
+
+
+@pytest.mark.parametrize("flags", pb.JournalSpec.Flag.values())
+def test_terms_allow_content_as_the_flags_do(flags):
+    spec = journal_spec("a/journal", flags=flags)
+    assert Terms(spec).may_write == may_write(spec)
+
+
+def judged(
+    *,
+    request=None,
+    spec=None,
+    registers=None,
+    spool_begin=0,
+    head=0,
+    index_begin=0,
+    index_end=0,
+    index_mod_time=0,
+    now=1_700_000_000.0,
+):
+    return judge_preconditions(
+        request or pb.AppendRequest(journal="a/journal"),
+        terms_of() if spec is None else Terms(spec),
+        registers or pb.LabelSet(),
+        pb.Fragment(journal="a/journal", begin=spool_begin, end=head),
+        Summary(index_begin, index_end, index_mod_time),
+        now=now,
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,14 +114,12 @@ def test_preconditions(case):
     if "check" in case:
         request.check_registers.CopyFrom(parse_selector(case["check"]))
     begin, end = case["index"][0] if case["index"] else (0, 0)
-    verdict = judge_preconditions(
-        facts(
-            request=request,
-            registers=label_set(case.get("registers")),
-            head=case["spool_end"],
-            index_begin=begin,
-            index_end=end,
-        )
+    verdict = judged(
+        request=request,
+        registers=label_set(case.get("registers")),
+        head=case["spool_end"],
+        index_begin=begin,
+        index_end=end,
     )
     expect = case["expect"]
     names = {"StreamContent": "STREAM_CONTENT", "Error": "ERROR", "SendSync": "SEND_SYNC"}
@@ -98,19 +132,19 @@ def test_preconditions(case):
 def test_a_suspended_offset_is_rolled_to_before_anything_is_compared_with_the_index():
     spec = journal_spec("a/journal")
     spec.suspend.offset = 1024
-    assert judge_preconditions(facts(spec=spec, index_end=5)).roll_to == 1024
+    assert judged(spec=spec, index_end=5).roll_to == 1024
 
 
 def test_an_index_that_is_ahead_does_not_stop_barriers_of_a_read_only_journal():
     spec = journal_spec("a/journal", flags=pb.JournalSpec.Flag.Value("O_RDONLY"))
-    verdict = judge_preconditions(facts(spec=spec, head=10, spool_begin=10, index_end=20))
+    verdict = judged(spec=spec, head=10, spool_begin=10, index_end=20)
     assert (verdict.input, verdict.status) == (Input.AGREED, pb.OK)
 
 
 def test_the_first_fragment_is_closed_by_what_follows_it():
-    verdict = judge_preconditions(facts(head=123, index_end=123))
+    verdict = judged(head=123, index_end=123)
     assert (verdict.input, verdict.roll_to) == (Input.AGREED, 123)
-    later = judge_preconditions(facts(head=200, spool_begin=123, index_end=200))
+    later = judged(head=200, spool_begin=123, index_end=200)
     assert (later.input, later.roll_to) == (Input.AGREED, 0)
 
 
@@ -123,14 +157,13 @@ def test_the_roll_decision(case):
     spool = pb.Fragment(
         journal="a/journal", begin=begin, end=end, compression_codec=pb.NONE, sum=sum_of(b"x" * 20)
     )
-    spec = journal_spec(
-        "a/journal",
+    terms = terms_of(
         length=case["length"],
         flush_interval_s=case["flush_interval_s"],
         compression_codec=pb.SNAPPY,
-    ).fragment
+    )
     proposal = next_proposal(
-        spool, case["first_append"], spec, roll_to=case["roll_to"], now=case["now"]
+        spool, case["first_append"], terms, roll_to=case["roll_to"], now=case["now"]
     )
     assert [proposal.begin, proposal.end] == case["expect"]
     if proposal.begin == proposal.end:
@@ -146,34 +179,32 @@ def test_the_roll_decision(case):
 )
 def test_flush_boundaries_are_aligned_to_the_interval(first, now, rolls):
     spool = pb.Fragment(journal="a/journal", begin=0, end=10)
-    spec = journal_spec("a/journal", flush_interval_s=3600).fragment
-    proposal = next_proposal(spool, first, spec, roll_to=0, now=now)
+    proposal = next_proposal(spool, first, terms_of(flush_interval_s=3600), roll_to=0, now=now)
     assert (proposal.begin == 10) == rolls
 
 
 def test_a_flush_interval_below_a_second_is_off():
     spool = pb.Fragment(journal="a/journal", begin=0, end=10)
-    spec = journal_spec("a/journal", flush_interval_s=0.5).fragment
-    assert next_proposal(spool, 1.0, spec, roll_to=0, now=1e9) is spool
+    assert next_proposal(spool, 1.0, terms_of(flush_interval_s=0.5), roll_to=0, now=1e9) is spool
 
 
 def test_a_spool_is_never_rolled_back_behind_its_end():
     spool = pb.Fragment(journal="a/journal", begin=5, end=10)
     with pytest.raises(AssertionError, match="never rolled back"):
-        next_proposal(spool, None, journal_spec("a/journal").fragment, roll_to=7, now=0)
+        next_proposal(spool, None, terms_of(), roll_to=7, now=0)
 
 
 def test_registers_that_do_not_match_come_before_everything_else():
     request = pb.AppendRequest(journal="a/journal", offset=99)
     request.check_registers.CopyFrom(parse_selector("owner=me"))
     held = label_set([{"name": "owner", "value": "you"}])
-    verdict = judge_preconditions(facts(request=request, registers=held, index_end=7))
+    verdict = judged(request=request, registers=held, index_end=7)
     assert (verdict.input, verdict.status) == (Input.REFUSED, pb.REGISTER_MISMATCH)
 
 
 def test_a_suspension_is_written_first_and_closes_the_fragment():
     request = pb.AppendRequest(journal="a/journal", suspend=pb.AppendRequest.SUSPEND_NOW)
-    verdict = judge_preconditions(facts(request=request, head=10, index_end=10))
+    verdict = judged(request=request, head=10, index_end=10)
     assert (verdict.input, verdict.roll_to) == (Input.SUSPENSION, 10)
     assert verdict.suspend == pb.JournalSpec.Suspend(
         level=pb.JournalSpec.Suspend.PARTIAL, offset=10
@@ -191,5 +222,5 @@ def test_a_suspended_journal_answers_suspended_at_once_or_in_the_end(mode, input
     spec = journal_spec("a/journal")
     spec.suspend.level = pb.JournalSpec.Suspend.PARTIAL
     request = pb.AppendRequest(journal="a/journal", suspend=mode)
-    verdict = judge_preconditions(facts(request=request, spec=spec, head=10, index_end=10))
+    verdict = judged(request=request, spec=spec, head=10, index_end=10)
     assert (verdict.input, verdict.status) == (input_, pb.SUSPENDED)

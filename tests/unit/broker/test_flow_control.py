@@ -40,6 +40,17 @@ def test_credit_which_an_append_did_not_use_is_there_for_the_next():
     assert flow.chunk(1) is Verdict.HOLD
 
 
+@given(st.integers(0, 2000), st.integers(1, 5000), st.sampled_from([0, 10, 700]))
+def test_a_chunk_and_an_empty_one_may_be_charged_together(balance, length, min_rate):
+    together, apart = FlowControl(min_rate=min_rate), FlowControl(min_rate=min_rate)
+    for flow in (together, apart):
+        flow.reset(0, 0)
+        flow.balance = balance  # left from a time with a maximum rate
+    assert together.chunk(length, messages=2) is Verdict.GO
+    assert (apart.chunk(length), apart.chunk(0)) == (Verdict.GO, Verdict.GO)
+    assert vars(together) == vars(apart)
+
+
 def test_a_journal_without_content_saves_up_no_credit():
     flow = FlowControl(min_rate=10)
     flow.reset(1000, 0)

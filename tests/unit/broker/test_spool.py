@@ -425,37 +425,45 @@ class Oracle:
         self.begin, self.written = at, b""
 
 
-@given(steps, st.sampled_from([pb.NONE, pb.GZIP, pb.SNAPPY]), st.booleans())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_a_spool_holds_what_a_plain_string_of_bytes_would(steps, codec, primary):
+@given(steps, st.sampled_from([pb.NONE, pb.GZIP, pb.SNAPPY]), st.booleans(), st.booleans())
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_a_spool_holds_what_a_plain_string_of_bytes_would(steps, codec, primary, by_itself):
+    """Proposals are copies, as peers get them, or the spool's own objects (``by_itself``)."""
+
     async def scenario(root):
         with SpoolDirectory(root) as directory:
             user, oracle = SpoolUser(directory, batch_bytes=50), Oracle()
             spool = user.spool
+
+            async def proposed(fragment, registers=None):
+                if not by_itself:
+                    return (await user.propose(fragment, registers, primary=primary)).status
+                registers = spool.registers if registers is None else registers
+                return await spool.propose(fragment, registers, primary=primary)
+
             for verb, value in steps:
                 if verb == "write":
                     await spool.write(value, len(oracle.written))
                     oracle.written += value
                 elif verb == "commit":
                     registers = label_set(owner=value) if value else pb.LabelSet()
-                    response = await user.propose(spool.next(), registers, primary=primary)
+                    status = await proposed(spool.next(), registers)
                     if oracle.written:
-                        assert response.status == pb.OK
+                        assert status == pb.OK
                         oracle.committed += oracle.written
                         oracle.written, oracle.registers = b"", value
                     elif len(oracle.committed) == oracle.begin:
                         expect = pb.OK if value == oracle.registers else pb.PROPOSAL_MISMATCH
-                        assert response.status == expect
+                        assert status == expect
                 elif verb == "rollback":
-                    assert (await user.propose(spool.fragment, primary=primary)).status == pb.OK
+                    assert await proposed(spool.fragment) == pb.OK
                     oracle.written = b""
                 elif verb == "mismatch":
                     wrong = pb.Fragment()
                     wrong.CopyFrom(spool.next())
                     wrong.sum.part1 ^= 1
                     if wrong.end > wrong.begin:
-                        response = await user.propose(wrong, primary=primary)
-                        assert response.status == pb.PROPOSAL_MISMATCH
+                        assert await proposed(wrong) == pb.PROPOSAL_MISMATCH
                 else:
                     at = len(oracle.committed) + value
                     if value and value <= len(oracle.written):

@@ -48,8 +48,13 @@ def root(tmp_path):
 
 def as_after_a_crash(root: Path, target: Path) -> Path:
     """A copy of the directory as it stands: what a process that is killed now leaves."""
-    shutil.copytree(root, target)
-    return target
+    while True:
+        try:
+            shutil.copytree(root, target)
+        except shutil.Error:  # a file was removed meanwhile, and this is no moment's state
+            shutil.rmtree(target)
+        else:
+            return target
 
 
 def recover(root: Path, *, cluster: int = CLUSTER):

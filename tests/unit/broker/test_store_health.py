@@ -9,7 +9,6 @@ from gazette_sdk.broker.slot import InvalidatedError, Signal
 from gazette_sdk.broker.store_health import WAIT_MAX_S, StoreUnhealthyError, await_health
 from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.fragment.registry import StoreRegistry
-from support.brokers import journal_spec
 from support.etcd import run
 from support.vectors import cases
 
@@ -24,11 +23,10 @@ class Setup:
         self.root = root
 
     async def wait(self, url=STORE, waited_s=0.0):
-        spec = journal_spec("a/journal", stores=[] if url is None else [url])
         await await_health(
             self.index,
             self.stores,
-            spec,
+            url,
             self.signal,
             started_at=asyncio.get_running_loop().time() - waited_s,
         )
