@@ -148,6 +148,21 @@ class ContentFile:
             CorruptFragmentError: it is not.
             OSError: it cannot be read.
         """
+        length, found = self.digest(length_bytes)
+        if found != digest:
+            raise CorruptFragmentError(
+                f"{self.path} has changed since it was committed: {length} of {length_bytes} "
+                f"bytes have SHA-1 {found.hex()}, and {digest.hex()} is expected; it is "
+                "not uploaded. Check the disk, and restart this broker, which then recovers the "
+                "part that is good"
+            )
+
+    def digest(self, length_bytes: int) -> tuple[int, bytes]:
+        """SHA-1 of the first ``length_bytes``, and before it how many of them are there. Blocks.
+
+        Raises:
+            OSError: they cannot be read.
+        """
         found, position = hashlib.sha1(usedforsecurity=False), 0
         while position < length_bytes:
             data = self.read_at(position, min(_STEP_BYTES, length_bytes - position))
@@ -155,13 +170,7 @@ class ContentFile:
                 break
             found.update(data)
             position += len(data)
-        if found.digest() != digest:
-            raise CorruptFragmentError(
-                f"{self.path} has changed since it was committed: {position} of {length_bytes} "
-                f"bytes have SHA-1 {found.hexdigest()}, and {digest.hex()} is expected; it is "
-                "not uploaded. Check the disk, and restart this broker, which then recovers the "
-                "part that is good"
-            )
+        return position, found.digest()
 
     # ---------------------------------------------------------- compression
 

@@ -29,7 +29,7 @@ from gazette_sdk.broker.slot import Signal
 from gazette_sdk.broker.spool_directory import CompletedSpool, Durability, SpoolDirectory
 from gazette_sdk.broker.spool_recovery import serial_of
 from gazette_sdk.broker.spool_remedies import keep_beginning, put_superseded_aside
-from gazette_sdk.errors import UnavailableError
+from gazette_sdk.errors import GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import digest_of
 
@@ -167,8 +167,11 @@ class HeldBack:
                 await self._decide(key)
             except TimeoutError:
                 return f"{key[0]}: no answer in time"
+            except (GazetteError, OSError) as error:
+                return f"{key[0]}: {error}"
             except Exception as error:  # noqa: BLE001 - a broker does not end for what it keeps
-                return f"{key[0]}: {str(error) or repr(error)}"
+                _log.exception("deciding on recovered spools of %s failed", key[0])
+                return f"{key[0]}: {error!r}"
         return ""
 
     async def _decide(self, key: Key) -> None:

@@ -6,7 +6,6 @@ become of it, and never anything in between; see `held_back` for when they are a
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 from dataclasses import replace
@@ -19,8 +18,6 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
 
 __all__ = ["keep_beginning", "put_superseded_aside"]
-
-_STEP_BYTES = 1 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +46,13 @@ def keep_beginning(spool: CompletedSpool, end: int, *, synced: bool) -> Complete
     parsed = parse_log(log.read_bytes())
     origin = parsed.origin
     assert origin is not None, "recovery read it"
-    commit = _commit_at(parsed, end, _digest(content, end - begin), spool)
+    length, digest = spool.file.digest(end - begin)
+    if length < end - begin:
+        raise CorruptFragmentError(
+            f"{content} became shorter by at least {end - begin - length} bytes since it was "
+            "recovered; check the disk, and restart this broker, which then recovers what is good"
+        )
+    commit = _commit_at(parsed, end, digest, spool)
     fresh.unlink(missing_ok=True)
     _write_log(fresh, origin, commit, synced=synced)
     fresh.rename(log)
@@ -90,21 +93,6 @@ def _commit_at(parsed: ParsedLog, end: int, digest: bytes, spool: CompletedSpool
     first_append_us = round(spool.first_append_time.timestamp() * 1e6)
     registers = spool.registers.SerializeToString(deterministic=True)
     return Commit(end, digest, first_append_us, registers)
-
-
-def _digest(content: Path, length_bytes: int) -> bytes:
-    found, left = hashlib.sha1(usedforsecurity=False), length_bytes
-    with content.open("rb") as file:
-        while left:
-            data = file.read(min(_STEP_BYTES, left))
-            if not data:
-                raise CorruptFragmentError(
-                    f"{content} became shorter by at least {left} bytes since it was recovered; "
-                    "check the disk, and restart this broker, which then recovers what is good"
-                )
-            found.update(data)
-            left -= len(data)
-    return found.digest()
 
 
 def _write_log(path: Path, origin: Origin, commit: Commit, *, synced: bool) -> None:

@@ -42,7 +42,7 @@ _NOT_BEGUN = Outcome("DEADLINE_EXCEEDED", "the call's time was over before its t
 _STOPPED = Outcome("CANCELLED", "the server gave the call up, since it stops")
 
 
-class Client(Protocol):
+class Connection(Protocol):
     """What serving knows of its connection."""
 
     @property
@@ -66,7 +66,7 @@ class StreamServing:
     """The calls of one connection that are served, and those that wait for it.
 
     Args:
-        client: the connection.
+        connection: they came over.
         calls: its state of calls.
         output: what is sent goes there.
         active: calls under way, of all connections.
@@ -76,10 +76,14 @@ class StreamServing:
     """
 
     def __init__(
-        self, client: Client, calls: ServerCalls, output: StreamOutput, active: set[ActiveCall]
+        self,
+        connection: Connection,
+        calls: ServerCalls,
+        output: StreamOutput,
+        active: set[ActiveCall],
     ) -> None:
         self.task: asyncio.Task[None] | None = None
-        self._client = client
+        self._connection = connection
         self._calls = calls
         self._output = output
         self._active = active
@@ -98,7 +102,7 @@ class StreamServing:
         """A call came in."""
         self._pending.append(call)
         if self.task is None:
-            self._client.begun()
+            self._connection.begun()
             self.task = self._loop.create_task(self._run(), name="stream connection")
             self.task.add_done_callback(self._ended)
         elif self._bond is not None:
@@ -155,7 +159,7 @@ class StreamServing:
         """The task that serves calls has ended."""
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a stream connection failed", exc_info=error)
-            self._client.abort()
+            self._connection.abort()
 
     # ------------------------------------------------------------------- in turn
 
@@ -200,7 +204,7 @@ class StreamServing:
             call = pending.popleft()
             if isinstance(call, CallRefused):
                 output.write(calls.status(call.call, call.code, call.text, call.kind))
-                self._client.ended(None)
+                self._connection.ended(None)
             else:
                 is_skipped = calls.skips(call.number)
                 if call.task is not None:
@@ -214,7 +218,7 @@ class StreamServing:
                 if not self._ahead:
                     self._bond = None
                 call.forget()
-                self._client.ended(call)
+                self._connection.ended(call)
             if output.paused:
                 await output.room()
 
@@ -249,7 +253,7 @@ class StreamServing:
         try:
             return await task
         except asyncio.CancelledError:
-            if call.given_up is None or self._client.is_over:
+            if call.given_up is None or self._connection.is_over:
                 raise
             return call.given_up, None  # before it took its first step
 
@@ -270,7 +274,7 @@ class StreamServing:
             if answer is not None:
                 check_length(answer.response)
         except asyncio.CancelledError:
-            if self._client.is_over:
+            if self._connection.is_over:
                 raise
             return call.given_up or _STOPPED, None
         except TurnLostError as lost:
@@ -323,8 +327,8 @@ class StreamServing:
         assert task is not None, "it is what runs here"
         if outcome is not _STOPPED and not task.cancelling():
             return
-        if self._client.is_over or outcome is _STOPPED:
-            self._client.stopped()
+        if self._connection.is_over or outcome is _STOPPED:
+            self._connection.stopped()
             raise asyncio.CancelledError
         while task.cancelling():
             task.uncancel()
