@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.message.sequencing.run import Message, Run
 from gazette_sdk.message.sequencing.sequencer import ReplayRange, Sequencer
@@ -14,6 +15,27 @@ from gazette_sdk.message.sequencing.sequencer import ReplayRange, Sequencer
 T = TypeVar("T")
 
 Journals = Mapping[str, Sequence[Message[T]]]
+
+
+J = "a/journal"
+O, C, A = OUTSIDE_TXN, CONTINUE_TXN, ACK_TXN  # noqa: E741 - as tables write them
+P, Q = 0x010000000001, 0x010000000002
+UNKNOWN = 0x3
+
+
+def at(index: int, clock: int, flags: int, producer: int = P, journal: str = J) -> Message[str]:
+    """The message in the index'th hundred of bytes of a journal."""
+    item = f"{index}"
+    return Message(journal, index * 100, index * 100 + 100, producer, clock, flags, item)
+
+
+def history(*stamps: tuple[Any, ...]) -> list[Message[str]]:
+    """Messages from (clock, flags) or (clock, flags, producer), one behind the other."""
+    return [at(index, *stamp) for index, stamp in enumerate(stamps)]
+
+
+def items(delivered: Any) -> list[str]:
+    return [message.item for message in delivered]
 
 
 def content(journals: Journals[T], wanted: ReplayRange) -> list[Message[T]]:

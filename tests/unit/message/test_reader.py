@@ -10,54 +10,22 @@ import queue
 import signal
 import threading
 from contextlib import suppress
-from dataclasses import dataclass
 
 import pytest
 
-from gazette_sdk import GazetteError, JsonMessage, Publisher, Reader, mapping
+from gazette_sdk import GazetteError, Publisher, Reader, mapping
 from gazette_sdk.errors import (
     ClosedError,
-    ConfigurationError,
-    DecodeError,
-    DesyncError,
     FramingError,
-    JournalNotFoundError,
     TornFrameError,
-    UnauthenticatedError,
-    UnavailableError,
-    ValidationError,
 )
-from gazette_sdk.framing import framing_for
-from gazette_sdk.message.flags import ACK_TXN
-from gazette_sdk.message.sequencing.checkpoint import Checkpoint
-from gazette_sdk.message.uuid import Stamp
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import run
 from support.memory_transport import MemoryTransport
-from support.protobuf_messages import Gram
+from support.readers import Order, fill, line, numbers
 from support.vectors import group
 
 WAIT_S = 10.0
-
-
-@dataclass
-class Order(JsonMessage):
-    customer: str
-    cents: int
-
-
-def line(n: int) -> bytes:
-    return b'{"n":%d}\n' % n
-
-
-def fill(transport: MemoryTransport, name: str, *numbers: int, **labels: str):
-    journal = transport.create(name, **labels)
-    journal.content += b"".join(map(line, numbers))
-    return journal
-
-
-def numbers(reader) -> list[int]:
-    return [envelope.message["n"] for envelope in reader]
 
 
 class Background:
@@ -444,170 +412,3 @@ def test_a_forked_child_must_begin_its_own_reader(transport):
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     assert numbers(reader) == [2]
-
-
-# --------------------------------------------------------------------- errors
-
-
-@pytest.mark.parametrize("count", [2, 40])
-def test_a_bad_message_is_named_and_what_stood_before_is_delivered(transport, count):
-    journal = fill(transport, "a/journal", *range(count))
-    bad_at = journal.end
-    journal.content += b'{"n":\n' + line(99)
-    reader = Reader(dict, name="a/journal", transport=transport)
-    found = []
-    with pytest.raises(DecodeError, match=f"a/journal: the message at offset {bad_at}") as caught:
-        found.extend(e.message["n"] for e in _collect(reader, found))
-    assert len(found) == count
-    assert (caught.value.journal, caught.value.offset) == ("a/journal", bad_at)
-    assert reader.offsets == {"a/journal": bad_at}
-    with pytest.raises(DecodeError):
-        next(iter(reader))
-
-
-def _collect(reader, found):
-    for envelope in reader:
-        found.append(envelope.message["n"])
-    return []
-
-
-def test_a_typed_read_names_the_field_that_is_wrong(transport):
-    journal = transport.create("a/journal")
-    journal.content += b'{"customer":"ada","cents":"many"}\n'
-    with pytest.raises(DecodeError, match=r"as Order: .*cents"):
-        list(Reader(Order, name="a/journal", transport=transport))
-
-
-def test_junk_between_fixed_frames_is_an_error_that_says_how_much(transport):
-    journal = transport.create("a/journal", content_type="application/x-protobuf-fixed")
-    framing = framing_for("application/x-protobuf-fixed")
-    framing.encode(Gram(text="one").SerializeToString(), journal.content)
-    begin = journal.end
-    journal.content += b"some junk here"
-    framing.encode(Gram(text="two").SerializeToString(), journal.content)
-    reader = Reader(Gram, name="a/journal", transport=transport)
-    iterator = iter(reader)
-    assert next(iterator).message.text == "one"
-    with pytest.raises(DesyncError) as caught:
-        next(iterator)
-    assert (caught.value.journal, caught.value.offset, caught.value.skipped) == (
-        "a/journal",
-        begin,
-        14,
-    )
-
-
-def test_a_class_of_another_form_is_refused_by_the_journal(transport):
-    transport.create("a/journal", content_type="application/x-protobuf-fixed")
-    with pytest.raises(ValidationError, match="protobuf class") as caught:
-        list(Reader(Order, name="a/journal", transport=transport))
-    assert caught.value.journal == "a/journal"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [({"selector": "topic=none"}, "topic=none"), ({"name": "no/journal"}, "no/journal")],
-)
-def test_where_no_journal_matches_there_is_an_error(transport, arguments, text):
-    with pytest.raises(JournalNotFoundError, match=text):
-        list(Reader(dict, transport=transport, **arguments))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "text"),
-    [
-        ({"selector": "topic in ("}, ValidationError, "topic in"),
-        ({"selector": "a", "name": "b"}, ConfigurationError, "either"),
-        ({}, ConfigurationError, "either"),
-        ({"name": "/bad"}, ValidationError, "journal"),
-        ({"selector": "topic", "offsets": "middle"}, ConfigurationError, "'begin', 'end'"),
-        ({"selector": "topic", "offsets": {"a/b": -2}}, ConfigurationError, "byte offset"),
-        ({"selector": "topic", "offsets": {"a/b": "0"}}, ConfigurationError, "byte offset"),
-        ({"selector": "topic", "on_error": "ignore"}, ConfigurationError, "'skip' or a function"),
-        (
-            {"selector": "topic", "isolation": "uncommitted", "checkpoint": Checkpoint()},
-            ConfigurationError,
-            "takes no checkpoint",
-        ),
-        (
-            {"selector": "topic", "isolation": "uncommitted", "acknowledgements": True},
-            ConfigurationError,
-            "delivers acknowledgements anyway",
-        ),
-        (
-            {"selector": "topic", "offsets": {"a/b": 1}, "checkpoint": Checkpoint({"a/b": 2})},
-            ConfigurationError,
-            "both checkpoint= and offsets=",
-        ),
-        ({"selector": "topic", "checkpoint": b"\xff"}, DecodeError, "heckpoint"),
-        ({"selector": "topic", "isolation": "snapshot"}, ConfigurationError, "'uncommitted'"),
-    ],
-    ids=str,
-)
-def test_bad_arguments_are_refused_at_once(transport, arguments, error, text):
-    with pytest.raises(error, match=text):
-        Reader(dict, transport=transport, **arguments)
-
-
-def test_a_class_that_is_no_message_is_refused_at_once(transport):
-    with pytest.raises(ValidationError, match="JsonMessage"):
-        Reader(str, "topic=t", transport=transport)
-
-
-@pytest.mark.parametrize("block", [False, True])
-def test_an_unanswered_listing_is_waited_for_within_a_bound(monkeypatch, block):
-    monkeypatch.setattr("gazette_sdk.message.reading.prefetch.LISTING_TIMEOUT_S", 0.05)
-
-    class Unreachable(MemoryTransport):
-        async def list(self, request):
-            if not block:
-                await asyncio.Event().wait()
-            raise UnavailableError("connection refused")
-            yield pb.ListResponse()
-
-    with pytest.raises(UnavailableError, match=r"within 0\.05 s.*GAZETTE_ADDRESS"):
-        list(Reader(dict, "topic=t", transport=Unreachable(), block=block))
-
-
-@pytest.mark.parametrize("block", [False, True])
-def test_a_refused_listing_is_an_error_at_once(block):
-    class Refusing(MemoryTransport):
-        async def list(self, request):
-            raise UnauthenticatedError("the token lacks LIST")
-            yield pb.ListResponse()
-
-    with pytest.raises(UnauthenticatedError, match="LIST"):
-        list(Reader(dict, "topic=t", transport=Refusing(), block=block))
-
-
-def test_a_suspended_journal_has_nothing_to_read():
-    class Suspended(MemoryTransport):
-        async def read(self, request, target=None):
-            yield pb.ReadResponse(status=pb.SUSPENDED, header=self._header())
-
-    transport = Suspended()
-    transport.create("a/journal")
-    assert list(Reader(dict, name="a/journal", transport=transport)) == []
-
-
-def test_acknowledgements_are_delivered_as_empty_messages(transport):
-    journal = transport.create("a/journal")
-    stamp = Stamp(bytes(6))
-    stamp.clock, stamp.flags = 160, ACK_TXN
-    journal.content += b'{"UUID":"%b"}\n' % stamp.text()
-    for message_type, empty in ((dict, {}), (Order, Order("", 0))):
-        reader = Reader(
-            message_type, name="a/journal", transport=transport, isolation="uncommitted"
-        )
-        (envelope,) = reader
-        assert (envelope.message, envelope.flags, envelope.clock) == (empty, ACK_TXN, 160)
-
-
-def test_a_uuid_that_is_none_is_an_error_when_it_is_looked_at(transport):
-    journal = transport.create("a/journal")
-    journal.content += b'{"UUID":"not a uuid","n":1}\n'
-    (envelope,) = Reader(dict, name="a/journal", transport=transport, isolation="uncommitted")
-    assert envelope.message == {"n": 1}
-    with pytest.raises(DecodeError, match="has no valid UUID") as caught:
-        _ = envelope.flags
-    assert (caught.value.journal, caught.value.offset) == ("a/journal", 0)
