@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Self, TypeVar
 
 from crash.transactions import Message
 from gazette_sdk.errors import ClosedError
@@ -28,7 +28,7 @@ class _Stored(NamedTuple):
 
 
 class Follower(Generic[M]):
-    """Reads in a thread of its own, until it is told to stop.
+    """Reads in a thread of its own within ``with``, and then what is there up to the write heads.
 
     Readers are replaced at random, also in the middle of a transaction. The next one goes on from
     a checkpoint that was stored as bytes: the last one, or an earlier one, as a program does that
@@ -62,19 +62,21 @@ class Follower(Generic[M]):
         self._stopping = False
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._follow, name="follower")
+        self._thread = threading.Thread(target=self._follow, name="follower", daemon=True)
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         self._thread.start()
+        return self
 
-    def stop(self) -> None:
-        """Stop following, then read what is there up to the write heads."""
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
         with self._lock:
             self._stopping = True
             reader = self._reader
         if reader is not None:
             reader.close()
         self._thread.join(STOP_TIMEOUT_S)
+        if failure is not None:
+            return
         assert not self._thread.is_alive(), "a closed reader does not end"
         if self._failure is not None:
             raise self._failure
@@ -96,7 +98,7 @@ class Follower(Generic[M]):
         try:
             while self._read_some():
                 self.restarts += 1
-        except BaseException as error:  # noqa: BLE001 - stop() raises it
+        except BaseException as error:  # noqa: BLE001 - __exit__ raises it
             self._failure = error
 
     def _read_some(self) -> bool:

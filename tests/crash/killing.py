@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import random
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -41,6 +42,13 @@ AIMS = [
 
 USUAL_S = 0.05
 """What a phase is taken to last before any was seen."""
+
+_ASKING = threading.Lock()
+"""Held while processes are started and asked how they ended.
+
+`Process.start` asks all processes of the program whether they ended. The answer can be read once:
+a thread that asks at the same time is told 255.
+"""
 
 
 @contextmanager
@@ -128,16 +136,19 @@ class Victim:
             transactions_max=transactions_max,
         )
         process = self.context.Process(target=produce, args=(self.assignment, log), daemon=True)
-        process.start()
+        with _ASKING:
+            process.start()
         log.close()
         try:
             yield process, events
             while self._note_next(events):
                 pass
-            process.join(EVENT_TIMEOUT_S)
+            with _ASKING:
+                process.join(EVENT_TIMEOUT_S)
         finally:
-            process.kill()
-            process.join()
+            with _ASKING:
+                process.kill()
+                process.join()
             events.close()
 
     def _watch(self, events: Connection, moment: Moment, passed_by: int) -> None:

@@ -189,28 +189,26 @@ def test_retries_across_ten_kills_are_seen_once(
         threading.Thread(target=program.run, args=(publish,), name=program.name, daemon=True)
         for program, (_, _, publish) in zip(programs, work, strict=True)
     ]
-    follower = Follower(Item, SELECTOR, message_of, chance=random.Random(SEED), ring_size=128)
-    follower.start()
-    for thread in threads:
-        thread.start()
-    chance = random.Random(SEED)
-    try:
-        for _ in range(KILLS):
-            wait_for_progress(programs, chance.randint(1, 3))
-            time.sleep(chance.random() * 0.3)  # the kill comes at no moment they could know
-            cluster.kill()
-            cluster.start()
-        wait_for_progress(programs, 1)
-    finally:
-        stopping.set()
-        deadline = time.monotonic() + ACKNOWLEDGE_TIMEOUT_S
+    chance, readers = random.Random(SEED), random.Random(f"follower {SEED}")
+    with Follower(Item, SELECTOR, message_of, chance=readers, ring_size=128) as follower:
         for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-    assert not [program.failure for program in programs if program.failure is not None]
-    assert not any(thread.is_alive() for thread in threads)
-    for publisher in publishers:
-        publisher.close(ACKNOWLEDGE_TIMEOUT_S)
-    follower.stop()
+            thread.start()
+        try:
+            for _ in range(KILLS):
+                wait_for_progress(programs, chance.randint(1, 3))
+                time.sleep(chance.random() * 0.3)  # the kill comes at no moment they could know
+                cluster.kill()
+                cluster.start()
+            wait_for_progress(programs, 1)
+        finally:
+            stopping.set()
+            deadline = time.monotonic() + ACKNOWLEDGE_TIMEOUT_S
+            for thread in threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
+        assert not [program.failure for program in programs if program.failure is not None]
+        assert not any(thread.is_alive() for thread in threads)
+        for publisher in publishers:
+            publisher.close(ACKNOWLEDGE_TIMEOUT_S)
 
     history = History()
     for program in programs:

@@ -75,7 +75,7 @@ def test_what_was_decided_is_seen_once_and_whole_and_nothing_else(
         chance=random.Random(f"follower {SEED}"),
         ring_size=64,
     )
-    with warm_processes(monkeypatch.setenv) as context:
+    with warm_processes(monkeypatch.setenv) as context, follower:
         victims = [
             Victim(
                 context,
@@ -84,12 +84,10 @@ def test_what_was_decided_is_seen_once_and_whole_and_nothing_else(
             )
             for name in PRODUCERS
         ]
-        follower.start()
         share = -(-KILLS // len(victims))
         in_parallel([partial(victim.kill_often, share) for victim in victims], TIMEOUT_S)
         killed_s = time.monotonic() - begun_at
         in_parallel([partial(victim.finish, 3) for victim in victims])
-    follower.stop()
 
     history = History()
     for victim in victims:
