@@ -139,6 +139,7 @@ class _Append:
 
     # The outcome.
     _acking: Pipeline
+    _proposed: pb.Fragment  # what the spool became
     _commit: pb.Fragment
     _total_chunks = 0
     _delayed_chunks = 0
@@ -346,6 +347,9 @@ class _Append:
                 self._registers = sync.registers
         elif sync.input is Input.LATER:
             self._read_through = sync.read_through
+        elif sync.input is Input.AGREED:
+            assert self._held is not None
+            self._held.agree(pipeline.spool.fragment)
         return sync.input
 
     # ------------------------------------------------------ Etcd, replicas
@@ -462,7 +466,8 @@ class _Append:
         if pipeline.error is not None:
             raise pipeline.error
         # Made now: the next append may change the spool before this one is acknowledged.
-        self._commit = content.commit(spool.fragment)
+        self._proposed = spool.fragment
+        self._commit = content.commit(self._proposed)
         self._acking = pipeline
         return Input.STREAMED
 
@@ -509,8 +514,10 @@ class _Append:
             return Input.CANCELLED if is_cancelled else Input.FAILED
         if self._status != pb.OK:
             return Input.REFUSED
-        assert self._resolution.replica is not None
-        self._resolution.replica.write_head.set(self._commit.end)
+        replica = self._resolution.replica
+        assert replica is not None
+        replica.agree(self._proposed)
+        replica.write_head.set(self._commit.end)
         return Input.AGREED
 
     def _next_proposal(self, pipeline: Pipeline) -> pb.Fragment:

@@ -143,7 +143,9 @@ class Compression:
         """
         with self._lock:
             if not self._finished:
-                ends = [] if self._gave_up else list(self._batches)
+                if self._position > length_bytes:
+                    self._restart()  # the fragment was cut since
+                ends = [] if self._gave_up else [end for end in self._batches if end < length_bytes]
                 for end in [*ends, length_bytes]:
                     self._through(content, end)
                 self._end(content, digest)

@@ -76,6 +76,8 @@ class Replica:
         settled: the resolution whose route was found in every assignment.
         in_step: the resolution and the pipeline with which an append last found all replicas
             there, synchronized, and known to Etcd; and the terms of that resolution's spec.
+        agreed: the spool's fragment when all replicas last had the same, if we were the primary;
+            ``None`` before.
         write_head: the metric of the offset of the next byte.
     """
 
@@ -102,11 +104,13 @@ class Replica:
         )
         self.settled: object | None = None
         self.in_step: tuple[object, Pipeline, Terms] | None = None
+        self.agreed: pb.Fragment | None = None
         self.write_head = WRITE_HEAD.labels(journal)
         self._storage = storage
         self._parts = parts
         self._mark: object = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._not_agreed: list[CompletedSpool] = []
         for spool in recovered:
             self.index.commit(spool.fragment, spool.file)
         self.spool: Slot[Spool]
@@ -156,6 +160,36 @@ class Replica:
         old, self.signal = self.signal, Signal()
         old.fire()
 
+    # ---------------------------------------------------------- what is agreed
+
+    def agree(self, fragment: pb.Fragment) -> None:
+        """Take note that all replicas have the same: what was closed up to there may be stored."""
+        if self.agreed is not None and fragment.end < self.agreed.end:
+            return  # of an append before the last one
+        self.agreed = fragment
+        if self._not_agreed:
+            waiting, self._not_agreed = self._not_agreed, []
+            for spool in waiting:
+                self._complete(spool)
+
+    def _complete(self, spool: CompletedSpool) -> None:
+        """A fragment was closed. As the primary we store what all replicas have, and no more."""
+        agreed = self.agreed
+        if spool.primary and agreed is not None and spool.fragment.end > agreed.end:
+            self._not_agreed.append(spool)
+        else:
+            self._parts.complete(spool)
+
+    def _give_up_not_agreed(self, spool: Spool) -> None:
+        """Let nothing be stored that others may write anew."""
+        agreed = self.agreed
+        if agreed is not None and agreed.end < spool.fragment.end:
+            _log.warning(
+                "offsets %d to %d of %s are not stored: not all replicas acknowledged them",
+                agreed.end, spool.fragment.end, self.journal,
+            )  # fmt: skip
+            spool.give_up_behind(agreed)
+
     # ------------------------------------------------------------- lifetime
 
     def start(self) -> None:
@@ -169,14 +203,24 @@ class Replica:
         self._tasks.add(task)
         task.add_done_callback(self._finished)
 
-    async def shut_down(self, *, is_succeeded: Callable[[], bool] = lambda: False) -> None:
+    async def shut_down(
+        self,
+        *,
+        is_replaced: Callable[[], bool] = lambda: False,
+        is_succeeded: Callable[[], bool] = lambda: False,
+    ) -> None:
         """End the replica, once whoever holds its pipeline and its spool is done.
 
         The spool's fragment is closed and goes to the persister. Neither slot is free again.
 
+        What we committed as the primary, and others did not acknowledge, is given up, unless we
+        have another replica of the journal, by which the others learn of it: who goes on without
+        us may write other bytes there, and ours must not be in the store beside them.
+
         Args:
+            is_replaced: whether we have another replica of the journal.
             is_succeeded: whether others go on with the journal without us, so that the head which
-                we know is old; asked at the end.
+                we know is old. Both are asked at the end.
         """
         pipeline = await self.pipeline.take()
         if pipeline is not None:
@@ -184,6 +228,11 @@ class Replica:
             await pipeline.ended()
         else:
             spool = await self.spool.take()
+        if is_replaced():
+            for closed in self._not_agreed:
+                self._parts.complete(closed)
+        else:
+            self._give_up_not_agreed(spool)
         end = spool.fragment.end
         await spool.apply(
             pb.ReplicateRequest(
@@ -209,7 +258,7 @@ class Replica:
         self.index.close()
 
     def _new_spool(self) -> Spool:
-        return Spool(self._storage, on_commit=self.index.commit, on_complete=self._parts.complete)
+        return Spool(self._storage, on_commit=self.index.commit, on_complete=self._complete)
 
     def _succeed(self, predecessor: Replica) -> None:
         for fragment, file in predecessor.index.local():

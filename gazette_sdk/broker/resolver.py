@@ -205,12 +205,19 @@ class Resolver:
             replica.signal.fire()
         for replica in gone:
             _log.info("stopping the replica of %s", replica.journal)
-            ending = replica.shut_down(is_succeeded=partial(self._is_succeeded, replica.journal))
+            ending = replica.shut_down(
+                is_replaced=partial(self._is_replaced, replica.journal),
+                is_succeeded=partial(self._is_succeeded, replica.journal),
+            )
             task = asyncio.get_running_loop().create_task(
                 ending, name=f"shut down {replica.journal}"
             )
             self._ending[task] = replica
             task.add_done_callback(self._shut_down_ended)
+
+    def _is_replaced(self, journal: str) -> bool:
+        """Whether we have another replica of a journal than the one that is shut down."""
+        return journal in self._replicas
 
     def _is_succeeded(self, journal: str) -> bool:
         """Whether others synchronized a route of the journal in which we are not."""

@@ -261,6 +261,19 @@ class Spool:
             # Room for others; where it fails, the bytes are overwritten by the next append.
             self._file.shrink(self._length)
 
+    def give_up_behind(self, earlier: pb.Fragment) -> None:
+        """Give up what was committed behind an earlier fragment; what is left is closed next.
+
+        Files stay as they are: should nobody close it, a restart recovers all of it.
+        """
+        assert self._delta == 0, "nothing is uncommitted"
+        fragment = self.fragment
+        if earlier.begin == fragment.begin:
+            self.fragment = earlier
+        else:
+            codec = fragment.compression_codec
+            self.fragment = _empty_fragment(self.journal, fragment.begin, codec)
+
     async def propose(
         self, proposal: pb.Fragment, registers: pb.LabelSet, *, primary: bool
     ) -> pb.Status:

@@ -275,3 +275,43 @@ def test_a_silent_peer_fails_the_append_in_bounded_time(etcd, tmp_path, monkeypa
                 await asyncio.wait_for(client.append(JOURNAL, b"x"), LIMIT_S)
 
     run(scenario())
+
+
+@pytest.mark.parametrize("ending", ["stopped", "not assigned any more"])
+@pytest.mark.parametrize("codec", [pb.NONE, pb.GZIP])
+def test_what_no_replica_acknowledged_is_not_stored_by_a_primary_that_goes(
+    etcd, tmp_path, monkeypatch, ending, codec
+):
+    without_pulses(monkeypatch)
+    monkeypatch.setattr("gazette_sdk.broker.pipeline.PEER_ANSWER_TIMEOUT_S", 0.3)
+
+    async def scenario():
+        def answer(request):
+            if request.proposal.end > 8:
+                return asyncio.get_running_loop().create_future()
+            return pb.ReplicateResponse()
+
+        peer = ScriptedPeer(answer)
+        async with HandCluster(etcd, tmp_path) as cluster:
+            spec = {"compression_codec": codec, "stores": ["file:///"]}
+            client = await led(cluster, {"peer-2": peer}, **spec)
+            await cluster.assign(JOURNAL, "broker-1", "peer-2")
+            for content in (b"all ", b"have"):
+                assert (await client.append(JOURNAL, content)).status == pb.OK
+            lost = asyncio.ensure_future(client.append(JOURNAL, b" not this"))
+            broker = cluster.brokers["broker-1"]
+            replica = broker.resolver.replica(JOURNAL)
+            await until(lambda: replica.spool.peek().fragment.end == 17)
+            if ending == "stopped":
+                await broker.stop()
+            else:
+                await cluster.assign(JOURNAL, "peer-2")
+                await broker.resolver.shutdowns()
+                await broker.persister.finish()
+            with pytest.raises(GazetteError):
+                await lost
+            stored = sorted((tmp_path / "fragments").rglob("0*-*"))
+            spans = [[int(part, 16) for part in path.name.split("-")[:2]] for path in stored]
+            assert spans == [[0, 4], [4, 8]]  # the first one is closed early
+
+    run(scenario())

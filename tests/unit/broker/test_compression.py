@@ -110,3 +110,17 @@ def test_changed_content_is_told_and_right_content_is_taken_afterwards(content):
         finished(compression, content)
     content.path.write_bytes(CONTENT)
     assert gzip.decompress(finished(compression, content)) == CONTENT
+
+
+@pytest.mark.parametrize("length", [1, 100_000, 150_000, 250_000])
+def test_a_fragment_that_was_cut_meanwhile_is_compressed_to_its_end(content, length):
+    compression = Compression(pb.GZIP)
+    for end in (100_000, 200_000, 300_000):
+        compression.add_batch(end)
+    compression.compress_batch(content)
+    compression.compress_batch(content)
+    beginning = CONTENT[:length]
+    file = compression.finish(content, length, digest_of(sum_of_content(beginning)))
+    assert (
+        gzip.decompress(FileView(file, file.fd, file.length_bytes).as_binary().read()) == beginning
+    )

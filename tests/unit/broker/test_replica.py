@@ -8,6 +8,7 @@ import pytest
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.spool_directory import SpoolDirectory
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.fragments import digest_of
 from support.etcd import run
 
 
@@ -68,6 +69,113 @@ def test_shutting_down_closes_the_fragment_as_a_replica_and_keeps_both_slots(dir
         assert not replica.pipeline.free
         assert replica.ended.fired
         assert not replica._tasks
+
+    run(scenario())
+
+
+async def closed(spool):
+    """Close the spool's fragment, as an append of the primary does."""
+    end = spool.fragment.end
+    proposal = pb.Fragment(
+        journal="a/journal",
+        begin=end,
+        end=end,
+        sum=pb.SHA1Sum(),
+        compression_codec=spool.fragment.compression_codec,
+    )
+    request = pb.ReplicateRequest(proposal=proposal, registers=spool.registers)
+    assert (await spool.apply(request, primary=True)).status == pb.OK
+
+
+def spans(spools):
+    return [(each.fragment.begin, each.fragment.end) for each in spools]
+
+
+def content_of(spool):
+    length = spool.fragment.end - spool.fragment.begin
+    reader, _ = spool.file.stored_form(length, digest_of(spool.fragment.sum))
+    return reader.read()
+
+
+def test_what_the_primary_closed_is_stored_once_all_replicas_have_it(directory):
+    async def scenario():
+        made = Made(directory)
+        replica = made.replica()
+        spool = await replica.spool.take()
+        replica.agree(spool.fragment)
+        await commit(spool, b"first")
+        await closed(spool)
+        await commit(spool, b"second")
+        second = spool.fragment
+        await closed(spool)
+        await commit(spool, b"third")
+        assert made.completed == []
+        replica.agree(spool.fragment)
+        assert spans(made.completed) == [(0, 5), (5, 11)]
+        replica.agree(second)  # an acknowledgement that comes late
+        assert replica.agreed == spool.fragment
+        await closed(spool)
+        assert spans(made.completed) == [(0, 5), (5, 11), (11, 16)]
+
+    run(scenario())
+
+
+def test_without_an_agreement_of_ours_what_is_closed_is_stored_at_once(directory):
+    async def scenario():
+        made = Made(directory)
+        spool = await made.replica().spool.take()
+        await commit(spool, b"first")
+        await closed(spool)
+        assert spans(made.completed) == [(0, 5)]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+@pytest.mark.parametrize("rolls", [False, True])
+def test_a_primary_that_ends_stores_what_all_replicas_have(tmp_path, rolls, is_replaced):
+    async def scenario():
+        with SpoolDirectory(tmp_path) as directory:
+            made = Made(directory)
+            replica = made.replica()
+            spool = await replica.spool.take()
+            await commit(spool, b"agreed, ")
+            replica.agree(spool.fragment)
+            if rolls:
+                await closed(spool)
+            await commit(spool, b"and not ")
+            await commit(spool, b"agreed")
+            replica.spool.put(spool)
+            await replica.shut_down(is_replaced=lambda: is_replaced)
+            contents = b"|".join(map(content_of, made.completed))
+            if is_replaced:
+                assert contents == (
+                    b"agreed, |and not agreed" if rolls else b"agreed, and not agreed"
+                )
+            else:
+                assert contents == b"agreed, "
+            head = directory.head("a/journal", create_revision=5, cluster_id=77)
+            assert head.end == (22 if is_replaced else 8)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_closed_fragments_that_not_all_replicas_have_stay_where_they_are(tmp_path, is_replaced):
+    async def scenario():
+        with SpoolDirectory(tmp_path) as directory:
+            made = Made(directory)
+            replica = made.replica()
+            spool = await replica.spool.take()
+            await commit(spool, b"agreed")
+            replica.agree(spool.fragment)
+            await commit(spool, b", not agreed")
+            await closed(spool)
+            replica.spool.put(spool)
+            await replica.shut_down(is_replaced=lambda: is_replaced)
+            assert spans(made.completed) == ([(0, 18)] if is_replaced else [])
+        with SpoolDirectory(tmp_path) as directory:
+            assert spans(directory.recover(77)) == [(0, 18)]
 
     run(scenario())
 
