@@ -289,7 +289,7 @@ def steps() -> Iterator[tuple[list[Step], ClusterProcess]]:
             ),
             Step(
                 "await publish(…), in a coroutine",
-                "the way to the SDK's event loop and back",
+                "the answer's way through the SDK's event loop",
                 "append by the asyncio client",
                 awaited(in_coroutine),
                 broker,

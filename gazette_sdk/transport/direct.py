@@ -64,15 +64,26 @@ class DirectCall(abc.ABC):
 class DirectJournal(Protocol):
     """Appends to one journal. Any thread may make them, and several at once."""
 
-    def append(self, content: bytes, timeout_s: float | None = None) -> DirectCall:
-        """Send an append. If this raises, nothing of it was sent.
+    def append(self, content: bytes) -> DirectCall | None:
+        """Send an append, without waiting. If this raises, nothing of it was sent.
 
         Args:
             content: not empty, and of one frame.
-            timeout_s: bound of a dial, where one is needed.
+
+        Returns:
+            The append; ``None`` where there is no connection for it at hand.
 
         Raises:
             CallError: it could not be sent.
+            ClosedError: the transport is closed.
+        """
+
+    def prepare(self) -> None:
+        """Open a connection for a later append. Blocks, for a bounded time.
+
+        Raises:
+            UnavailableError: the broker cannot be reached that way.
+            ConfigurationError: a certificate cannot be used.
             ClosedError: the transport is closed.
         """
 
@@ -93,10 +104,11 @@ class DirectJournal(Protocol):
 class DirectWire(Protocol):
     """Makes appends to brokers that were chosen already."""
 
-    def append(
-        self, to: Destination, opening: bytes, content: bytes, timeout_s: float | None = None
-    ) -> DirectCall:
+    def append(self, to: Destination, opening: bytes, content: bytes) -> DirectCall | None:
         """See :meth:`DirectJournal.append`; ``opening`` is the encoded request."""
+
+    def prepare(self, to: Destination) -> None:
+        """See :meth:`DirectJournal.prepare`."""
 
 
 class DirectRoute:
@@ -145,14 +157,19 @@ class DirectRoute:
         self._good: _Good | None = None
         self._count = metrics.APPEND_BYTES.labels(to.journal).inc
 
-    def append(self, content: bytes, timeout_s: float | None = None) -> DirectCall:
+    def append(self, content: bytes) -> DirectCall | None:
         """See :class:`DirectJournal`."""
         to = self.to
         if self._authorization is not None:
             to = to._replace(authorization=self._authorization())
-        call = self._wire.append(to, self._opening, content, timeout_s)
-        self._count(len(content))
+        call = self._wire.append(to, self._opening, content)
+        if call is not None:
+            self._count(len(content))
         return call
+
+    def prepare(self) -> None:
+        """See :class:`DirectJournal`."""
+        self._wire.prepare(self.to)
 
     def failed(self, error: Exception) -> None:
         """See :class:`DirectJournal`."""

@@ -156,6 +156,9 @@ class _Sending:
             self._outbox.handed = None
         response = await handed.finish()
         if response is None:
+            if handed.call is not None:
+                with self._lock:
+                    self._outbox.lose_way()
             await self._begin(handed.batch)
             return False
         return self._ended(handed.batch, response, response.commit.begin)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import threading
 import time
@@ -28,23 +29,18 @@ __all__ = [
 ]
 
 
-PROMPT_S = 0.0005
-"""A caller who takes longer to ask for a receipt has other things to do meanwhile, and is better
-served by a loop that appends meanwhile."""
-
-
 class ReceiptTimeoutError(DeadlineExceededError, TimeoutError):
     """No acknowledgement came in time. The message is still being appended."""
 
 
 class Claim(Protocol):
-    """What a caller can do for a batch that is held for it."""
+    """What can be done for a batch that a caller has sent."""
 
-    def append(self, timeout_s: float | None) -> None:
-        """Append it on this very thread, if it still is to be appended. It may be over then."""
+    def wait(self, batch: Batch, timeout_s: float | None) -> None:
+        """Wait for its answer on this very thread, if nobody does. It may be over then."""
 
     def call_in(self) -> None:
-        """Let the event loop append it, if it still is to be appended."""
+        """Let the event loop look for its answer, if nobody does."""
 
 
 class Batch:
@@ -61,9 +57,7 @@ class Batch:
         has_failed: whether it was given up; known before ``done`` says so.
         outcome: the journal's offset of the first byte, or why there is none; None before.
         append: the append on the event loop that carries them, once it was started.
-        claim: set while it is held for its caller.
-        published_at: when its first message was, in monotonic seconds; 0 where nobody noted it.
-        is_awaited: whether its caller asked for it at once, and waits.
+        claim: set once a caller has sent it.
         attempt_error: why a caller's own attempt to append it failed.
         total_chunks: how many chunks of content the broker got with it.
         delayed_chunks: how many of those it held back, to keep to the journal's rate.
@@ -71,6 +65,7 @@ class Batch:
 
     __slots__ = (
         "_future",
+        "_gates",
         "append",
         "attempt_error",
         "claim",
@@ -78,13 +73,11 @@ class Batch:
         "count",
         "delayed_chunks",
         "has_failed",
-        "is_awaited",
         "is_told",
         "journal",
         "outcome",
         "parts",
         "parts_bytes",
-        "published_at",
         "total_chunks",
     )
 
@@ -99,16 +92,39 @@ class Batch:
         self.outcome: int | BaseException | None = None
         self.append: AsyncAppend | None = None
         self.claim: Claim | None = None
-        self.published_at = 0.0
-        self.is_awaited = False
         self.attempt_error: Exception | None = None
         self.total_chunks = 0
         self.delayed_chunks = 0
         self._future: concurrent.futures.Future[int] | None = None
+        # Of threads that wait: locks by themselves, since a thread that is interrupted at work on
+        # a future or a condition may leave it locked for ever.
+        self._gates: list[threading.Lock] = []
 
     @property
     def is_done(self) -> bool:
         """Whether it has ended, well or badly."""
+        return self.outcome is not None
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for its end, or asked for :attr:`done` and so may."""
+        return self._future is not None or bool(self._gates)
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """Block until it has ended; whether it has.
+
+        Args:
+            timeout_s: seconds; None for any time.
+        """
+        if self.outcome is None:
+            gate = threading.Lock()
+            gate.acquire()
+            self._gates.append(gate)
+            if self.outcome is None:  # else it ended before the gate was seen
+                if gate.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+                    return True
+                with contextlib.suppress(ValueError):  # it ends just now
+                    self._gates.remove(gate)
         return self.outcome is not None
 
     @property
@@ -141,6 +157,14 @@ class Batch:
         if future is not None:
             resolve(future, outcome)
 
+    def tell(self) -> None:
+        """Wake those who wait for a batch that has ended, if an interruption left that out."""
+        future, outcome = self._future, self.outcome
+        assert outcome is not None
+        self._open_gates()
+        if future is not None and not future.done():
+            resolve(future, outcome)
+
     def end(self, outcome: int | BaseException) -> concurrent.futures.Future[int] | None:
         """As :meth:`settle`, but the future, if there is one, is left to be resolved."""
         assert self.outcome is None
@@ -150,7 +174,13 @@ class Batch:
         self.content = bytearray()
         with _futures_lock:
             self.outcome = outcome
-            return self._future
+            future = self._future
+        self._open_gates()
+        return future
+
+    def _open_gates(self) -> None:
+        while self._gates:
+            self._gates.pop().release()
 
     def result(self) -> int:
         """The journal's offset of the first byte, of a batch that has ended.
@@ -221,8 +251,7 @@ def wait_for(batch: Batch, deadline: float | None, timeout: float | None) -> Non
     """
     _refuse_on_sdk_loop()
     left = None if deadline is None else deadline - time.monotonic()
-    concurrent.futures.wait([batch.done], left)
-    if timeout is None or batch.is_done or (left is not None and left > 0):
+    if batch.wait(left) or timeout is None:
         return
     reason = "look at the brokers, or wait longer"
     if batch.last_error is not None:

@@ -1,21 +1,22 @@
 """Who appends what waits in an outbox: a pure machine.
 
 Messages of a journal are appended by one at a time, so that they keep their order. Mostly that
-is a task on the event loop. A caller who waits for each message is faster without it: for such
-a one a message is *held* until the caller asks for its receipt, and then appends it itself; but
-for some milliseconds at most, the more the longer that has been the caller's habit. Whoever has
-the right keeps it until nothing waits, or hands it on, with what it did not get done.
+is a task on the event loop. Where messages come one by one, the very thread that publishes one is
+quicker: it sends the append itself, and goes its way. The append is *away* then, until somebody
+looks for its answer: whoever waits for the receipt, or whoever publishes next; and the event loop
+if nobody does so within some milliseconds, the more the longer others have done so. Whoever has
+the right to append keeps it until nothing waits, or hands it on, with what was not done.
 
 =============  ==============================================================================
 input          what happened
 =============  ==============================================================================
 ADDED          a message was added
-ADDED_TO_HOLD  a message was added by a caller who will likely wait for it at once
-CLAIMED        a caller asks for the receipt of a message that is held
-CALLED_IN      nobody claims what is held, or somebody waits for it who cannot append it
+ADDED_TO_SEND  a message was added by a caller who may send it
+CLAIMED        a caller waits for the receipt of a message that is away
+CALLED_IN      nobody looks for the answer, or somebody waits for it who cannot
+SENT           a caller sent what it took, and nothing else waits
 EMPTIED        whoever appends is done, and nothing waits
-LEFT           a caller is done, and something was added meanwhile
-FAILED         a caller could not append what it took, or not in its time
+HANDED_ON      a caller leaves what it took to the event loop, or what was added meanwhile
 =============  ==============================================================================
 """
 
@@ -31,24 +32,24 @@ class Holder(enum.IntEnum):
 
     NOBODY = 0
     """Nothing waits."""
-    HELD = 1
-    """A message waits for its caller to claim it, or the event loop to call it in."""
+    AWAY = 1
+    """An append was sent, and its answer waits for somebody to look for it."""
     LOOP = 2
     """A task on the event loop; or it was asked for."""
     CALLER = 3
-    """A thread that waits for a receipt."""
+    """A thread that sends a message, or looks for an answer."""
 
 
 class Input(enum.IntEnum):
     """What happens."""
 
     ADDED = 0
-    ADDED_TO_HOLD = 1
+    ADDED_TO_SEND = 1
     CLAIMED = 2
     CALLED_IN = 3
-    EMPTIED = 4
-    LEFT = 5
-    FAILED = 6
+    SENT = 4
+    EMPTIED = 5
+    HANDED_ON = 6
 
 
 class Effect(enum.IntEnum):
@@ -57,10 +58,10 @@ class Effect(enum.IntEnum):
     NOTHING = 0
     WAKE = 1
     """Ask for the task on the event loop."""
-    HOLD = 2
-    """See to it that the event loop looks after it in time."""
-    APPEND = 3
-    """The caller takes what waits, and appends it."""
+    SEND = 2
+    """The caller takes what waits, and sends it."""
+    RECEIVE = 3
+    """The caller looks for the answer of what is away, before it does anything else."""
     IMPOSSIBLE = 4
     """A mistake of ours."""
 
@@ -69,26 +70,25 @@ _H, _I, _E = Holder, Input, Effect
 
 _RULES: dict[tuple[Holder, Input], tuple[Effect, Holder]] = {
     (_H.NOBODY, _I.ADDED): (_E.WAKE, _H.LOOP),
-    (_H.NOBODY, _I.ADDED_TO_HOLD): (_E.HOLD, _H.HELD),
+    (_H.NOBODY, _I.ADDED_TO_SEND): (_E.SEND, _H.CALLER),
     (_H.NOBODY, _I.CLAIMED): (_E.NOTHING, _H.NOBODY),  # it is acknowledged already
     (_H.NOBODY, _I.CALLED_IN): (_E.NOTHING, _H.NOBODY),
-    # A second message before the first is claimed: its caller does not wait for each, after all.
-    (_H.HELD, _I.ADDED): (_E.WAKE, _H.LOOP),
-    (_H.HELD, _I.ADDED_TO_HOLD): (_E.WAKE, _H.LOOP),
-    (_H.HELD, _I.CLAIMED): (_E.APPEND, _H.CALLER),
-    (_H.HELD, _I.CALLED_IN): (_E.WAKE, _H.LOOP),
+    (_H.AWAY, _I.ADDED): (_E.WAKE, _H.LOOP),
+    (_H.AWAY, _I.ADDED_TO_SEND): (_E.RECEIVE, _H.CALLER),
+    (_H.AWAY, _I.CLAIMED): (_E.RECEIVE, _H.CALLER),
+    (_H.AWAY, _I.CALLED_IN): (_E.WAKE, _H.LOOP),
     (_H.LOOP, _I.ADDED): (_E.NOTHING, _H.LOOP),
-    (_H.LOOP, _I.ADDED_TO_HOLD): (_E.NOTHING, _H.LOOP),
+    (_H.LOOP, _I.ADDED_TO_SEND): (_E.NOTHING, _H.LOOP),
     (_H.LOOP, _I.CLAIMED): (_E.NOTHING, _H.LOOP),
     (_H.LOOP, _I.CALLED_IN): (_E.NOTHING, _H.LOOP),
     (_H.LOOP, _I.EMPTIED): (_E.NOTHING, _H.NOBODY),
     (_H.CALLER, _I.ADDED): (_E.NOTHING, _H.CALLER),
-    (_H.CALLER, _I.ADDED_TO_HOLD): (_E.NOTHING, _H.CALLER),
+    (_H.CALLER, _I.ADDED_TO_SEND): (_E.NOTHING, _H.CALLER),
     (_H.CALLER, _I.CLAIMED): (_E.NOTHING, _H.CALLER),
     (_H.CALLER, _I.CALLED_IN): (_E.NOTHING, _H.CALLER),
+    (_H.CALLER, _I.SENT): (_E.NOTHING, _H.AWAY),
     (_H.CALLER, _I.EMPTIED): (_E.NOTHING, _H.NOBODY),
-    (_H.CALLER, _I.LEFT): (_E.WAKE, _H.LOOP),
-    (_H.CALLER, _I.FAILED): (_E.WAKE, _H.LOOP),
+    (_H.CALLER, _I.HANDED_ON): (_E.WAKE, _H.LOOP),
 }
 
 TABLE = tuple(
@@ -99,11 +99,11 @@ TABLE = tuple(
 
 
 class Habit:
-    """Whether the messages of an outbox are each waited for before the next is published. Pure.
+    """Whether messages come to an outbox one by one, each when the one before has ended. Pure.
 
     Attributes:
         is_formed: so it has been lately.
-        trust: how many times longer than at first a message may be held for its caller.
+        trust: how many times longer than at first an answer may wait for somebody to look for it.
     """
 
     FORMED_COUNT = 3
@@ -113,7 +113,7 @@ class Habit:
     """More say no more: when it ends, that should be noticed."""
 
     TRUST_MAX = 12
-    """When it ends, one message is late by that."""
+    """When it ends, one answer is seen late by that."""
 
     __slots__ = ("_count", "is_formed", "trust")
 
@@ -123,24 +123,28 @@ class Habit:
         self._count = 0
 
     def kept(self) -> None:
-        """A message was waited for at once, and alone."""
+        """A message was appended alone, and nothing came before it was acknowledged."""
         if self._count < self.COUNT_MAX:
             self._count += 1
             self.is_formed = self._count >= self.FORMED_COUNT
 
     def strained(self) -> None:
-        """It was waited for, but only after a while. Twice is once too often."""
+        """The next one came before it was. Twice is once too often."""
         self._count //= 2
         self.is_formed = self._count >= self.FORMED_COUNT
         self.trust = 1
 
     def broken(self) -> None:
-        """It was not waited for, or not alone."""
+        """Several came together, or a caller's append failed."""
         self._count = 0
         self.is_formed = False
         self.trust = 1
 
     def lasts(self) -> None:
-        """Whoever looks after what is held found that it was kept."""
+        """Whoever looks after what is away found that somebody else did."""
         if self.is_formed:
             self.trust = min(2 * self.trust, self.TRUST_MAX)
+
+    def slackened(self) -> None:
+        """Nobody else did, for once."""
+        self.trust = 1

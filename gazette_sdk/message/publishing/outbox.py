@@ -16,7 +16,7 @@ from gazette_sdk.errors import GazetteError, ValidationError
 from gazette_sdk.framing import Framing, JsonLines
 from gazette_sdk.message.kinds import kind_of
 from gazette_sdk.message.kinds.base import Kind
-from gazette_sdk.message.publishing.batch import Batch, Claim
+from gazette_sdk.message.publishing.batch import Batch
 from gazette_sdk.message.publishing.handover import TABLE, Effect, Habit, Holder, Input
 from gazette_sdk.message.publishing.receipt import Receipt
 from gazette_sdk.message.uuid import Stamp
@@ -44,7 +44,7 @@ LINGER_BYTES_MAX = 256 << 10
 
 
 class Handed:
-    """A batch which its caller could not append, for the event loop to go on with.
+    """A batch which its caller has sent, or could not send, for somebody else to go on with.
 
     Args:
         batch: the batch.
@@ -54,9 +54,12 @@ class Handed:
 
     Attributes:
         batch: the batch.
+        way: how its caller tried.
+        call: the append, if it is still under way.
+        begin: offset of the batch's first byte, once its append has ended well.
     """
 
-    __slots__ = ("_call", "_error", "_way", "batch")
+    __slots__ = ("_error", "batch", "begin", "call", "way")
 
     def __init__(
         self,
@@ -66,29 +69,30 @@ class Handed:
         error: Exception | None = None,
     ) -> None:
         self.batch = batch
-        self._way = way
-        self._call = call
+        self.way = way
+        self.call = call
+        self.begin = 0
         self._error = error
 
     def give_up(self) -> None:
         """Nobody will go on with it."""
         self.batch.has_failed = True
-        if self._call is not None:
-            self._call.give_up("the publisher was closed")
+        if self.call is not None:
+            self.call.give_up("the publisher was closed")
 
     async def finish(self) -> pb.AppendResponse | None:
         """The good response of the append under way; None if it must be appended again."""
-        if self._call is not None:
-            await self._call.finish()
+        if self.call is not None:
+            await self.call.finish()
             try:
-                response = self._call.response()
-                self._way.check(response)
+                response = self.call.response()
+                self.way.check(response)
             except GazetteError as error:
                 self.batch.attempt_error = self._error = error
             else:
                 return response if response.status == pb.OK else None
         if self._error is not None:
-            self._way.failed(self._error)
+            self.way.failed(self._error)
         return None
 
 
@@ -107,12 +111,11 @@ class Outbox:
         route_key: the journal's name without metadata.
         sender: the task that appends its batches, while there are some.
         holder: who has the right to append.
-        habit: whether its messages are each waited for.
-        held_at: when one was held the last time, in monotonic seconds.
-        claim: what the caller of a held message does for it; made when one is first held.
-        way: how it would append it.
-        call: the append of a caller that is under way.
-        handed: what a caller left for the event loop.
+        habit: whether its messages come one by one.
+        sent_at: when a caller sent one the last time, in monotonic seconds.
+        way: how callers send.
+        call: the append of a caller who waits for it.
+        handed: what a caller left: an append that is away, or anything for the event loop.
     """
 
     def __init__(self, journal: str, framing: Framing) -> None:
@@ -121,8 +124,7 @@ class Outbox:
         self.sender: asyncio.Task[None] | None = None
         self.holder = Holder.NOBODY
         self.habit = Habit()
-        self.held_at = 0.0
-        self.claim: Claim | None = None
+        self.sent_at = 0.0
         self.way: DirectJournal | None = None
         self.call: DirectCall | None = None
         self.handed: Handed | None = None
@@ -148,15 +150,19 @@ class Outbox:
             batch = Batch(self.journal)
         content = batch.content
         begin = len(content)
-        if self._is_lines and _NEWLINE not in payload:
-            # What JsonLines does, without the call: this is done for every message.
-            content += payload
-            content += b"\n"
-        else:
-            self.framing.encode(payload, content)
-        if not batch.count:
-            batches.append(batch)
-        batch.count += 1
+        try:
+            if self._is_lines and _NEWLINE not in payload:
+                # What JsonLines does, without the call: this is done for every message.
+                content += payload
+                content += b"\n"
+            else:
+                self.framing.encode(payload, content)
+            batch.count += 1
+            if batch.count == 1:
+                batches.append(batch)
+        except BaseException:  # an interruption must not leave half a frame
+            del content[begin:]
+            raise
         sealed = batch.parts_bytes
         return Receipt(batch, sealed + begin, sealed + len(content))
 
@@ -209,11 +215,21 @@ class Outbox:
         return True
 
     def note_habit(self, batch: Batch) -> None:
-        """A batch was acknowledged: was it waited for, as a single message?"""
-        if batch.is_awaited and batch.count == 1 and not self._batches:
+        """A batch was acknowledged: did its message come alone?"""
+        if batch.count == 1 and not self._batches:
             self.habit.kept()
         else:
             self.habit.broken()
+
+    def lose_way(self) -> None:
+        """What a caller sent has failed: others look for another way, once there is the habit."""
+        self.habit.broken()
+        self.way = None
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether anything waits to be taken."""
+        return bool(self._batches)
 
     @property
     def waits_largely(self) -> bool:
@@ -227,9 +243,17 @@ class Outbox:
         if not self._batches:
             self._is_flowing = False
             return None
-        batch = self._batches.popleft()
+        batch = self._batches[0]
         self._is_flowing = batch.count >= STREAMING_COUNT_MIN
         self._sent.append(batch)
+        self._batches.popleft()
+        return batch
+
+    def taken(self) -> Batch | None:
+        """What was taken and has not ended, though taking it may have been interrupted."""
+        batch = next(iter(self.sent()), None)
+        if batch is not None and self._batches and self._batches[0] is batch:
+            self._batches.popleft()
         return batch
 
     def sent(self) -> list[Batch]:

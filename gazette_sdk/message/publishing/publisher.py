@@ -214,9 +214,11 @@ class Publisher:
         if on_loop():
             raise GazetteError("waiting here would block the SDK's event loop: `await aflush()`")
         deadline = None if timeout is None else time.monotonic() + timeout
-        for futures in self._pending():
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if concurrent.futures.wait(futures, left).not_done:
+        unmapped = self._dispatch.deferred.pending()
+        if unmapped and concurrent.futures.wait(unmapped, timeout).not_done:
+            raise _late(timeout)
+        for batch in self._sender.pending():
+            if not batch.wait(None if deadline is None else deadline - time.monotonic()):
                 raise _late(timeout)
         self._sender.raise_failure()
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.message.publishing.batch import (
-    PROMPT_S,
     Batch,
     ReceiptTimeoutError,
     ended,
@@ -89,7 +88,10 @@ class Receipt:
 
     def done(self) -> bool:
         """Whether the append has ended, well or badly."""
-        return self.batch.outcome is not None
+        batch = self.batch
+        if batch.outcome is None and (claim := batch.claim) is not None:
+            claim.call_in()
+        return batch.outcome is not None
 
     def result(self, timeout: float | None = None) -> Receipt:
         """Wait until the message is acknowledged; returns the receipt itself.
@@ -103,12 +105,10 @@ class Receipt:
         """
         batch = self.batch
         if batch.outcome is None:
-            now = time.monotonic()
-            deadline = None if timeout is None else now + timeout
-            batch.is_awaited = now - batch.published_at < PROMPT_S
+            deadline = None if timeout is None else time.monotonic() + timeout
             claim = batch.claim
             if claim is not None:
-                claim.append(timeout)
+                claim.wait(batch, timeout)
             while self.batch.outcome is None:
                 wait_for(self.batch, deadline, timeout)
         self.batch.result()

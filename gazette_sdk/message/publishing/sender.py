@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 import weakref
 from typing import Any
 
-from gazette_sdk.errors import BackPressureError, FramingError
+from gazette_sdk.errors import BackPressureError, FramingError, GazetteError
 from gazette_sdk.framing import framing_for
 from gazette_sdk.message.clock import TICK, Clock
 from gazette_sdk.message.flags import OUTSIDE_TXN
@@ -118,7 +117,9 @@ class Sender:
         fresh.is_closed = self.is_closed
         return fresh
 
-    def add(self, outbox: Outbox, message: Any, sequences: Sequences | None = None) -> Receipt:
+    def add(  # noqa: C901, PLR0912 - it runs for every message, and a further call costs a tenth
+        self, outbox: Outbox, message: Any, sequences: Sequences | None = None
+    ) -> Receipt:
         """Stamp and encode a message behind what waits for its journal.
 
         Args:
@@ -131,32 +132,50 @@ class Sender:
             BackPressureError: too much is pending, and waiting is not wanted or not possible.
             ClosedError: the publisher is closed.
         """
-        with self._lock:
-            if self._pending_bytes >= self._pending_bytes_max:
-                self._wait_for_room()
-            if self.is_closed:
-                raise closed_error()
-            stamp = self._stamp if sequences is None else sequences.stamp
-            if self._clock is None:
-                stamp.tick_now()
-            else:
-                stamp.clock = self._clock.tick()
-            receipt = outbox.add(message, stamp)
-            if sequences is None:
-                receipt.batch.is_told = False
-            else:
-                sequences.note(outbox, receipt.batch, stamp.clock)
-            self._pending_bytes += receipt.last - receipt.first
-            if outbox.holder >= _AT_WORK:  # as the machine says, without asking it each time
-                return receipt
-            if outbox.habit.is_formed and sequences is None:
-                if self._directs.try_hold(outbox, receipt, self._link):
+        taken = None
+        try:
+            with self._lock:
+                if self._pending_bytes >= self._pending_bytes_max:
+                    self._wait_for_room()
+                if self.is_closed:
+                    raise closed_error()  # noqa: TRY301 - one way to end for all that goes wrong
+                stamp = self._stamp if sequences is None else sequences.stamp
+                if self._clock is None:
+                    stamp.tick_now()
+                else:
+                    stamp.clock = self._clock.tick()
+                receipt = outbox.add(message, stamp)
+                if sequences is None:
+                    receipt.batch.is_told = False
+                else:
+                    sequences.note(outbox, receipt.batch, stamp.clock)
+                self._pending_bytes += receipt.last - receipt.first
+                if outbox.holder >= _AT_WORK:  # as the machine says, without asking it each time
                     return receipt
+                if outbox.habit.is_formed and sequences is None:
+                    taken = self._directs.take(outbox, receipt, self._link)
+                if taken is None:
+                    outbox.step(Input.ADDED)
+            if taken is None:
+                self._wake([outbox])
             else:
-                outbox.step(Input.ADDED)
-        self._wake([outbox])
-        receipt.batch.published_at = time.monotonic()
+                taken.send()
+        except BaseException as error:
+            if taken is not None or not isinstance(error, GazetteError):
+                self._interrupted(outbox, error)
+            raise
         return receipt
+
+    def _interrupted(self, outbox: Outbox, error: BaseException) -> None:
+        """A caller was interrupted: nothing is left lying."""
+        with self._lock:
+            is_left = outbox.has_waiting and outbox.holder < _AT_WORK
+            if is_left:
+                outbox.step(Input.ADDED)
+        if is_left:
+            self._wake([outbox])
+        else:
+            self._directs.interrupted(outbox, error)
 
     def add_slice(self, part: Slice, receipt: BatchReceipt, sequences: Sequences | None) -> None:
         """Stamp messages in bulk, and add them behind what waits for their journals.
@@ -265,7 +284,7 @@ class Sender:
     def _wait_for_room(self) -> None:
         if self._pending_bytes < self._pending_bytes_max:
             return
-        self._call_in_held()
+        self._call_in()
         if not self._blocks or on_loop():
             raise BackPressureError(
                 f"{self._pending_bytes} bytes of messages are not acknowledged yet, of at most"
@@ -281,7 +300,7 @@ class Sender:
             with self._lock:
                 if self._pending_bytes < self._pending_bytes_max:
                     return
-                self._call_in_held()
+                self._call_in()
                 oldest = [box.pending()[:1] for box in self.outboxes.values()]
             await any_ended(*(batch.done for first in oldest for batch in first))
 
@@ -321,16 +340,16 @@ class Sender:
         return link
 
     def pending(self) -> list[Batch]:
-        """All that is not acknowledged now. What is held for its caller is held no longer."""
+        """All that is not acknowledged now, and that the event loop looks after from now on."""
         with self._lock:
             batches = [batch for box in self.outboxes.values() for batch in box.pending()]
-            self._call_in_held()
+            self._call_in()
         return [batch for batch in batches if not batch.is_done]
 
-    def _call_in_held(self) -> None:
-        """Nobody is to wait for what is held until its caller asks for it. Under the lock."""
-        held = [box for box in self.outboxes.values() if box.step(Input.CALLED_IN) is Effect.WAKE]
-        self._wake(held)
+    def _call_in(self) -> None:
+        """Nobody is to wait until somebody looks for what is away. Under the lock."""
+        away = [box for box in self.outboxes.values() if box.step(Input.CALLED_IN) is Effect.WAKE]
+        self._wake(away)
 
     def raise_failure(self) -> None:
         """Raise the first failure since this was last called."""

@@ -1,8 +1,9 @@
 """Appends over the stream transport from plain code, on the caller's own thread.
 
 What a hop to the event loop's thread and back costs is a multiple of the append itself. So there
-are connections whose calls block whoever makes them: one send and one read for an append. Any
-thread may make one; each has a connection to itself meanwhile, and idle ones are kept.
+are connections for plain code: one send and one read for an append. Any thread may make one; each
+has a connection to itself meanwhile, and idle ones are kept. To open one is another's work, who
+has time for it.
 
 An append that may have been sent is never repeated here.
 """
@@ -76,23 +77,24 @@ class BlockingClient:
         failed = self._failed_dials.get(endpoint)
         return not self.is_closed and (failed is None or time.monotonic() >= failed[0])
 
-    def append(
-        self, to: Destination, opening: bytes, content: bytes, timeout_s: float | None = None
-    ) -> BlockingCall:
+    def append(self, to: Destination, opening: bytes, content: bytes) -> BlockingCall | None:
         """Send a whole append. If this raises, nothing of it was sent.
 
         Args:
             to: the broker; not the service address.
             opening: the encoded request that names the journal.
             content: of one frame.
-            timeout_s: bound of a dial, where one is needed.
+
+        Returns:
+            The append; ``None`` where no connection is idle: :meth:`prepare` opens one.
 
         Raises:
-            UnavailableError: the broker cannot be reached, or speaks another wire.
-            CallError: the append is too long for it.
+            CallError: the append is too long for the broker.
             ClosedError: the client is closed.
         """
-        connection = self._take(to, timeout_s)
+        connection = self._take(to)
+        if connection is None:
+            return None
         try:
             head = self._head if to.authorization is None else self._head_with(to.authorization)
             _, data = connection.calls.append(opening, content, head)
@@ -105,6 +107,22 @@ class BlockingClient:
             self.discard(connection)
             raise
         return call
+
+    def prepare(self, to: Destination) -> None:
+        """Open an idle connection, unless there are enough.
+
+        Raises:
+            UnavailableError: the broker cannot be reached, or speaks another wire.
+            ConfigurationError: a certificate cannot be used.
+            ClosedError: the client is closed.
+        """
+        endpoint = to.peer.endpoint
+        with self._lock:
+            if self.is_closed:
+                raise _closed_error(to)
+            count = len(self._idle.get(endpoint, ())) + list(self._busy.values()).count(endpoint)
+        if count < IDLE_MAX:
+            self.give_back(self._dial(to))
 
     def close(self) -> None:
         """Close all connections. Appends under way end as closed."""
@@ -147,27 +165,25 @@ class BlockingClient:
 
     # ------------------------------------------------------------------- parts
 
-    def _take(self, to: Destination, timeout_s: float | None) -> BlockingConnection:
+    def _take(self, to: Destination) -> BlockingConnection | None:
         endpoint = to.peer.endpoint
         while True:
             with self._lock:
                 if self.is_closed:
                     raise _closed_error(to)
                 idle = self._idle.get(endpoint)
-                connection = idle.pop() if idle else None
-                if connection is not None:
-                    self._busy[connection] = endpoint
-            if connection is None:
-                return self._dial(to, timeout_s)
+                if not idle:
+                    return None
+                connection = idle.pop()
+                self._busy[connection] = endpoint
             if connection.take():
                 return connection
             self.discard(connection)
 
-    def _dial(self, to: Destination, timeout_s: float | None) -> BlockingConnection:
+    def _dial(self, to: Destination) -> BlockingConnection:
         endpoint = to.peer.endpoint
-        bound_s = DIAL_TIMEOUT_S if timeout_s is None else min(timeout_s, DIAL_TIMEOUT_S)
         try:
-            connection = self._dialer.dial(endpoint, to.where, bound_s)
+            connection = self._dialer.dial(endpoint, to.where, DIAL_TIMEOUT_S)
         except (UnavailableError, ConfigurationError):
             with self._lock:
                 _, count = self._failed_dials.get(endpoint, (0.0, 0))

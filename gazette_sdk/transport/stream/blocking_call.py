@@ -114,13 +114,13 @@ class BlockingCall(DirectCall):
                 wait_s = self._look_at - now
                 if ends_at is not None and ends_at < self._look_at:
                     wait_s = ends_at - now
-                    if wait_s <= 0:
-                        return False
                 self._receive(max(wait_s, 0.0))
                 if self.status is not None:
                     break
                 now = time.monotonic()
                 self._look(now)
+                if ends_at is not None and now >= ends_at:
+                    return self.over
         except BaseException:
             self.give_up("its caller was interrupted")
             raise

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import statistics
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,11 @@ import pytest
 from gazette_sdk.errors import (
     CallError,
     ClosedError,
+    ConfigurationError,
     DeadlineExceededError,
     UnavailableError,
 )
+from gazette_sdk.message.publishing.direct import BYTES_MAX
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.protocol.stream_calls import NOT_RUN, Ping
@@ -30,11 +34,15 @@ from gazette_sdk.transport.target import Destination, Peer
 from gazette_sdk.transport.tls import Tls
 from support.certificates import Authority
 from support.scripted_broker import append_ok, in_loop, until
-from support.scripted_stream import ScriptedPeer, ScriptedStream
+from support.scripted_stream import ScriptedStream
 
 OPEN_FILES = Path("/proc/self/fd")
 OPENING = pb.AppendRequest(journal="a/journal").SerializeToString()
 WAIT_S = 10.0
+LOOK_MAX_S = 0.05
+SEND_MAX_S = 2.0  # a connection that has no room is waited for longer
+TRIES_MAX = 20
+WAYS = ["TCP", "TLS", "a Unix socket"]
 
 
 @pytest.fixture(autouse=True)
@@ -57,11 +65,27 @@ def to_the_end(call):
     return call.response()
 
 
+class UnixStream(ScriptedStream):
+    """A scripted server on a Unix socket."""
+
+    def __init__(self, script, path):
+        super().__init__(script)
+        self.path = path
+
+    @property
+    def address(self):
+        return f"unix://{self.path}"
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_unix_server(self._serve, self.path, limit=1 << 22)
+        return self
+
+
 class Served:
     """A scripted server and a client of it, whose calls are made in threads."""
 
-    def __init__(self, script, *, tls=None, client_tls=None, **options):
-        self.server = ScriptedStream(script, tls=tls)
+    def __init__(self, script, *, tls=None, client_tls=None, path=None, **options):
+        self.server = UnixStream(script, path) if path else ScriptedStream(script, tls=tls)
         self.client = BlockingClient(BlockingDialer(client_tls or Tls()), **options)
 
     async def __aenter__(self):
@@ -76,14 +100,50 @@ class Served:
     def to(self):
         return destination(self.server.address)
 
+    @property
+    def idle(self):
+        return self.client._idle.get(self.server.address, [])
+
+    async def prepare(self):
+        await asyncio.to_thread(self.client.prepare, self.to)
+
+    async def tried(self, content=b"content\n"):
+        return await asyncio.to_thread(self.client.append, self.to, OPENING, content)
+
+    async def begun(self, content=b"content\n", to=None):
+        return await asyncio.to_thread(self._begin, content, to or self.to)
+
     async def append(self, content=b"content\n", to=None):
         def there():
-            return to_the_end(self.client.append(to or self.to, OPENING, content))
+            return to_the_end(self._begin(content, to or self.to))
 
         return await asyncio.to_thread(there)
 
-    async def begun(self, content=b"content\n"):
-        return await asyncio.to_thread(self.client.append, self.to, OPENING, content)
+    def _begin(self, content, to):
+        for _ in range(TRIES_MAX):  # another thread may be quicker to what was prepared
+            call = self.client.append(to, OPENING, content)
+            if call is not None:
+                return call
+            self.client.prepare(to)
+        raise AssertionError
+
+
+@pytest.fixture
+def serve(request, certificates, tmp_path):
+    """Makes what is served over a way; indirectly parametrized by it."""
+    tls, client_tls = certificates
+
+    def made(script, **options):
+        if request.param == "TLS":
+            options |= {"tls": tls, "client_tls": client_tls}
+        elif request.param != "TCP":
+            options["path"] = tmp_path / "socket"
+        return Served(script, **options)
+
+    return made
+
+
+over_each_way = pytest.mark.parametrize("serve", WAYS, indirect=True)
 
 
 async def obliging(peer):
@@ -104,39 +164,20 @@ def certificates(tmp_path_factory):
 # ------------------------------------------------------------------------ appends
 
 
-@pytest.mark.parametrize("is_tls", [False, True])
+@over_each_way
 @in_loop
-async def test_appends_follow_each_other_on_one_connection(certificates, is_tls):
-    tls, client_tls = certificates if is_tls else (None, None)
-    async with Served(obliging, tls=tls, client_tls=client_tls) as served:
+async def test_appends_follow_each_other_on_one_connection(serve):
+    async with serve(obliging) as served:
         for length in (1, 100, 200_000, 5):
             response = await served.append(b"x" * length)
             assert response == append_ok(end=length)
         [peer] = served.server.peers
         assert served.client.is_connected(served.server.address)
-        if is_tls:
-            tls = peer.writer.get_extra_info("ssl_object")
+        tls = peer.writer.get_extra_info("ssl_object")
+        if served.server.address.startswith("https"):
             assert tls.selected_alpn_protocol() == "gzt/1"
-
-
-@in_loop
-async def test_a_unix_socket_is_spoken_to(tmp_path):
-    async def serve(reader, writer):
-        peer = ScriptedPeer(reader, writer)
-        await peer.greet()
-        began, content = await peer.whole_append()
-        peer.answer(began.call, append_ok(end=len(content)))
-        await writer.drain()
-        writer.close()
-
-    path = tmp_path / "socket"
-    server = await asyncio.start_unix_server(serve, path)
-    client = BlockingClient(BlockingDialer(Tls()))
-    to = destination(f"unix://{path}")
-    call = await asyncio.to_thread(client.append, to, OPENING, b"abc")
-    assert (await asyncio.to_thread(to_the_end, call)).commit.end == 3
-    client.close()
-    server.close()
+        else:
+            assert tls is None
 
 
 @in_loop
@@ -182,17 +223,20 @@ async def test_the_token_and_the_bound_are_in_the_head():
 
 
 @in_loop
-async def test_a_connection_that_was_closed_meanwhile_is_dialled_again():
+async def test_a_connection_that_was_closed_meanwhile_is_none_until_another_is_prepared():
     async def one_only(peer):
         await peer.greet()
         began, _ = await peer.whole_append()
         peer.answer(began.call, append_ok())
 
     async with Served(one_only) as served:
-        for _ in range(3):
+        for count in range(1, 4):
             await served.append()
             await asyncio.sleep(0.02)
-        assert len(served.server.peers) == 3
+            assert served.client.is_connected(served.server.address)  # nobody has looked
+            assert await served.tried() is None
+            assert not served.client.is_connected(served.server.address)
+            assert len(served.server.peers) == count
 
 
 @in_loop
@@ -235,15 +279,122 @@ async def test_a_question_between_calls_is_answered_with_the_next():
 
 
 @in_loop
-async def test_idle_connections_are_bounded_and_grow_old(monkeypatch):
+async def test_idle_connections_grow_old(monkeypatch):
     async with Served(obliging) as served:
-        calls = [await served.begun() for _ in range(blocking.IDLE_MAX + 2)]
-        for call in calls:
-            await asyncio.to_thread(to_the_end, call)
-        assert len(served.client._idle[served.server.address]) == blocking.IDLE_MAX
+        await served.append()
+        assert len(served.idle) == 1
         monkeypatch.setattr(blocking, "IDLE_MAX_S", 0.0)
         served.client._sweep_at = 0.0
         await served.append()
+        assert not served.client.is_connected(served.server.address)
+
+
+# ---------------------------------------------------------------------------- to prepare
+
+
+@over_each_way
+@in_loop
+async def test_an_append_uses_what_was_prepared_and_opens_nothing_itself(serve):
+    async with serve(obliging) as served:
+        assert await served.tried() is None
+        assert served.server.peers == []
+        assert not served.client.is_connected(served.server.address)
+        await served.prepare()
+        assert served.client.is_connected(served.server.address)
+        assert len(served.idle) == 1
+        first = await served.tried(b"abc")
+        assert await served.tried(b"abcd") is None  # the only one is in use
+        assert (await asyncio.to_thread(to_the_end, first)).commit.end == 3
+        assert (await served.append(b"abcde")).commit.end == 5
+        [peer] = served.server.peers
+        assert len(peer.events) == 2 * 3
+
+
+@in_loop
+async def test_no_more_connections_are_prepared_than_are_kept():
+    gate = asyncio.Event()
+
+    async def gated(peer):
+        await peer.greet()
+        while True:
+            began, _ = await peer.whole_append()
+            await gate.wait()
+            peer.answer(began.call, append_ok())
+
+    async with Served(gated) as served:
+        for count in range(1, blocking.IDLE_MAX + 1):
+            await served.prepare()
+            assert len(served.idle) == count
+        await served.prepare()
+        assert len(served.idle) == len(served.server.peers) == blocking.IDLE_MAX
+        calls = [await served.tried() for _ in range(blocking.IDLE_MAX)]
+        assert None not in calls
+        await served.prepare()  # busy ones count, too
+        assert await served.tried() is None
+        assert len(served.server.peers) == blocking.IDLE_MAX
+        gate.set()
+        for call in calls:
+            await asyncio.to_thread(to_the_end, call)
+        assert len(served.idle) == len(served.server.peers) == blocking.IDLE_MAX
+
+
+@in_loop
+async def test_threads_that_prepare_at_once_leave_no_more_than_are_kept():
+    gate = asyncio.Event()
+
+    async def slow(peer):
+        await gate.wait()
+        await peer.greet()
+        await peer.hang_up()
+
+    count = blocking.IDLE_MAX + 3
+    loop = asyncio.get_running_loop()
+    async with Served(slow) as served:
+        with ThreadPoolExecutor(count) as threads:
+            preparing = [
+                loop.run_in_executor(threads, served.client.prepare, served.to)
+                for _ in range(count)
+            ]
+            await until(lambda: len(served.server.peers) == count)
+            gate.set()
+            await asyncio.gather(*preparing)
+        assert len(served.idle) == blocking.IDLE_MAX
+        assert not served.client._busy
+
+
+@in_loop
+async def test_a_closed_client_prepares_nothing():
+    async with Served(obliging) as served:
+        await served.prepare()
+        served.client.close()
+        for _ in range(2):
+            with pytest.raises(ClosedError):
+                await served.prepare()
+        with pytest.raises(ClosedError):
+            await served.tried()
+        assert not served.client.is_connected(served.server.address)
+        assert not served.client.takes(served.server.address)
+
+
+@in_loop
+async def test_a_connection_that_is_there_only_after_the_client_was_closed_is_closed_too():
+    gate = asyncio.Event()
+    is_gone = asyncio.Event()
+
+    async def slow(peer):
+        await gate.wait()
+        await peer.greet()
+        await peer.hang_up()
+        is_gone.set()
+
+    async with Served(slow) as served:
+        preparing = asyncio.create_task(served.prepare())
+        await until(lambda: served.server.peers)
+        served.client.close()
+        gate.set()
+        with pytest.raises(ClosedError):
+            await preparing
+        await is_gone.wait()
         assert not served.client.is_connected(served.server.address)
 
 
@@ -377,9 +528,138 @@ async def test_a_silent_server_is_asked_and_then_dropped(monkeypatch):
         assert any(isinstance(event, Ping) for event in served.server.peers[0].events)
 
 
-@pytest.mark.parametrize("is_tls", [False, True])
+def looked(call):
+    """Whether it is over, by one look at it."""
+    is_over = call.wait(0)
+    assert is_over == call.over
+    return is_over
+
+
+@over_each_way
 @in_loop
-async def test_who_does_not_wait_may_have_an_event_loop_go_on(certificates, is_tls):
+async def test_a_look_at_a_silent_server_takes_no_time_and_changes_nothing(serve):
+    gate = asyncio.Event()
+
+    async def gated(peer):
+        await peer.greet()
+        while True:
+            began, content = await peer.whole_append()
+            await gate.wait()
+            peer.answer(began.call, append_ok(end=len(content)))
+
+    async with serve(gated) as served:
+        call = await served.begun(b"abc")
+        taken_s = []
+        for _ in range(20):
+            began_at = time.monotonic()
+            assert not looked(call)
+            taken_s.append(time.monotonic() - began_at)
+            await asyncio.sleep(0.002)
+        assert statistics.median(taken_s) < LOOK_MAX_S  # a busy machine may stop any of them
+        gate.set()
+        await until(lambda: looked(call))
+        assert looked(call)  # again
+        assert call.response() == append_ok(end=3)
+        assert len(served.idle) == 1
+        assert (await served.append(b"abcd")).commit.end == 4
+        assert len(served.server.peers) == 1
+
+
+@over_each_way
+@in_loop
+async def test_a_look_takes_what_is_there_so_far(serve):
+    steps = asyncio.Queue()
+    pongs = []
+
+    async def slow(peer):
+        await peer.greet()
+        began, _ = await peer.whole_append()
+        peer.raw(peer.calls.ping(b"busy"))
+        pongs.append(await peer.event())
+        answer = peer.calls.answer(began.call, append_ok().SerializeToString())
+        for part in (answer[:3], answer[3:10], answer[10:-1], answer[-1:]):
+            await steps.get()
+            peer.raw(part)
+        await peer.hang_up()
+
+    async with serve(slow) as served:
+        call = await served.begun()
+        while not pongs:
+            assert not looked(call)
+            await asyncio.sleep(0.001)
+        for _ in range(3):
+            steps.put_nowait("on")
+            for _ in range(5):
+                await asyncio.sleep(0.002)
+                assert not looked(call)
+        steps.put_nowait("on")
+        await until(lambda: looked(call))
+        assert call.response() == append_ok()
+        assert [pong.payload for pong in pongs] == [b"busy"]
+
+
+@over_each_way
+@in_loop
+async def test_who_sends_waits_for_nothing_though_the_server_reads_nothing(serve):
+    async def idle(peer):
+        await peer.greet()
+        peer.writer.transport.pause_reading()
+        await asyncio.Event().wait()
+
+    async with serve(idle) as served:
+        for length in (1, BYTES_MAX):
+            await served.prepare()
+            began_at = time.monotonic()
+            call = served.client.append(served.to, OPENING, b"x" * length)
+            assert time.monotonic() - began_at < SEND_MAX_S
+            assert not looked(call)
+            call.give_up("it was seen")
+
+
+@over_each_way
+@in_loop
+async def test_a_look_sees_the_connection_lost(serve):
+    async with serve(_loses) as served:
+        call = await served.begun()
+        await until(lambda: looked(call))
+        with pytest.raises(UnavailableError, match="closed the connection"):
+            call.response()
+        assert not served.client.is_connected(served.server.address)
+
+
+@in_loop
+async def test_a_look_sees_that_time_ran_out():
+    async with Served(_silent, call_timeout_s=0.1) as served:
+        call = await served.begun()
+        assert not looked(call)
+        await asyncio.sleep(0.11)
+        assert looked(call)
+        with pytest.raises(DeadlineExceededError, match="no answer within"):
+            call.response()
+
+
+@over_each_way
+@in_loop
+async def test_an_answer_that_came_in_time_is_good_however_late_it_is_looked_for(
+    monkeypatch, serve
+):
+    monkeypatch.setattr(blocking_call, "PING_AFTER_S", 0.05)
+    monkeypatch.setattr(blocking_call, "SILENCE_MAX_S", 0.1)
+    async with serve(obliging, call_timeout_s=0.2) as served:
+        for finish in (looked, lambda call: call.wait(WAIT_S), None):
+            call = await served.begun(b"abc")
+            await asyncio.sleep(0.3)
+            if finish is None:
+                await call.finish()
+            else:
+                assert finish(call)
+            assert call.response() == append_ok(end=3)
+        assert len(served.server.peers) == 1
+
+
+@over_each_way
+@in_loop
+async def test_who_does_not_wait_may_have_an_event_loop_go_on(serve):
     gate = asyncio.Event()
 
     async def gated(peer):
@@ -393,11 +673,10 @@ async def test_who_does_not_wait_may_have_an_event_loop_go_on(certificates, is_t
         began, _ = await peer.whole_append()
         peer.answer(began.call, append_ok())
 
-    tls, client_tls = certificates if is_tls else (None, None)
-    async with Served(gated, tls=tls, client_tls=client_tls) as served:
+    async with serve(gated) as served:
         call = await served.begun()
         assert not await asyncio.to_thread(call.wait, 0.05)
-        assert not call.over
+        assert not looked(call)
         finishing = asyncio.create_task(call.finish())
         await asyncio.sleep(0.01)
         gate.set()
@@ -458,8 +737,48 @@ async def test_what_speaks_something_else_is_told_and_left_alone(monkeypatch, sc
     async with Served(script) as served:
         assert served.client.takes(served.server.address)
         with pytest.raises(NotStreamError, match="the broker"):
-            await served.append()
+            await served.prepare()
         assert not served.client.takes(served.server.address)
+        assert await served.tried() is None
+
+
+@in_loop
+async def test_what_could_not_be_dialled_is_left_alone_ever_longer(monkeypatch):
+    monkeypatch.setattr(blocking, "REDIAL_AFTER_S", 0.2)
+    is_well = False
+
+    async def ailing(peer):
+        if is_well:
+            await obliging(peer)
+
+    async with Served(ailing) as served:
+        address = served.server.address
+
+        async def left_alone_s():
+            with pytest.raises(NotStreamError):
+                await served.prepare()
+            failed_at = time.monotonic()
+            assert not served.client.takes(address)
+            await until(lambda: served.client.takes(address))
+            return time.monotonic() - failed_at
+
+        assert await left_alone_s() > 0.1
+        assert await left_alone_s() > 0.3
+        is_well = True
+        await served.append()
+        assert served.client.takes(address)
+        is_well = False
+        assert await left_alone_s() < 0.7  # it was well meanwhile
+
+
+@in_loop
+async def test_others_are_spoken_to_while_one_cannot_be_dialled():
+    async with Served(obliging) as served:
+        with pytest.raises(UnavailableError):
+            await asyncio.to_thread(served.client.prepare, destination("http://127.0.0.1:1"))
+        assert not served.client.takes("http://127.0.0.1:1")
+        assert served.client.takes(served.server.address)
+        await served.append()
 
 
 @in_loop
@@ -467,11 +786,26 @@ async def test_what_cannot_be_reached_is_told(certificates, tmp_path):
     context, _ = certificates
     client = BlockingClient(BlockingDialer(Tls()))
     for address in ("http://127.0.0.1:1", f"unix://{tmp_path}/none"):
+        assert client.append(destination(address), OPENING, b"x") is None
+        assert client.takes(address)
         with pytest.raises(UnavailableError, match="cannot connect to the broker"):
-            client.append(destination(address), OPENING, b"x")
+            client.prepare(destination(address))
+        assert not client.takes(address)
     async with Served(obliging, tls=context) as served:
         with pytest.raises(UnavailableError, match="cannot agree on TLS with the broker"):
-            await served.append()
+            await served.prepare()
+
+
+@in_loop
+async def test_a_certificate_that_cannot_be_used_is_told_and_not_read_again_at_once(
+    certificates, tmp_path
+):
+    context, _ = certificates
+    missing = Tls(trusted_ca_file=str(tmp_path / "none.pem"))
+    async with Served(obliging, tls=context, client_tls=missing) as served:
+        with pytest.raises(ConfigurationError):
+            await served.prepare()
+        assert not served.client.takes(served.server.address)
 
 
 @in_loop
@@ -482,7 +816,7 @@ async def test_a_server_that_chooses_http2_is_no_stream_server(tmp_path):
     client_tls = Tls(trusted_ca_file=str(authority.ca_file))
     async with Served(_swallows, tls=context, client_tls=client_tls) as served:
         with pytest.raises(NotStreamError, match="it chose h2 in TLS"):
-            await served.append()
+            await served.prepare()
 
 
 @in_loop
@@ -493,7 +827,7 @@ async def test_a_server_that_is_leaving_speaks_the_wire():
 
     async with Served(script) as served:
         with pytest.raises(UnavailableError, match="it stops") as caught:
-            await served.append()
+            await served.prepare()
         assert not isinstance(caught.value, NotStreamError)
 
 

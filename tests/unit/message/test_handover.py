@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from gazette_sdk.message.publishing.handover import TABLE, Effect, Habit, Holder, Input
 
-NOBODY, HELD, LOOP, CALLER = Holder
-NOTHING, WAKE, HOLD, APPEND, IMPOSSIBLE = Effect
+NOBODY, AWAY, LOOP, CALLER = Holder
+NOTHING, WAKE, SEND, RECEIVE, IMPOSSIBLE = Effect
 
 EXPECTED = {
-    NOBODY: "WAKE>LOOP HOLD>HELD NOTHING NOTHING IMPOSSIBLE IMPOSSIBLE IMPOSSIBLE",
-    HELD: "WAKE>LOOP WAKE>LOOP APPEND>CALLER WAKE>LOOP IMPOSSIBLE IMPOSSIBLE IMPOSSIBLE",
-    LOOP: "NOTHING NOTHING NOTHING NOTHING NOTHING>NOBODY IMPOSSIBLE IMPOSSIBLE",
-    CALLER: "NOTHING NOTHING NOTHING NOTHING NOTHING>NOBODY WAKE>LOOP WAKE>LOOP",
+    NOBODY: "WAKE>LOOP SEND>CALLER NOTHING NOTHING IMPOSSIBLE IMPOSSIBLE IMPOSSIBLE",
+    AWAY: "WAKE>LOOP RECEIVE>CALLER RECEIVE>CALLER WAKE>LOOP IMPOSSIBLE IMPOSSIBLE IMPOSSIBLE",
+    LOOP: "NOTHING NOTHING NOTHING NOTHING IMPOSSIBLE NOTHING>NOBODY IMPOSSIBLE",
+    CALLER: "NOTHING NOTHING NOTHING NOTHING NOTHING>AWAY NOTHING>NOBODY WAKE>LOOP",
 }
 """By holder, the effect of each input in order, and the next holder where it changes."""
 
@@ -29,16 +29,24 @@ def test_each_input_of_each_holder(holder, happened):
 
 
 class Journal:
-    """An outbox and all who may append its messages, run by the machine's words alone."""
+    """An outbox and all who may append its messages, run by the machine's words alone.
+
+    A message is in one place at a time: ``waiting``, ``taken`` by a caller to be sent, sent and
+    ``away``, ``received`` by a caller who looks for its answer, ``handed`` on to the event loop,
+    or ``appended``.
+    """
 
     def __init__(self):
         self.holder = NOBODY
         self.waiting = []
-        self.appended = []
         self.taken = []
+        self.away = []
+        self.received = []
+        self.handed = []
+        self.appended = []
         self.count = 0
         self.loops = 0
-        self.looked_after = False
+        self.publishes = False  # the caller who receives has a message to send behind that
 
     def feed(self, happened):
         effect, self.holder = TABLE[self.holder][happened]
@@ -46,11 +54,15 @@ class Journal:
         if effect is WAKE:
             self.loops += 1
             assert self.loops == 1, "two tasks of one journal"
-        elif effect is HOLD:
-            self.looked_after = True
-        elif effect is APPEND:
-            assert not self.taken
+        elif effect is SEND:
+            assert not any([self.away, self.received, self.taken, self.handed]), "two appends"
             self.taken, self.waiting = self.waiting, []
+        elif effect is RECEIVE:
+            assert self.away, "nothing is to be received"
+            assert not any([self.received, self.taken, self.handed]), "two appends"
+            self.received, self.away = self.away, []
+            self.publishes = happened is Input.ADDED_TO_SEND
+        return effect
 
     def add(self, happened):
         self.waiting.append(self.count)
@@ -58,53 +70,93 @@ class Journal:
         self.feed(happened)
 
     def loop_appends(self):
-        if self.loops:
-            self.appended += self.taken + self.waiting
-            self.taken, self.waiting = [], []
-            self.loops = 0
-            self.feed(Input.EMPTIED)
+        if not self.loops:
+            return
+        assert not any([self.received, self.taken]), "two appends"
+        self.appended += self.away + self.handed + self.waiting
+        self.away, self.handed, self.waiting = [], [], []
+        self.loops = 0
+        self.feed(Input.EMPTIED)
 
-    def caller_ends(self, *, well):
+    def caller_goes_on(self):
+        """The caller does well what is next for it to do."""
         if self.holder is not CALLER:
             return
-        if not well:
-            self.feed(Input.FAILED)
-            return
-        self.appended += self.taken
-        self.taken = []
-        self.feed(Input.LEFT if self.waiting else Input.EMPTIED)
+        if self.received:
+            self.appended += self.received
+            self.received = []
+            if self.publishes:
+                self.taken, self.waiting = self.waiting, []
+            else:
+                self.feed(Input.HANDED_ON if self.waiting else Input.EMPTIED)
+        elif self.waiting:
+            self.handed, self.taken = self.taken, []
+            self.feed(Input.HANDED_ON)
+        else:
+            self.away, self.taken = self.taken, []
+            self.feed(Input.SENT)
+
+    def caller_hands_on(self):
+        """The caller fails, has no time, or is interrupted."""
+        if self.holder is CALLER:
+            self.handed = self.received + self.taken
+            self.received, self.taken = [], []
+            self.feed(Input.HANDED_ON)
+
+    def check(self):
+        under_way = [self.taken, self.away, self.received, self.handed]
+        assert sum(map(bool, under_way)) <= 1, "two appends"
+        if self.waiting or any(under_way):
+            assert self.holder is not NOBODY
+        assert (self.holder is LOOP) == (self.loops == 1)
+        assert (self.holder is CALLER) == bool(self.taken or self.received)
+        if self.holder is AWAY:
+            assert self.away
+            assert not self.waiting, "it would wait behind what nobody may look for"
 
 
-@given(st.lists(st.sampled_from(["a", "h", "c", "i", "l", "w", "f"])))
+@given(st.lists(st.sampled_from(["a", "s", "s", "c", "i", "l", "n", "n", "h"])))
 def test_order_is_kept_nothing_is_left_and_one_appends_at_a_time(steps):
     journal = Journal()
     for step in steps:
         match step:
             case "a":
                 journal.add(Input.ADDED)
-            case "h":
-                journal.add(Input.ADDED_TO_HOLD)
+            case "s":
+                journal.add(Input.ADDED_TO_SEND)
             case "c":
                 journal.feed(Input.CLAIMED)
             case "i":
                 journal.feed(Input.CALLED_IN)
             case "l":
                 journal.loop_appends()
-            case "w":
-                journal.caller_ends(well=True)
-            case "f":
-                journal.caller_ends(well=False)
-        if journal.waiting or journal.taken:
-            assert journal.holder is not NOBODY
-        assert (journal.holder is LOOP) == (journal.loops == 1)
-        if journal.holder is HELD:
-            assert journal.looked_after
-            assert len(journal.waiting) == 1
+            case "n":
+                journal.caller_goes_on()
+            case "h":
+                journal.caller_hands_on()
+        journal.check()
+    while journal.holder is CALLER:
+        journal.caller_goes_on()
+        journal.check()
     journal.feed(Input.CALLED_IN)
-    journal.caller_ends(well=True)
     journal.loop_appends()
+    journal.check()
     assert journal.holder is NOBODY
     assert journal.appended == list(range(journal.count))
+
+
+def test_messages_one_by_one_never_wake_the_loop():
+    journal = Journal()
+    for _ in range(5):
+        journal.add(Input.ADDED_TO_SEND)
+        while journal.holder is CALLER:
+            journal.caller_goes_on()
+    assert journal.holder is AWAY
+    assert journal.appended == [0, 1, 2, 3]
+    journal.feed(Input.CLAIMED)
+    journal.caller_goes_on()
+    assert (journal.holder, journal.loops) == (NOBODY, 0)
+    assert journal.appended == [0, 1, 2, 3, 4]
 
 
 def test_a_habit_takes_some_messages_in_a_row():
@@ -120,12 +172,20 @@ def test_a_habit_takes_some_messages_in_a_row():
     assert not habit.is_formed
 
 
-def test_a_late_caller_strains_an_old_habit_and_ends_it_at_last():
+def test_an_early_message_strains_an_old_habit_and_ends_it_at_last():
     habit = Habit()
     for _ in range(100):
         habit.kept()
     habit.strained()
     assert habit.is_formed
+    habit.strained()
+    assert not habit.is_formed
+
+
+def test_an_early_message_ends_a_new_habit():
+    habit = Habit()
+    for _ in range(Habit.FORMED_COUNT):
+        habit.kept()
     habit.strained()
     assert not habit.is_formed
 
@@ -149,3 +209,16 @@ def test_trust_grows_while_the_habit_lasts_and_ends_with_its_first_breach():
     habit.lasts()
     habit.broken()
     assert habit.trust == 1
+
+
+def test_an_answer_that_nobody_looks_for_ends_trust_but_not_the_habit():
+    habit = Habit()
+    for _ in range(Habit.FORMED_COUNT):
+        habit.kept()
+    habit.lasts()
+    habit.lasts()
+    assert habit.trust == 4
+    habit.slackened()
+    assert (habit.trust, habit.is_formed) == (1, True)
+    habit.lasts()
+    assert habit.trust == 2

@@ -1,41 +1,44 @@
-"""Publishing by the very thread that waits: what is held, who appends it, what of failures."""
+"""Publishing by the very thread that has the message: what it sends, who looks for the answer.
+
+When it does is in ``test_publisher_direct_habit.py``, and how that may fail in
+``test_publisher_direct_endings.py`` and ``test_publisher_direct_interrupted.py``.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
 import threading
-import time
 
 import pytest
 
 from gazette_sdk import Publisher, mapping
-from gazette_sdk.errors import (
-    BackPressureError,
-    ClosedError,
-    GazetteError,
-    NotAllowedError,
-)
+from gazette_sdk.errors import ValidationError
 from gazette_sdk.message.publishing import direct as direct_module
-from gazette_sdk.message.publishing import receipt as receipt_module
-from gazette_sdk.message.publishing.handover import Habit, Holder
+from gazette_sdk.message.publishing.handover import Holder
 from gazette_sdk.message.publishing.receipt import ReceiptTimeoutError
-from gazette_sdk.protocol import broker_pb2 as pb
-from support.direct_memory import DirectMemoryTransport
+from gazette_sdk.transport.loop import on_sdk_loop
+from support.direct_memory import (
+    JOURNAL,
+    WAIT_S,
+    DirectMemoryTransport,
+    form_habit,
+    outbox_of,
+    until,
+)
 
-WAIT_S = 10.0
-JOURNAL = "a/journal"
-
-
-HOLD_S = direct_module.HOLD_S
+NEVER_S = 1000.0
 
 
 @pytest.fixture(autouse=True)
 def _a_busy_machine_does_not_matter(monkeypatch):
-    monkeypatch.setattr(receipt_module, "PROMPT_S", 5.0)
-    monkeypatch.setattr(direct_module, "HOLD_S", 0.5)
+    monkeypatch.setattr(direct_module, "AWAY_S", 0.5)
+    monkeypatch.setattr(direct_module, "EARLY_S", 0.05)
+
+
+@pytest.fixture
+def nobody_looks(monkeypatch):
+    """The event loop does not call in what is away."""
+    monkeypatch.setattr(direct_module, "AWAY_S", NEVER_S)
 
 
 @pytest.fixture
@@ -47,468 +50,468 @@ def transport():
 
 @pytest.fixture
 def publisher(transport):
-    """A publisher with the habit: its next message is held."""
+    """A publisher with the habit: its next message is sent by its caller."""
     with Publisher(mapping=mapping.direct(JOURNAL), transport=transport) as made:
         form_habit(made)
         yield made
         transport.let_end.set()
 
 
-def form_habit(publisher, journal=JOURNAL):
-    for number in range(200):
-        publisher.publish({"n": -1 - number}, mapping=mapping.direct(journal)).result(WAIT_S)
-        if outbox(publisher, journal).habit.is_formed:  # on a busy machine answers may be too quick
-            return
-    raise AssertionError
+async def wait_for(receipt):
+    async with asyncio.timeout(WAIT_S):
+        return await receipt
 
 
-def outbox(publisher, journal=JOURNAL):
-    return publisher._sender.outboxes[journal]
+def here():
+    return threading.current_thread().name
 
 
-def numbers(transport):
-    lines = transport.content_of(JOURNAL).splitlines()
-    return [n for n in (json.loads(line).get("n", -1) for line in lines) if n >= 0]
+# ------------------------------------------------------------------ who sends
 
 
-def until(condition):
-    ends_at = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < ends_at
-        time.sleep(0.001)
-
-
-# --------------------------------------------------------------------- the habit
-
-
-def test_the_thread_that_waits_appends(transport, publisher):
+def test_the_thread_that_waits_appends(transport, publisher, nobody_looks):
     assert not transport.direct_appends
     begun = transport.appends_begun
     for n in range(20):
         receipt = publisher.publish({"n": n}).result(WAIT_S)
         assert transport.content_of(JOURNAL)[receipt.begin : receipt.end].endswith(b"\n")
         assert receipt.total_chunks == 1
+        assert outbox_of(publisher).holder == Holder.NOBODY
     assert transport.appends_begun == begun
-    assert {name for _, _, name in transport.direct_appends} == {threading.current_thread().name}
-    assert numbers(transport) == list(range(20))
+    assert {name for _, _, name in transport.direct_appends} == {here()}
+    assert transport.numbers() == list(range(20))
     publisher.flush(WAIT_S)
     assert publisher._sender._pending_bytes == 0
+
+
+def test_what_nobody_waits_for_leaves_at_once_by_the_thread_that_publishes(
+    transport, publisher, nobody_looks, monkeypatch
+):
+    directs = publisher._sender._directs
+    monkeypatch.setattr(directs, "_look", lambda: pytest.fail("nobody has to look"))
+    begun = transport.appends_begun
+    receipts = []
+    for n in range(20):
+        receipts.append(publisher.publish({"n": n}))
+        assert transport.numbers() == list(range(n + 1))
+        assert outbox_of(publisher).holder == Holder.AWAY
+        assert [each.batch.is_done for each in receipts] == [True] * n + [False]
+    assert transport.appends_begun == begun
+    assert {name for _, _, name in transport.direct_appends} == {here()}
+    assert all(call.looks == [0] for call in transport.direct_calls[:-1])  # none was waited for
+    assert transport.direct_calls[-1].looks == []
+    publisher.flush(WAIT_S)
+    assert all(receipt.done() for receipt in receipts)
+    assert [receipt.begin for receipt in receipts] == sorted(receipt.begin for receipt in receipts)
+    assert publisher._sender._pending_bytes == 0
+
+
+def settle_by(how, publisher, receipt):
+    match how:
+        case "the next":
+            publisher.publish({"n": 1})
+        case "result":
+            receipt.result(WAIT_S)
+        case "result within a time":
+            receipt.result(timeout=direct_module.TIMEOUT_MIN_S)
+        case "polling":
+            until(receipt.done)
+        case "await":
+            asyncio.run(wait_for(receipt))
+        case "await on the SDK's loop":
+            asyncio.run(on_sdk_loop(wait_for(receipt)))
+        case "flush":
+            publisher.flush(WAIT_S)
+        case "aflush":
+            asyncio.run(publisher.aflush(WAIT_S))
+        case "a batch":
+            publisher.publish_batch([{"n": 1}, {"n": 2}]).result(WAIT_S)
+        case "close":
+            publisher.close(WAIT_S)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "the next",
+        "result",
+        "result within a time",
+        "polling",
+        "await",
+        "await on the SDK's loop",
+        "flush",
+        "aflush",
+        "a batch",
+        "close",
+    ],
+)
+def test_who_settles_the_receipt_of_what_is_away(transport, publisher, nobody_looks, how):
+    receipt = publisher.publish({"n": 0})
+    assert not receipt.batch.is_done
+    settle_by(how, publisher, receipt)
+    assert receipt.batch.is_done
+    assert transport.content_of(JOURNAL)[receipt.begin : receipt.end].endswith(b"\n")
+    assert len(transport.direct_appends) == (2 if how == "the next" else 1)
+    assert all(call.has_ended for call in transport.direct_calls[:1])
+    assert transport.numbers() == {"the next": [0, 1], "a batch": [0, 1, 2]}.get(how, [0])
+
+
+def test_a_thread_may_wait_for_what_another_sent(transport, publisher, nobody_looks):
+    receipt = publisher.publish({"n": 0})
+    waiting = threading.Thread(target=receipt.result, args=(WAIT_S,))
+    waiting.start()
+    waiting.join(WAIT_S)
+    assert receipt.batch.is_done
+    assert transport.numbers() == [0]
+
+
+def test_several_threads_may_wait_for_one(transport, publisher, nobody_looks):
+    transport.direct_takes_s = 0.05
+    receipt = publisher.publish({"n": 0})
+    threads = [threading.Thread(target=receipt.result, args=(WAIT_S,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert receipt.batch.is_done
+    assert transport.numbers() == [0]
+    assert outbox_of(publisher).holder == Holder.NOBODY
 
 
 def test_without_such_a_transport_nothing_changes(transport, publisher):
     transport.has_direct = False
-    outbox(publisher).way = None
+    outbox_of(publisher).way = None
     for n in range(5):
         publisher.publish({"n": n}).result(WAIT_S)
     assert not transport.direct_appends
-    assert numbers(transport) == list(range(5))
+    assert transport.numbers() == list(range(5))
 
 
-@pytest.mark.parametrize("break_it", ["two at once", "await", "batch", "never asked"])
-def test_other_uses_break_the_habit(transport, publisher, break_it, on_loop):
-    match break_it:
-        case "two at once":
-            publisher.publish({"n": 0})
-            publisher.publish({"n": 1}).result(WAIT_S)
-        case "await":
-            asyncio.run(_wait_for(publisher.publish({"n": 0})))
-        case "batch":
-            publisher.publish({"n": 0})
-            publisher.publish_batch([{"n": 1}, {"n": 2}]).result(WAIT_S)
-        case "never asked":
-            receipt = publisher.publish({"n": 0})
-            until(receipt.done)
-    assert not transport.direct_appends
-    assert not outbox(publisher).habit.is_formed
-    publisher.publish({"n": 9}).result(WAIT_S)
-    assert not transport.direct_appends
-    assert numbers(transport) in ([0, 9], [0, 1, 9], [0, 1, 2, 9])
+def test_where_the_loop_does_not_run_nothing_is_sent_beside_it(transport, publisher, monkeypatch):
+    link = publisher._sender._link
 
+    class Resting:
+        call_soon_threadsafe = link.loop.call_soon_threadsafe
 
-async def _wait_for(receipt):
-    async with asyncio.timeout(WAIT_S):
-        await receipt
+        def is_running(self):
+            return False
 
-
-def test_what_nobody_asks_for_leaves_within_milliseconds(transport, publisher, monkeypatch):
-    monkeypatch.setattr(direct_module, "HOLD_S", HOLD_S)
-    waits = []
-    for n in range(10):
-        form_habit(publisher)
-        transport.direct_appends.clear()
-        began_at = time.monotonic()
-        receipt = publisher.publish({"n": n})
-        receipt.batch.done.exception(WAIT_S)
-        waits.append(time.monotonic() - began_at)
-        assert not transport.direct_appends
-    assert min(waits) < 0.010
-    assert numbers(transport) == list(range(10))
-
-
-def gain_trust(publisher):
-    """Keep the habit for as long as it takes to be trusted most."""
-    ends_at = time.monotonic() + WAIT_S
-    while outbox(publisher).habit.trust < Habit.TRUST_MAX:
-        assert time.monotonic() < ends_at
-        publisher.publish({"n": -1}).result(WAIT_S)
-
-
-def test_a_lasting_habit_is_seldom_looked_after(publisher, monkeypatch):
-    monkeypatch.setattr(direct_module, "HOLD_S", 0.002)
-    directs, looks = publisher._sender._directs, []
-    look = directs._look
-
-    def counted():
-        looks.append(time.monotonic())
-        look()
-
-    monkeypatch.setattr(directs, "_look", counted)
-    gain_trust(publisher)
-    looks.clear()
-    began_at = time.monotonic()
-    while time.monotonic() < began_at + 0.3:
-        publisher.publish({"n": -1}).result(WAIT_S)
-    assert len(looks) <= 0.3 / (0.002 * Habit.TRUST_MAX) + 2
-
-
-def test_who_breaks_a_lasting_habit_waits_once(transport, publisher, monkeypatch):
-    monkeypatch.setattr(direct_module, "HOLD_S", HOLD_S)
-    waits = []
-    for _ in range(5):
-        form_habit(publisher)
-        gain_trust(publisher)
-        for _ in range(2):
-            form_habit(publisher)
-            began_at = time.monotonic()
-            publisher.publish({"n": 0}).batch.done.exception(WAIT_S)
-            waits.append(time.monotonic() - began_at)
-        assert outbox(publisher).habit.trust == 1
-    trusted_s = HOLD_S * Habit.TRUST_MAX
-    assert HOLD_S < min(waits[::2]) < trusted_s + 0.015
-    assert min(waits[1::2]) < HOLD_S + 0.010
-
-
-def test_a_caller_who_comes_late_is_trusted_less(publisher, monkeypatch):
-    monkeypatch.setattr(direct_module, "HOLD_S", 0.01)
-    gain_trust(publisher)
-    monkeypatch.setattr(receipt_module, "PROMPT_S", 0.0)
+    monkeypatch.setattr(link, "loop", Resting())
     publisher.publish({"n": 0}).result(WAIT_S)
-    assert outbox(publisher).habit.is_formed
-    assert outbox(publisher).habit.trust == 1
+    assert not transport.direct_appends
+    assert transport.numbers() == [0]
 
 
-def test_a_new_habit_is_looked_after_beside_a_lasting_one(transport, publisher, monkeypatch):
-    """What a journal's new caller does not ask for is not late by another's trust."""
-    monkeypatch.setattr(direct_module, "HOLD_S", 0.02)
+def test_a_message_that_is_large_is_the_loops(transport, publisher, nobody_looks):
+    publisher.publish({"n": 0})
+    large = publisher.publish({"n": 1, "text": "x" * direct_module.BYTES_MAX})
+    large.result(WAIT_S)
+    assert len(transport.direct_appends) == 1
+    assert transport.numbers() == [0, 1]
+
+
+def test_a_way_is_looked_up_again_after_a_pause(transport, publisher, monkeypatch):
+    publisher.publish({"n": 0}).result(WAIT_S)
+    looked_up = transport.looked_up
+    publisher.publish({"n": 1}).result(WAIT_S)
+    assert transport.looked_up == looked_up
+    monkeypatch.setattr(direct_module, "WAY_S", 0.0)
+    publisher.publish({"n": 2}).result(WAIT_S)
+    assert transport.looked_up == looked_up + 1
+    assert len(transport.direct_appends) == 3
+
+
+def test_only_so_many_journals_are_sent_to(transport, publisher, monkeypatch, nobody_looks):
+    monkeypatch.setattr(direct_module, "WATCHED_MAX", 1)
     second = "a/second"
     transport.create(second)
-    waits = []
-    while len(waits) < 3:
-        gain_trust(publisher)
-        form_habit(publisher, second)
-        publisher.publish({"n": -1}).result(WAIT_S)
-        began_at = time.monotonic()
-        receipt = publisher.publish({"n": 1}, mapping=mapping.direct(second))
-        was_held = outbox(publisher, second).holder == Holder.HELD
-        receipt.batch.done.exception(WAIT_S)
-        if was_held:  # it may not be on a busy machine
-            waits.append(time.monotonic() - began_at)
-    assert 0.01 < min(waits) < 0.02 * Habit.TRUST_MAX / 2
-
-
-def test_a_caller_who_is_always_late_is_served_by_the_loop(transport, publisher, monkeypatch):
-    monkeypatch.setattr(receipt_module, "PROMPT_S", 0.0)
-    for n in range(Habit.COUNT_MAX):
-        publisher.publish({"n": n}).result(WAIT_S)
-    assert len(transport.direct_appends) == 1
-    assert numbers(transport) == list(range(Habit.COUNT_MAX))
-
-
-def test_the_lookout_ends_when_nothing_is_held(publisher, monkeypatch):
-    monkeypatch.setattr(direct_module, "LOOKOUT_S", 0.01)
-    publisher.publish({"n": 0}).result(WAIT_S)
-    assert publisher._sender._directs._watched
-    until(lambda: not publisher._sender._directs._watched)
-    publisher.publish({"n": 1}).result(WAIT_S)
-    assert publisher._sender._directs._watched
-
-
-def test_a_message_that_is_large_is_the_loops(transport, publisher):
-    publisher.publish({"n": 0, "text": "x" * (direct_module.BYTES_MAX)}).result(WAIT_S)
-    assert not transport.direct_appends
-
-
-def test_within_a_coroutine_nothing_is_held(transport, publisher):
-    async def main():
-        publisher.publish({"n": 0})
-        assert outbox(publisher).holder != Holder.HELD
-
-    asyncio.run(main())
-    publisher.flush(WAIT_S)
-    assert not transport.direct_appends
-
-
-def test_a_transaction_behind_a_held_message_keeps_its_place(transport, publisher):
+    form_habit(publisher, second)
     publisher.publish({"n": 0})
+    publisher.publish({"n": 1}, mapping=mapping.direct(second)).result(WAIT_S)
+    publisher.publish({"n": 2})
+    assert {journal for journal, _, _ in transport.direct_appends} == {JOURNAL}
+    assert transport.numbers() == [0, 2]
+    assert transport.numbers(second) == [1]
+
+
+def test_a_message_that_is_refused_changes_nothing(transport, publisher, nobody_looks):
+    transport.direct_faults = ["late"]
+    receipt = publisher.publish({"n": 0})
+    for _ in range(3):
+        with pytest.raises(ValidationError):
+            publisher.publish(object())
+        assert outbox_of(publisher).holder == Holder.AWAY
+        assert transport.direct_calls[0].looks == []
+        assert not transport.direct_calls[0].has_ended
+    assert outbox_of(publisher).habit.is_formed
+    transport.let_end.set()
+    receipt.result(WAIT_S)
+    with pytest.raises(ValidationError):
+        publisher.publish(object())
+    assert outbox_of(publisher).holder == Holder.NOBODY
+    publisher.publish({"n": 1})
+    assert len(transport.direct_appends) == 2
+    assert transport.numbers() == [0, 1]
+
+
+def test_a_transaction_behind_what_is_away_keeps_its_place(transport, publisher, nobody_looks):
+    transport.direct_faults = ["late"]
+    receipt = publisher.publish({"n": 0})
+    threading.Timer(0.05, transport.let_end.set).start()
     with publisher.transaction() as txn:
         txn.publish({"n": 1})
-    assert not transport.direct_appends
-    assert numbers(transport)[:2] == [0, 1]
+    receipt.result(WAIT_S)
+    assert len(transport.direct_appends) == 1
+    assert transport.numbers()[:2] == [0, 1]
 
 
-def test_a_short_patience_rather_looks_than_appends(transport, publisher):
+def test_what_comes_while_a_message_is_sent_is_the_loops(
+    transport, publisher, nobody_looks, monkeypatch
+):
+    way = transport.direct(JOURNAL)
+    append, receipts = way.append, []
+
+    def meanwhile(content):
+        monkeypatch.setattr(way, "append", append)
+        other = threading.Thread(target=lambda: receipts.append(publisher.publish({"n": 1})))
+        other.start()
+        other.join(WAIT_S)
+        assert outbox_of(publisher).holder == Holder.CALLER
+        return append(content)
+
+    monkeypatch.setattr(way, "append", meanwhile)
+    receipts.append(publisher.publish({"n": 0}))
+    for receipt in receipts:
+        receipt.result(WAIT_S)
+    assert len(transport.direct_appends) == 1
+    assert transport.numbers() == [0, 1]
+    assert not outbox_of(publisher).habit.is_formed
+
+
+def gather_while_looking(transport, publisher, monkeypatch, message):
+    """Another thread publishes while one looks for the answer before its own message."""
+    monkeypatch.setattr(direct_module, "EARLY_S", WAIT_S)
+    transport.direct_takes_s = 0.02
+    receipts = [publisher.publish({"n": 0})]
+
+    def meanwhile():
+        transport.meanwhile = None
+        other = threading.Thread(target=lambda: receipts.append(publisher.publish(message)))
+        other.start()
+        other.join(WAIT_S)
+        assert outbox_of(publisher).holder == Holder.CALLER
+
+    transport.meanwhile = meanwhile
+    receipts.append(publisher.publish({"n": 1}))
+    for receipt in receipts:
+        receipt.result(WAIT_S)
+    assert transport.numbers() == [0, 1, 2]
+
+
+def test_what_gathers_before_a_message_is_sent_is_sent_with_it(
+    transport, publisher, nobody_looks, monkeypatch
+):
+    gather_while_looking(transport, publisher, monkeypatch, {"n": 2})
+    assert [content.count(b"\n") for _, content, _ in transport.direct_appends] == [1, 2]
+
+
+def test_what_gathers_largely_is_the_loops(transport, publisher, nobody_looks, monkeypatch):
+    text = "x" * direct_module.BYTES_MAX
+    gather_while_looking(transport, publisher, monkeypatch, {"n": 2, "text": text})
+    assert len(transport.direct_appends) == 1
+
+
+def test_who_waits_while_a_message_is_sent_is_told_by_the_loop(
+    transport, publisher, nobody_looks, monkeypatch
+):
+    way = transport.direct(JOURNAL)
+    append, others = way.append, []
+
+    def meanwhile(content):
+        others.append(threading.Thread(target=publisher.flush, args=(WAIT_S,)))
+        others[0].start()
+        until(lambda: outbox_of(publisher).sent()[0].is_awaited)
+        return append(content)
+
+    monkeypatch.setattr(way, "append", meanwhile)
+    receipt = publisher.publish({"n": 0})
+    others[0].join(WAIT_S)
+    assert receipt.batch.is_done
+    assert transport.numbers() == [0]
+
+
+def test_a_short_patience_rather_looks_than_waits(transport, publisher, nobody_looks):
+    transport.direct_faults = ["late"]
     receipt = publisher.publish({"n": 0})
     with pytest.raises(ReceiptTimeoutError):
         receipt.result(timeout=0)
-    receipt.result(WAIT_S)
-    assert not transport.direct_appends
-
-
-# ---------------------------------------------------------------------- failures
-
-
-@pytest.mark.parametrize("fault", ["refused", "unsent", "lost", pb.NO_JOURNAL_PRIMARY_BROKER])
-def test_the_loop_goes_on_with_what_a_caller_could_not_append(transport, publisher, fault):
-    transport.direct_faults = [fault]
-    receipt = publisher.publish({"n": 0}).result(WAIT_S)
-    assert numbers(transport) == ([0, 0] if fault == "lost" else [0])
-    assert receipt.batch.was_retried == (fault in {"unsent", "lost"})
-    assert len(transport.failures) == (0 if isinstance(fault, int) else 1)
-    if fault == "lost":  # the same bytes, and so the same UUID
-        first, second = transport.content_of(JOURNAL).splitlines()[-2:]
-        assert first == second
-    publisher.publish({"n": 1}).result(WAIT_S)
-    assert numbers(transport)[-2:] == [0, 1]
-    assert outbox(publisher).habit.is_formed is False
-
-
-def test_what_gathers_behind_a_failure_follows_it(transport, publisher):
-    transport.direct_faults = ["lost"]
-    transport.direct_takes_s = 0.05
-    receipt = publisher.publish({"n": 0})
-    waiting = threading.Thread(target=receipt.result)
-    waiting.start()
-    until(lambda: outbox(publisher).holder == Holder.CALLER)
-    others = [publisher.publish({"n": n}) for n in (1, 2)]
-    for other in others:
-        other.result(WAIT_S)
-    waiting.join(WAIT_S)
-    assert numbers(transport) == [0, 0, 1, 2]
-
-
-def test_what_gathers_behind_a_caller_is_the_loops(transport, publisher):
-    transport.direct_takes_s = 0.02
-    receipt = publisher.publish({"n": 0})
-    waiting = threading.Thread(target=receipt.result)
-    waiting.start()
-    until(lambda: outbox(publisher).holder == Holder.CALLER)
-    publisher.publish({"n": 1}).result(WAIT_S)
-    waiting.join(WAIT_S)
-    assert len(transport.direct_appends) == 1
-    assert numbers(transport) == [0, 1]
-
-
-def test_a_failure_for_good_is_the_receipts(transport, publisher):
-    transport.direct_faults = [pb.NOT_ALLOWED]
-    transport.append_faults = [pb.NOT_ALLOWED]
-    with pytest.raises(NotAllowedError):
-        publisher.publish({"n": 0}).result(WAIT_S)
-    with pytest.raises(NotAllowedError):
-        publisher.flush(WAIT_S)
-    assert publisher._sender._pending_bytes == 0
-    publisher.publish({"n": 1}).result(WAIT_S)
-    assert numbers(transport) == [1]
-
-
-def test_a_route_in_the_response_is_learned_on_the_loop(transport, publisher):
-    transport.has_news = True
-    publisher.publish({"n": 0}).result(WAIT_S)
-    until(lambda: transport.learned == 1)
-
-
-@pytest.mark.parametrize("fault", ["late", "late, lost"])
-def test_a_caller_whose_time_runs_out_leaves_its_append_to_the_loop(transport, publisher, fault):
-    transport.direct_faults = [fault]
-    receipt = publisher.publish({"n": 0})
-    with pytest.raises(ReceiptTimeoutError):
-        receipt.result(timeout=0.06)
-    assert not receipt.done()
-    behind = publisher.publish({"n": 1})
+    assert transport.direct_calls[0].looks == []
     transport.let_end.set()
     receipt.result(WAIT_S)
-    behind.result(WAIT_S)
-    # The append that was under way is waited for, not repeated, unless its answer is lost.
-    assert numbers(transport) == ([0, 1] if fault == "late" else [0, 0, 1])
+    assert transport.numbers() == [0]
 
 
-def test_an_interrupted_caller_leaves_its_message_to_the_loop(transport, publisher):
-    transport.direct_faults = ["late, unsent"]
+# ---------------------------------------------------------- no connection at hand
+
+
+def test_where_no_connection_is_at_hand_one_is_prepared(transport, publisher, nobody_looks):
+    transport.has_connection = False
     receipt = publisher.publish({"n": 0})
-    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        receipt.result(WAIT_S)
+    assert not transport.direct_appends
     receipt.result(WAIT_S)
-    assert numbers(transport) == [0]
-    assert receipt.batch.was_retried
-
-
-def test_a_mistake_of_ours_leaves_the_message_to_the_loop(transport, publisher):
-    transport.direct_faults = ["raises"]
-    receipt = publisher.publish({"n": 0})
-    with pytest.raises(ZeroDivisionError):
-        receipt.result(WAIT_S)
-    receipt.result(WAIT_S)
-    assert numbers(transport) == [0]
-
-
-def test_an_interruption_while_handing_over_leaves_the_message_to_the_loop(
-    transport, publisher, monkeypatch
-):
-    directs = publisher._sender._directs
-    wake, interruptions = directs.wake, [KeyboardInterrupt]
-
-    def interrupted(outboxes):
-        if interruptions:
-            raise interruptions.pop()
-        wake(outboxes)
-
-    monkeypatch.setattr(directs, "wake", interrupted)
-    transport.direct_faults = ["refused"]
-    receipt = publisher.publish({"n": 0})
-    with pytest.raises(KeyboardInterrupt):
-        receipt.result(WAIT_S)
-    receipt.result(WAIT_S)
-    assert numbers(transport) == [0]
-
-
-def test_asking_for_the_task_twice_harms_nothing(transport, publisher):
-    for n in range(20):
-        publisher.publish({"n": n})
-        for _ in range(3):
-            publisher._sender._wake([outbox(publisher)])
-    publisher.flush(WAIT_S)
-    assert numbers(transport) == list(range(20))
-
-
-def test_where_the_loop_has_ended_a_failure_is_for_good(transport, publisher, monkeypatch):
-    def ended(outboxes):
-        raise RuntimeError("Event loop is closed")
-
-    receipt = publisher.publish({"n": 0})
-    transport.direct_faults = ["late, unsent"]
-    transport.direct_takes_s = 0.05
-    with monkeypatch.context() as patched:
-        patched.setattr(publisher._sender._directs, "wake", ended)
-        with pytest.raises(ClosedError):
-            receipt.result(timeout=0.06)
-    assert publisher._sender._pending_bytes == 0
-    with pytest.raises(ClosedError):
-        publisher.flush(WAIT_S)
-
-
-# -------------------------------------------------------------------------- ends
-
-
-def test_flush_and_close_send_what_is_held(transport):
-    publisher = Publisher(mapping=mapping.direct(JOURNAL), transport=transport)
-    form_habit(publisher)
-    publisher.publish({"n": 0})
-    publisher.flush(WAIT_S)
-    assert numbers(transport) == [0]
-    form_habit(publisher)
+    until(lambda: transport.has_connection)
+    assert len(transport.prepared) == 1
+    assert transport.prepared[0] != here()
+    assert outbox_of(publisher).habit.is_formed
     publisher.publish({"n": 1})
-    publisher.close(WAIT_S)
-    assert numbers(transport) == [0, 1]
-    with pytest.raises(ClosedError):
-        publisher.publish({"n": 2})
+    assert len(transport.direct_appends) == 1
+    assert transport.numbers() == [0, 1]
+    assert len(transport.prepared) == 1
 
 
-@pytest.mark.parametrize("waits", ["publish", "room", "refused"])
-def test_who_wants_room_does_not_wait_for_who_holds_it(transport, monkeypatch, waits):
-    monkeypatch.setattr(direct_module, "HOLD_S", 1000.0)
-    publisher = Publisher(
-        mapping=mapping.direct(JOURNAL),
-        transport=transport,
-        pending_bytes_max=1,
-        when_full="raise" if waits == "refused" else "block",
-    )
-    with publisher:
-        form_habit(publisher)
-        receipt = publisher.publish({"n": 0})
-        assert outbox(publisher).holder == Holder.HELD
-        if waits == "publish":
-            publisher.publish({"n": 1}).result(WAIT_S)
-        elif waits == "room":
-            asyncio.run(_wait_for_room(publisher))
-        else:
-            with pytest.raises(BackPressureError):
-                publisher.publish({"n": 1})
-        until(receipt.done)
+def test_one_connection_is_prepared_at_a_time(transport, publisher, monkeypatch):
+    may_end = threading.Event()
+    way = transport.direct(JOURNAL)
+    prepare = way.prepare
+
+    def slowly():
+        assert may_end.wait(WAIT_S)
+        prepare()
+
+    monkeypatch.setattr(way, "prepare", slowly)
+    transport.has_connection = False
+    for n in range(5):
+        publisher.publish({"n": n}).result(WAIT_S)
+    may_end.set()
+    until(lambda: not publisher._sender._directs._preparing)
+    assert len(transport.prepared) == 1
+    publisher.publish({"n": 5}).result(WAIT_S)
+    assert len(transport.direct_appends) == 1
+    assert transport.numbers() == list(range(6))
 
 
-async def _wait_for_room(publisher):
-    async with asyncio.timeout(WAIT_S):
-        await publisher.room()
+def test_what_cannot_be_prepared_is_tried_again(transport, publisher):
+    transport.has_connection = False
+    transport.prepare_fault = ConnectionError("nobody listens")
+    for n in range(3):
+        publisher.publish({"n": n}).result(WAIT_S)
+        until(lambda: not publisher._sender._directs._preparing)
+    assert len(transport.prepared) == 3
+    assert not transport.direct_appends
+    assert transport.numbers() == [0, 1, 2]
 
 
-def test_close_gives_up_what_a_caller_is_appending(transport):
-    publisher = Publisher(mapping=mapping.direct(JOURNAL), transport=transport)
-    form_habit(publisher)
-    transport.direct_faults = ["late, unsent"]
-    receipt = publisher.publish({"n": 0})
-    errors = []
-
-    def wait():
-        try:
-            receipt.result()
-        except GazetteError as error:
-            errors.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    until(lambda: outbox(publisher).holder == Holder.CALLER)
-    with pytest.raises(ReceiptTimeoutError):
-        publisher.close(timeout=0.05)
-    waiting.join(WAIT_S)
-    assert [type(error) for error in errors] == [ClosedError]
-    assert numbers(transport) == []
+def test_no_connection_behind_what_is_away(transport, publisher, nobody_looks):
+    publisher.publish({"n": 0})
+    transport.has_connection = False
+    publisher.publish({"n": 1}).result(WAIT_S)
+    assert len(transport.direct_appends) == 1
+    assert transport.numbers() == [0, 1]
 
 
-def test_a_forked_child_does_not_send_what_its_parent_holds(transport, publisher):
-    receipt = publisher.publish({"n": 0})
-    child = os.fork()
-    if child == 0:
-        try:
-            receipt.result(1)
-        except ClosedError:
-            os._exit(7)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    receipt.result(WAIT_S)
-    assert numbers(transport) == [0]
+def test_a_connection_is_not_prepared_by_a_loop_that_has_ended(transport, publisher, monkeypatch):
+    directs = publisher._sender._directs
+
+    class Ended:
+        def call_soon_threadsafe(self, *_):
+            raise RuntimeError("Event loop is closed")
+
+    monkeypatch.setattr(directs, "loop", Ended())
+    directs.prepare(transport.direct(JOURNAL))
+    assert transport.prepared == []
 
 
-def test_threads_that_wait_and_threads_that_do_not_keep_order(transport, publisher):
-    transport.direct_faults = ["lost", None, "refused", None, None, "unsent"] * 50
+# ------------------------------------------------------------------ coroutines
 
-    def run(name, waits):
-        for n in range(200):
-            receipt = publisher.publish({"n": n, "by": name})
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_within_a_coroutine_a_message_is_sent_at_once(transport, publisher, nobody_looks, waits):
+    async def main():
+        for n in range(10):
+            receipt = publisher.publish({"n": n})
+            assert transport.numbers() == list(range(n + 1))
             if waits:
-                receipt.result(WAIT_S)
+                await wait_for(receipt)
+                assert receipt.done()
+        await publisher.aflush(WAIT_S)
 
-    threads = [threading.Thread(target=run, args=(n, n % 3 != 2)) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    publisher.flush(WAIT_S)
-    seen = {}
-    uuids = set()
-    for line in transport.content_of(JOURNAL).splitlines():
-        message = json.loads(line)
-        if message["n"] >= 0 and message["UUID"] not in uuids:
-            uuids.add(message["UUID"])
-            seen.setdefault(message["by"], []).append(message["n"])
-    assert seen == {n: list(range(200)) for n in range(6)}
-    assert publisher._sender._pending_bytes == 0
+    asyncio.run(main())
+    assert {name for _, _, name in transport.direct_appends} == {here()}
+    assert len(transport.direct_appends) == 10
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_on_the_sdks_loop_a_message_is_sent_at_once(transport, publisher, nobody_looks, waits):
+    async def main():
+        for n in range(10):
+            receipt = publisher.publish({"n": n})
+            assert transport.numbers() == list(range(n + 1))
+            if waits:
+                await wait_for(receipt)
+        await publisher.aflush(WAIT_S)
+        return here()
+
+    name = asyncio.run(on_sdk_loop(main()))
+    assert {name for _, _, name in transport.direct_appends} == {name}
+    assert len(transport.direct_appends) == 10
+
+
+def test_a_coroutine_does_not_wait_for_the_message_before(transport, publisher, monkeypatch):
+    monkeypatch.setattr(direct_module, "EARLY_S", NEVER_S)
+    transport.direct_faults = ["late"]
+
+    async def main():
+        receipts = [publisher.publish({"n": n}) for n in range(3)]
+        assert transport.direct_calls[0].looks == [0]
+        assert transport.numbers() == []
+        transport.let_end.set()
+        for receipt in receipts:
+            await wait_for(receipt)
+
+    asyncio.run(main())
+    assert len(transport.direct_appends) == 1
+    assert transport.numbers() == [0, 1, 2]
+
+
+def test_plain_code_in_a_coroutine_may_wait(transport, publisher, nobody_looks):
+    async def main():
+        return publisher.publish({"n": 0}).result(WAIT_S)
+
+    assert asyncio.run(main()).done()
+    assert outbox_of(publisher).holder == Holder.NOBODY
+
+
+def test_waiting_on_the_sdks_loop_is_refused(transport, publisher, nobody_looks):
+    receipt = publisher.publish({"n": 0})
+
+    async def main():
+        with pytest.raises(Exception, match="block the SDK's own event loop"):
+            receipt.result(WAIT_S)
+
+    asyncio.run(on_sdk_loop(main()))
+    assert outbox_of(publisher).holder == Holder.AWAY
+    receipt.result(WAIT_S)
+    assert transport.numbers() == [0]
+
+
+def test_who_waits_for_a_settled_receipt_does_not_wait_for_the_next_one(transport, publisher):
+    first = publisher.publish({"n": 0})
+    claim = first.batch.claim
+    transport.direct_faults = ["late"]
+    publisher.publish({"n": 1})
+    claim.wait(first.batch, None)  # what result() does, had it looked before the next was published
+    assert first.done()
+    assert outbox_of(publisher).holder is Holder.AWAY
+    transport.let_end.set()
+
+
+def test_news_of_the_route_are_told_once(transport, publisher):
+    publisher.publish({"n": 0}).result(WAIT_S)
+    looked_up = transport.looked_up
+    transport.has_news = True
+    publisher.publish({"n": 1}).result(WAIT_S)
+    transport.has_news = False
+    publisher.publish({"n": 2}).result(WAIT_S)
+    publisher.publish({"n": 3}).result(WAIT_S)
+    until(lambda: transport.learned == 1)
+    assert transport.looked_up == looked_up + 1
