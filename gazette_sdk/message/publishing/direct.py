@@ -43,6 +43,9 @@ LOOKOUT_S = 0.01
 WAY_S = 1.0
 """A way that was not used for so long is looked up again; one that fails is at once."""
 
+PREPARE_S = 1.0
+"""Where there is no connection for a journal at hand, one is asked for no more often."""
+
 WATCHED_MAX = 64
 """Callers send to so many journals at a time: what is away is looked after together."""
 
@@ -214,7 +217,7 @@ class Taken:
         way: how it sends.
     """
 
-    __slots__ = ("_batch", "_directs", "_handed", "_outbox", "caller", "way")
+    __slots__ = ("_batch", "_directs", "_handed", "_outbox", "_prepares_at", "caller", "way")
 
     def __init__(self, directs: Directs, outbox: Outbox) -> None:
         self.caller = 0
@@ -223,6 +226,7 @@ class Taken:
         self._outbox = outbox
         self._batch: Batch | None = None  # taken, to be sent
         self._handed: Handed | None = None  # away, to be received
+        self._prepares_at = 0.0
 
     # ------------------------------------------------------ who publishes
 
@@ -347,7 +351,7 @@ class Taken:
             self._hand_on(Handed(batch, way, error=error))
             return
         if call is None:
-            self._directs.prepare(way)
+            self._prepare(way)
             self._hand_on(Handed(batch, way))
             return
         handed = Handed(batch, way, call)
@@ -361,6 +365,12 @@ class Taken:
                 return
         outbox.habit.broken()
         self._hand_on(handed)
+
+    def _prepare(self, way: DirectJournal) -> None:
+        now = time.monotonic()
+        if now >= self._prepares_at:
+            self._prepares_at = now + PREPARE_S
+            self._directs.prepare(way)
 
     def _received(self, handed: Handed) -> bool:
         """Whether the append that has ended is good; if not, the event loop goes on."""

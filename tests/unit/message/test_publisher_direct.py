@@ -378,6 +378,7 @@ def test_one_connection_is_prepared_at_a_time(transport, publisher, monkeypatch)
         assert may_end.wait(WAIT_S)
         prepare()
 
+    monkeypatch.setattr(direct_module, "PREPARE_S", 0.0)
     monkeypatch.setattr(way, "prepare", slowly)
     transport.has_connection = False
     for n in range(5):
@@ -390,13 +391,17 @@ def test_one_connection_is_prepared_at_a_time(transport, publisher, monkeypatch)
     assert transport.numbers() == list(range(6))
 
 
-def test_what_cannot_be_prepared_is_tried_again(transport, publisher):
+@pytest.mark.parametrize(("prepare_s", "count"), [(0.0, 3), (60.0, 1)])
+def test_what_cannot_be_prepared_is_tried_again_after_a_while(
+    transport, publisher, monkeypatch, prepare_s, count
+):
+    monkeypatch.setattr(direct_module, "PREPARE_S", prepare_s)
     transport.has_connection = False
     transport.prepare_fault = ConnectionError("nobody listens")
     for n in range(3):
         publisher.publish({"n": n}).result(WAIT_S)
         until(lambda: not publisher._sender._directs._preparing)
-    assert len(transport.prepared) == 3
+    assert len(transport.prepared) == count
     assert not transport.direct_appends
     assert transport.numbers() == [0, 1, 2]
 
