@@ -1,7 +1,4 @@
-"""A transport in memory that takes appends from plain code, too, and fails them as a test says.
-
-And what tests of a publisher over it have in common.
-"""
+"""A transport in memory that takes appends from plain code, too, and fails them as a test says."""
 
 from __future__ import annotations
 
@@ -11,24 +8,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from gazette_sdk import Publisher, mapping
 from gazette_sdk.errors import CallError, UnavailableError
-from gazette_sdk.message.publishing.handover import Habit
-from gazette_sdk.message.publishing.outbox import Outbox
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.base import ANYWHERE
 from gazette_sdk.transport.direct import DirectCall
 from support.memory_transport import MemoryTransport
 
-__all__ = [
-    "JOURNAL",
-    "WAIT_S",
-    "DirectMemoryTransport",
-    "form_habit",
-    "gain_trust",
-    "outbox_of",
-    "until",
-]
+__all__ = ["JOURNAL", "WAIT_S", "DirectMemoryTransport"]
 
 WAIT_S = 10.0
 JOURNAL = "a/journal"
@@ -247,36 +233,3 @@ class _Call(DirectCall):
         kept.content += self.content
         self._answer.commit.end = kept.end
         self._answer.total_chunks = 1
-
-
-# ------------------------------------------------------------- a publisher over it
-
-
-def outbox_of(publisher: Publisher, journal: str = JOURNAL) -> Outbox:
-    return publisher._sender.outboxes[journal]
-
-
-def form_habit(publisher: Publisher, journal: str = JOURNAL) -> None:
-    """Publish one by one, until callers send; nothing is away then."""
-    for _ in range(200):
-        publisher.publish({"n": -1}, mapping=mapping.direct(journal)).result(WAIT_S)
-        if outbox_of(publisher, journal).habit.is_formed:
-            return
-    raise AssertionError
-
-
-def gain_trust(publisher: Publisher) -> None:
-    """Keep the habit for as long as it takes to be trusted most."""
-    until(lambda: _is_trusted_after_another(publisher))
-
-
-def _is_trusted_after_another(publisher: Publisher) -> bool:
-    publisher.publish({"n": -1}).result(WAIT_S)
-    return outbox_of(publisher).habit.trust >= Habit.TRUST_MAX
-
-
-def until(condition) -> None:
-    ends_at = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < ends_at
-        time.sleep(0.001)

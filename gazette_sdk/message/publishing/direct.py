@@ -76,6 +76,9 @@ class Directs:
         settle: tells receipts how batches ended.
         wake: asks for the tasks of outboxes on the event loop; from any thread, and if need be
             more than once.
+
+    Attributes:
+        is_shut: what is pending is given up: callers leave what they have to the event loop.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Directs:
         self.settle = settle
         self.wake = wake
         self.loop: asyncio.AbstractEventLoop | None = None
+        self.is_shut = False
         self._watched: dict[Outbox, float] = {}  # when they had sent last at the last look
         self._looks_at = math.inf
         self._next_look: asyncio.TimerHandle | None = None
@@ -356,7 +360,8 @@ class Taken:
             return
         handed = Handed(batch, way, call)
         with self._directs.lock:
-            if not (outbox.has_waiting or batch.is_awaited or call.over):
+            is_for_loop = outbox.has_waiting or batch.is_awaited or self._directs.is_shut
+            if not (is_for_loop or call.over):
                 outbox.call = None
                 outbox.handed = handed
                 self._batch = None

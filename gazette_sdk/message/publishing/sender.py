@@ -382,7 +382,7 @@ class Sender:
     async def aclose(self) -> None:
         """Give up what is pending, and close the connection."""
         with self._lock:
-            self._is_shut = True
+            self._is_shut = self._directs.is_shut = True
             boxes = list(self.outboxes.values())
             calls = [box.call for box in boxes if box.call is not None]
             tasks = [box.sender for box in boxes if box.sender is not None]

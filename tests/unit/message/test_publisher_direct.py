@@ -11,55 +11,31 @@ import threading
 
 import pytest
 
-from gazette_sdk import Publisher, mapping
+from gazette_sdk import mapping
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.message.publishing import direct as direct_module
 from gazette_sdk.message.publishing.handover import Holder
 from gazette_sdk.message.publishing.receipt import ReceiptTimeoutError
 from gazette_sdk.transport.loop import on_sdk_loop
-from support.direct_memory import (
-    JOURNAL,
-    WAIT_S,
-    DirectMemoryTransport,
+from support.direct_memory import JOURNAL, WAIT_S
+from support.direct_publisher import (
+    NEVER_S,
     form_habit,
+    nobody_looks,
     outbox_of,
+    publisher,
+    transport,
     until,
+    wait_for,
 )
 
-NEVER_S = 1000.0
+__all__ = ["nobody_looks", "publisher", "transport"]
 
 
 @pytest.fixture(autouse=True)
 def _a_busy_machine_does_not_matter(monkeypatch):
     monkeypatch.setattr(direct_module, "AWAY_S", 0.5)
     monkeypatch.setattr(direct_module, "EARLY_S", 0.05)
-
-
-@pytest.fixture
-def nobody_looks(monkeypatch):
-    """The event loop does not call in what is away."""
-    monkeypatch.setattr(direct_module, "AWAY_S", NEVER_S)
-
-
-@pytest.fixture
-def transport():
-    made = DirectMemoryTransport()
-    made.create(JOURNAL)
-    return made
-
-
-@pytest.fixture
-def publisher(transport):
-    """A publisher with the habit: its next message is sent by its caller."""
-    with Publisher(mapping=mapping.direct(JOURNAL), transport=transport) as made:
-        form_habit(made)
-        yield made
-        transport.let_end.set()
-
-
-async def wait_for(receipt):
-    async with asyncio.timeout(WAIT_S):
-        return await receipt
 
 
 def here():

@@ -21,16 +21,19 @@ from gazette_sdk.message.publishing.handover import Holder
 from gazette_sdk.message.publishing.receipt import ReceiptTimeoutError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import run
-from support.direct_memory import (
-    JOURNAL,
-    WAIT_S,
-    DirectMemoryTransport,
+from support.direct_memory import JOURNAL, WAIT_S
+from support.direct_publisher import (
+    NEVER_S,
     form_habit,
     outbox_of,
+    publisher,
+    transport,
     until,
+    wait_for,
 )
 
-NEVER_S = 1000.0
+__all__ = ["publisher", "transport"]
+
 NOT_PRIMARY = pb.NOT_JOURNAL_PRIMARY_BROKER
 
 
@@ -38,27 +41,6 @@ NOT_PRIMARY = pb.NOT_JOURNAL_PRIMARY_BROKER
 def _nobody_looks_in_time(monkeypatch):
     monkeypatch.setattr(direct_module, "AWAY_S", NEVER_S)
     monkeypatch.setattr(direct_module, "EARLY_S", 0.05)
-
-
-@pytest.fixture
-def transport():
-    made = DirectMemoryTransport()
-    made.create(JOURNAL)
-    return made
-
-
-@pytest.fixture
-def publisher(transport):
-    """A publisher with the habit: its next message is sent by its caller."""
-    with Publisher(mapping=mapping.direct(JOURNAL), transport=transport) as made:
-        form_habit(made)
-        yield made
-        transport.let_end.set()
-
-
-async def wait_for(receipt):
-    async with asyncio.timeout(WAIT_S):
-        await receipt
 
 
 # ---------------------------------------------------------------------- failures

@@ -14,18 +14,21 @@ import pytest
 from gazette_sdk import Publisher, mapping
 from gazette_sdk.message.publishing import direct as direct_module
 from gazette_sdk.message.publishing.handover import Habit, Holder
-from support.direct_memory import (
-    JOURNAL,
-    WAIT_S,
-    DirectMemoryTransport,
+from support.direct_memory import JOURNAL, WAIT_S
+from support.direct_publisher import (
     form_habit,
     gain_trust,
+    nobody_looks,
     outbox_of,
+    publisher,
+    transport,
     until,
+    wait_for,
 )
 
+__all__ = ["nobody_looks", "publisher", "transport"]
+
 AWAY_S, EARLY_S = direct_module.AWAY_S, direct_module.EARLY_S
-NEVER_S = 1000.0
 
 
 @pytest.fixture(autouse=True)
@@ -34,37 +37,10 @@ def _a_busy_machine_does_not_matter(monkeypatch):
     monkeypatch.setattr(direct_module, "EARLY_S", 0.05)
 
 
-@pytest.fixture
-def nobody_looks(monkeypatch):
-    """The event loop does not call in what is away."""
-    monkeypatch.setattr(direct_module, "AWAY_S", NEVER_S)
-
-
-@pytest.fixture
-def transport():
-    made = DirectMemoryTransport()
-    made.create(JOURNAL)
-    return made
-
-
-@pytest.fixture
-def publisher(transport):
-    """A publisher with the habit: its next message is sent by its caller."""
-    with Publisher(mapping=mapping.direct(JOURNAL), transport=transport) as made:
-        form_habit(made)
-        yield made
-        transport.let_end.set()
-
-
 def strengthen(publisher):
     """A habit as strong as can be."""
     for _ in range(Habit.COUNT_MAX):
         publisher.publish({"n": -1}).result(WAIT_S)
-
-
-async def wait_for(receipt):
-    async with asyncio.timeout(WAIT_S):
-        return await receipt
 
 
 # ------------------------------------------------------------------- the habit

@@ -22,39 +22,23 @@ from gazette_sdk.message.publishing.handover import Holder, Input
 from gazette_sdk.message.publishing.outbox import Outbox
 from gazette_sdk.message.publishing.sender import Sender
 from gazette_sdk.transport.loop import run
-from support.direct_memory import (
-    JOURNAL,
-    WAIT_S,
-    DirectMemoryTransport,
+from support.direct_memory import JOURNAL, WAIT_S
+from support.direct_publisher import (
+    NEVER_S,
     form_habit,
     outbox_of,
+    publisher,
+    transport,
     until,
 )
 
-NEVER_S = 1000.0
+__all__ = ["publisher", "transport"]
 
 
 @pytest.fixture(autouse=True)
 def _nobody_looks_in_time(monkeypatch):
     monkeypatch.setattr(direct_module, "AWAY_S", NEVER_S)
     monkeypatch.setattr(direct_module, "EARLY_S", 0.01)
-
-
-@pytest.fixture
-def transport():
-    made = DirectMemoryTransport()
-    made.create(JOURNAL)
-    return made
-
-
-@pytest.fixture
-def publisher(transport):
-    """A publisher with the habit: its next message is sent by its caller."""
-    made = Publisher(mapping=mapping.direct(JOURNAL), transport=transport)
-    form_habit(made)
-    yield made
-    transport.let_end.set()
-    made.close(WAIT_S)
 
 
 class Interruption:
