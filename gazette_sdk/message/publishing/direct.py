@@ -31,7 +31,7 @@ from gazette_sdk.message.publishing.receipt import Receipt
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.direct import DirectJournal
 
-__all__ = ["AWAY_S", "Directs", "Taken"]
+__all__ = ["AWAY_S", "Caller", "Directs"]
 
 AWAY_S = 0.004
 """An answer that nobody looks for is called in after that at most, times :attr:`Habit.trust`: so
@@ -96,11 +96,11 @@ class Directs:
         self._looks_at = math.inf
         self._next_look: asyncio.TimerHandle | None = None
         self._preparing: set[DirectJournal] = set()
-        self._taken: dict[Outbox, Taken] = {}
+        self._callers: dict[Outbox, Caller] = {}
 
     # ------------------------------------------------------ under the lock
 
-    def take(self, outbox: Outbox, receipt: Receipt, link: Link | None) -> Taken | None:
+    def take(self, outbox: Outbox, receipt: Receipt, link: Link | None) -> Caller | None:
         """Take a message that was just added to an outbox with the habit, if it may be sent.
 
         Args:
@@ -126,13 +126,13 @@ class Directs:
             if outbox.way is None:
                 return None
         outbox.sent_at = now
-        taken = self._taken.get(outbox)
-        if taken is None:
-            taken = self._taken[outbox] = Taken(self, outbox)
-        taken.caller = threading.get_ident()
-        taken.way = outbox.way
-        taken.begin(outbox.step(_ADDED_TO_SEND))
-        return taken
+        caller = self._callers.get(outbox)
+        if caller is None:
+            caller = self._callers[outbox] = Caller(self, outbox)
+        caller.thread = threading.get_ident()
+        caller.way = outbox.way
+        caller.begin(outbox.step(_ADDED_TO_SEND))
+        return caller
 
     def watch(self, outbox: Outbox) -> None:
         """See to it that somebody looks for an answer in time."""
@@ -145,9 +145,9 @@ class Directs:
 
     def interrupted(self, outbox: Outbox, error: BaseException) -> None:
         """Without the lock: a caller was interrupted, perhaps at work on something of an outbox."""
-        taken = self._taken.get(outbox)
-        if taken is not None:
-            taken.interrupted(error)
+        caller = self._callers.get(outbox)
+        if caller is not None:
+            caller.interrupted(error)
         elif outbox.holder == Holder.LOOP:  # it may have been about to tell
             self.wake([outbox])
 
@@ -211,20 +211,21 @@ class Directs:
             _log.debug("no connection of their own for callers: %s", error)
 
 
-class Taken:
-    """What a caller took out of an outbox, of which there is one at a time.
+class Caller:
+    """Who has the right to append what an outbox has, while that is a thread which publishes.
 
-    It is the :class:`~gazette_sdk.message.publishing.batch.Claim` of what is sent.
+    There is one for each outbox, whichever thread it is. It is the
+    :class:`~gazette_sdk.message.publishing.batch.Claim` of what it has sent.
 
     Attributes:
-        caller: identifies the caller's thread.
+        thread: identifies the thread.
         way: how it sends.
     """
 
-    __slots__ = ("_batch", "_directs", "_handed", "_outbox", "_prepares_at", "caller", "way")
+    __slots__ = ("_batch", "_directs", "_handed", "_outbox", "_prepares_at", "thread", "way")
 
     def __init__(self, directs: Directs, outbox: Outbox) -> None:
-        self.caller = 0
+        self.thread = 0
         self.way = outbox.way
         self._directs = directs
         self._outbox = outbox
@@ -271,7 +272,7 @@ class Taken:
         outbox = self._outbox
         if outbox.holder == Holder.LOOP:  # it may have been about to tell
             self._directs.wake([outbox])
-        if outbox.holder != Holder.CALLER or self.caller != threading.get_ident():
+        if outbox.holder != Holder.CALLER or self.thread != threading.get_ident():
             return
         handed = self._handed or outbox.handed
         if handed is None:
@@ -290,8 +291,7 @@ class Taken:
             handed.call.give_up("its caller was interrupted")
         cause = CallCancelledError(f"interrupted: {error!r}", journal=outbox.journal)
         handed.batch.attempt_error = cause
-        outbox.habit.broken()
-        self._hand_on(Handed(handed.batch, handed.way, error=cause))
+        self._failed(handed.batch, handed.way, cause)
 
     # --------------------------------------------------- who waits for it
 
@@ -315,7 +315,7 @@ class Taken:
                 if batch.is_done:
                     return
                 if outbox.holder == _AWAY:
-                    self.caller = threading.get_ident()
+                    self.thread = threading.get_ident()
                 if outbox.step(_CLAIMED) is not _RECEIVE:
                     return
                 self.begin(_RECEIVE)
@@ -351,8 +351,7 @@ class Taken:
         try:
             call = outbox.call = way.append(batch.whole_content())
         except GazetteError as error:
-            outbox.habit.broken()
-            self._hand_on(Handed(batch, way, error=error))
+            self._failed(batch, way, error)
             return
         if call is None:
             self._prepare(way)
@@ -386,12 +385,10 @@ class Taken:
             has_news = way.check(response)
         except GazetteError as error:
             batch.attempt_error = error
-            outbox.habit.broken()
-            self._hand_on(Handed(batch, way, error=error))
+            self._failed(batch, way, error)
             return False
         if response.status != pb.OK:  # nothing was written, and the loop knows what to do
-            outbox.habit.broken()
-            self._hand_on(Handed(batch, way))
+            self._failed(batch, way)
             return False
         if has_news:
             self._tell(way.learn, response)
@@ -400,6 +397,10 @@ class Taken:
         handed.begin = response.commit.begin
         outbox.call = None
         return True
+
+    def _failed(self, batch: Batch, way: DirectJournal, error: Exception | None = None) -> None:
+        self._outbox.habit.broken()
+        self._hand_on(Handed(batch, way, error=error))
 
     def _leave(self) -> None:
         """What the caller had has ended."""

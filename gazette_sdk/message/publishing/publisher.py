@@ -8,7 +8,7 @@ import logging
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -225,10 +225,11 @@ class Publisher:
     async def aflush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as flush()
         """As :meth:`flush`, in a coroutine."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        for futures in self._pending():
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not await ended(*futures, timeout_s=left):
-                raise _late(timeout)
+        if not await ended(*self._dispatch.deferred.pending(), timeout_s=timeout):
+            raise _late(timeout)
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not await ended(*(batch.done for batch in self._sender.pending()), timeout_s=left):
+            raise _late(timeout)
         self._sender.raise_failure()
 
     def close(self, timeout: float | None = None) -> None:
@@ -260,11 +261,6 @@ class Publisher:
             self._sender.refuse_more()
             if self._sender.is_connected:
                 await on_sdk_loop(self._shut())
-
-    def _pending(self) -> Iterator[list[concurrent.futures.Future[int]]]:
-        """First what waits to be mapped, then, looked up when it is asked for, all batches."""
-        yield self._dispatch.deferred.pending()
-        yield [batch.done for batch in self._sender.pending()]
 
     async def _shut(self) -> None:
         await self._dispatch.deferred.aclose()

@@ -132,7 +132,7 @@ class Sender:
             BackPressureError: too much is pending, and waiting is not wanted or not possible.
             ClosedError: the publisher is closed.
         """
-        taken = None
+        caller = None
         try:
             with self._lock:
                 if self._pending_bytes >= self._pending_bytes_max:
@@ -153,15 +153,15 @@ class Sender:
                 if outbox.holder >= _AT_WORK:  # as the machine says, without asking it each time
                     return receipt
                 if outbox.habit.is_formed and sequences is None:
-                    taken = self._directs.take(outbox, receipt, self._link)
-                if taken is None:
+                    caller = self._directs.take(outbox, receipt, self._link)
+                if caller is None:
                     outbox.step(Input.ADDED)
-            if taken is None:
+            if caller is None:
                 self._wake([outbox])
             else:
-                taken.send()
+                caller.send()
         except BaseException as error:
-            if taken is not None or not isinstance(error, GazetteError):
+            if caller is not None or not isinstance(error, GazetteError):
                 self._interrupted(outbox, error)
             raise
         return receipt

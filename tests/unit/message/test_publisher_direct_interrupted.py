@@ -17,7 +17,7 @@ from gazette_sdk import Publisher, mapping
 from gazette_sdk.message.publishing import direct as direct_module
 from gazette_sdk.message.publishing import sender as sender_module
 from gazette_sdk.message.publishing.batch import Batch
-from gazette_sdk.message.publishing.direct import Directs, Taken
+from gazette_sdk.message.publishing.direct import Caller, Directs
 from gazette_sdk.message.publishing.handover import Holder, Input
 from gazette_sdk.message.publishing.outbox import Outbox
 from gazette_sdk.message.publishing.sender import Sender
@@ -116,18 +116,18 @@ def check_no_call_is_left(transport):
 
 PUBLISH_POINTS = {
     "take": (Directs, "take"),
-    "begin": (Taken, "begin"),
-    "take next": (Taken, "_take_next"),
+    "begin": (Caller, "begin"),
+    "take next": (Caller, "_take_next"),
     "outbox take": (Outbox, "take"),
     "step to send": (Outbox, "step", Input.ADDED_TO_SEND),
-    "send": (Taken, "send"),
-    "received": (Taken, "_received"),
+    "send": (Caller, "send"),
+    "received": (Caller, "_received"),
     "settle": (Sender, "_settle"),
-    "send taken": (Taken, "_send"),
+    "send taken": (Caller, "_send"),
     "content": (Batch, "whole_content"),
     "step sent": (Outbox, "step", Input.SENT),
     "watch": (Directs, "watch"),
-    "hand on": (Taken, "_hand_on"),
+    "hand on": (Caller, "_hand_on"),
     "step handed on": (Outbox, "step", Input.HANDED_ON),
     "wake": (Sender, "_wake"),
     "prepare": (Directs, "prepare"),
@@ -354,14 +354,14 @@ def test_an_interruption_does_not_end_the_lookout(transport, publisher, monkeypa
 # ------------------------------------------------------------------- in result()
 
 RESULT_POINTS = {
-    "wait": (Taken, "wait"),
+    "wait": (Caller, "wait"),
     "step claimed": (Outbox, "step", Input.CLAIMED),
-    "begin": (Taken, "begin"),
-    "received": (Taken, "_received"),
+    "begin": (Caller, "begin"),
+    "received": (Caller, "_received"),
     "settle": (Sender, "_settle"),
-    "leave": (Taken, "_leave"),
+    "leave": (Caller, "_leave"),
     "rest": (Outbox, "rest"),
-    "hand on": (Taken, "_hand_on"),
+    "hand on": (Caller, "_hand_on"),
     "step handed on": (Outbox, "step", Input.HANDED_ON),
     "wake": (Sender, "_wake"),
 }
