@@ -22,8 +22,8 @@ from measure import Figure, arguments, cluster, in_turn, report
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import Transport, connect
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.appender import append
-from gazette_sdk.transport.retry_reader import RetryReader
+from gazette_sdk.transport.append.appender import append
+from gazette_sdk.transport.read.retry_reader import RetryReader
 
 BAR = 0.7
 PIECE_BYTES = 256 << 10

@@ -39,7 +39,7 @@ from measure import Figure, add_outputs, check, cluster, percentile, rows, table
 from messages import OTHERS, OURS, Part, in_process
 from peers.contender import SINGLE_MESSAGES, Round
 
-from gazette_sdk.broker.spool_directory import Durability
+from gazette_sdk.broker.spool.directory import Durability
 
 KINDS = {"single": "published one by one", "tail": "read at the end, 1,000/s"}
 BARS = {"single": 1.0, "tail": 0.5}

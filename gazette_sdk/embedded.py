@@ -23,10 +23,10 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
-from gazette_sdk.broker.in_process import InProcessTransport
+from gazette_sdk.broker.api.in_process import InProcessTransport
+from gazette_sdk.broker.api.served import ServedBroker
 from gazette_sdk.broker.process import BrokerConfig
-from gazette_sdk.broker.served import ServedBroker
-from gazette_sdk.broker.spool_directory import Durability
+from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.cluster.broker_keys import is_consistent
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_server import EtcdServer

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from gazette_sdk.broker.spool_directory import Durability
+from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.cluster.keyspace import WATCH_DELAY_S
 from gazette_sdk.cluster.membership import LEASE_TTL_S
 from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION
-from gazette_sdk.transport.grpc import Tls
+from gazette_sdk.transport.wires.grpc.transport import Tls
 
 __all__ = ["BrokerConfig"]
 

@@ -17,22 +17,22 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-from gazette_sdk.broker.append import Appends
+from gazette_sdk.broker.api.in_process import InProcessTransport
+from gazette_sdk.broker.append.append import Appends
+from gazette_sdk.broker.append.pulse import Pulses
 from gazette_sdk.broker.authorize import Authorization
 from gazette_sdk.broker.config import BrokerConfig
-from gazette_sdk.broker.held_back import HeldBack
-from gazette_sdk.broker.in_process import InProcessTransport
-from gazette_sdk.broker.known_fragments import KnownFragments
+from gazette_sdk.broker.fragments.persister import JournalLookup, Persister
+from gazette_sdk.broker.fragments.refresh import refresh_index
 from gazette_sdk.broker.listing import Listing
-from gazette_sdk.broker.persister import JournalLookup, Persister
-from gazette_sdk.broker.pulse import Pulses
-from gazette_sdk.broker.refresh import refresh_index
+from gazette_sdk.broker.read import ReadServer
+from gazette_sdk.broker.recovery.etcd_history import RevisionNote, is_without, succeeded_journals
+from gazette_sdk.broker.recovery.peer_inventory import KnownFragments
+from gazette_sdk.broker.recovery.quarantine import HeldBack
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.resolver import Resolver
-from gazette_sdk.broker.serve_read import ReadServer
 from gazette_sdk.broker.service import JournalService
-from gazette_sdk.broker.spool_directory import CompletedSpool, SpoolDirectory
-from gazette_sdk.broker.succession import RevisionNote, is_without, succeeded_journals
+from gazette_sdk.broker.spool.directory import CompletedSpool, SpoolDirectory
 from gazette_sdk.cluster.allocator.loop import run_allocator
 from gazette_sdk.cluster.broker_keys import (
     BrokerKeySpace,
@@ -48,7 +48,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import authority_for
 from gazette_sdk.protocol.routes import validate_broker_spec
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.stream import ChosenTransport
+from gazette_sdk.transport.wires.stream import ChosenTransport
 
 __all__ = ["Broker", "BrokerConfig"]
 

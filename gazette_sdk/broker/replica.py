@@ -13,14 +13,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gazette_sdk.broker.append_judgements import Terms
-from gazette_sdk.broker.flow_control import FlowControl
-from gazette_sdk.broker.index import Index
+from gazette_sdk.broker.append.flow_control import FlowControl
+from gazette_sdk.broker.append.inputs import Terms
+from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.broker.metrics import WRITE_HEAD
-from gazette_sdk.broker.pipeline import Pipeline
+from gazette_sdk.broker.replication.pipeline import Pipeline
 from gazette_sdk.broker.slot import Signal, Slot
-from gazette_sdk.broker.spool import Spool
-from gazette_sdk.broker.spool_directory import CompletedSpool, JournalSpools
+from gazette_sdk.broker.spool.directory import CompletedSpool, JournalSpools
+from gazette_sdk.broker.spool.spool import Spool
 from gazette_sdk.cluster.broker_keys import BrokerAssignment, JournalEntry
 from gazette_sdk.protocol import broker_pb2 as pb
 

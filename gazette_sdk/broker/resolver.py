@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from gazette_sdk.broker.metrics import WRITE_HEAD
+from gazette_sdk.broker.recovery.etcd_history import is_without
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.slot import Signal
-from gazette_sdk.broker.succession import is_without
 from gazette_sdk.cluster.broker_keys import BrokerAssignment, BrokerKeySpace, JournalEntry
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
 from gazette_sdk.errors import GazetteError

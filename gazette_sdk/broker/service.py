@@ -13,16 +13,16 @@ from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gazette_sdk.broker.append import Appends
-from gazette_sdk.broker.append_answer import AppendAnswer
+from gazette_sdk.broker.append.append import Appends
+from gazette_sdk.broker.append.content import ClientStream
+from gazette_sdk.broker.append.response import AppendAnswer
 from gazette_sdk.broker.authorize import Authorization
-from gazette_sdk.broker.content import ClientStream
-from gazette_sdk.broker.fragments_rpc import check_store, list_page
+from gazette_sdk.broker.fragments.rpc import check_store, list_page
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED
-from gazette_sdk.broker.replicate import replicate
+from gazette_sdk.broker.read import FileSpan, ReadServer
+from gazette_sdk.broker.replication.replicate import replicate
 from gazette_sdk.broker.resolver import Resolution, Resolver
-from gazette_sdk.broker.serve_read import FileSpan, ReadServer
 from gazette_sdk.broker.slot import Signal
 from gazette_sdk.errors import STATUS_NAMES, CallError, UnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry

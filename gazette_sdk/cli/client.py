@@ -83,7 +83,7 @@ def open_broker(invocation: Invocation) -> Transport:
         ConfigurationError: the address, a certificate or a key cannot be used.
     """
     from gazette_sdk.transport.connect import connect  # noqa: PLC0415 - lazy
-    from gazette_sdk.transport.tls import Tls  # noqa: PLC0415 - lazy
+    from gazette_sdk.transport.wires.tls import Tls  # noqa: PLC0415 - lazy
 
     client = invocation.settings(BROKER_CLIENT)
     return connect(

@@ -9,9 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from gazette_sdk.broker.api.served import ServedBroker
 from gazette_sdk.broker.process import BrokerConfig
-from gazette_sdk.broker.served import ServedBroker
-from gazette_sdk.broker.spool_directory import Durability
+from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.protocol.authorization import authority_for
 from gazette_sdk.server.options import Group, public_values
@@ -25,7 +25,7 @@ from gazette_sdk.server.settings import (
     pet_name,
 )
 from gazette_sdk.server.signals import StopSignal
-from gazette_sdk.transport.grpc import Tls
+from gazette_sdk.transport.wires.grpc.transport import Tls
 
 __all__ = ["configuration_of", "run"]
 

@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Self
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.direct import DirectJournal
-from gazette_sdk.transport.lane import AppendLane
-from gazette_sdk.transport.pieces import requests_of
+from gazette_sdk.transport.append.direct import DirectJournal
+from gazette_sdk.transport.append.lane import AppendLane
+from gazette_sdk.transport.append.pieces import requests_of
 from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, Target
 
 __all__ = ["ANYWHERE", "AppendItem", "ReadItem", "Target", "Transport"]

@@ -22,9 +22,9 @@ DEFAULT_WIRE = "auto"
 """What to speak to brokers where neither URL nor options say it."""
 
 _WIRES = {
-    "auto": "gazette_sdk.transport.stream.choice:ChosenTransport",
-    "grpc": "gazette_sdk.transport.grpc:GrpcTransport",
-    "stream": "gazette_sdk.transport.stream.transport:StreamTransport",
+    "auto": "gazette_sdk.transport.wires.stream.choice:ChosenTransport",
+    "grpc": "gazette_sdk.transport.wires.grpc.transport:GrpcTransport",
+    "stream": "gazette_sdk.transport.wires.stream.transport:StreamTransport",
 }
 """Transports to brokers by wire; named by import path, as one process seldom needs all."""
 
@@ -63,7 +63,7 @@ _SCHEMES: dict[str, Callable[..., Transport] | str] = {
     "embedded": "gazette_sdk.embedded:connect",
     **dict.fromkeys(
         ("file", "s3", "gs", "azure", "azure-ad", "az", "abfs", "memory"),
-        "gazette_sdk.transport.fragments:FragmentStoreTransport",
+        "gazette_sdk.transport.fragment_store:FragmentStoreTransport",
     ),
 }
 """Who connects to URLs of a scheme; named by import path where importing is costly, or the
@@ -80,8 +80,8 @@ def connect(url: str | None = None, **options: Any) -> Transport:
             fragment store, whose journals are then read without any broker. Without one, that
             of the environment variable ``GAZETTE_ADDRESS``, else ``http://localhost:8080``.
         options: keyword arguments of the transport: see
-            :class:`~gazette_sdk.transport.grpc.GrpcTransport` and
-            :class:`~gazette_sdk.transport.fragments.FragmentStoreTransport`.
+            :class:`~gazette_sdk.transport.wires.grpc.transport.GrpcTransport` and
+            :class:`~gazette_sdk.transport.fragment_store.FragmentStoreTransport`.
 
     Raises:
         ConfigurationError: the URL's scheme is unknown, or its address or options are wrong.

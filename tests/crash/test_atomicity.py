@@ -21,9 +21,9 @@ from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import connect
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.appender import append_once
+from gazette_sdk.transport.append.appender import append_once
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.retry_reader import RetryReader
+from gazette_sdk.transport.read.retry_reader import RetryReader
 
 SIZES = [1, 60, 3_000, 100_000, 1_000_000, 8 << 20]
 WEIGHTS = [6, 6, 6, 4, 2, 1]

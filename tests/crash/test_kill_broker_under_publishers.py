@@ -15,8 +15,8 @@ from crash.dev_cluster import DevCluster
 from crash.followers import Follower, read_all
 from crash.transactions import History, Message, Transaction, check_uninterrupted
 from gazette_sdk.message import JsonMessage, Publisher, Reader
-from gazette_sdk.transport.stream.blocking import BlockingClient
-from gazette_sdk.transport.stream.blocking_call import BlockingCall
+from gazette_sdk.transport.wires.stream.blocking import BlockingClient
+from gazette_sdk.transport.wires.stream.blocking_call import BlockingCall
 
 KILLS = 10
 CHECKPOINTS_CHECKED = 4

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from gazette_sdk.broker.in_process import InProcessTransport
+from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.process import Broker, BrokerConfig
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.cluster.etcd import Etcd, KeyValue, WatchBatch, WatchEvent

@@ -13,7 +13,7 @@ import pytest
 
 from gazette_sdk import Publisher, Reader
 from gazette_sdk.message.publishing.receipt import Receipt
-from gazette_sdk.transport.stream.blocking import BlockingClient
+from gazette_sdk.transport.wires.stream.blocking import BlockingClient
 
 __all__ = [
     "NEVER_S",

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from gazette_sdk.errors import CallError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.append.direct import DirectCall
 from gazette_sdk.transport.base import ANYWHERE
-from gazette_sdk.transport.direct import DirectCall
 from support.memory_transport import MemoryTransport
 
 __all__ = ["JOURNAL", "WAIT_S", "DirectMemoryTransport"]

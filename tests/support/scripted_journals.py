@@ -18,11 +18,11 @@ from typing import Any
 
 import grpc.aio
 
-from gazette_sdk.broker.append_answer import Told
-from gazette_sdk.broker.grpc_front import journal_methods
-from gazette_sdk.broker.http_gateway import HttpGateway
-from gazette_sdk.broker.json_gateway import JsonGateway
-from gazette_sdk.broker.stream_front import stream_methods
+from gazette_sdk.broker.api.grpc import journal_methods
+from gazette_sdk.broker.api.http_gateway import HttpGateway
+from gazette_sdk.broker.api.json_gateway import JsonGateway
+from gazette_sdk.broker.api.stream import stream_methods
+from gazette_sdk.broker.append.response import Told
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
 from gazette_sdk.protocol.service import RPCS_BY_NAME

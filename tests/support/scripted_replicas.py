@@ -104,4 +104,4 @@ def without_pulses(monkeypatch):
     async def none(_self, _replica):
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("gazette_sdk.broker.pulse.Pulses.run", none)
+    monkeypatch.setattr("gazette_sdk.broker.append.pulse.Pulses.run", none)

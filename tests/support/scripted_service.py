@@ -6,7 +6,7 @@ import copy
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from gazette_sdk.broker.append_answer import Told
+from gazette_sdk.broker.append.response import Told
 from gazette_sdk.errors import (
     CallCancelledError,
     CallError,
@@ -17,7 +17,7 @@ from gazette_sdk.errors import (
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.server.call import Call
 from gazette_sdk.transport.base import AppendItem
-from gazette_sdk.transport.routed import CHUNK_BYTES_KEY
+from gazette_sdk.transport.routing.routed import CHUNK_BYTES_KEY
 from support.scripted_broker import RefusalError, ScriptedBroker, answer_of, answers_of
 
 __all__ = ["ScriptedService"]

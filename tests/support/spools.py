@@ -7,9 +7,9 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from gazette_sdk.broker.content_file import ContentFile
-from gazette_sdk.broker.spool import Spool
-from gazette_sdk.broker.spool_directory import CompletedSpool, SpoolDirectory
+from gazette_sdk.broker.spool.content_file import ContentFile
+from gazette_sdk.broker.spool.directory import CompletedSpool, SpoolDirectory
+from gazette_sdk.broker.spool.spool import Spool
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
 

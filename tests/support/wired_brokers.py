@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from gazette_sdk.broker.grpc_front import journal_methods
-from gazette_sdk.broker.in_process import InProcessTransport
+from gazette_sdk.broker.api.grpc import journal_methods
+from gazette_sdk.broker.api.in_process import InProcessTransport
+from gazette_sdk.broker.api.stream import stream_methods
 from gazette_sdk.broker.process import RECONNECT_BACKOFF_MAX_S
-from gazette_sdk.broker.stream_front import stream_methods
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.server.process import Server
 from gazette_sdk.transport.connect import connect

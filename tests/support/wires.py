@@ -18,13 +18,13 @@ from typing import Any, Self
 
 import pytest
 
-from gazette_sdk.broker.in_process import InProcessTransport
+from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.protocol.authorization import FixedToken, authority_for
 from gazette_sdk.server.tls import server_context
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.grpc import GrpcTransport
-from gazette_sdk.transport.stream import ChosenTransport, StreamTransport
-from gazette_sdk.transport.tls import Tls
+from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
+from gazette_sdk.transport.wires.stream import ChosenTransport, StreamTransport
+from gazette_sdk.transport.wires.tls import Tls
 from support.certificates import Authority
 from support.scripted_broker import ScriptedBroker
 from support.scripted_service import ScriptedService

@@ -27,7 +27,7 @@ from gazette_sdk.protocol.selectors import parse_selector
 from gazette_sdk.transport import Transport, connect
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.listing import list_all_fragments, list_journals
-from gazette_sdk.transport.retry_reader import RetryReader
+from gazette_sdk.transport.read.retry_reader import RetryReader
 from gazette_spark.decode import Decoder
 from gazette_spark.options import Options
 

@@ -26,12 +26,12 @@ from gazette_sdk.protocol import labels
 from gazette_sdk.protocol.durations import SECOND_NS, from_ns
 from gazette_sdk.protocol.journal_spec import validate_journal_spec
 from gazette_sdk.server.settings import LoggingSettings
-from gazette_sdk.transport.appender import TRANSIENT, append_once
+from gazette_sdk.transport.append.appender import TRANSIENT, append_once
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.listing import apply_journals, list_journals, store_health
 from gazette_sdk.transport.loop import run
-from gazette_sdk.transport.tls import Tls
+from gazette_sdk.transport.wires.tls import Tls
 
 __all__ = ["Site", "open_site"]
 

@@ -20,8 +20,8 @@ from gazette_sdk.errors import ConfigurationError, GazetteError, MappingError
 from gazette_sdk.message import mapping as mappings
 from gazette_sdk.message.mapping import Partitions
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append_service import AppendService, AsyncAppend
-from gazette_sdk.transport.appender import append
+from gazette_sdk.transport.append.append_service import AppendService, AsyncAppend
+from gazette_sdk.transport.append.appender import append
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import WatchedList
 

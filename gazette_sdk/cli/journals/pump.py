@@ -30,8 +30,8 @@ from gazette_sdk.fragment.remote import open_url
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import WatchedList
-from gazette_sdk.transport.reader import ByteReader, OffsetJumpError
-from gazette_sdk.transport.retry_reader import RetryReader
+from gazette_sdk.transport.read.reader import ByteReader, OffsetJumpError
+from gazette_sdk.transport.read.retry_reader import RetryReader
 
 __all__ = ["Output", "Pump", "ReadOptions"]
 

@@ -4,7 +4,7 @@ What is published while an append is under way gathers to a batch, which is begu
 has ended; so the quicker messages come, the more share an append. Where the way to the broker is
 long, or a batch has grown large meanwhile, it is begun behind those under way, without waiting
 for them. Appends of a journal take effect in their order nevertheless, or not at all; see
-:class:`~gazette_sdk.transport.append_chain.Chain`.
+:class:`~gazette_sdk.transport.append.append_chain.Chain`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gazette_sdk.message.publishing.batch import Batch, closed_error
 from gazette_sdk.message.publishing.link import Link
 from gazette_sdk.message.publishing.outbox import Handed, Outbox
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.async_append import AsyncAppend
+from gazette_sdk.transport.append.async_append import AsyncAppend
 
 __all__ = ["Settle", "see_through"]
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from gazette_sdk.errors import ClosedError, DeadlineExceededError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append_service import AsyncAppend
+from gazette_sdk.transport.append.append_service import AsyncAppend
 from gazette_sdk.transport.loop import sdk_loop
 
 __all__ = [

@@ -29,7 +29,7 @@ from gazette_sdk.message.publishing.link import Link
 from gazette_sdk.message.publishing.outbox import Handed, Outbox
 from gazette_sdk.message.publishing.receipt import Receipt
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.direct import DirectJournal
+from gazette_sdk.transport.append.direct import DirectJournal
 
 __all__ = ["AWAY_S", "Caller", "Directs"]
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 from gazette_sdk.message.publishing.partitions import Watches
-from gazette_sdk.transport.append_service import AppendService
+from gazette_sdk.transport.append.append_service import AppendService
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.loop import sdk_loop

@@ -22,7 +22,7 @@ from gazette_sdk.message.publishing.receipt import Receipt
 from gazette_sdk.message.uuid import Stamp
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.transport.direct import DirectCall, DirectJournal
+from gazette_sdk.transport.append.direct import DirectCall, DirectJournal
 
 __all__ = ["Handed", "Outbox"]
 

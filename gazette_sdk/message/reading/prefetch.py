@@ -39,8 +39,8 @@ from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.listing import WatchedList, list_journals
-from gazette_sdk.transport.reader import OffsetJumpError
-from gazette_sdk.transport.retry_reader import RetryReader
+from gazette_sdk.transport.read.reader import OffsetJumpError
+from gazette_sdk.transport.read.retry_reader import RetryReader
 
 __all__ = ["Prefetch", "Replay"]
 

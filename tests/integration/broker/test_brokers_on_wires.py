@@ -13,12 +13,12 @@ import time
 
 import pytest
 
-from gazette_sdk.broker.in_process import InProcessTransport
+from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import authority_for
 from gazette_sdk.server.call import Call
-from gazette_sdk.transport.stream import choice
+from gazette_sdk.transport.wires.stream import choice
 from support.brokers import COMMIT, LIMIT_S, Client, HandCluster, journal_spec, stream
 from support.etcd import run
 from support.spools import until
@@ -51,7 +51,7 @@ def without_pulses(monkeypatch):
     async def none(_self, _replica):
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("gazette_sdk.broker.pulse.Pulses.run", none)
+    monkeypatch.setattr("gazette_sdk.broker.append.pulse.Pulses.run", none)
 
 
 async def replicated(cluster, **changes):
@@ -334,7 +334,7 @@ def test_a_proxied_read_follows_the_journal_and_ends_with_its_caller(wired):
 
 def test_a_peer_that_answers_no_more_fails_the_append_in_bounded_time(wired, monkeypatch):
     without_pulses(monkeypatch)
-    monkeypatch.setattr("gazette_sdk.broker.pipeline.PEER_ANSWER_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("gazette_sdk.broker.replication.pipeline.PEER_ANSWER_TIMEOUT_S", 0.5)
 
     async def scenario():
         async with wired() as cluster:
@@ -378,7 +378,7 @@ def test_a_peer_whose_connections_break_is_reached_again(wired, monkeypatch):
 def test_a_peer_that_takes_connections_and_says_nothing_is_unavailable(wired, monkeypatch):
     """A process that is stopped: its kernel goes on to accept."""
     without_pulses(monkeypatch)
-    monkeypatch.setattr("gazette_sdk.broker.pipeline.PEER_ANSWER_TIMEOUT_S", 0.7)
+    monkeypatch.setattr("gazette_sdk.broker.replication.pipeline.PEER_ANSWER_TIMEOUT_S", 0.7)
     monkeypatch.setattr(choice, "HELLO_TIMEOUT_S", 0.2)
 
     async def scenario():

@@ -6,7 +6,10 @@ import asyncio
 
 import pytest
 
-from gazette_sdk.broker import held_back, known_fragments, pipeline, process
+from gazette_sdk.broker import process
+from gazette_sdk.broker.recovery import peer_inventory as known_fragments
+from gazette_sdk.broker.recovery import quarantine as held_back
+from gazette_sdk.broker.replication import pipeline
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import LIMIT_S, HandCluster, crash, journal_spec

@@ -264,7 +264,7 @@ def test_replicas_that_never_agree_end_in_an_error(etcd, tmp_path, monkeypatch):
 
 def test_a_silent_peer_fails_the_append_in_bounded_time(etcd, tmp_path, monkeypatch):
     without_pulses(monkeypatch)
-    monkeypatch.setattr("gazette_sdk.broker.pipeline.PEER_ANSWER_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("gazette_sdk.broker.replication.pipeline.PEER_ANSWER_TIMEOUT_S", 0.2)
 
     async def scenario():
         loop = asyncio.get_running_loop()
@@ -283,7 +283,7 @@ def test_what_no_replica_acknowledged_is_not_stored_by_a_primary_that_goes(
     etcd, tmp_path, monkeypatch, ending, codec
 ):
     without_pulses(monkeypatch)
-    monkeypatch.setattr("gazette_sdk.broker.pipeline.PEER_ANSWER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr("gazette_sdk.broker.replication.pipeline.PEER_ANSWER_TIMEOUT_S", 0.3)
 
     async def scenario():
         def answer(request):

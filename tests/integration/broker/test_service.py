@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from gazette_sdk.broker.in_process import InProcessTransport
+from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED, WRITE_HEAD
 from gazette_sdk.broker.resolver import Resolver
 from gazette_sdk.errors import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gazette_sdk.broker.succession import RevisionNote, is_without, succeeded_journals
+from gazette_sdk.broker.recovery.etcd_history import RevisionNote, is_without, succeeded_journals
 from gazette_sdk.cluster import etcd as etcd_module
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -92,7 +92,7 @@ def test_the_note_is_of_one_cluster_and_survives(tmp_path):
 
 
 def test_a_note_is_written_by_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr("gazette_sdk.broker.succession.NOTE_DELAY_S", 0.01)
+    monkeypatch.setattr("gazette_sdk.broker.recovery.etcd_history.NOTE_DELAY_S", 0.01)
 
     async def scenario():
         note = RevisionNote(tmp_path / "revision")

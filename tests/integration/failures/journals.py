@@ -13,11 +13,11 @@ from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import GazetteError, OffsetNotYetAvailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.appender import append_once
+from gazette_sdk.transport.append.appender import append_once
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import apply_journals, list_all_fragments
-from gazette_sdk.transport.reader import ByteReader
-from gazette_sdk.transport.retry_reader import RetryReader
+from gazette_sdk.transport.read.reader import ByteReader
+from gazette_sdk.transport.read.retry_reader import RetryReader
 
 TIMEOUT_S = 20.0
 

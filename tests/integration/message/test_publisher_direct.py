@@ -22,9 +22,9 @@ from gazette_sdk.server.process import Server
 from gazette_sdk.server.tls import server_context
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import run
-from gazette_sdk.transport.stream import ChosenTransport, StreamTransport
-from gazette_sdk.transport.stream.dialing import NotStreamError
-from gazette_sdk.transport.tls import Tls
+from gazette_sdk.transport.wires.stream import ChosenTransport, StreamTransport
+from gazette_sdk.transport.wires.stream.dialing import NotStreamError
+from gazette_sdk.transport.wires.tls import Tls
 from integration.message.topics import Topic
 from support.certificates import Authority
 from support.direct_appends import (

@@ -20,7 +20,7 @@ from gazette_sdk import Publisher, Reader, mapping
 from gazette_sdk.message.publishing import direct
 from gazette_sdk.message.publishing.handover import Holder
 from gazette_sdk.message.publishing.receipt import Receipt, ReceiptTimeoutError
-from gazette_sdk.transport.stream.blocking import REDIAL_AFTER_S
+from gazette_sdk.transport.wires.stream.blocking import REDIAL_AFTER_S
 from integration.message.topics import Topic
 from support.direct_appends import (
     NEVER_S,

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_sdk.broker.grpc_front import journal_methods
-from gazette_sdk.broker.stream_front import stream_methods
+from gazette_sdk.broker.api.grpc import journal_methods
+from gazette_sdk.broker.api.stream import stream_methods
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.server.process import Server
 from gazette_sdk.server.tls import server_context
 from gazette_sdk.testing.transports import CHECKS, TransportContract
 from gazette_sdk.transport import loop
-from gazette_sdk.transport.grpc import GrpcTransport
-from gazette_sdk.transport.stream import ChosenTransport, StreamTransport
-from gazette_sdk.transport.tls import Tls
+from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
+from gazette_sdk.transport.wires.stream import ChosenTransport, StreamTransport
+from gazette_sdk.transport.wires.tls import Tls
 from support.certificates import Authority
 
 PLAIN = {

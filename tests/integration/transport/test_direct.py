@@ -12,7 +12,7 @@ from gazette_sdk.errors import CallError, ClosedError, UnavailableError, Validat
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability, authority_for
 from gazette_sdk.transport import metrics
-from gazette_sdk.transport.stream import StreamTransport, blocking
+from gazette_sdk.transport.wires.stream import StreamTransport, blocking
 from support.scripted_broker import append_ok, in_loop, route_to, until
 from support.scripted_stream import ScriptedStream
 

@@ -15,11 +15,11 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport import channels
 from gazette_sdk.transport.base import Target
-from gazette_sdk.transport.dispatcher import Health, candidates
-from gazette_sdk.transport.grpc import GrpcTransport
+from gazette_sdk.transport.routing.dispatcher import Health, candidates
 from gazette_sdk.transport.target import SERVICE
+from gazette_sdk.transport.wires.grpc import channels
+from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
 from support.scripted_broker import (
     RefusalError,
     ScriptedBroker,

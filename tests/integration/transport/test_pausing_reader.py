@@ -9,7 +9,7 @@ import pytest
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.server import stream_connection, stream_server
-from gazette_sdk.transport.stream import connection
+from gazette_sdk.transport.wires.stream import connection
 from support.scripted_broker import in_loop, read_metadata
 from support.wires import NETWORK, over
 

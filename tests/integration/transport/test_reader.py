@@ -12,7 +12,11 @@ from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path
 from gazette_sdk.transport import metrics
-from gazette_sdk.transport.reader import ByteReader, OffsetJumpError, SeekRequiresNewReaderError
+from gazette_sdk.transport.read.reader import (
+    ByteReader,
+    OffsetJumpError,
+    SeekRequiresNewReaderError,
+)
 from support.fragment_files import fragment_of, served_files, store_fragment, stored
 from support.scripted_broker import (
     RefusalError,

@@ -13,11 +13,11 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.protocol.stream_frames import encode_goaway
 from gazette_sdk.server.tls import server_context
-from gazette_sdk.transport.stream import blocking
-from gazette_sdk.transport.stream.blocking import BlockingClient
-from gazette_sdk.transport.stream.blocking_connection import BlockingDialer
-from gazette_sdk.transport.stream.dialing import NotStreamError
-from gazette_sdk.transport.tls import Tls
+from gazette_sdk.transport.wires.stream import blocking
+from gazette_sdk.transport.wires.stream.blocking import BlockingClient
+from gazette_sdk.transport.wires.stream.blocking_connection import BlockingDialer
+from gazette_sdk.transport.wires.stream.dialing import NotStreamError
+from gazette_sdk.transport.wires.tls import Tls
 from support.blocking_clients import (
     OPENING,
     Served,

@@ -14,7 +14,7 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.message.publishing.direct import BYTES_MAX
 from gazette_sdk.protocol.stream_calls import Ping
-from gazette_sdk.transport.stream import blocking_call
+from gazette_sdk.transport.wires.stream import blocking_call
 from support.blocking_clients import (
     OPENING,
     WAIT_S,

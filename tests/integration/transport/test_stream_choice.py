@@ -14,9 +14,9 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import connect
 from gazette_sdk.transport.base import Target
 from gazette_sdk.transport.loop import run
-from gazette_sdk.transport.stream import ChosenTransport, StreamTransport, choice
-from gazette_sdk.transport.stream.choice import MEMORY_S
 from gazette_sdk.transport.target import SERVICE
+from gazette_sdk.transport.wires.stream import ChosenTransport, StreamTransport, choice
+from gazette_sdk.transport.wires.stream.choice import MEMORY_S
 from support.scripted_broker import (
     ScriptedBroker,
     header,

@@ -16,9 +16,9 @@ from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.server.process import Server
 from gazette_sdk.server.stream_server import Answer, StreamMethod
 from gazette_sdk.server.tls import server_context
-from gazette_sdk.transport.stream import ChosenTransport, StreamTransport
-from gazette_sdk.transport.stream.dialing import NotStreamError
-from gazette_sdk.transport.tls import Tls
+from gazette_sdk.transport.wires.stream import ChosenTransport, StreamTransport
+from gazette_sdk.transport.wires.stream.dialing import NotStreamError
+from gazette_sdk.transport.wires.tls import Tls
 from support.certificates import Authority
 from support.scripted_broker import header, in_loop
 from support.scripted_stream import ScriptedStream

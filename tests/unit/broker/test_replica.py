@@ -6,7 +6,7 @@ import logging
 import pytest
 
 from gazette_sdk.broker.replica import Replica, ReplicaParts
-from gazette_sdk.broker.spool_directory import SpoolDirectory
+from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import digest_of
 from support.etcd import run

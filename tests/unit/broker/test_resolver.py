@@ -9,7 +9,7 @@ import pytest
 from gazette_sdk.broker.metrics import WRITE_HEAD
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.resolver import MISSING_ID, Resolver, StoppingError
-from gazette_sdk.broker.spool_directory import SpoolDirectory
+from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims

@@ -13,7 +13,7 @@ import pytest
 from gazette_sdk import Publisher, mapping
 from gazette_sdk.errors import ClosedError, NotAllowedError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.lane import AppendLane
+from gazette_sdk.transport.append.lane import AppendLane
 from gazette_sdk.transport.loop import run
 from support.memory_transport import MemoryTransport
 

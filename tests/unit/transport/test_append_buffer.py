@@ -5,8 +5,8 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gazette_sdk.transport.append_buffer import AppendBuffer, MemoryBudget
-from gazette_sdk.transport.appender import CHUNK_BYTES
+from gazette_sdk.transport.append.append_buffer import AppendBuffer, MemoryBudget
+from gazette_sdk.transport.append.appender import CHUNK_BYTES
 from support.scripted_broker import in_loop, no_pause
 
 STEPS = st.lists(

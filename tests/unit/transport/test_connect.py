@@ -7,10 +7,10 @@ import pytest
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.transport import Transport, connect
-from gazette_sdk.transport.fragments import FragmentStoreTransport
-from gazette_sdk.transport.grpc import GrpcTransport
-from gazette_sdk.transport.stream.choice import ChosenTransport
-from gazette_sdk.transport.tls import Tls
+from gazette_sdk.transport.fragment_store import FragmentStoreTransport
+from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
+from gazette_sdk.transport.wires.stream.choice import ChosenTransport
+from gazette_sdk.transport.wires.tls import Tls
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +111,6 @@ def test_a_bad_environment_variable_is_named(monkeypatch):
 def test_stores_are_not_imported_before_they_are_used():
     code = (
         "import sys, gazette_sdk.transport as t; t.connect('http://localhost:8080');"
-        "assert 'gazette_sdk.transport.fragments' not in sys.modules"
+        "assert 'gazette_sdk.transport.fragment_store' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

@@ -5,7 +5,14 @@ import pytest
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.base import Target
-from gazette_sdk.transport.dispatcher import Action, Health, Marks, action_for, candidates, choose
+from gazette_sdk.transport.routing.dispatcher import (
+    Action,
+    Health,
+    Marks,
+    action_for,
+    candidates,
+    choose,
+)
 from gazette_sdk.transport.target import SERVICE, Peer
 from support.vectors import group
 

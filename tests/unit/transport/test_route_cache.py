@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.route_cache import NO_ROUTE, RouteCache
+from gazette_sdk.transport.routing.route_cache import NO_ROUTE, RouteCache
 from support.vectors import cases
 
 ROUTE = pb.Route(members=[pb.ProcessSpec.ID(zone="a", suffix="broker")], primary=0)

@@ -17,8 +17,8 @@ from gazette_sdk.protocol.stream_frames import (
     encode_hello,
     encode_status,
 )
-from gazette_sdk.transport.stream.connection import LOW_WATER_BYTES, Connection
-from gazette_sdk.transport.stream.open_call import HELD_BYTES_MAX, Ended
+from gazette_sdk.transport.wires.stream.connection import LOW_WATER_BYTES, Connection
+from gazette_sdk.transport.wires.stream.open_call import HELD_BYTES_MAX, Ended
 from support.scripted_broker import in_loop
 
 

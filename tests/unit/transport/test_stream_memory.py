@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gazette_sdk.transport.dispatcher import Health
-from gazette_sdk.transport.stream.choice import MEMORY_S, Memory
+from gazette_sdk.transport.routing.dispatcher import Health
+from gazette_sdk.transport.wires.stream.choice import MEMORY_S, Memory
 
 
 class Clock:

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.stream.source import END, PENDING, Source
+from gazette_sdk.transport.wires.stream.source import END, PENDING, Source
 from support.scripted_broker import in_loop
 
 COMMIT = pb.AppendRequest()

@@ -1,0 +1,8 @@
+"""Fronts of the journal service: in process, stream transport, gRPC, HTTP and JSON.
+
+- `fronts`: conversions that all fronts share.
+- `in_process`: a transport to the broker of this process.
+- `stream`, `grpc`: the journal service on each wire.
+- `http_gateway`, `json_gateway`: journals as files, and the service as JSON.
+- `served`: a broker behind its public port.
+"""

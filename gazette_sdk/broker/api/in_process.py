@@ -1,0 +1,176 @@
+"""A transport to the broker in this very process: no port, no serialization."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from types import TracebackType
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from gazette_sdk.broker.api.fronts import Chunk, Journals, chunks
+from gazette_sdk.errors import ClosedError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.authorization import Authorizer, wanted_for
+from gazette_sdk.server.call import Call
+from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, Transport
+
+__all__ = ["CHUNK_BYTES", "InProcessTransport"]
+
+CHUNK_BYTES = 256 << 10
+"""Content of one item: it is copied once, so that bigger ones gain little."""
+
+_CLOSED = "the transport was closed; connect again"
+
+T = TypeVar("T")
+
+
+class InProcessTransport(Transport):
+    """Reaches journals through a broker's service object, on its event loop.
+
+    Targets do not matter: the broker proxies what it does not serve itself.
+
+    Args:
+        service: the broker's.
+        authorizer: signs each call where the broker has keys.
+    """
+
+    def __init__(self, service: Journals, authorizer: Authorizer | None = None) -> None:
+        self._service = service
+        self._authorizer = authorizer
+        self._closed = False
+        self._calls: set[_UnderWay] = set()
+
+    async def list(self, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse]:
+        """See :meth:`Transport.list`."""
+        async with aclosing(self._service.list(request, self._call(request))) as responses:
+            while (response := await self._next(responses)) is not None:
+                yield response
+
+    async def apply(self, request: pb.ApplyRequest) -> pb.ApplyResponse:
+        """See :meth:`Transport.apply`."""
+        call = self._call(request)
+        with _UnderWay(self._calls):
+            return await self._service.apply(request, call)
+
+    async def read(
+        self, request: pb.ReadRequest, target: Target = ANYWHERE
+    ) -> AsyncGenerator[ReadItem]:
+        """See :meth:`Transport.read`."""
+        del target
+        items = chunks(self._service.read(request, self._call(request)), CHUNK_BYTES)
+        async with aclosing(items):
+            while (item := await self._next(items)) is not None:
+                yield item.content if isinstance(item, Chunk) else item
+
+    async def append(
+        self, requests: AsyncIterator[AppendItem], target: Target = ANYWHERE
+    ) -> pb.AppendResponse:
+        """See :meth:`Transport.append`."""
+        del target
+        opening = await anext(requests, None)
+        named = opening if isinstance(opening, pb.AppendRequest) else pb.AppendRequest()
+        call = self._call(named)
+        if opening is not None:
+            requests = _after(opening, requests)
+        with _UnderWay(self._calls):
+            return await self._service.append(requests, call)
+
+    async def replicate(
+        self, requests: AsyncIterator[pb.ReplicateRequest], target: Target
+    ) -> AsyncGenerator[pb.ReplicateResponse]:
+        """See :meth:`Transport.replicate`."""
+        del target
+        opening = await anext(requests, None)
+        if opening is None:
+            return
+        stream = self._service.replicate(_after(opening, requests), self._call(opening))
+        async with aclosing(stream) as responses:
+            while (response := await self._next(responses)) is not None:
+                yield response
+
+    async def list_fragments(
+        self, request: pb.FragmentsRequest, target: Target = ANYWHERE
+    ) -> pb.FragmentsResponse:
+        """See :meth:`Transport.list_fragments`."""
+        del target
+        call = self._call(request)
+        with _UnderWay(self._calls):
+            return await self._service.list_fragments(request, call)
+
+    async def fragment_store_health(
+        self, request: pb.FragmentStoreHealthRequest
+    ) -> pb.FragmentStoreHealthResponse:
+        """See :meth:`Transport.fragment_store_health`."""
+        call = self._call(request)
+        with _UnderWay(self._calls):
+            return await self._service.fragment_store_health(request, call)
+
+    async def aclose(self) -> None:
+        """See :meth:`Transport.aclose`. The broker goes on."""
+        self._closed = True
+        for call in tuple(self._calls):
+            call.end()
+
+    async def _next(self, items: AsyncGenerator[T]) -> T | None:
+        """What a call yields next; nothing at its end."""
+        if self._closed:
+            raise ClosedError(_CLOSED)
+        with _UnderWay(self._calls):
+            return await anext(items, None)
+
+    def _call(self, opening: Message) -> Call:
+        if self._closed:
+            raise ClosedError(_CLOSED)
+        authorization: str | None = None
+        if self._authorizer is not None:
+            wanted = wanted_for(opening)
+            authorization = self._authorizer.header(
+                wanted.capability, wanted.selector, wanted.ttl_s, time.time()
+            )
+        return Call(authorization=authorization, chunk_bytes=CHUNK_BYTES)
+
+
+class _UnderWay:
+    """A call that waits for the broker; it ends when the transport is closed meanwhile."""
+
+    __slots__ = ("_calls", "_cancelling", "_is_ended", "_task")
+
+    def __init__(self, calls: set[_UnderWay]) -> None:
+        self._calls = calls
+
+    def __enter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None, "calls are made by coroutines"
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._is_ended = False
+        self._calls.add(self)
+
+    def end(self) -> None:
+        """End it by :class:`ClosedError`."""
+        if not self._is_ended:
+            self._is_ended = True
+            self._task.cancel()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._calls.discard(self)
+        if not self._is_ended:
+            return
+        others_cancel = self._task.uncancel() > self._cancelling
+        if isinstance(error, asyncio.CancelledError) and not others_cancel:
+            raise ClosedError(_CLOSED) from None
+
+
+async def _after(opening: T, requests: AsyncIterator[T]) -> AsyncIterator[T]:
+    yield opening
+    async for request in requests:
+        yield request

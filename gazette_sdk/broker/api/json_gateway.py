@@ -1,0 +1,223 @@
+"""The journal service as JSON over HTTP, under ``/v1/`` (protocol section 15).
+
+``POST /v1/journals/list`` and ``POST /v1/journals/read`` answer with one JSON object per message
+of the call's stream, each on its own line.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+import orjson
+from aiohttp import web
+from google.protobuf import json_format
+from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+
+from gazette_sdk.broker.api.fronts import Chunk, Journals, chunks
+from gazette_sdk.errors import CallError, GazetteError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.wire import complete
+from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, Call
+from gazette_sdk.server.http import Target
+
+__all__ = ["JsonGateway", "message_json"]
+
+_GRPC_CODES = {
+    "CANCELLED": (1, 408),
+    "UNKNOWN": (2, 500),
+    "INVALID_ARGUMENT": (3, 400),
+    "DEADLINE_EXCEEDED": (4, 504),
+    "NOT_FOUND": (5, 404),
+    "ALREADY_EXISTS": (6, 409),
+    "PERMISSION_DENIED": (7, 403),
+    "RESOURCE_EXHAUSTED": (8, 429),
+    "FAILED_PRECONDITION": (9, 400),
+    "ABORTED": (10, 409),
+    "OUT_OF_RANGE": (11, 400),
+    "UNIMPLEMENTED": (12, 501),
+    "INTERNAL": (13, 500),
+    "UNAVAILABLE": (14, 503),
+    "DATA_LOSS": (15, 500),
+    "UNAUTHENTICATED": (16, 401),
+}
+"""gRPC status codes: their numbers, and the HTTP statuses they map to."""
+
+_CORS_METHODS = "GET, POST, OPTIONS"
+_CORS_HEADERS = (
+    "Cache-Control, Content-Language, Content-Length, Content-Type, Expires, Last-Modified, "
+    "Pragma, Authorization"
+)
+
+
+class JsonGateway:
+    """Answers ``/v1/…``. Mount it at ``/v1/``.
+
+    Args:
+        service: the journal service to ask.
+        allow_origins: origins whose pages may call from a browser.
+    """
+
+    def __init__(self, service: Journals, *, allow_origins: Iterable[str] = ()) -> None:
+        self._service = service
+        self._allow_origins = frozenset(allow_origins)
+
+    async def __call__(self, request: web.Request, target: Target) -> web.StreamResponse:
+        """Answer a request."""
+        cors = self._cors(request.headers.get("Origin", ""))
+        if request.method == "OPTIONS":
+            return web.Response(headers=cors)
+        call = Call(authorization=request.headers.get("Authorization"))
+        messages: AsyncGenerator[Message]
+        try:
+            if (request.method, target.path) == ("POST", "/v1/journals/list"):
+                messages = self._service.list(await _parsed(request, pb.ListRequest()), call)
+            elif (request.method, target.path) == ("POST", "/v1/journals/read"):
+                messages = self._read(await _parsed(request, pb.ReadRequest()), call)
+            else:
+                return _refusal(501, 12, "Not Implemented", cors)
+        except json_format.ParseError as error:
+            return _refusal(400, 3, str(error), cors)
+        async with aclosing(messages):
+            return await _stream(request, messages, cors)
+
+    def _cors(self, origin: str) -> dict[str, str]:
+        if origin not in self._allow_origins:
+            return {}
+        return {
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Allow-Methods": _CORS_METHODS,
+            "Access-Control-Allow-Headers": _CORS_HEADERS,
+        }
+
+    async def _read(self, request: pb.ReadRequest, call: Call) -> AsyncGenerator[pb.ReadResponse]:
+        items = chunks(self._service.read(request, call), FOREIGN_CHUNK_BYTES)
+        async with aclosing(items):
+            async for item in items:
+                if isinstance(item, Chunk):
+                    yield pb.ReadResponse(offset=item.offset, content=item.content)
+                else:
+                    yield item
+
+
+M = TypeVar("M", bound=Message)
+
+
+async def _parsed(request: web.Request, message: M) -> M:
+    """The request's body; an empty one is the default request.
+
+    Raises:
+        json_format.ParseError: it is not the JSON of such a message.
+    """
+    body = await request.read()
+    if not body.strip():
+        return message
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise json_format.ParseError(f"the body is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise json_format.ParseError("the body must be a JSON object")
+    json_format.ParseDict(value, message, ignore_unknown_fields=True)
+    return message
+
+
+async def _stream(
+    request: web.Request, messages: AsyncGenerator[Message], cors: dict[str, str]
+) -> web.StreamResponse:
+    """Answer with a line per message; an error before the first one is the whole answer."""
+    response = web.StreamResponse(headers={"Content-Type": "application/json", **cors})
+    failed = b""
+    try:
+        async for message in messages:
+            if not response.prepared:
+                response.headers["Grpc-Metadata-Content-Type"] = "application/grpc"
+                await response.prepare(request)
+            await response.write(_json({"result": message_json(complete(message))}) + b"\n")
+    except GazetteError as error:
+        status, failed = _failure(error)
+        if not response.prepared:
+            response.set_status(status)
+    if not response.prepared:
+        await response.prepare(request)
+    await response.write_eof(failed)
+    return response
+
+
+def _failure(error: GazetteError) -> tuple[int, bytes]:
+    """HTTP status and JSON of an error of the call."""
+    code, status = _GRPC_CODES.get(
+        error.code if isinstance(error, CallError) else "UNKNOWN", _GRPC_CODES["UNKNOWN"]
+    )
+    return status, _json(
+        {
+            "error": {
+                "grpcCode": code,
+                "httpCode": status,
+                "message": str(error),
+                "httpStatus": HTTPStatus(status).phrase,
+                "details": [],
+            }
+        }
+    )
+
+
+def _refusal(status: int, code: int, text: str, cors: dict[str, str]) -> web.Response:
+    """The answer to a request which is no call at all."""
+    body = _json({"code": code, "message": text, "details": []})
+    return web.Response(
+        status=status, body=body, headers={"Content-Type": "application/json", **cors}
+    )
+
+
+# ---------------------------------------------------------------------- JSON
+
+
+def message_json(message: Message) -> dict[str, Any]:
+    """A message in JSON's types, every field written, with the names of the JSON mapping."""
+    return {
+        field.camelcase_name: _field_json(message, field) for field in message.DESCRIPTOR.fields
+    }
+
+
+def _field_json(message: Message, field: Any) -> Any:
+    value = getattr(message, field.name)
+    if field.is_repeated:
+        return [_value_json(field, item) for item in value]
+    if field.message_type is not None and not message.HasField(field.name):
+        return None
+    return _value_json(field, value)
+
+
+def _value_json(field: Any, value: Any) -> Any:
+    if isinstance(value, Duration):
+        return value.ToJsonString()
+    if isinstance(value, Message):
+        return message_json(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode() if value else None
+    if field.enum_type is not None:
+        return _enum_json(field.enum_type, value)
+    if field.cpp_type in {FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64}:
+        return str(value)
+    return value
+
+
+def _enum_json(kind: EnumDescriptor, number: int) -> str | int:
+    value = kind.values_by_number.get(number)
+    return value.name if value is not None else number
+
+
+def _json(value: Any) -> bytes:
+    """JSON that is safe inside of HTML, as peers of other make write it."""
+    return (
+        orjson.dumps(value)
+        .replace(b"<", b"\\u003c")
+        .replace(b">", b"\\u003e")
+        .replace(b"&", b"\\u0026")
+    )

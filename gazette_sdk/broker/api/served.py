@@ -1,0 +1,74 @@
+"""A broker behind its public port: gRPC, the stream transport and both gateways on one service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from gazette_sdk.broker.api.grpc import journal_methods
+from gazette_sdk.broker.api.http_gateway import HttpGateway
+from gazette_sdk.broker.api.json_gateway import JsonGateway
+from gazette_sdk.broker.api.stream import stream_methods
+from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker, BrokerConfig
+from gazette_sdk.server import Server
+from gazette_sdk.server.limits import raise_open_files_limit
+from gazette_sdk.server.process import STOP_GRACE_S
+
+__all__ = ["ServedBroker"]
+
+
+class ServedBroker:
+    """A :class:`~gazette_sdk.broker.process.Broker` and the port it is reached at.
+
+    The port is bound before the broker is announced, so that whoever reads of it in Etcd can
+    connect; calls wait until the broker serves.
+
+    Args:
+        server: its port, not started yet.
+        configure: makes the broker's configuration, given the endpoint to advertise.
+        allow_origins: web origins which may use the JSON gateway.
+        waits_for_routes: the HTTP gateway waits a moment for the brokers of a new journal.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        configure: Callable[[str], BrokerConfig],
+        *,
+        allow_origins: Iterable[str] = (),
+        waits_for_routes: bool = False,
+    ) -> None:
+        self.server = server
+        self.endpoint = server.bind()
+        self.broker = Broker(configure(self.endpoint))
+        self._allow_origins = tuple(allow_origins)
+        self._waits_for_routes = waits_for_routes
+
+    async def start(self) -> None:
+        """Start the broker, then answer on its port. After an error, or to give up: stop.
+
+        Raises:
+            GazetteError: as :meth:`Broker.start` does.
+        """
+        raise_open_files_limit()
+        await self.broker.start()
+        service = self.broker.service
+        self.server.grpc.add(journal_methods(service))
+        self.server.stream.add(stream_methods(service))
+        self.server.stream.introduce(self.broker.config.zone, self.broker.config.suffix)
+        self.server.http.mount("/v1/", JsonGateway(service, allow_origins=self._allow_origins))
+        self.server.http.mount("/", HttpGateway(service, waits_for_routes=self._waits_for_routes))
+        await self.server.start()
+
+    async def stop(
+        self, *, grace_s: float = STOP_GRACE_S, persist_timeout_s: float = PERSIST_TIMEOUT_S
+    ) -> None:
+        """End both. Bounded.
+
+        Args:
+            grace_s: how long calls under way may take to end by themselves.
+            persist_timeout_s: how long uploads may take.
+        """
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.broker.stop(persist_timeout_s=persist_timeout_s))
+            group.create_task(self.server.stop(grace_s))

@@ -1,0 +1,573 @@
+"""One append, from its request to its answer: the shell around the append machine.
+
+The tables of `append_machine` say what follows what. This module does what they name: resolves,
+takes the pipeline, synchronizes it, waits for the index and the store, streams the client's
+content, collects acknowledgements. Nothing stays taken when an append ends, however it ends.
+
+An action that has nothing to wait for returns its input at once, any other a coroutine of it. And
+where an append finds journal, route and pipeline as the one before it left them, the inputs up to
+its preconditions are known without asking: :data:`_IN_STEP`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeAlias
+
+from gazette_sdk.broker.append.assignments import write_route, write_suspend
+from gazette_sdk.broker.append.content import ClientStream, Content
+from gazette_sdk.broker.append.inputs import (
+    Terms,
+    judge_preconditions,
+    judge_replicas,
+    judge_resolution,
+    next_proposal,
+)
+from gazette_sdk.broker.append.machine import (
+    ENDS,
+    SYNC_ROUNDS_MAX,
+    ContentEffect,
+    Effect,
+    Input,
+    State,
+    passage,
+    step,
+)
+from gazette_sdk.broker.append.proxy import proxy_append
+from gazette_sdk.broker.append.response import AppendAnswer, Committed, Told
+from gazette_sdk.broker.append.store_health import StoreUnhealthyError, await_health, is_healthy
+from gazette_sdk.broker.append.suspend import may_carry_content
+from gazette_sdk.broker.replica import Replica
+from gazette_sdk.broker.replication.pipeline import (
+    PEER_ANSWER_TIMEOUT_S,
+    Answer,
+    Pipeline,
+    judge_acks,
+    judge_sync,
+)
+from gazette_sdk.broker.replication.pipeline_life import start_pipeline, tear_down_pipeline
+from gazette_sdk.broker.resolver import Resolution, Resolver
+from gazette_sdk.broker.slot import InvalidatedError
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.errors import CallError, GazetteError
+from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.authorization import Claims
+from gazette_sdk.protocol.journal_spec import desired_replication
+from gazette_sdk.protocol.labels import subtract, union
+from gazette_sdk.transport.base import AppendItem, Transport
+
+__all__ = ["Appends"]
+
+_EMPTY_REGISTERS = pb.LabelSet()
+
+_IN_STEP = passage(
+    State.RESOLVE, (Input.LOCAL, Input.ACQUIRED, Input.REUSED, Input.AGREED, Input.LOCAL)
+)
+"""Where an append stands whose replica is :attr:`Replica.in_step`. Each of these inputs follows
+from the resolution and the pipeline being the very ones with which it was reported before, and
+from a slot that is free."""
+
+_Coming: TypeAlias = Input | Coroutine[Any, Any, Input]
+"""What an action returns: what came of it, or what has to be awaited for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appends:
+    """What all appends of a broker share.
+
+    Attributes:
+        resolver: resolves journals.
+        etcd: where routes and suspensions are written.
+        stores: fragment stores, for their health.
+        peers: carries appends to other primaries, and replication.
+        max_replication: cap of every journal's replication.
+        now: Unix time, in seconds.
+    """
+
+    resolver: Resolver
+    etcd: Etcd
+    stores: StoreRegistry
+    peers: Transport
+    max_replication: int
+    now: Callable[[], float] = field(default=time.time)
+
+    async def append(
+        self, request: pb.AppendRequest, items: AsyncIterator[AppendItem], claims: Claims
+    ) -> pb.AppendResponse:
+        """As :meth:`answer`, for whoever wants a message."""
+        return (await self.answer(request, items, claims)).message()
+
+    def answer(
+        self, request: pb.AppendRequest, items: AsyncIterator[AppendItem], claims: Claims
+    ) -> Coroutine[Any, Any, AppendAnswer]:
+        """Append to a journal.
+
+        Args:
+            request: the opening request, already valid.
+            items: what follows it.
+            claims: what the caller may see.
+
+        Returns:
+            an answer of any status.
+
+        Raises:
+            GazetteError: the append failed, and was rolled back unless a peer's failure makes its
+                outcome unknown.
+        """
+        return _Append(self, request, items, claims).run()
+
+
+class _Append:
+    """One append under way."""
+
+    # What is learned on the way.
+    _resolution: Resolution
+    _terms: Terms  # of the journal, if it is ours
+    _held: Replica | None = None  # whose pipeline slot is ours
+    _pipeline: Pipeline | None = None  # what we took out of it
+    _registers = _EMPTY_REGISTERS
+    _roll_to = 0
+    _sync_rounds = 0
+    _suspend: pb.JournalSpec.Suspend
+    _status: pb.Status = pb.OK
+    _store_error = ""
+    _cause: BaseException | None = None
+
+    # The outcome.
+    _acking: Pipeline
+    _proposed: pb.Fragment  # what the spool became
+    _commit: pb.Fragment
+    _total_chunks = 0
+    _delayed_chunks = 0
+
+    def __init__(
+        self,
+        shared: Appends,
+        request: pb.AppendRequest,
+        items: AsyncIterator[AppendItem],
+        claims: Claims,
+    ) -> None:
+        self._shared = shared
+        self._request = request
+        self._items = items
+        self._stream = items if isinstance(items, ClientStream) else None
+        self._claims = claims
+        self._loop = asyncio.get_running_loop()
+        self._started_at = self._loop.time()
+        self._read_through = request.min_etcd_revision
+        self._answers: list[asyncio.Future[Answer]] = []
+
+    async def run(self) -> AppendAnswer:
+        """Go through the machine's states to one of its ends."""
+        actions, state = self._ACTIONS, self._begin()
+        try:
+            while state not in ENDS:
+                try:
+                    given = actions[state](self)
+                    if type(given) is not Input:
+                        given = await given  # type: ignore[misc]  # mypy doesn't narrow by type()
+                except asyncio.CancelledError as cancelled:
+                    self._cause = cancelled
+                    given = Input.CANCELLED
+                except Exception as failed:  # noqa: BLE001 - sorted, and else raised again
+                    given = self._failed(failed)
+                effects, state = step(state, given)
+                for effect in effects:
+                    if effect is Effect.TEAR_DOWN:
+                        await self._tear_down()
+                    else:
+                        self._release()
+        finally:
+            # Reached with something in our hands only if the broker itself failed.
+            if self._held is not None:
+                await self._tear_down()
+                self._release()
+
+        if state is State.PROXY:
+            peers = self._shared.peers
+            return Told(await proxy_append(peers, self._resolution, self._request, self._items))
+        if state is State.ERROR and self._cause is not None:
+            raise self._cause
+        return self._answer()
+
+    def _begin(self) -> State:
+        """Where to begin: past all that an append before this one has found to be so."""
+        request = self._request
+        if request.HasField("header"):
+            return State.RESOLVE
+        resolution = self._shared.resolver.known(
+            request.journal,
+            self._claims,
+            may_proxy=not request.do_not_proxy,
+            require_primary=True,
+            min_revision=self._read_through,
+        )
+        if resolution is None:
+            return State.RESOLVE
+        replica, signal = resolution.replica, resolution.invalidated
+        if replica is None or signal is None or signal.fired or not replica.pipeline.free:
+            return State.RESOLVE
+        if replica.in_step is None:
+            return State.RESOLVE
+        in_step, pipeline, terms = replica.in_step
+        follows = None if self._stream is None else self._stream.follows
+        if (
+            in_step is not resolution
+            or pipeline is not replica.pipeline.peek()
+            or pipeline.error is not None
+            or (follows is not None and follows is not pipeline)
+        ):
+            return State.RESOLVE
+        self._resolution, self._terms = resolution, terms
+        self._pipeline = replica.pipeline.take_now()
+        self._held = replica
+        self._registers = pipeline.spool.registers
+        return _IN_STEP
+
+    def _failed(self, error: Exception) -> Input:
+        """What goes wrong is an input like any other.
+
+        Raises:
+            Exception: it is a bug.
+        """
+        if isinstance(error, InvalidatedError):
+            return Input.INVALIDATED
+        if isinstance(error, StoreUnhealthyError):
+            self._status = pb.FRAGMENT_STORE_UNHEALTHY
+            self._store_error = str(error)
+            return Input.REFUSED
+        if isinstance(error, GazetteError):
+            self._cause = error
+            return Input.FAILED
+        raise error
+
+    async def _tear_down(self) -> None:
+        if self._pipeline is not None:
+            assert self._held is not None
+            pipeline, self._pipeline = self._pipeline, None
+            await tear_down_pipeline(self._held, pipeline)
+
+    def _release(self) -> None:
+        if self._held is not None:
+            held, self._held = self._held, None
+            pipeline, self._pipeline = self._pipeline, None
+            held.pipeline.put(pipeline)
+
+    # -------------------------------------------------------------- resolve
+
+    async def _resolve(self) -> Input:
+        request = self._request
+        if self._stream is not None and self._stream.follows is not None:
+            await self._stream.turn()
+        self._resolution = resolution = await self._shared.resolver.resolve(
+            request.journal,
+            self._claims,
+            may_proxy=not request.do_not_proxy,
+            require_primary=True,
+            min_revision=self._read_through,
+            proxy_header=request.header if request.HasField("header") else None,
+        )
+        if resolution.replica is not None and resolution.spec is not None:
+            self._terms = Terms(resolution.spec)
+        self._status = resolution.status
+        given = judge_resolution(
+            resolution.status,
+            request.suspend,
+            is_local=resolution.is_local,
+            holds_pipeline=self._held is not None,
+        )
+        if given is Input.SUSPENSION:
+            assert resolution.spec is not None
+            self._status = pb.OK
+            self._suspend = pb.JournalSpec.Suspend(offset=resolution.spec.suspend.offset)
+        elif given is Input.HELD and self._held is not resolution.replica:
+            return Input.REPLACED
+        return given
+
+    # ------------------------------------------------------------- pipeline
+
+    async def _acquire_pipeline(self) -> Input:
+        replica = self._resolution.replica
+        assert replica is not None, "a journal resolves to us only where we have its replica"
+        self._pipeline = await replica.pipeline.take(self._resolution.invalidated)
+        self._held = replica
+        self._roll_to = 0
+        return Input.ACQUIRED
+
+    async def _start_pipeline(self) -> Input:
+        resolution, replica = self._resolution, self._held
+        assert replica is not None
+        pipeline = self._pipeline
+        if pipeline is not None:
+            if pipeline.error is None and pipeline.serves(resolution.header):
+                self._registers = pipeline.spool.registers
+                return Input.REUSED
+            self._pipeline = None
+            await tear_down_pipeline(replica, pipeline)
+
+        self._pipeline = pipeline = await start_pipeline(replica, resolution, self._shared.peers)
+        self._registers = pipeline.spool.registers
+        self._roll_to = 0
+        return Input.STARTED
+
+    async def _send_sync(self) -> Input:
+        self._sync_rounds += 1
+        if self._sync_rounds > SYNC_ROUNDS_MAX:
+            raise CallError(
+                f"the replicas of {self._resolution.journal} do not agree after "
+                f"{SYNC_ROUNDS_MAX} rounds; compare their logs"
+            )
+        pipeline = self._current_pipeline()
+        self._answers = await pipeline.scatter(
+            pb.ReplicateRequest(
+                proposal=self._next_proposal(pipeline),
+                registers=self._registers,
+                acknowledge=True,
+            )
+        )
+        return Input.SENT
+
+    async def _recv_sync(self) -> Input:
+        pipeline = self._current_pipeline()
+        sync = judge_sync(
+            pipeline.header,
+            [stream.peer for stream in pipeline.streams],
+            pipeline.spool.fragment.end,
+            await pipeline.gather(self._answers),
+        )
+        if sync.error is not None:
+            raise sync.error
+        if sync.input is Input.ROLL:
+            self._roll_to = sync.roll_to
+            if sync.registers is not None:
+                self._registers = sync.registers
+        elif sync.input is Input.LATER:
+            self._read_through = sync.read_through
+        elif sync.input is Input.AGREED:
+            assert self._held is not None
+            self._held.agree(pipeline.spool.fragment)
+        return sync.input
+
+    # ------------------------------------------------------ Etcd, replicas
+
+    async def _update_assignments(self) -> Input:
+        resolution, replica = self._resolution, self._held
+        assert replica is not None
+        if replica.settled is resolution:
+            return Input.AGREED
+        written = await write_route(self._shared.etcd, resolution)
+        if written is None:
+            replica.settled = resolution
+            return Input.AGREED
+        self._read_through = written
+        return Input.WRITTEN
+
+    def _await_replicas(self) -> Input:
+        resolution, replica = self._resolution, self._held
+        assert resolution.spec is not None
+        given = judge_replicas(
+            len(resolution.assignments),
+            desired_replication(resolution.spec, self._shared.max_replication),
+            is_local=resolution.is_local,
+        )
+        if given is Input.LATER:
+            self._read_through = resolution.revision + 1
+        elif given is Input.TOO_FEW:
+            self._status = pb.INSUFFICIENT_JOURNAL_BROKERS
+        elif given is Input.LOCAL:
+            assert replica is not None
+            assert replica.settled is resolution
+            replica.in_step = resolution, self._current_pipeline(), self._terms
+        return given
+
+    async def _update_suspend(self) -> Input:
+        self._read_through = await write_suspend(self._shared.etcd, self._resolution, self._suspend)
+        return Input.WRITTEN
+
+    # -------------------------------------------------------- preconditions
+
+    def _validate_preconditions(self) -> _Coming:
+        invalidated, replica = self._resolution.invalidated, self._held
+        assert replica is not None
+        assert invalidated is not None
+        if invalidated.fired:
+            return Input.INVALIDATED
+        if is_healthy(replica.index, self._shared.stores, self._terms.store):
+            return self._judge_preconditions()
+        return self._await_health()
+
+    async def _await_health(self) -> Input:
+        invalidated, replica = self._resolution.invalidated, self._held
+        assert replica is not None
+        assert invalidated is not None
+        await await_health(
+            replica.index,
+            self._shared.stores,
+            self._terms.store,
+            invalidated,
+            started_at=self._started_at,
+        )
+        return self._judge_preconditions()
+
+    def _judge_preconditions(self) -> Input:
+        replica = self._held
+        assert replica is not None
+        verdict = judge_preconditions(
+            self._request,
+            self._terms,
+            self._registers,
+            self._current_pipeline().spool.fragment,
+            replica.index.summary(),
+            now=self._shared.now(),
+        )
+        self._status = verdict.status
+        if verdict.roll_to:
+            self._roll_to = verdict.roll_to
+        if verdict.suspend is not None:
+            self._suspend = verdict.suspend
+        return verdict.input
+
+    # -------------------------------------------------------------- content
+
+    async def _stream_content(self) -> Input:
+        """Broker section 5.3: scatter the client's content, then its commit or rollback."""
+        invalidated, replica = self._resolution.invalidated, self._held
+        assert replica is not None
+        assert invalidated is not None
+        pipeline, flow = self._current_pipeline(), replica.flow
+        request, terms, spool = self._request, self._terms, pipeline.spool
+
+        content = Content(may_have_content=terms.may_write and may_carry_content(request.suspend))
+        flow.reset(terms.max_append_rate, int(self._loop.time() * 1000))
+        await content.receive(self._items, pipeline, flow, invalidated, self._roll)
+        self._total_chunks, self._delayed_chunks = flow.total_chunks, flow.delayed_chunks
+
+        changes_registers = _changes_registers(request)
+        self._cause = content.error
+        if content.effect is ContentEffect.DENY:
+            self._status = pb.NOT_ALLOWED
+        elif self._cause is None and content.length == 0 and changes_registers:
+            self._cause = CallError("append stream: a change of registers requires content")
+
+        proposal = spool.fragment
+        if self._cause is None and self._status == pb.OK and content.length > 0:
+            if spool.is_behind:
+                await spool.settle()
+            proposal = spool.next()
+            if changes_registers:
+                self._registers = union(
+                    request.union_registers, subtract(self._registers, request.subtract_registers)
+                )
+        self._answers = await pipeline.propose(proposal, self._registers, acknowledge=True)
+        if pipeline.error is not None:
+            raise pipeline.error
+        # Made now: the next append may change the spool before this one is acknowledged.
+        self._proposed = spool.fragment
+        self._commit = content.commit(self._proposed)
+        self._acking = pipeline
+        return Input.STREAMED
+
+    def _roll(self) -> Coroutine[Any, Any, None] | None:
+        """Close the spool's fragment at the client's first message, where it is time to.
+
+        Nobody is asked to acknowledge: the pipeline is synchronized, so that every replica can.
+        """
+        pipeline = self._current_pipeline()
+        proposal = self._next_proposal(pipeline)
+        fragment = pipeline.spool.fragment
+        if proposal is fragment or proposal == fragment:
+            return None
+        return self._roll_to_proposal(proposal)
+
+    async def _roll_to_proposal(self, proposal: pb.Fragment) -> None:
+        pipeline = self._current_pipeline()
+        await pipeline.propose(proposal, self._registers, acknowledge=False)
+
+    def _read_acks(self) -> _Coming:
+        return self._gather_acks() if self._answers else self._acknowledged()
+
+    async def _gather_acks(self) -> Input:
+        pipeline = self._acking
+        remaining_s = self._claims.expires_at - self._shared.now()
+        if (
+            self._stream is not None
+            and self._cause is None
+            and self._status == pb.OK
+            # A token that expires meanwhile would end this append, and it alone.
+            and remaining_s > PEER_ANSWER_TIMEOUT_S + 1
+        ):
+            # The client's next append may follow: acknowledged behind this one, or not at all.
+            self._stream.pass_turn(pipeline)
+        answers = await pipeline.gather(self._answers)
+        error = judge_acks([stream.peer for stream in pipeline.streams], answers)
+        if error is not None:
+            raise error
+        return self._acknowledged()
+
+    def _acknowledged(self) -> Input:
+        if self._cause is not None:
+            is_cancelled = isinstance(self._cause, asyncio.CancelledError)
+            return Input.CANCELLED if is_cancelled else Input.FAILED
+        if self._status != pb.OK:
+            return Input.REFUSED
+        replica = self._resolution.replica
+        assert replica is not None
+        replica.agree(self._proposed)
+        replica.write_head.set(self._commit.end)
+        return Input.AGREED
+
+    def _next_proposal(self, pipeline: Pipeline) -> pb.Fragment:
+        spool = pipeline.spool
+        return next_proposal(
+            spool.fragment,
+            spool.first_append_s,
+            self._terms,
+            roll_to=self._roll_to,
+            now=self._shared.now(),
+        )
+
+    # --------------------------------------------------------------- answers
+
+    def _answer(self) -> AppendAnswer:
+        """The answer: an append's outcome, or the status which refused it."""
+        if self._status == pb.OK:
+            return Committed(
+                self._resolution,
+                self._commit,
+                self._registers,
+                self._total_chunks,
+                self._delayed_chunks,
+            )
+        response = pb.AppendResponse(status=self._status, header=self._resolution.header)
+        response.header.process_id.CopyFrom(self._shared.resolver.local_id)
+        if self._status == pb.REGISTER_MISMATCH:
+            response.registers.CopyFrom(self._registers)
+        if self._status == pb.FRAGMENT_STORE_UNHEALTHY:
+            response.store_health_error = self._store_error
+        return Told(response)
+
+    def _current_pipeline(self) -> Pipeline:
+        assert self._pipeline is not None, "the machine is in a state which has a pipeline"
+        return self._pipeline
+
+    _ACTIONS: ClassVar[Mapping[State, Callable[[_Append], _Coming]]] = {
+        State.RESOLVE: _resolve,
+        State.ACQUIRE_PIPELINE: _acquire_pipeline,
+        State.START_PIPELINE: _start_pipeline,
+        State.SEND_SYNC: _send_sync,
+        State.RECV_SYNC: _recv_sync,
+        State.UPDATE_ASSIGNMENTS: _update_assignments,
+        State.AWAIT_REPLICAS: _await_replicas,
+        State.VALIDATE_PRECONDITIONS: _validate_preconditions,
+        State.UPDATE_SUSPEND: _update_suspend,
+        State.STREAM_CONTENT: _stream_content,
+        State.READ_ACKS: _read_acks,
+    }
+
+
+def _changes_registers(request: pb.AppendRequest) -> bool:
+    return request.HasField("union_registers") or request.HasField("subtract_registers")

@@ -1,0 +1,319 @@
+"""The client's stream of one append, on its way to every replica (broker sections 5.3 and 8)."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any
+
+from gazette_sdk.broker.append.flow_control import TICK_MS, FlowControl, Verdict
+from gazette_sdk.broker.append.machine import (
+    ContentEffect,
+    ContentInput,
+    ContentState,
+    ContentStep,
+    content_passage,
+    content_step,
+)
+from gazette_sdk.broker.replication.pipeline import Pipeline
+from gazette_sdk.broker.slot import Signal
+from gazette_sdk.errors import CallError, GazetteError, ValidationError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.fragments import set_sum
+from gazette_sdk.protocol.rpc import validate
+from gazette_sdk.server.begun import Begun
+from gazette_sdk.transport.base import AppendItem
+
+__all__ = ["TICK_S", "ClientStream", "Content"]
+
+TICK_S = TICK_MS / 1000
+"""Period at which the rates of a stream are looked at."""
+
+_DIGEST_OF_NOTHING = hashlib.sha1(usedforsecurity=False).digest()
+"""What a zero-byte append answers: unlike an empty fragment's, its sum is not zero."""
+
+_WHOLE = content_passage((ContentInput.CHUNK, ContentInput.EMPTY, ContentInput.END))
+"""What one chunk comes to, with the commit behind it."""
+
+_TOO_SLOW = "the client's stream did not sustain the minimum append rate"
+
+
+class ClientStream:  # no ABC: to ask whether an object is one would run Python code
+    """A client's stream of an append, where its front knows more than what comes next."""
+
+    @abstractmethod
+    def take_opening(self) -> tuple[pb.AppendRequest, bytes]:
+        """The opening request, to be taken first, and as it came. Iteration tells what follows."""
+
+    @abstractmethod
+    def take_whole(self) -> bytes | None:
+        """All that is left of it, if that is one chunk and the commit, and is there; else none."""
+
+    @property
+    @abstractmethod
+    def follows(self) -> object | None:
+        """The pipeline whose acknowledgements are all that earlier calls still wait for.
+
+        An append to another one waits for its :meth:`turn`. None where there are no such calls.
+        """
+
+    @abstractmethod
+    async def turn(self) -> None:
+        """Wait until earlier calls have ended.
+
+        Raises:
+            GazetteError: it is not to run after all.
+        """
+
+    @abstractmethod
+    def pass_turn(self, pipeline: Pipeline) -> None:
+        """All that this append waits for is a pipeline's acknowledgement."""
+
+
+class Pace:
+    """Flow control of one stream, on the loop's clock.
+
+    The rates are looked at each :data:`TICK_S`. A client is held to the minimum rate only while
+    we wait for the client: the time it takes to write what it sent is not counted.
+
+    Args:
+        flow: the replica's flow control, already reset for this append.
+        invalidated: lifts the maximum rate, as the route's convergence matters more.
+
+    Attributes:
+        on_client: whether the client is what we wait for.
+    """
+
+    __slots__ = ("_flow", "_handle", "_invalidated", "_loop", "_paid", "_scope", "_timer",
+                 "on_client")  # fmt: skip
+
+    def __init__(self, flow: FlowControl, invalidated: Signal) -> None:
+        self.on_client = True
+        self._flow = flow
+        self._invalidated = invalidated
+        self._loop = asyncio.get_running_loop()
+        self._paid: asyncio.Future[None] | None = None
+        self._scope: asyncio.Timeout
+        self._timer: asyncio.TimerHandle
+        self._handle = 0
+
+    def start(self, scope: asyncio.Timeout) -> None:
+        """Begin to tick. ``scope`` is ended when the client is too slow."""
+        self._scope = scope
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+        self._handle = self._invalidated.on_fire(self._lift)
+
+    def stop(self) -> None:
+        """Tick no more."""
+        self._timer.cancel()
+        self._invalidated.forget(self._handle)
+
+    def charge(self, length_bytes: int) -> bool:
+        """Account for a message of so many bytes of content: whether it must be :meth:`held`."""
+        return self._flow.chunk(length_bytes) is Verdict.HOLD
+
+    async def held(self) -> None:
+        """Return when the message at hand is paid for."""
+        self._paid = self._loop.create_future()
+        await self._paid
+        self._paid = None
+
+    def _tick(self) -> None:
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+        now_ms = int(self._loop.time() * 1000)
+        if not self.on_client and self._paid is None:
+            self._flow.excuse(now_ms)
+            return
+        verdict = self._flow.tick(now_ms)
+        if verdict is Verdict.UNDERFLOW:
+            self._timer.cancel()
+            self._scope.reschedule(self._loop.time())
+        elif verdict is Verdict.GO:
+            self._release()
+
+    def _lift(self) -> None:
+        self._flow.invalidate()
+        self._release()
+
+    def _release(self) -> None:
+        if self._paid is not None and not self._paid.done():
+            self._paid.set_result(None)
+
+
+class Content:
+    """What came of a client's stream.
+
+    Args:
+        may_have_content: whether the journal's flags and the request's mode allow any.
+
+    Attributes:
+        effect: COMMIT, ROLL_BACK or DENY.
+        error: why it is rolled back.
+        begin: offset of the append.
+        length: bytes of content.
+    """
+
+    effect = ContentEffect.ROLL_BACK
+    error: BaseException | None = None
+    begin = 0
+    length = 0
+    _sha1: Any = None  # hashlib gives its objects no public type
+    _state = ContentState.OPEN
+
+    def __init__(self, *, may_have_content: bool) -> None:
+        self._may_have_content = may_have_content
+
+    def receive(
+        self,
+        items: AsyncIterator[AppendItem],
+        pipeline: Pipeline,
+        flow: FlowControl,
+        invalidated: Signal,
+        before_first: Callable[[], Awaitable[None] | None],
+    ) -> Coroutine[Any, Any, None]:
+        """Scatter the client's content until its stream is decided.
+
+        Errors of the stream or of a replica, and cancellation, are kept in :attr:`error`: what
+        was scattered has to be rolled back first.
+
+        Args:
+            items: the client's stream, after the opening request.
+            pipeline: where content goes.
+            flow: the replica's flow control, reset for this append.
+            invalidated: of the resolution.
+            before_first: called at the client's first message; it may roll the spool, for which
+                it returns what to await.
+        """
+        if self._may_have_content and not flow.max_rate and isinstance(items, ClientStream):
+            whole = items.take_whole()
+            if whole is not None:
+                return self._receive_whole(whole, pipeline, flow, before_first)
+        return self._receive(items, pipeline, Pace(flow, invalidated), before_first)
+
+    async def _receive_whole(
+        self,
+        chunk: bytes,
+        pipeline: Pipeline,
+        flow: FlowControl,
+        before_first: Callable[[], Awaitable[None] | None],
+    ) -> None:
+        """Take a stream that is one chunk and its commit, and all there.
+
+        There is nobody to wait for, and so no pace: the journal has no maximum rate.
+        """
+        try:
+            rolling = before_first()
+            if rolling is not None:
+                await rolling
+            self._begin_at(pipeline.spool.fragment)
+            verdict = flow.chunk(len(chunk), messages=2)
+            assert verdict is Verdict.GO, "without a maximum rate nothing is held"
+            await pipeline.scatter_content(chunk, 0, self._sha1)
+            self.length = len(chunk)
+            if pipeline.streams and pipeline.error is not None:
+                raise pipeline.error
+            self._decide(_WHOLE)
+        except (GazetteError, asyncio.CancelledError) as broken:
+            self.error = broken
+
+    async def _receive(
+        self,
+        items: AsyncIterator[AppendItem],
+        pipeline: Pipeline,
+        pace: Pace,
+        before_first: Callable[[], Awaitable[None] | None],
+    ) -> None:
+        try:
+            # The client is timed only where it is waited for: most appends are whole at once.
+            receiving = Begun(self._received(items, pipeline, pace, before_first))
+            if not receiving.done:
+                async with asyncio.timeout(None) as scope:
+                    pace.start(scope)
+                    try:
+                        await receiving
+                    finally:
+                        pace.stop()
+        except TimeoutError:
+            self._decide(content_step(self._state, ContentInput.BROKEN), _TOO_SLOW)
+        except (GazetteError, asyncio.CancelledError) as broken:
+            self.error = broken
+
+    async def _received(
+        self,
+        items: AsyncIterator[AppendItem],
+        pipeline: Pipeline,
+        pace: Pace,
+        before_first: Callable[[], Awaitable[None] | None],
+    ) -> None:
+        """Take the client's messages until they are decided."""
+        begun = False
+        async for item in items:
+            pace.on_client = False
+            if not begun:
+                begun = True
+                rolling = before_first()
+                if rolling is not None:
+                    await rolling
+                self._begin_at(pipeline.spool.fragment)
+            given, content, reason = self._classify(item)
+            effect, after, _ = decided = content_step(self._state, given)
+            if pace.charge(len(content)):
+                await pace.held()
+            if effect is ContentEffect.SCATTER:
+                await pipeline.scatter_content(content, self.length, self._sha1)
+                self.length += len(content)
+                if pipeline.streams and pipeline.error is not None:
+                    raise pipeline.error
+            elif effect is not ContentEffect.WAIT:
+                self._decide(decided, reason)
+                return
+            self._state = after
+            pace.on_client = True
+        if not begun:
+            self._begin_at(pipeline.spool.fragment)
+        self._decide(content_step(self._state, ContentInput.END))
+
+    def commit(self, spool: pb.Fragment) -> pb.Fragment:
+        """Span and sum of the append, after its commit made ``spool`` of the spool's fragment."""
+        commit = pb.Fragment()
+        commit.CopyFrom(spool)
+        commit.begin, commit.end = self.begin, self.begin + self.length
+        if self._sha1 is not None:
+            set_sum(commit.sum, self._sha1.digest())
+        elif not self.length:
+            set_sum(commit.sum, _DIGEST_OF_NOTHING)
+        return commit
+
+    def _begin_at(self, spool: pb.Fragment) -> None:
+        self.begin = spool.end
+        # Content which begins a fragment has the fragment's own sum: it is hashed once.
+        is_first = spool.begin == spool.end
+        self._sha1 = None if is_first else hashlib.sha1(usedforsecurity=False)
+
+    def _classify(self, item: AppendItem) -> tuple[ContentInput, bytes, str]:
+        """What a message of the client is, its content, and what is wrong with it."""
+        if isinstance(item, pb.AppendRequest):
+            if item.ByteSize() == 0:
+                return ContentInput.EMPTY, b"", ""
+            try:
+                validate(item)
+            except ValidationError as error:
+                return ContentInput.INVALID, b"", str(error)
+            if item.journal:
+                return ContentInput.INVALID, b"", "it names a journal"
+            content = item.content
+        else:
+            content = item
+        if not content:
+            return ContentInput.EMPTY, b"", ""
+        if not self._may_have_content:
+            return ContentInput.FORBIDDEN, content, ""
+        return ContentInput.CHUNK, content, ""
+
+    def _decide(self, decided: ContentStep, reason: str = "") -> None:
+        self.effect = decided.effect
+        if decided.effect is ContentEffect.ROLL_BACK:
+            detail = f"{decided.reason} ({reason})" if reason else decided.reason
+            self.error = CallError(f"append stream: {detail}")

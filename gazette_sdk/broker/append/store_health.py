@@ -1,0 +1,131 @@
+"""The first precondition of an append: its journal's index and store are known (broker 5.1).
+
+Without the wait for the index's first refresh an empty index would make offset 0 look right on
+a broker that is new to the journal. Without a healthy store, content would pile up here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from gazette_sdk.broker.fragments.index import Index
+from gazette_sdk.broker.slot import InvalidatedError, Signal
+from gazette_sdk.fragment.health import StoreHealth
+from gazette_sdk.fragment.registry import StoreRegistry
+
+__all__ = ["FAILURES_MAX", "WAIT_MAX_S", "StoreUnhealthyError", "await_health", "is_healthy"]
+
+FAILURES_MAX = 3
+"""Failed checks in a row after which a store counts as unhealthy, whoever asked for them."""
+
+FAILING_MAX_S = 2.5
+"""A store that fails for this long counts as unhealthy, too: checks of one that hangs take time."""
+
+FRESH_S = 5.0
+"""An older outcome says nothing any more: nobody wanted the store meanwhile, and it may be back."""
+
+WAIT_MAX_S = 4.0
+"""How long an append waits for a store that fails for less, or was never checked: its client gets
+an answer within 5 s."""
+
+_LISTING_LOOK_S = 1.0  # between looks at a first listing, which may take long where it is large
+
+
+class StoreUnhealthyError(Exception):
+    """The store keeps failing. It becomes the status FRAGMENT_STORE_UNHEALTHY.
+
+    Args:
+        store: its URL.
+        reason: why.
+    """
+
+    def __init__(self, store: str, reason: str) -> None:
+        super().__init__(reason if store in reason else f"{store}: {reason}")
+
+
+def is_healthy(index: Index, stores: StoreRegistry, store: str | None) -> bool:
+    """Whether :func:`await_health` has nothing to wait for; arguments are of the same meaning."""
+    health = _health(stores, store)
+    return (health is None or health.error is None) and index.first_refresh.is_set()
+
+
+def _health(stores: StoreRegistry, store: str | None) -> StoreHealth | None:
+    """The health of a store, which somebody wants.
+
+    Looked up by URL each time: an instance which failed or was swept is replaced.
+    """
+    if store is None:
+        return None
+    health = stores.health(store)
+    health.request_soon()
+    return health
+
+
+async def await_health(
+    index: Index,
+    stores: StoreRegistry,
+    store: str | None,
+    invalidated: Signal,
+    *,
+    started_at: float,
+) -> None:
+    """Return when the index had its first refresh, and the journal's first store is healthy.
+
+    Args:
+        index: the journal's.
+        stores: all stores.
+        store: URL of the journal's first; a journal without any is healthy.
+        invalidated: ends the waiting.
+        started_at: loop time at which the append began: its patience counts from then, so that
+            appends which queued behind one another are answered together.
+
+    Raises:
+        StoreUnhealthyError: the store keeps failing, or a store cannot be listed.
+        InvalidatedError: the resolution is old.
+    """
+    if invalidated.fired:
+        raise InvalidatedError
+    loop = asyncio.get_running_loop()
+    while True:
+        patience_s = started_at + WAIT_MAX_S - loop.time()
+        health = _health(stores, store)
+        if health is None or health.error is None:
+            if index.first_refresh.is_set():
+                return
+            if index.refresh_failure is not None and patience_s <= 0:
+                raise StoreUnhealthyError(store or "", index.refresh_failure)
+            # Of a listing that takes its time there is no failure: it is waited for.
+            limit_s = max(patience_s, _LISTING_LOOK_S)
+            await _first_of(invalidated, limit_s, index=index)
+            continue
+        assert store is not None
+        failing_s = 0.0
+        if health.failing_since is not None and loop.time() - health.checked_at < FRESH_S:
+            failing_s = loop.time() - health.failing_since
+            if health.consecutive_failures >= FAILURES_MAX:
+                failing_s = FAILING_MAX_S
+        if failing_s >= FAILING_MAX_S or patience_s <= 0:
+            raise StoreUnhealthyError(store, health.error)
+        await _first_of(invalidated, min(patience_s, FAILING_MAX_S - failing_s), health=health)
+
+
+async def _first_of(
+    invalidated: Signal,
+    timeout_s: float | None,
+    *,
+    index: Index | None = None,
+    health: StoreHealth | None = None,
+) -> None:
+    """Wait for the index's first refresh or the store's next check, or the invalidation."""
+    waits: list[asyncio.Future[object]] = [asyncio.ensure_future(invalidated.wait())]
+    if index is not None:
+        waits.append(asyncio.ensure_future(index.first_refresh.wait()))
+    if health is not None:
+        waits.append(asyncio.ensure_future(health.changed()))
+    try:
+        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    if invalidated.fired:
+        raise InvalidatedError

@@ -1,0 +1,230 @@
+"""The fragment index of a replica: which bytes of its journal are where (broker section 10).
+
+It holds what the last listing of the stores showed, and the local spools which that listing does
+not cover yet. Reads look up the fragment of their offset here, and wait here for the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from gazette_sdk.broker.spool.content_file import ContentFile
+from gazette_sdk.errors import ClosedError
+from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.protocol import broker_pb2 as pb
+
+__all__ = ["OFFSET_JUMP_AGE_S", "Index", "Page", "QueryResult", "Summary"]
+
+OFFSET_JUMP_AGE_S = 6 * 3600
+"""A gap in a journal is passed over when the fragment behind it is older than this: before, some
+broker may still be about to upload the bytes of the gap."""
+
+
+class Summary(NamedTuple):
+    """What an index covers; all zero when it is empty.
+
+    Attributes:
+        begin: offset of the first byte.
+        end: offset after the last byte.
+        mod_time: modification time of the last fragment in its store, 0 if it is local.
+    """
+
+    begin: int
+    end: int
+    mod_time: int
+
+
+_NOTHING = Summary(0, 0, 0)
+
+
+class QueryResult(NamedTuple):
+    """Where an offset is.
+
+    Attributes:
+        status: OK or OFFSET_NOT_YET_AVAILABLE.
+        offset: the effective offset: the head for -1, and after a jump the offset jumped to.
+        write_head: end of the index.
+        fragment: what holds the offset; ``None`` unless OK. Do not change it.
+        file: the fragment's local content; ``None`` where it is in a store only.
+    """
+
+    status: pb.Status
+    offset: int
+    write_head: int
+    fragment: pb.Fragment | None = None
+    file: ContentFile | None = None
+
+
+class Page(NamedTuple):
+    """A page of fragments.
+
+    Attributes:
+        fragments: in order. Do not change them.
+        next_page_token: begin of the next fragment that matches, 0 if there is none.
+    """
+
+    fragments: Sequence[pb.Fragment]
+    next_page_token: int
+
+
+class Index:
+    """The fragments of one journal. It belongs to the event loop.
+
+    Args:
+        now: Unix time in seconds.
+
+    Attributes:
+        first_refresh: set once the stores have been listed.
+        refresh_failure: why they could not be listed; None when they could, or were not yet.
+    """
+
+    def __init__(self, *, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._all = CoverSet()
+        self._local = CoverSet()
+        self._files: dict[int, ContentFile] = {}  # of local fragments, by begin
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._closed = False
+        self.first_refresh = asyncio.Event()
+        self.refresh_failure: str | None = None
+
+    # -------------------------------------------------------------- changes
+
+    def commit(self, fragment: pb.Fragment, file: ContentFile) -> None:
+        """Add a local fragment, or what a local fragment has grown to.
+
+        Args:
+            fragment: kept as it is, not copied.
+            file: its content, held until a listing of the stores covers the fragment.
+        """
+        if self._closed:
+            return
+        if self._local.add(fragment):
+            self._files[fragment.begin] = file
+            if len(self._files) > len(self._local):
+                self._drop_files()
+        self._all.add(fragment)
+        if self._waiters:
+            self._wake()
+
+    def replace_remote(self, remote: CoverSet) -> None:
+        """Adopt a listing of all stores, and let go of local fragments which it covers.
+
+        Args:
+            remote: kept, and no longer the caller's.
+        """
+        self._local = CoverSet.difference(self._local, remote)
+        self._drop_files()
+        for fragment in self._local:
+            remote.add(fragment)
+        self._all = remote
+        self.refresh_failure = None
+        self.first_refresh.set()
+        self._wake()
+
+    def close(self) -> None:
+        """End waiting queries, and let go of all files: the replica ends."""
+        self._closed = True
+        self._all, self._local = CoverSet(), CoverSet()
+        self._files.clear()
+        self._wake()
+
+    def _drop_files(self) -> None:
+        begins = {fragment.begin for fragment in self._local}
+        self._files = {begin: file for begin, file in self._files.items() if begin in begins}
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # -------------------------------------------------------------- look-up
+
+    def local(self) -> list[tuple[pb.Fragment, ContentFile]]:
+        """Local fragments which no listing covers yet, with their files."""
+        return [(fragment, self._files[fragment.begin]) for fragment in self._local]
+
+    def summary(self) -> Summary:
+        """What the index covers."""
+        fragments = self._all
+        end = fragments.end
+        return Summary(fragments.begin, end, fragments[-1].mod_time) if end else _NOTHING
+
+    async def query(self, request: pb.ReadRequest) -> QueryResult:
+        """Find the fragment of a read's offset; wait for it if the read blocks.
+
+        Args:
+            request: ``offset``, ``block`` and ``begin_mod_time`` of it count.
+
+        Raises:
+            ClosedError: the replica ended.
+        """
+        offset, begin_mod_time, block = request.offset, request.begin_mod_time, request.block
+        if offset == -1:
+            offset = self._all.end
+        while True:
+            if self._closed:
+                raise ClosedError("the journal is no longer served here; try again")
+            result = self._look_up(offset, begin_mod_time)
+            if result.status == pb.OK or not block:
+                return result
+            offset = result.offset
+            await self._change()
+
+    def page(
+        self, *, begin_mod_time: int = 0, end_mod_time: int = 0, token: int = 0, limit: int
+    ) -> Page:
+        """A page of fragments (broker section 14).
+
+        Args:
+            begin_mod_time: leave out stored fragments modified before this Unix second.
+            end_mod_time: leave out fragments modified after it, and local ones; 0 for no bound.
+            token: begin of the first fragment wanted.
+            limit: how many at most.
+        """
+        found: list[pb.Fragment] = []
+        for at in range(self._all.first_from(token), len(self._all)):
+            fragment = self._all[at]
+            mod_time = fragment.mod_time
+            if mod_time != 0 and mod_time < begin_mod_time:
+                continue
+            if end_mod_time != 0 and (mod_time == 0 or mod_time > end_mod_time):
+                continue
+            if len(found) == limit:
+                return Page(found, fragment.begin)
+            found.append(fragment)
+        return Page(found, 0)
+
+    def _look_up(self, offset: int, begin_mod_time: int) -> QueryResult:
+        fragments = self._all
+        while True:
+            at, found = fragments.longest_overlap(offset)
+            if at == len(fragments):
+                break
+            fragment = fragments[at]
+            mod_time = fragment.mod_time
+            if not found:
+                is_old = mod_time < self._now() - OFFSET_JUMP_AGE_S
+                if mod_time == 0 or not (at == 0 or is_old):
+                    break
+                offset = fragment.begin
+            elif mod_time != 0 and mod_time < begin_mod_time:
+                offset = fragment.end
+            else:
+                return QueryResult(pb.OK, offset, fragments.end, fragment, self._file_of(fragment))
+        return QueryResult(pb.OFFSET_NOT_YET_AVAILABLE, offset, fragments.end)
+
+    def _file_of(self, fragment: pb.Fragment) -> ContentFile | None:
+        return None if fragment.mod_time != 0 else self._files.get(fragment.begin)
+
+    async def _change(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)

@@ -1,0 +1,317 @@
+"""Uploads closed fragments to their stores (broker section 12).
+
+The primary of a journal uploads at once. Every other replica keeps its copy too, and looks two to
+three minutes later: normally it then finds that the primary has uploaded. A spool is let go of
+when its fragment is in the store, whoever brought it there, or when its journal was deleted.
+
+A store which fails is probed with one spool at a time, at growing intervals. As soon as one
+upload succeeds the whole backlog of that store goes out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from gazette_sdk.broker.metrics import SPOOLS_PERSISTED
+from gazette_sdk.broker.spool.directory import CompletedSpool
+from gazette_sdk.errors import CorruptFragmentError, GazetteError, StoreError
+from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.fragments import content_path, digest_of, length_of
+from gazette_sdk.protocol.postfix import PostfixTemplate
+
+__all__ = ["CONCURRENT_ATTEMPTS_MAX", "TICK_S", "UPLOAD_TIMEOUT_S", "JournalLookup", "Persister"]
+
+CONCURRENT_ATTEMPTS_MAX: Final = 32
+"""Uploads of the process at once: enough to fill a network, few enough to bound memory."""
+
+UPLOAD_TIMEOUT_S: Final = 300.0
+"""An upload which takes longer has failed: a store that hangs must not hold its place for ever."""
+
+TICK_S: Final = 60.0
+"""Between rotations of the queues."""
+
+RETRY_S_MIN: Final = 0.5
+RETRY_S_MAX: Final = 10.0
+"""A store that is back is noticed within this; a probe costs it one or two requests."""
+
+_FINISH_PAUSE_S: Final = 1.0
+_OFFLOADED_ENCODING = "gzip"
+
+_log = logging.getLogger(__name__)
+
+
+class JournalLookup(NamedTuple):
+    """A journal as it is now.
+
+    Attributes:
+        spec: its spec.
+        create_revision: Etcd revision at which it was created.
+    """
+
+    spec: pb.JournalSpec
+    create_revision: int
+
+
+@dataclass(slots=True, eq=False)
+class _Backlog:
+    """Spools which wait for one store, or for one journal where the store is not to blame."""
+
+    spools: deque[CompletedSpool] = field(default_factory=deque)
+    failures: int = 0  # of probes, one after the other
+    probe_at: float = 0.0
+    is_probed: bool = False
+
+
+class Persister:
+    """Persists the closed spools of a process. It belongs to the event loop.
+
+    Args:
+        stores: of the process.
+        lookup: a journal as it is now; ``None`` if it does not exist. It must know all journals
+            by the time of the first :meth:`complete`: what does not exist is dropped.
+        tick_s: see :data:`TICK_S`.
+        retry_s_min: pause before a failed store is tried again; doubled with each failure.
+        upload_timeout_s: see :data:`UPLOAD_TIMEOUT_S`.
+    """
+
+    def __init__(
+        self,
+        stores: StoreRegistry,
+        lookup: Callable[[str], JournalLookup | None],
+        *,
+        tick_s: float = TICK_S,
+        retry_s_min: float = RETRY_S_MIN,
+        upload_timeout_s: float = UPLOAD_TIMEOUT_S,
+    ) -> None:
+        self._stores = stores
+        self._lookup = lookup
+        self._tick_s = tick_s
+        self._retry_s_min = retry_s_min
+        self._upload_timeout_s = upload_timeout_s
+        self._queues: list[deque[CompletedSpool]] = [deque(), deque(), deque()]  # A, B, C
+        self._backlogs: dict[str, _Backlog] = {}
+        self._storeless: deque[CompletedSpool] = deque()
+        self._room = asyncio.Semaphore(CONCURRENT_ATTEMPTS_MAX)
+        self._attempts: dict[asyncio.Task[None], CompletedSpool] = {}
+        self._threads = ThreadPoolExecutor(CONCURRENT_ATTEMPTS_MAX, thread_name_prefix="persist")
+        self._wake = asyncio.Event()
+        self._exiting = False
+
+    @property
+    def pending(self) -> int:
+        """Spools which are not persisted yet, without those of journals that have no store."""
+        return (
+            len(self._attempts)
+            + sum(map(len, self._queues))
+            + sum(len(backlog.spools) for backlog in self._backlogs.values())
+        )
+
+    def complete(self, spool: CompletedSpool) -> None:
+        """Take over a closed spool: persist it now if we are its primary, else after a while."""
+        if length_of(spool.fragment) == 0:
+            return
+        if spool.primary:
+            self._start(spool)
+        else:
+            self._queues[2].append(spool)
+
+    def set_exiting(self) -> None:
+        """The process is about to exit: where the first store denies us, use the next one."""
+        self._exiting = True
+
+    async def run(self) -> None:
+        """Look after queues and failed stores, until cancelled."""
+        loop = asyncio.get_running_loop()
+        tick_at = loop.time() + self._tick_s
+        while True:
+            self._probe(loop.time())
+            if loop.time() >= tick_at:
+                tick_at += self._tick_s
+                self._rotate()
+            probes = [
+                backlog.probe_at for backlog in self._backlogs.values() if not backlog.is_probed
+            ]
+            until = min([tick_at, *probes])
+            self._wake.clear()
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def finish(self) -> None:
+        """Persist everything that is left, however long it takes; :meth:`run` has ended before.
+
+        While a store keeps failing this goes on: it can be cancelled at any time, and spools stay
+        in the spool directory until the next start.
+        """
+        while self.pending:
+            for queue in self._queues:
+                self._start_all(queue)
+            for backlog in self._backlogs.values():
+                self._start_all(backlog.spools)
+            while self._attempts:
+                await asyncio.wait(list(self._attempts))
+            if self.pending:
+                _log.warning("%d fragments could not be persisted yet; going on", self.pending)
+                await asyncio.sleep(_FINISH_PAUSE_S)
+
+    async def aclose(self) -> None:
+        """Cancel what is under way. Spools which are not persisted stay in their directory."""
+        attempts = list(self._attempts)
+        for attempt in attempts:
+            attempt.cancel()
+        await asyncio.gather(*attempts, return_exceptions=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # ------------------------------------------------------------- schedule
+
+    def _rotate(self) -> None:
+        first, second, third = self._queues
+        self._queues = [second, third, deque()]
+        self._start_all(first)
+        self._start_all(self._storeless)
+
+    def _probe(self, now: float) -> None:
+        """Try one spool of each backlog whose time has come."""
+        for key, backlog in list(self._backlogs.items()):
+            if backlog.is_probed or backlog.probe_at > now:
+                continue
+            if backlog.spools:
+                backlog.is_probed = True
+                self._start(backlog.spools.popleft(), backlog)
+            else:
+                del self._backlogs[key]
+
+    def _retry_delay(self, failures: int) -> float:
+        return float(min(self._retry_s_min * 2.0 ** min(failures, 16), RETRY_S_MAX))
+
+    def _start_all(self, spools: deque[CompletedSpool]) -> None:
+        while spools:
+            self._start(spools.popleft())
+
+    def _start(self, spool: CompletedSpool, probed: _Backlog | None = None) -> None:
+        task = asyncio.get_running_loop().create_task(
+            self._attempt(spool, probed), name=f"persist {spool.fragment.journal}"
+        )
+        self._attempts[task] = spool
+        task.add_done_callback(self._attempts.pop)
+
+    def _failed(
+        self, spool: CompletedSpool, key: str, error: Exception, probed: _Backlog | None
+    ) -> None:
+        """Put a spool back. Only probes make pauses longer: many may have failed at once."""
+        backlog = self._backlogs.setdefault(key, _Backlog())
+        backlog.spools.append(spool)
+        if backlog.failures > 0 and backlog is not probed:
+            return
+        delay_s = self._retry_delay(backlog.failures)
+        backlog.failures += 1
+        backlog.probe_at = asyncio.get_running_loop().time() + delay_s
+        _log.warning(
+            "cannot persist %s (again in %.1f s, %d wait for %s): %s",
+            content_path(spool.fragment), delay_s, len(backlog.spools), key, error,
+        )  # fmt: skip
+        self._wake.set()
+
+    def _succeeded(self, key: str) -> None:
+        backlog = self._backlogs.pop(key, None)
+        if backlog is not None:
+            self._start_all(backlog.spools)
+
+    # ------------------------------------------------------------- attempts
+
+    async def _attempt(self, spool: CompletedSpool, probed: _Backlog | None) -> None:
+        try:
+            async with self._room:
+                await self._attempt_now(spool, probed)
+        finally:
+            if probed is not None:
+                probed.is_probed = False
+                self._wake.set()
+
+    async def _attempt_now(self, spool: CompletedSpool, probed: _Backlog | None) -> None:
+        journal = spool.fragment.journal
+        found = self._lookup(journal)
+        if found is None or found.create_revision != spool.create_revision:
+            _log.info("dropping %s: its journal is deleted", content_path(spool.fragment))
+            self._release(spool)
+            return
+        urls = list(found.spec.fragment.stores)
+        if not urls:
+            self._storeless.append(spool)
+            return
+        key = urls[0]
+        try:
+            await self._persist(spool, found.spec, urls)
+        except CorruptFragmentError as error:
+            _log.error("%s", error)
+            self._failed(spool, f"journal {journal}", error, probed)
+        except (StoreError, OSError) as error:
+            self._failed(spool, key, error, probed)
+        except GazetteError as error:
+            self._failed(spool, f"journal {journal}", error, probed)
+        except Exception as error:  # noqa: BLE001 - the task's outermost boundary
+            # Whatever it is, the spool must not be lost.
+            _log.exception("persisting %s failed", content_path(spool.fragment))
+            self._failed(spool, f"journal {journal}", error, probed)
+        else:
+            self._release(spool)
+            self._succeeded(key)
+
+    def _release(self, spool: CompletedSpool) -> None:
+        SPOOLS_PERSISTED.inc()
+        spool.file.discard()
+
+    async def _persist(self, spool: CompletedSpool, spec: pb.JournalSpec, urls: list[str]) -> None:
+        """Bring the spool's fragment into the first store; see :meth:`set_exiting`."""
+        fragment = pb.Fragment()
+        fragment.CopyFrom(spool.fragment)
+        if spec.fragment.path_postfix_template:
+            fragment.path_postfix = PostfixTemplate(spec.fragment.path_postfix_template).evaluate(
+                spool.fragment, spec, spool.first_append_time, spool.registers
+            )
+        loop = asyncio.get_running_loop()
+        for at, url in enumerate(urls):
+            try:
+                upload = loop.run_in_executor(
+                    self._threads, _upload, self._stores, url, fragment, spool
+                )
+                await asyncio.wait_for(upload, self._upload_timeout_s)
+            except TimeoutError as error:
+                raise StoreError(
+                    f"{url} did not take {content_path(fragment)} within "
+                    f"{self._upload_timeout_s:.0f} s",
+                    store=url,
+                ) from error
+            except (StoreError, OSError) as error:
+                is_last = at == len(urls) - 1
+                if is_last or not self._exiting or not _is_denied(self._stores, url, error):
+                    raise
+                _log.warning("%s denies %s; trying the next store", url, content_path(fragment))
+            else:
+                return
+
+
+def _upload(stores: StoreRegistry, url: str, fragment: pb.Fragment, spool: CompletedSpool) -> None:
+    """Put a fragment into a store, unless it is there. Runs in a thread."""
+    store, path = stores.get(url), content_path(fragment)
+    if store.exists(path):
+        return
+    content, length = spool.file.stored_form(length_of(fragment), digest_of(fragment.sum))
+    is_offloaded = fragment.compression_codec == pb.GZIP_OFFLOAD_DECOMPRESSION
+    store.put(path, content, length, _OFFLOADED_ENCODING if is_offloaded else "")
+
+
+def _is_denied(stores: StoreRegistry, url: str, error: BaseException) -> bool:
+    try:
+        return stores.get(url).is_authorization_error(error)
+    except StoreError:
+        return False  # it could not even be made, and that is no matter of permissions

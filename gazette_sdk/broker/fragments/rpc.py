@@ -1,0 +1,103 @@
+"""ListFragments and FragmentStoreHealth, once the call is resolved (broker section 14)."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from typing import Final
+
+from gazette_sdk.broker.fragments.index import Index
+from gazette_sdk.broker.read import sign_get
+from gazette_sdk.errors import GazetteError
+from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.durations import to_seconds
+
+__all__ = [
+    "DELETE_PROBE_TIMEOUT_S",
+    "PAGE_LIMIT_DEFAULT",
+    "check_store",
+    "list_page",
+]
+
+PAGE_LIMIT_DEFAULT: Final = 1000
+"""Fragments of a page, where the request names no limit."""
+
+DELETE_PROBE_TIMEOUT_S: Final = 60.0
+"""How long the probe of a store's permission to delete may take."""
+
+
+async def list_page(
+    request: pb.FragmentsRequest,
+    index: Index,
+    stores: StoreRegistry,
+    *,
+    executor: Executor | None = None,
+) -> pb.FragmentsResponse:
+    """A page of a journal's fragments, with signed URLs if the request wants them.
+
+    It waits for the first listing of the journal's stores.
+
+    Args:
+        request: a valid one.
+        index: of the replica.
+        stores: of the process.
+        executor: threads to sign in; the loop's own if ``None``.
+
+    Returns:
+        the response, without its header.
+
+    Raises:
+        StoreError: a URL cannot be signed.
+    """
+    await index.first_refresh.wait()
+    page = index.page(
+        begin_mod_time=request.begin_mod_time,
+        end_mod_time=request.end_mod_time,
+        token=request.next_page_token,
+        limit=request.page_limit or PAGE_LIMIT_DEFAULT,
+    )
+    response = pb.FragmentsResponse(status=pb.OK, next_page_token=page.next_page_token)
+    for fragment in page.fragments:
+        response.fragments.add(spec=fragment)
+    if request.HasField("signatureTTL"):
+        ttl_s = to_seconds(request.signatureTTL)
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(executor, _sign_all, stores, response, ttl_s)
+    return response
+
+
+async def check_store(
+    request: pb.FragmentStoreHealthRequest, stores: StoreRegistry
+) -> pb.FragmentStoreHealthResponse:
+    """Whether a store is healthy; and, if asked, whether we may delete from it.
+
+    Args:
+        request: a valid one.
+        stores: of the process.
+
+    Returns:
+        the response, without its header.
+    """
+    health = stores.health(request.fragment_store)
+    await health.wait_first()
+    error = health.error
+    if error is None and request.check_delete:
+        try:
+            async with asyncio.timeout(DELETE_PROBE_TIMEOUT_S):
+                await health.check_delete(request.check_delete_prefix)
+        except TimeoutError:
+            error = f"the delete probe was not done within {DELETE_PROBE_TIMEOUT_S:.0f} s"
+        except GazetteError as failure:
+            error = str(failure)
+    if error is None:
+        return pb.FragmentStoreHealthResponse(status=pb.OK)
+    return pb.FragmentStoreHealthResponse(
+        status=pb.FRAGMENT_STORE_UNHEALTHY, store_health_error=error
+    )
+
+
+def _sign_all(stores: StoreRegistry, response: pb.FragmentsResponse, ttl_s: float) -> None:
+    for entry in response.fragments:
+        if entry.spec.backing_store:
+            entry.signed_url = sign_get(stores, entry.spec, ttl_s)

@@ -1,0 +1,215 @@
+"""Serves the reads of a replica (broker section 13).
+
+What a read yields are metadata messages, and content behind them. Content of local fragments is
+not read here: a :class:`FileSpan` says where it stands, and a front sends it from there. Content
+of stored fragments is opened and decompressed in threads, one batch ahead of what is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+from gazette_sdk.broker.fragments.index import Index, QueryResult
+from gazette_sdk.broker.spool.content_file import ContentFile
+from gazette_sdk.errors import ClosedError
+from gazette_sdk.fragment.content import FragmentReader, open_fragment
+from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.fragments import content_path
+
+__all__ = ["READ_URL_TTL_S", "FileSpan", "ReadItem", "ReadServer"]
+
+READ_URL_TTL_S: Final = 60.0
+"""Lifetime of the URLs which reads carry: a client uses them at once."""
+
+_BATCH_BYTES: Final = 1 << 20  # read per visit to a thread: its cost is spread over this much
+_THREADS: Final = 32  # reads of stores at once; a store that hangs must not stop all others
+
+
+class FileSpan(NamedTuple):
+    """Committed content of a local file, which continues where the item before it ended.
+
+    Attributes:
+        fd: descriptor of the file, good for as long as this span is held.
+        position: of the first byte, in the file.
+        length: in bytes, more than none.
+        file: keeps the descriptor open.
+    """
+
+    fd: int
+    position: int
+    length: int
+    file: ContentFile
+
+
+ReadItem: TypeAlias = pb.ReadResponse | FileSpan | bytes
+"""What a read yields: metadata, or content."""
+
+
+class ReadServer:
+    """Serves reads from indices.
+
+    Args:
+        stores: of the process.
+    """
+
+    def __init__(self, stores: StoreRegistry) -> None:
+        self._stores = stores
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="read")
+
+    def close(self) -> None:
+        """Give up the threads; a read of a store that hangs is not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def serve(
+        self, request: pb.ReadRequest, index: Index, header: pb.Header, *, chunk_bytes: int
+    ) -> AsyncGenerator[ReadItem]:
+        """Serve a read whose journal is resolved to be ours.
+
+        Args:
+            request: a valid one.
+            index: of the replica.
+            header: of the first message.
+            chunk_bytes: greatest content of one message.
+
+        Yields:
+            metadata, and the content which it is of. It ends when the request has all it asked
+            for, and when the replica ends.
+
+        Raises:
+            StoreError: a stored fragment cannot be read, or is not what its name promises.
+        """
+        query = pb.ReadRequest()
+        query.CopyFrom(request)
+        is_first, end_offset = True, request.end_offset
+        while True:
+            try:
+                result = await index.query(query)
+            except ClosedError:
+                return
+            response = _metadata(result)
+            if response.fragment.backing_store and response.fragment.mod_time:
+                response.fragment_url = await self._sign(response.fragment)
+            if is_first:
+                response.header.CopyFrom(header)
+                is_first = False
+            yield response
+            if (
+                result.fragment is None
+                or request.metadata_only
+                or (result.file is None and request.do_not_proxy)
+                or (end_offset != 0 and result.offset >= end_offset)
+            ):
+                return
+            end = result.fragment.end
+            if end_offset != 0:
+                end = min(end, end_offset)
+            if result.file is not None:
+                position = result.offset - result.fragment.begin
+                yield FileSpan(result.file.fd, position, end - result.offset, result.file)
+            else:
+                stored = self._stored(result.fragment, result.offset, end, chunk_bytes)
+                async with aclosing(stored) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+            if end == end_offset:
+                return
+            query.offset = end
+
+    async def _sign(self, fragment: pb.Fragment) -> str:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._threads, sign_get, self._stores, fragment, READ_URL_TTL_S
+        )
+
+    async def _stored(
+        self, fragment: pb.Fragment, offset: int, end: int, chunk_bytes: int
+    ) -> AsyncGenerator[bytes, None]:
+        """Content of a stored fragment from ``offset`` to ``end``, in chunks."""
+        reader = _StoredReader(self._stores, fragment, offset, end, chunk_bytes)
+        ahead: Future[_Batch] = self._threads.submit(reader.next_batch)
+        try:
+            while True:
+                batch = await asyncio.wrap_future(ahead)
+                if not batch.is_last:
+                    ahead = self._threads.submit(reader.next_batch)
+                for chunk in batch.chunks:
+                    yield chunk
+                if batch.error is not None:
+                    raise batch.error
+                if batch.is_last:
+                    return
+        finally:
+            # Closed by whichever thread has it last, so that nobody here waits for a store.
+            ahead.add_done_callback(lambda _: reader.close())
+
+
+def _metadata(result: QueryResult) -> pb.ReadResponse:
+    response = pb.ReadResponse()  # keywords cost several times what assignments do
+    response.status, response.offset = result.status, result.offset
+    response.write_head = result.write_head
+    if result.fragment is not None:
+        response.fragment.CopyFrom(result.fragment)
+    return response
+
+
+def sign_get(stores: StoreRegistry, fragment: pb.Fragment, ttl_s: float) -> str:
+    """A URL from which a stored fragment can be read. Blocks.
+
+    Raises:
+        StoreError: the store does not sign.
+    """
+    return stores.get(fragment.backing_store).sign_get(content_path(fragment), ttl_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    chunks: list[bytes]
+    is_last: bool
+    error: Exception | None = None
+
+
+class _StoredReader:
+    """Reads a stored fragment, a batch of chunks at a time. One thread at a time may use it."""
+
+    def __init__(
+        self, stores: StoreRegistry, fragment: pb.Fragment, begin: int, end: int, chunk_bytes: int
+    ) -> None:
+        self._stores = stores
+        self._fragment = fragment
+        self._position, self._end = begin, end
+        self._chunk_bytes = chunk_bytes
+        self._content: FragmentReader | None = None
+
+    def next_batch(self) -> _Batch:
+        """The next chunks; what could be read before an error stands in front of it."""
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            content = self._content
+            if content is None:
+                store = self._stores.get(self._fragment.backing_store)
+                content = open_fragment(store, self._fragment, self._position)
+                self._content = content
+            while self._position < self._end and size < _BATCH_BYTES:
+                chunk = content.read(min(self._chunk_bytes, self._end - self._position))
+                assert chunk, "content ends at the fragment's end, or raises"
+                chunks.append(chunk)
+                size += len(chunk)
+                self._position += len(chunk)
+            if self._position == self._fragment.end:
+                content.read(1)  # what is too long is told here
+        except Exception as error:  # noqa: BLE001 — handed over to the reading task
+            return _Batch(chunks, is_last=True, error=error)
+        return _Batch(chunks, is_last=self._position >= self._end)
+
+    def close(self) -> None:
+        """Close the content, if it was opened."""
+        content, self._content = self._content, None
+        if content is not None:
+            content.close()

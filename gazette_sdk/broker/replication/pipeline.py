@@ -1,0 +1,436 @@
+"""The primary's side of replication: one stream to every other member, and the local spool.
+
+Who holds a synchronized pipeline holds the journal: every replica's spool is owned by one of its
+streams, so nobody else can be changing it (broker sections 1 and 6).
+
+Sends happen under exclusive ownership of the pipeline, and each send that wants an answer leaves
+a future for it at its stream. Answers resolve those futures in the order of the sends. That is
+what lets the next append start before the one before it is acknowledged, and what keeps answers
+attributed when an append is cancelled in between: its futures are resolved all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from gazette_sdk.broker.append.machine import Input
+from gazette_sdk.broker.spool.spool import Spool
+from gazette_sdk.errors import (
+    STATUS_NAMES,
+    CallError,
+    DeadlineExceededError,
+    GazetteError,
+)
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.routes import equivalent
+
+__all__ = [
+    "PEER_ANSWER_TIMEOUT_S",
+    "SEND_BUFFER_BYTES",
+    "Answer",
+    "OpenStream",
+    "PeerStream",
+    "Pipeline",
+    "Sync",
+    "judge_acks",
+    "judge_sync",
+]
+
+PEER_ANSWER_TIMEOUT_S = 10.0
+"""Bound of a peer's answer. A peer that misses it counts as gone: its stream is broken, and with
+it the pipeline. It is half of the default lease, so that a dead peer has not cost more than its
+lease does anyway."""
+
+SEND_BUFFER_BYTES = 4 << 20
+"""Content waiting to be sent to one peer before the append waits for it."""
+
+OpenStream: TypeAlias = Callable[
+    [pb.ProcessSpec.ID, AsyncIterator[pb.ReplicateRequest]], AsyncIterator[pb.ReplicateResponse]
+]
+"""Opens a Replicate stream to exactly that member."""
+
+Answer: TypeAlias = pb.ReplicateResponse | GazetteError
+"""What a peer answered, or why it will not."""
+
+_log = logging.getLogger(__name__)
+
+
+class PeerStream:
+    """A Replicate stream to one peer.
+
+    Args:
+        peer: id of the member.
+        open_stream: opens it.
+    """
+
+    def __init__(self, peer: pb.ProcessSpec.ID, open_stream: OpenStream) -> None:
+        self.peer = peer
+        self.error: GazetteError | None = None
+        self._outgoing: deque[pb.ReplicateRequest] = deque()
+        self._outgoing_bytes = 0
+        self._expected: deque[tuple[asyncio.Future[Answer], bool]] = deque()
+        self._half_closed = False
+        self._send_wanted: asyncio.Future[None] | None = None
+        self._room_wanted: asyncio.Future[None] | None = None
+        self._task = asyncio.get_running_loop().create_task(
+            self._run(open_stream), name=f"replicate to {peer.zone}/{peer.suffix}"
+        )
+
+    def send(self, request: pb.ReplicateRequest) -> None:
+        """Queue a request. A stream which is broken ignores it."""
+        if self.error is None:
+            self._outgoing.append(request)
+            self._outgoing_bytes += len(request.content)
+            _wake(self._send_wanted)
+
+    def expect(self, *, must_agree: bool = False) -> asyncio.Future[Answer]:
+        """The answer to the request sent last, which asked for one.
+
+        Args:
+            must_agree: any answer but OK breaks the stream: what was sent behind that request
+                is not acknowledged either.
+        """
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        if self.error is not None:
+            answer.set_result(self.error)
+        else:
+            self._expected.append((answer, must_agree))
+        return answer
+
+    async def room(self) -> None:
+        """Return when less than :data:`SEND_BUFFER_BYTES` wait to be sent, or it is broken."""
+        while self._outgoing_bytes > SEND_BUFFER_BYTES and self.error is None:
+            self._room_wanted = asyncio.get_running_loop().create_future()
+            await self._room_wanted
+
+    def half_close(self) -> None:
+        """Send nothing more; the peer rolls back and ends the stream."""
+        self._half_closed = True
+        _wake(self._send_wanted)
+
+    def fail(self, error: GazetteError) -> None:
+        """Break the stream: outstanding answers become ``error``."""
+        if self.error is None:
+            self.error = error
+        self._outgoing.clear()
+        self._outgoing_bytes = 0
+        self._resolve_expected(self.error)
+        _wake(self._send_wanted)
+        _wake(self._room_wanted)
+        self._task.cancel()
+
+    async def ended(self, timeout_s: float | None = None) -> None:
+        """Return when the peer has ended the stream; break it after ``timeout_s``."""
+        done, _ = await asyncio.wait([self._task], timeout=timeout_s or PEER_ANSWER_TIMEOUT_S)
+        if not done:
+            self.fail(_no_answer(self.peer))
+            await asyncio.wait([self._task])
+
+    async def _requests(self) -> AsyncIterator[pb.ReplicateRequest]:
+        while True:
+            while self._outgoing:
+                request = self._outgoing.popleft()
+                self._outgoing_bytes -= len(request.content)
+                _wake(self._room_wanted)
+                yield request
+            if self._half_closed or self.error is not None:
+                return
+            self._send_wanted = asyncio.get_running_loop().create_future()
+            await self._send_wanted
+
+    async def _run(self, open_stream: OpenStream) -> None:
+        ended = CallError(f"{_name(self.peer)} ended its stream before answering")
+        try:
+            async for response in open_stream(self.peer, self._requests()):
+                if not self._expected:
+                    ended = CallError(f"{_name(self.peer)} sent an answer nobody asked for")
+                    self.error = ended
+                    break
+                answer, must_agree = self._expected.popleft()
+                if not answer.done():
+                    answer.set_result(response)
+                if must_agree and response.status != pb.OK:
+                    self.error = self.error or _unexpected(self.peer, response)
+                    break
+        except GazetteError as error:
+            self.error = self.error or error
+        finally:
+            if self._expected or not self._half_closed:
+                self.error = self.error or ended
+            self._resolve_expected(self.error or ended)
+            _wake(self._room_wanted)
+
+    def _resolve_expected(self, error: GazetteError) -> None:
+        """No more answers will come."""
+        while self._expected:
+            answer, _ = self._expected.popleft()
+            if not answer.done():
+                answer.set_result(error)
+
+
+@dataclass(slots=True, eq=False)
+class Pipeline:
+    """A set of Replicate streams, and the spool of this broker.
+
+    Attributes:
+        header: the resolution it was started with.
+        spool: ours, owned until :meth:`tear_down`.
+        streams: one per other member, in member order.
+    """
+
+    header: pb.Header
+    spool: Spool
+    streams: list[PeerStream] = field(default_factory=list)
+    _opened: bool = False
+
+    @property
+    def error(self) -> GazetteError | None:
+        """Why it can not be used any more; ``None`` while every peer is there."""
+        for stream in self.streams:
+            if stream.error is not None:
+                return stream.error
+        return None
+
+    def serves(self, header: pb.Header) -> bool:
+        """Whether it is synchronized over the very route of ``header``."""
+        return header is self.header or equivalent(header.route, self.header.route)
+
+    async def propose(
+        self, proposal: pb.Fragment, registers: pb.LabelSet, *, acknowledge: bool
+    ) -> list[asyncio.Future[Answer]]:
+        """Send a proposal to every replica, ours last; see :meth:`scatter`.
+
+        Args:
+            proposal: what the spools are to become.
+            registers: the journal's, with it.
+            acknowledge: whether peers are asked for an answer.
+        """
+        if self.streams:
+            request = pb.ReplicateRequest(
+                proposal=proposal, registers=registers, acknowledge=acknowledge
+            )
+            return await self.scatter(request, must_agree=acknowledge)
+        self._opened = True
+        _assert_ok(await self.spool.propose(proposal, registers, primary=True))
+        return []
+
+    async def scatter(
+        self, request: pb.ReplicateRequest, *, must_agree: bool = False
+    ) -> list[asyncio.Future[Answer]]:
+        """Send a proposal to every replica, ours last.
+
+        The first proposal of a pipeline is sent with its header, which names each peer in turn.
+
+        Args:
+            request: a proposal with its registers.
+            must_agree: see :meth:`PeerStream.expect`.
+
+        Returns:
+            one future per peer if the request asks for acknowledgement, else none.
+
+        Raises:
+            AssertionError: our own spool refused what was derived from it: a bug.
+        """
+        answers: list[asyncio.Future[Answer]] = []
+        for stream in self.streams:
+            if self._opened:
+                stream.send(request)
+            else:
+                first = pb.ReplicateRequest()
+                first.CopyFrom(request)
+                first.header.CopyFrom(self.header)
+                first.header.process_id.CopyFrom(stream.peer)
+                first.deprecated_journal = request.proposal.journal
+                stream.send(first)
+            if request.acknowledge:
+                answers.append(stream.expect(must_agree=must_agree))
+        self._opened = True
+        response = await self.spool.apply(request, primary=True)
+        _assert_ok(response.status)
+        return answers
+
+    def scatter_content(
+        self, content: bytes, content_delta: int, also: Any = None
+    ) -> Coroutine[Any, Any, None]:
+        """Send one chunk of an append to every replica.
+
+        Args:
+            content: the bytes.
+            content_delta: bytes of this append before them.
+            also: a hash which is to be fed with them; complete once our spool has settled.
+        """
+        if not self.streams:
+            return self.spool.write(content, content_delta, also)
+        return self._scatter_content(content, content_delta, also)
+
+    async def _scatter_content(self, content: bytes, content_delta: int, also: Any) -> None:
+        request = pb.ReplicateRequest(content=content, content_delta=content_delta)
+        for stream in self.streams:
+            stream.send(request)
+        for stream in self.streams:
+            await stream.room()
+        await self.spool.write(content, content_delta, also)
+
+    async def gather(
+        self,
+        answers: Sequence[asyncio.Future[Answer]],
+        timeout_s: float | None = None,
+    ) -> list[Answer]:
+        """The answers of every peer, in member order.
+
+        A peer which does not answer within ``timeout_s`` (by default
+        :data:`PEER_ANSWER_TIMEOUT_S`) is given up: its stream is broken.
+        """
+        if not answers:
+            return []
+        pending = [answer for answer in answers if not answer.done()]
+        if pending:
+            await asyncio.wait(pending, timeout=timeout_s or PEER_ANSWER_TIMEOUT_S)
+        for stream, answer in zip(self.streams, answers, strict=True):
+            if not answer.done():
+                _log.warning("%s does not answer; its stream is given up", _name(stream.peer))
+                stream.fail(_no_answer(stream.peer))
+        return [answer.result() for answer in answers]
+
+    async def tear_down(self) -> Spool:
+        """Roll back what is not committed, and half-close every stream.
+
+        Returns:
+            the spool, which the caller puts back into its slot. :meth:`ended` waits for peers.
+        """
+        for stream in self.streams:
+            stream.half_close()
+        await self.spool.roll_back()
+        return self.spool
+
+    async def ended(self, timeout_s: float | None = None) -> None:
+        """Return when every peer has ended its stream, or was given up."""
+        for stream in self.streams:
+            await stream.ended(timeout_s)
+
+    def fail(self, error: GazetteError) -> None:
+        """Break every stream at once."""
+        for stream in self.streams:
+            stream.fail(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    """What the answers to a synchronizing proposal come to (broker section 6.2).
+
+    Attributes:
+        input: AGREED, ROLL, LATER or FAILED.
+        roll_to: offset to roll to, 0 for none.
+        registers: registers to adopt with it; ``None`` to keep ours.
+        read_through: revision to resolve at, 0 for none.
+        error: the first failure.
+        failed: indices of the peers that failed.
+    """
+
+    input: Input
+    roll_to: int = 0
+    registers: pb.LabelSet | None = None
+    read_through: int = 0
+    error: GazetteError | None = None
+    failed: tuple[int, ...] = ()
+
+
+def judge_sync(
+    header: pb.Header,
+    peers: Sequence[pb.ProcessSpec.ID],
+    head: int,
+    answers: Sequence[Answer],
+) -> Sync:
+    """Classify the answers to a synchronizing proposal.
+
+    Args:
+        header: the pipeline's.
+        peers: who answered, in member order.
+        head: end of our own spool.
+        answers: of every peer.
+    """
+    roll_to, read_through = 0, 0
+    registers: pb.LabelSet | None = None
+    errors: dict[int, GazetteError] = {}
+
+    for index, answer in enumerate(answers):
+        if isinstance(answer, GazetteError):
+            errors[index] = answer
+        elif answer.status == pb.OK:
+            pass
+        elif (
+            answer.status == pb.WRONG_ROUTE
+            and not equivalent(answer.header.route, header.route)
+            and answer.header.etcd.revision > header.etcd.revision
+        ):
+            read_through = max(read_through, answer.header.etcd.revision)
+        elif answer.status == pb.PROPOSAL_MISMATCH and answer.fragment.end > max(head, roll_to):
+            roll_to, registers = answer.fragment.end, answer.registers
+        elif answer.status == pb.PROPOSAL_MISMATCH and (
+            # It may lack the beginning of our fragment; or be ahead, but behind another peer.
+            answer.fragment.end > head
+            or (answer.fragment.end == head and answer.fragment.begin == answer.fragment.end)
+        ):
+            roll_to = max(roll_to, answer.fragment.end)
+        else:
+            errors[index] = _unexpected(peers[index], answer)
+
+    if errors:
+        given = Input.FAILED
+    elif roll_to or any(_mismatches(answer) for answer in answers):
+        given = Input.ROLL
+    elif read_through:
+        given = Input.LATER
+    else:
+        given = Input.AGREED
+    return Sync(
+        given,
+        roll_to=roll_to,
+        registers=registers,
+        read_through=read_through,
+        error=next(iter(errors.values()), None),
+        failed=tuple(errors),
+    )
+
+
+def judge_acks(
+    peers: Sequence[pb.ProcessSpec.ID], answers: Sequence[Answer]
+) -> GazetteError | None:
+    """Why an append is not acknowledged by every peer; ``None`` where it is."""
+    for peer, answer in zip(peers, answers, strict=True):
+        if isinstance(answer, GazetteError):
+            return answer
+        if answer.status != pb.OK:
+            return _unexpected(peer, answer)
+    return None
+
+
+def _assert_ok(status: pb.Status) -> None:
+    assert status == pb.OK, f"our own spool refused a proposal: {STATUS_NAMES[status]}"
+
+
+def _mismatches(answer: Answer) -> bool:
+    return not isinstance(answer, GazetteError) and answer.status == pb.PROPOSAL_MISMATCH
+
+
+def _unexpected(peer: pb.ProcessSpec.ID, answer: pb.ReplicateResponse) -> CallError:
+    name = STATUS_NAMES[answer.status] if answer.status < len(STATUS_NAMES) else answer.status
+    return CallError(f"{_name(peer)} answered {name} to a proposal")
+
+
+def _no_answer(peer: pb.ProcessSpec.ID) -> GazetteError:
+    return DeadlineExceededError(f"{_name(peer)} did not answer in time")
+
+
+def _name(peer: pb.ProcessSpec.ID) -> str:
+    return f"broker {peer.zone}/{peer.suffix}"
+
+
+def _wake(future: asyncio.Future[None] | None) -> None:
+    if future is not None and not future.done():
+        future.set_result(None)

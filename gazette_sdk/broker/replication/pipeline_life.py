@@ -1,0 +1,53 @@
+"""How a replica's pipeline begins and ends: its spool is taken, and given back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from gazette_sdk.broker.replica import Replica
+from gazette_sdk.broker.replication.pipeline import OpenStream, PeerStream, Pipeline
+from gazette_sdk.broker.resolver import Resolution
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.base import Target, Transport
+
+__all__ = ["start_pipeline", "tear_down_pipeline"]
+
+
+async def start_pipeline(replica: Replica, resolution: Resolution, peers: Transport) -> Pipeline:
+    """A new pipeline over a route, not synchronized yet. Its caller owns the slot it goes to.
+
+    Args:
+        replica: ours.
+        resolution: of the journal, to us.
+        peers: carries replication.
+
+    Raises:
+        InvalidatedError: the resolution is old.
+    """
+    header = resolution.header
+    spool = await replica.spool.take(resolution.invalidated)
+    open_stream = _opener(peers, header.route)
+    streams = [
+        PeerStream(member, open_stream)
+        for member in header.route.members
+        if member != header.process_id
+    ]
+    return Pipeline(header, spool, streams)
+
+
+async def tear_down_pipeline(replica: Replica, pipeline: Pipeline) -> None:
+    """Release the spool, and let the streams end in the background."""
+    try:
+        await pipeline.tear_down()
+    finally:
+        replica.spool.put(pipeline.spool)
+    replica.in_background(pipeline.ended())
+
+
+def _opener(peers: Transport, route: pb.Route) -> OpenStream:
+    def open_stream(
+        peer: pb.ProcessSpec.ID, requests: AsyncIterator[pb.ReplicateRequest]
+    ) -> AsyncIterator[pb.ReplicateResponse]:
+        return peers.replicate(requests, Target(route=route, member=peer))
+
+    return open_stream

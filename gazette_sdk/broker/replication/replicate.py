@@ -1,0 +1,114 @@
+"""A replica's side of replication: a primary's stream, applied to our spool (broker section 6.3).
+
+The stream owns the spool for as long as it lasts. When it ends, for whatever reason, what it did
+not commit is rolled back, and the spool is free for the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+
+from gazette_sdk.broker.replica import Replica
+from gazette_sdk.broker.resolver import Resolution, Resolver
+from gazette_sdk.broker.slot import InvalidatedError
+from gazette_sdk.broker.spool.spool import Spool
+from gazette_sdk.errors import STATUS_NAMES, CallError, ValidationError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.authorization import Claims
+from gazette_sdk.protocol.routes import equivalent
+from gazette_sdk.protocol.rpc import validate
+
+__all__ = ["replicate"]
+
+
+async def replicate(
+    resolver: Resolver, requests: AsyncIterator[pb.ReplicateRequest], claims: Claims
+) -> AsyncGenerator[pb.ReplicateResponse]:
+    """Serve one Replicate stream.
+
+    Args:
+        resolver: resolves the journal.
+        requests: of the primary. The first is a proposal with the primary's header.
+        claims: what the caller may do.
+
+    Yields:
+        one response per request that asks for acknowledgement.
+
+    Raises:
+        GazetteError: a request is invalid, out of order, or refused without having asked for
+            acknowledgement; or the header is not for us.
+    """
+    first = await anext(requests, None)
+    if first is None:
+        return
+    validate(first)
+    if not first.HasField("header"):
+        raise ValidationError(
+            "the first request must have a header", kind="expected_header", path="Header"
+        )
+
+    resolution, spool = await _take_spool(resolver, first, claims)
+    if resolution.replica is None or spool is None:
+        yield pb.ReplicateResponse(
+            status=pb.WRONG_ROUTE if resolution.status == pb.OK else resolution.status,
+            header=resolution.header,
+        )
+        return
+    async with _owning(resolution.replica, spool):
+        header: pb.Header | None = resolution.header
+        request: pb.ReplicateRequest | None = first
+        while request is not None:
+            response = await spool.apply(request, primary=False)
+            if request.acknowledge:
+                if header is not None:
+                    response.header.CopyFrom(header)
+                    header = None
+                yield response
+            elif response.status != pb.OK:
+                raise CallError(
+                    f"{STATUS_NAMES[response.status]}, and the proposal asked for no "
+                    f"acknowledgement: this replica holds {_span(response.fragment)}",
+                    journal=resolution.journal,
+                )
+            request = await anext(requests, None)
+            if request is not None:
+                validate(request)
+
+
+async def _take_spool(
+    resolver: Resolver, first: pb.ReplicateRequest, claims: Claims
+) -> tuple[Resolution, Spool | None]:
+    """Resolve, and take our spool; none if it is not for us, or we resolve another route."""
+    while True:
+        resolution = await resolver.resolve(
+            first.proposal.journal,
+            claims,
+            may_proxy=False,
+            require_primary=False,
+            proxy_header=first.header,
+        )
+        if resolution.status != pb.OK or not equivalent(
+            resolution.header.route, first.header.route
+        ):
+            return resolution, None
+        assert resolution.replica is not None, "it resolves to us only where we have a replica"
+        try:
+            return resolution, await resolution.replica.spool.take(resolution.invalidated)
+        except InvalidatedError:
+            continue
+
+
+@asynccontextmanager
+async def _owning(replica: Replica, spool: Spool) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        try:
+            await spool.roll_back()
+        finally:
+            replica.spool.put(spool)
+
+
+def _span(fragment: pb.Fragment) -> str:
+    return f"[{fragment.begin}, {fragment.end})"

@@ -1,0 +1,307 @@
+"""A spool's content file: committed bytes of one fragment, for readers, index and persister.
+
+The file is open as long as anybody holds its :class:`ContentFile`: the spool that writes it, the
+index, the persister, a read under way. Python's own reference count is the count of its users, so
+no file is closed (and no descriptor used again) under a reader, however that reader ends. When
+its bytes are known to be safe elsewhere the file is *discarded*: its name goes from the directory
+at once, its content when the last user lets go of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO, Protocol, cast
+
+from gazette_sdk.broker.spool.compression import Compression
+from gazette_sdk.errors import CorruptFragmentError, GazetteError
+from gazette_sdk.protocol import broker_pb2 as pb
+
+__all__ = ["CompletedSpool", "ContentFile", "FileView", "SpoolDiskError", "SpoolError"]
+
+_STEP_BYTES = 1 << 20
+
+_log = logging.getLogger(__name__)
+
+
+class SpoolError(GazetteError):
+    """A spool was asked for something that its owner must not ask for."""
+
+
+class SpoolDiskError(SpoolError):
+    """The disk of a spool does not take content, or a commit. Nothing acknowledged is lost."""
+
+
+class Submit(Protocol):
+    """Runs something in the background."""
+
+    def __call__(self, work: Callable[[], None], *, is_needed: bool) -> None:
+        """Run ``work`` soon; not at all if it is not needed and everything is about to end."""
+
+
+class ContentFile:
+    """The content of one spool.
+
+    Args:
+        path: the file.
+        codec: compression codec of the fragment.
+        submit: runs compression and removal in the background.
+        on_discard: removes the name from the directory; called once, in the background.
+        create: create the file, which must not exist, now; else it is opened when first used.
+
+    Raises:
+        OSError: the file cannot be created.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_compression",
+        "_discarded",
+        "_fd",
+        "_lock",
+        "_on_discard",
+        "_submit",
+        "codec",
+        "path",
+    )
+
+    def __init__(
+        self,
+        path: Path,
+        codec: int,
+        submit: Submit,
+        on_discard: Callable[[], None],
+        *,
+        create: bool = False,
+    ) -> None:
+        self._fd = -1
+        self.path = path
+        self.codec = codec
+        self._submit = submit
+        self._on_discard = on_discard
+        self._lock = threading.Lock()
+        self._discarded = False
+        self._compression: Compression | None = None
+        if create:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def __repr__(self) -> str:
+        return f"ContentFile({str(self.path)!r})"
+
+    def __del__(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    @property
+    def fd(self) -> int:
+        """The file's descriptor, open for as long as this object lives.
+
+        Raises:
+            OSError: the file cannot be opened.
+        """
+        if self._fd < 0:
+            with self._lock:
+                if self._fd < 0:
+                    self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        return self._fd
+
+    @property
+    def discarded(self) -> bool:
+        """Whether :meth:`discard` was called."""
+        return self._discarded
+
+    # -------------------------------------------------------------- content
+
+    def write(self, data: bytes, position: int) -> None:
+        """Write ``data`` at ``position``.
+
+        Raises:
+            OSError: some or all of it was not written.
+        """
+        fd, length = self._fd, len(data)
+        written = os.pwrite(fd, data, position)
+        while written < length:  # a disk that fills up takes a part, and then refuses
+            written += os.pwrite(fd, memoryview(data)[written:], position + written)
+
+    def shrink(self, length_bytes: int) -> None:
+        """Free the room of what stands behind ``length_bytes``, if the disk lets us."""
+        try:
+            os.ftruncate(self.fd, length_bytes)
+        except OSError as error:
+            _log.warning("cannot free the room of bytes rolled back in %s: %s", self.path, error)
+
+    def read_at(self, position: int, length: int) -> bytes:
+        """Up to ``length`` bytes from ``position``; fewer only at the end of the file."""
+        return os.pread(self.fd, length, position)
+
+    def verify(self, length_bytes: int, digest: bytes) -> None:
+        """Check that the content is what was committed. Blocks.
+
+        Raises:
+            CorruptFragmentError: it is not.
+            OSError: it cannot be read.
+        """
+        length, found = self.digest(length_bytes)
+        if found != digest:
+            raise CorruptFragmentError(
+                f"{self.path} has changed since it was committed: {length} of {length_bytes} "
+                f"bytes have SHA-1 {found.hex()}, and {digest.hex()} is expected; it is "
+                "not uploaded. Check the disk, and restart this broker, which then recovers the "
+                "part that is good"
+            )
+
+    def digest(self, length_bytes: int) -> tuple[int, bytes]:
+        """SHA-1 of the first ``length_bytes``, and before it how many of them are there. Blocks.
+
+        Raises:
+            OSError: they cannot be read.
+        """
+        found, position = hashlib.sha1(usedforsecurity=False), 0
+        while position < length_bytes:
+            data = self.read_at(position, min(_STEP_BYTES, length_bytes - position))
+            if not data:
+                break
+            found.update(data)
+            position += len(data)
+        return position, found.digest()
+
+    # ---------------------------------------------------------- compression
+
+    def compress_later(self, end: int) -> None:
+        """Compress up to ``end``, a committed position, in the background."""
+        if self._made_compression().add_batch(end):
+            self._submit(self._compress_batch, is_needed=False)
+
+    def stored_form(self, length_bytes: int, digest: bytes) -> tuple[BinaryIO, int]:
+        """What is to be uploaded: the content, verified, and compressed by its codec. Blocks.
+
+        Args:
+            length_bytes: of the content.
+            digest: SHA-1 of the content.
+
+        Returns:
+            a reader of it, which is seekable, and its length. Closing the reader closes no file.
+
+        Raises:
+            CorruptFragmentError: the content is not what was committed.
+            OSError: it cannot be read, or the compressed form not be written.
+        """
+        if self.codec == pb.NONE:
+            self.verify(length_bytes, digest)
+            return FileView(self, self.fd, length_bytes).as_binary(), length_bytes
+        file = self._made_compression().finish(self, length_bytes, digest)
+        return FileView(file, file.fd, file.length_bytes).as_binary(), file.length_bytes
+
+    def _made_compression(self) -> Compression:
+        with self._lock:
+            if self._compression is None:
+                self._compression = Compression(self.codec)
+            return self._compression
+
+    def _compress_batch(self) -> None:
+        """Compress one batch, and queue for the next one: other journals have theirs, too."""
+        try:
+            more = self._made_compression().compress_batch(self)
+        except Exception:  # noqa: BLE001 - the task's outermost boundary
+            _log.exception("cannot compress %s while it grows; it is when uploaded", self.path)
+        else:
+            if more:
+                self._submit(self._compress_batch, is_needed=False)
+
+    # -------------------------------------------------------------- removal
+
+    def discard(self) -> None:
+        """Remove the file's name: its bytes are safe elsewhere, or nobody wants them any more.
+
+        Whoever holds this object can still read. Discarding again does nothing. The file is
+        removed in the background, since removing a large one takes its time.
+        """
+        with self._lock:
+            if self._discarded:
+                return
+            self._discarded = True
+        self._submit(self._remove, is_needed=True)
+
+    def _remove(self) -> None:
+        try:
+            _ = self.fd  # for those who hold this object and did not read yet
+            self._on_discard()
+            self._compression = None
+        except OSError as error:
+            _log.warning("cannot remove %s: %s; the next start does", self.path, error)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CompletedSpool:
+    """A spool that gets no more content: a closed fragment, with all that uploading it needs.
+
+    Attributes:
+        fragment: span, sum and codec of the content.
+        registers: the journal's registers at its end.
+        first_append_time: when its first content was committed, UTC.
+        file: the content.
+        create_revision: Etcd revision at which the journal was created.
+        primary: whether this broker was the journal's primary when it was closed.
+    """
+
+    fragment: pb.Fragment
+    registers: pb.LabelSet
+    first_append_time: datetime
+    file: ContentFile
+    create_revision: int
+    primary: bool
+
+
+class FileView(io.RawIOBase):
+    """A reader of the first bytes of a file, with a position of its own.
+
+    Args:
+        owner: kept alive, so that it does not close the descriptor.
+        fd: of the file.
+        length_bytes: where the view ends.
+    """
+
+    def __init__(self, owner: object, fd: int, length_bytes: int) -> None:
+        super().__init__()
+        self._owner = owner
+        self._fd = fd
+        self._length = length_bytes
+        self._position = 0
+
+    def as_binary(self) -> BinaryIO:
+        """Itself, by the type that readers of files ask for."""
+        return cast("BinaryIO", self)
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always."""
+        return True
+
+    def tell(self) -> int:
+        """The position, from the view's beginning."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move to a position of the view."""
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        """Read up to the view's end."""
+        wanted = min(len(buffer), self._length - self._position)
+        if wanted <= 0:
+            return 0
+        count = os.preadv(self._fd, [memoryview(buffer)[:wanted]], self._position)
+        self._position += count
+        return count

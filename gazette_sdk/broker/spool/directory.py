@@ -1,0 +1,437 @@
+"""The directory in which a broker keeps its spools, so that they survive the process.
+
+::
+
+    ROOT/lock                                      held while a broker uses the directory
+    ROOT/journals/NAME=DIGEST/head                 the highest committed offset, and the registers
+    ROOT/journals/NAME=DIGEST/forgotten            serial of the last spool that tells no head:
+                                                   others went on with the journal without us
+    ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.log     what of a spool is committed (`commit_log`)
+    ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.content its bytes (`content_file`)
+    ROOT/journals/NAME=DIGEST/*.damaged            what recovery put aside; never removed
+    ROOT/journals/NAME=DIGEST/*.superseded         what others wrote anew (`held_back`); likewise
+
+A commit is acknowledged only when its record is written behind its content. Killing the process
+then loses nothing: both stand in the page cache. With durability ``persisted`` both are also
+forced to disk first. After a start :meth:`SpoolDirectory.recover` hands out every committed byte.
+
+The head is kept also when the content went to a store and its files are gone. A broker that
+starts again therefore knows where a journal goes on, and nobody has to tell it by `reset-head`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self, TypeVar
+from urllib.parse import quote
+
+from gazette_sdk.broker.recovery.spools import recover_journal, serial_of
+from gazette_sdk.broker.spool.commit_log import CommitLog, Head, Origin, encode_head
+from gazette_sdk.broker.spool.content_file import CompletedSpool, ContentFile, SpoolDiskError
+from gazette_sdk.broker.spool.write_behind import Writer
+from gazette_sdk.errors import ConfigurationError
+
+__all__ = ["CompletedSpool", "Durability", "JournalSpools", "SpoolDirectory"]
+
+_NAME_LENGTH = 120  # of a journal's name in its directory's; the digest beside it is what counts
+_BACKGROUND_THREADS = 2  # compression shares two cores with everything else
+_RECOVERY_THREADS = 8
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Durability(enum.Enum):
+    """What an acknowledged append has survived on every replica."""
+
+    REPLICATED = "replicated"
+    """The end of the process: it is in the page cache."""
+    PERSISTED = "persisted"
+    """The end of the machine: it was forced to disk."""
+
+
+class SpoolDirectory:
+    """A broker's directory of spools. One process at a time may use it.
+
+    Args:
+        root: the directory; made if it does not exist.
+        durability: what a commit has to survive.
+
+    Raises:
+        ConfigurationError: it cannot be used, or another process does.
+    """
+
+    def __init__(self, root: Path, *, durability: Durability = Durability.REPLICATED) -> None:
+        self.root = root
+        self.durability = durability
+        self._heads: dict[str, Head] = {}
+        self._heads_lock = threading.Lock()  # heads are noted by the loop, written by removals
+        self._unwritten: set[str] = set()  # journals whose head only logs of spools tell
+        self._serial = 0
+        self._forgotten: dict[str, int] = {}  # by journal, as its file of this name has it
+        try:
+            (root / "journals").mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot use {root} for spools: {error}; choose a writable directory"
+            ) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise ConfigurationError(
+                f"{root} is in use by another broker process: stop it, or choose another "
+                "spool directory"
+            ) from error
+        self.writer = Writer("spool writer")
+        self.hashers = Writer("spool hasher"), Writer("append hasher")
+        self._background: ThreadPoolExecutor | None = ThreadPoolExecutor(
+            _BACKGROUND_THREADS, thread_name_prefix="spools"
+        )
+
+    def close(self) -> None:
+        """Finish what runs in the background, and unlock the directory. Blocks."""
+        if self._background is not None:
+            background, self._background = self._background, None
+            self.writer.close()
+            for hasher in self.hashers:
+                hasher.close()
+            background.shutdown(wait=True)
+            os.close(self._lock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------- journals
+
+    def journal(self, name: str, *, create_revision: int, cluster_id: int) -> JournalSpools:
+        """Where the spools of a journal go. Nothing is written before there is content.
+
+        Args:
+            name: the journal's, without metadata.
+            create_revision: Etcd revision at which it was created.
+            cluster_id: of the Etcd cluster.
+        """
+        return JournalSpools(self, name, create_revision, cluster_id)
+
+    def head(self, name: str, *, create_revision: int, cluster_id: int) -> Head | None:
+        """The highest offset known to be committed of a journal.
+
+        ``None`` if this broker knows none, or only one of another journal of the same name.
+        """
+        head = self._heads.get(name)
+        if head is None or (head.create_revision, head.cluster_id) != (create_revision, cluster_id):
+            return None
+        return head
+
+    def note_head(self, head: Head) -> None:
+        """Remember a head, if it is beyond the one known, and write it down.
+
+        Raises:
+            OSError: it could not be written down; it is remembered for this process.
+        """
+        with self._heads_lock:
+            known = self._heads.get(head.journal)
+            if known is not None and known.cluster_id == head.cluster_id:
+                if known.create_revision > head.create_revision:
+                    return  # a replica of the deleted journal, which still shuts down
+                if known.create_revision == head.create_revision and (
+                    known.end > head.end or known == head
+                ):
+                    return
+            self._heads[head.journal] = head
+            self._unwritten.add(head.journal)
+            self._write_head(head)
+
+    def forget_head(self, name: str) -> None:
+        """Forget a journal's head: others serve the journal now, and go on without us.
+
+        A head is only good for a broker which had the journal to its very end.
+
+        Raises:
+            OSError: the note could not be removed.
+        """
+        with self._heads_lock:
+            if self._heads.pop(name, None) is None:
+                return
+            self._unwritten.discard(name)
+            directory = self._directory_of(name)
+            if directory.exists():  # spools which still stand there must not tell it again
+                is_synced = self.durability is Durability.PERSISTED
+                serial = f"{self._serial:08x}".encode()
+                _replace(directory / "forgotten", serial, synced=is_synced)
+                if is_synced:
+                    self.sync_names(name)
+                self._forgotten[name] = self._serial
+                (directory / "head").unlink(missing_ok=True)
+
+    def is_passed(self, spool: CompletedSpool) -> bool:
+        """Whether others went on with a spool's journal without us, after it was written.
+
+        Later starts know it, too, for as long as the spool stands there.
+        """
+        return serial_of(spool.file.path) <= self._forgotten.get(spool.fragment.journal, 0)
+
+    def sweep(self, exists: Callable[[str, int], bool]) -> None:
+        """Forget journals which were deleted. Blocks.
+
+        Args:
+            exists: whether a journal of this name and create revision still exists.
+        """
+        for head in list(self._heads.values()):
+            if not exists(head.journal, head.create_revision):
+                self.forget_head(head.journal)
+
+    # ------------------------------------------------------------- recovery
+
+    def recover(self, cluster_id: int) -> list[CompletedSpool]:
+        """Find the spools which an earlier process left, and verify them. Blocks.
+
+        Uncommitted bytes are cut off. Content that is not what it was when it was committed is put
+        aside, and replaced by the longest beginning that still is. Spools of other Etcd clusters
+        are left where they are, untouched.
+
+        Args:
+            cluster_id: of the Etcd cluster which this broker belongs to.
+
+        Returns:
+            every spool with committed content, in the order of journal and offset. Heads are known
+            to :meth:`head` and :meth:`journal` from now on.
+        """
+        directories = [entry for entry in (self.root / "journals").iterdir() if entry.is_dir()]
+        recovered: list[CompletedSpool] = []
+        with ThreadPoolExecutor(_RECOVERY_THREADS, thread_name_prefix="recover") as pool:
+            for found in pool.map(
+                lambda directory: recover_journal(directory, cluster_id, self._opened), directories
+            ):
+                recovered += found.spools
+                self._serial = max(self._serial, found.serial)
+                if found.spools:
+                    self._forgotten[found.spools[0].fragment.journal] = found.forgotten
+                if found.head is not None:
+                    self._heads[found.head.journal] = found.head
+                    self._unwritten.add(found.head.journal)
+        recovered.sort(key=lambda spool: (spool.fragment.journal, spool.fragment.begin))
+        if recovered:
+            _log.info("recovered %d spools of an earlier process in %s", len(recovered), self.root)
+        return recovered
+
+    async def in_background(self, work: Callable[[], T]) -> T:
+        """Run something which :meth:`close` waits for, also when its caller is cancelled."""
+        return await asyncio.get_running_loop().run_in_executor(self._background, work)
+
+    # ------------------------------------------------------------- internal
+
+    def create(self, origin: Origin) -> tuple[ContentFile, CommitLog]:
+        """Make the files of a new spool. Used by :class:`JournalSpools`.
+
+        Raises:
+            OSError: they cannot be made.
+        """
+        directory = self._directory_of(origin.journal)
+        directory.mkdir(exist_ok=True)
+        self._serial += 1
+        stem = directory / f"{origin.begin:016x}-{self._serial:08x}"
+        # The log is made first and removed first: content without a log is what a removal left.
+        log = CommitLog(
+            stem.with_suffix(".log"), origin, synced=self.durability is Durability.PERSISTED
+        )
+        try:
+            file = ContentFile(
+                stem.with_suffix(".content"),
+                origin.codec,
+                self.submit,
+                lambda: self._remove(stem, origin.journal),
+                create=True,
+            )
+        except OSError:
+            log.close()
+            stem.with_suffix(".log").unlink()
+            raise
+        return file, log
+
+    def submit(self, work: Callable[[], None], *, is_needed: bool) -> None:
+        """Run ``work`` in the background; once this is closed, at once or not at all."""
+        background = self._background
+        if background is not None:
+            background.submit(work)
+        elif is_needed:
+            work()
+
+    def sync_names(self, journal: str) -> None:
+        """Force the names of a journal's files to disk. Blocks."""
+        for path in (self._directory_of(journal), self.root / "journals"):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def _opened(self, stem: Path, origin: Origin) -> ContentFile:
+        return ContentFile(
+            stem.with_suffix(".content"),
+            origin.codec,
+            self.submit,
+            lambda: self._remove(stem, origin.journal),
+        )
+
+    def _directory_of(self, journal: str) -> Path:
+        return self.root / "journals" / _safe_name(journal)
+
+    def _write_head(self, head: Head) -> None:
+        directory = self._directory_of(head.journal)
+        directory.mkdir(exist_ok=True)
+        _replace(directory / "head", encode_head(head))
+        self._unwritten.discard(head.journal)
+
+    def _remove(self, stem: Path, journal: str) -> None:
+        """Remove a spool's files; what they told of the head must stand elsewhere before."""
+        with self._heads_lock:
+            if journal in self._unwritten:
+                self._write_head(self._heads[journal])
+        head = stem.with_name("head")
+        if self.durability is Durability.PERSISTED and head.exists():
+            fd = os.open(head, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+        stem.with_suffix(".log").unlink(missing_ok=True)
+        stem.with_suffix(".content").unlink(missing_ok=True)
+
+
+class JournalSpools:
+    """Where the spools of one journal go; see :meth:`SpoolDirectory.journal`.
+
+    Attributes:
+        name: the journal's.
+        create_revision: Etcd revision at which it was created.
+    """
+
+    __slots__ = ("_cluster_id", "_directory", "create_revision", "name")
+
+    def __init__(
+        self, directory: SpoolDirectory, name: str, create_revision: int, cluster_id: int
+    ) -> None:
+        self._directory = directory
+        self.name = name
+        self.create_revision = create_revision
+        self._cluster_id = cluster_id
+
+    @property
+    def head(self) -> Head | None:
+        """The highest offset known to be committed of this very journal."""
+        return self._directory.head(
+            self.name, create_revision=self.create_revision, cluster_id=self._cluster_id
+        )
+
+    @property
+    def root(self) -> Path:
+        """The directory of all spools, for messages."""
+        return self._directory.root
+
+    @property
+    def writer(self) -> Writer:
+        """The thread which writes large chunks."""
+        return self._directory.writer
+
+    @property
+    def persisted(self) -> bool:
+        """Whether a commit must be forced to disk."""
+        return self._directory.durability is Durability.PERSISTED
+
+    @property
+    def hashers(self) -> tuple[Writer, Writer]:
+        """The threads which hash large chunks: for their fragments, and for their appends."""
+        return self._directory.hashers
+
+    def create(self, begin: int, codec: int) -> tuple[ContentFile, CommitLog]:
+        """The files of a new spool.
+
+        Raises:
+            OSError: they cannot be made.
+        """
+        return self._directory.create(
+            Origin(self.name, begin, codec, self.create_revision, self._cluster_id)
+        )
+
+    def note_head(self, end: int, registers: bytes) -> None:
+        """Remember that the journal is committed up to ``end``.
+
+        A head that cannot be written down is logged: the logs of spools still tell it, and a
+        head that is behind only costs what every restart cost without one.
+        """
+        head = self.head
+        if head is None and end == 0 and not registers:
+            return
+        if head is not None and (head.end, head.registers) == (end, registers):
+            return
+        try:
+            self._directory.note_head(
+                Head(self.name, end, registers, self.create_revision, self._cluster_id)
+            )
+        except OSError as error:
+            _log.warning("cannot write down the head of %s (%d): %s", self.name, end, error)
+
+    def forget_head(self) -> None:
+        """Forget the head: others serve the journal now. See :meth:`SpoolDirectory.forget_head`."""
+        if self.head is not None:
+            self._directory.forget_head(self.name)
+
+    def sync(self, file: ContentFile, log_fd: int, *, is_new: bool) -> None:
+        """Force a spool's content and commits to disk, and its names if it is new. Blocks.
+
+        Raises:
+            OSError: they are not on disk.
+        """
+        os.fdatasync(file.fd)
+        os.fdatasync(log_fd)
+        if is_new:
+            self._directory.sync_names(self.name)
+
+    def disk_error(self, doing: str, error: OSError) -> SpoolDiskError:
+        """What tells a client, and an operator, that the disk does not take a spool's bytes."""
+        remedy = (
+            "free some space there"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT)
+            else "check that disk"
+        )
+        return SpoolDiskError(
+            f"cannot {doing} of {self.name} in {self.root}: {error.strerror}; {remedy}, and "
+            "append again (nothing acknowledged is lost)",
+            journal=self.name,
+        )
+
+
+# ------------------------------------------------------------------- on disk
+
+
+def _safe_name(journal: str) -> str:
+    """A file name for a journal, also where names are short or do not tell case apart."""
+    digest = hashlib.sha256(journal.encode()).hexdigest()[:16]
+    return f"{quote(journal, safe='')[:_NAME_LENGTH]}={digest}"
+
+
+def _replace(path: Path, content: bytes, *, synced: bool = False) -> None:
+    fresh = path.with_suffix(".new")
+    with fresh.open("wb") as file:
+        file.write(content)
+        if synced:
+            file.flush()
+            os.fsync(file.fileno())
+    fresh.rename(path)

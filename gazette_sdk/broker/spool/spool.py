@@ -1,0 +1,467 @@
+"""The spool: the fragment of a journal which is being written (broker section 7).
+
+Every replica of a journal has one spool. Content is written into it as it arrives, and means
+nothing until a *proposal* names the fragment it would become: that commits it, rolls it back, or
+closes the fragment and begins the next. Replicas agree by holding equal fragments.
+
+A spool has a single owner at a time, the pipeline of a primary or the Replicate call of a peer;
+nothing here waits for another user. In the normal path nothing waits at all: content goes to the
+page cache, and a commit is one more small write behind it. Large chunks are written by a thread
+(`write_behind`) and hashed by others while the next ones arrive, which is waited for before a
+proposal is judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Final
+
+from gazette_sdk.broker.metrics import (
+    SPOOL_COMMIT_BYTES,
+    SPOOL_COMMITS,
+    SPOOL_ROLLBACK_BYTES,
+    SPOOL_ROLLBACKS,
+    SPOOLS_COMPLETED,
+)
+from gazette_sdk.broker.spool.commit_log import Commit, CommitLog
+from gazette_sdk.broker.spool.compression import COMPRESSION_BATCH_BYTES
+from gazette_sdk.broker.spool.content_file import ContentFile, SpoolDiskError, SpoolError
+from gazette_sdk.broker.spool.directory import CompletedSpool, JournalSpools
+from gazette_sdk.broker.spool.write_behind import BEHIND_CHUNKS_MAX, LARGE_CHUNK_BYTES, Behind
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.fragments import set_sum
+
+__all__ = ["Spool", "SpoolDiskError", "SpoolError"]
+
+DISK_RETRIES_S: Final = (0.05, 0.2, 0.75, 1.5)
+"""Pauses before a failed write is tried again. An append must not hang on a full disk for ever:
+after these 2.5 s it fails, and says which disk it is."""
+
+
+class Spool:
+    """The spool of one journal.
+
+    Args:
+        storage: where its files go. The spool begins at the storage's head, if it knows one.
+        on_commit: told of each commit: the fragment, and the file that holds it.
+        on_complete: told of each fragment that is closed with content.
+        compression_batch_bytes: see :data:`COMPRESSION_BATCH_BYTES`.
+        now: Unix time in seconds.
+
+    Attributes:
+        journal: its name.
+        fragment: what is committed. Replaced, never changed, so that it may be kept.
+        registers: the journal's registers. Replaced, never changed.
+        first_append_time: when the fragment got its first content, UTC.
+    """
+
+    def __init__(
+        self,
+        storage: JournalSpools,
+        *,
+        on_commit: Callable[[pb.Fragment, ContentFile], None],
+        on_complete: Callable[[CompletedSpool], None],
+        compression_batch_bytes: int = COMPRESSION_BATCH_BYTES,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.journal = storage.name
+        self._storage = storage
+        self._on_commit = on_commit
+        self._on_complete = on_complete
+        self._batch_bytes = compression_batch_bytes
+        self._now = now
+        head = storage.head
+        self.registers = pb.LabelSet.FromString(head.registers) if head else pb.LabelSet()
+        self._registers_bytes = head.registers if head else b""
+        self._persisted = storage.persisted
+
+        self.fragment = _empty_fragment(self.journal, head.end if head else 0, pb.NONE)
+        self.first_append_time: datetime | None = None
+        self._first_append_us = 0
+        self._file: ContentFile | None = None
+        self._log: CommitLog | None = None
+        self._is_synced_name = False
+        self._sync_failure: SpoolDiskError | None = None
+        self._batched = 0  # committed bytes that were handed to compression
+        self._length = 0  # of what is committed
+        self._delta = 0
+        self._sum: Any = hashlib.sha1(usedforsecurity=False)  # of all that is written
+        self._committed_sum: Any = self._sum.copy()
+        self._next: pb.Fragment | None = None  # kept until more is written
+        self._digest = b""  # of what it holds
+        self._has_large = False  # of what is uncommitted, some went to the threads
+        self._behind = Behind(storage.writer)
+        # Sums of these chunks, the fragment's and another; making them can't fail.
+        self._hashing = tuple(Behind(hasher) for hasher in storage.hashers)
+
+    @property
+    def uncommitted_bytes(self) -> int:
+        """Bytes written since the last commit or rollback."""
+        return self._delta
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether chunks are still on their way, so that :meth:`settle` has to wait."""
+        if not self._has_large:
+            return False
+        fragments, another = self._hashing
+        return bool(self._behind) or bool(fragments) or bool(another)
+
+    @property
+    def first_append_s(self) -> float | None:
+        """When the fragment got its first content, in seconds of Unix time."""
+        return self._first_append_us / 1e6 if self._first_append_us else None
+
+    @property
+    def content_file(self) -> ContentFile | None:
+        """The file of the fragment's content; ``None`` before there is any."""
+        return self._file
+
+    def next(self) -> pb.Fragment:
+        """What the fragment becomes if all that is written were committed.
+
+        After large chunks :meth:`settle` comes first: their sum is not known before.
+        """
+        following = self._next
+        if following is None:
+            assert not self.is_behind, "settle() waits for large chunks"
+            fragment = self.fragment
+            following = pb.Fragment()
+            following.CopyFrom(fragment)
+            following.end = fragment.end + self._delta
+            if self._length or self._delta:
+                self._digest = self._sum.digest()
+                set_sum(following.sum, self._digest)
+            self._next = following
+        return following
+
+    # ------------------------------------------------------------- requests
+
+    async def apply(self, request: pb.ReplicateRequest, *, primary: bool) -> pb.ReplicateResponse:
+        """Apply content or a proposal.
+
+        Args:
+            request: a valid one.
+            primary: whether this broker is the journal's primary: it compresses as it goes.
+
+        Returns:
+            OK, or PROPOSAL_MISMATCH with what this spool holds. With durability ``persisted`` a
+            commit is on disk when this returns.
+
+        Raises:
+            SpoolError: the content does not continue what was written.
+            SpoolDiskError: the disk does not take it, not after some seconds either. What was
+                committed stands; what was not has to be rolled back.
+        """
+        if not request.HasField("proposal"):
+            await self.write(request.content, request.content_delta)
+            return pb.ReplicateResponse(status=pb.OK)
+        status = await self.propose(request.proposal, request.registers, primary=primary)
+        if status == pb.OK:
+            return pb.ReplicateResponse(status=pb.OK)
+        return pb.ReplicateResponse(
+            status=pb.PROPOSAL_MISMATCH, fragment=self.fragment, registers=self.registers
+        )
+
+    async def write(self, data: bytes, content_delta: int, also: Any = None) -> None:
+        """Write content behind what is there, uncommitted.
+
+        A large chunk may still be on its way when this returns; :meth:`settle` waits for it.
+
+        Args:
+            data: the bytes, which are not copied.
+            content_delta: how many bytes were written since the last commit or rollback.
+            also: another hash, which is to be fed with the same bytes.
+
+        Raises:
+            SpoolError: that many were not.
+            SpoolDiskError: see :meth:`apply`.
+        """
+        if content_delta != self._delta:
+            raise SpoolError(
+                f"content_delta is {content_delta}, and {self._delta} bytes of content were "
+                "received: the sender lost track of its append",
+                journal=self.journal,
+            )
+        if not data:
+            return
+        if self._file is None:
+            try:
+                self._create_file()
+            except OSError as error:
+                await self._retry(self._create_file, "write content", error)
+        assert self._file is not None
+        # It may be tried again after an error.
+        write = partial(self._file.write, data, self._length + self._delta)
+        self._delta += len(data)
+        self._next = None
+        if len(data) >= LARGE_CHUNK_BYTES or self.is_behind:
+            fragments, another = self._hashing
+            self._has_large = True
+            self._behind.add(write)
+            fragments.add(partial(self._sum.update, data))
+            if also is not None:
+                another.add(partial(also.update, data))
+            await self._keep_up()
+            return
+        try:
+            write()
+        except OSError as error:
+            await self._retry(write, "write content", error)
+        self._sum.update(data)
+        if also is not None:
+            also.update(data)
+
+    async def _keep_up(self) -> None:
+        """Wait while too many chunks are on their way."""
+        for hashing in self._hashing:
+            if len(hashing) > BEHIND_CHUNKS_MAX:
+                await hashing.below(BEHIND_CHUNKS_MAX // 2)
+        if len(self._behind) > BEHIND_CHUNKS_MAX:
+            await self._behind.below(BEHIND_CHUNKS_MAX // 2)
+            if self._behind.error is not None:
+                await self.settle()
+
+    async def settle(self) -> None:
+        """Wait until everything is written.
+
+        Raises:
+            SpoolDiskError: see :meth:`apply`.
+        """
+        await self._hashed()
+        if not self._behind:
+            return
+        await self._behind.below(0)
+        if self._behind.error is not None:
+            await self._retry(self._behind.retry, "write content", self._behind.error)
+
+    async def _hashed(self) -> None:
+        for hashing in self._hashing:
+            await hashing.below(0)
+
+    async def roll_back(self) -> None:
+        """Drop what was written since the last commit."""
+        if self._delta == 0:
+            return
+        await self._behind.below(0)
+        self._behind.drop()
+        await self._hashed()
+        SPOOL_ROLLBACKS.value += 1
+        SPOOL_ROLLBACK_BYTES.value += self._delta
+        self._sum = self._committed_sum.copy()
+        self._delta = 0
+        self._has_large = False
+        self._next = None
+        if self._file is not None:
+            # Room for others; where it fails, the bytes are overwritten by the next append.
+            self._file.shrink(self._length)
+
+    def give_up_behind(self, earlier: pb.Fragment) -> None:
+        """Give up what was committed behind an earlier fragment; what is left is closed next.
+
+        Files stay as they are: should nobody close it, a restart recovers all of it.
+        """
+        assert self._delta == 0, "nothing is uncommitted"
+        fragment = self.fragment
+        if earlier.begin == fragment.begin:
+            self.fragment = earlier
+        else:
+            codec = fragment.compression_codec
+            self.fragment = _empty_fragment(self.journal, fragment.begin, codec)
+
+    async def propose(
+        self, proposal: pb.Fragment, registers: pb.LabelSet, *, primary: bool
+    ) -> pb.Status:
+        """Roll, roll back, or commit, as ``proposal`` has it.
+
+        Returns:
+            OK, or PROPOSAL_MISMATCH. Also a refused proposal may have rolled the spool forward.
+
+        Raises:
+            SpoolDiskError: see :meth:`apply`.
+        """
+        if self._delta == 0 or proposal is not self._next:
+            if await self._rolls(proposal, registers, primary=primary):
+                return pb.OK
+            if self._delta == 0 or not _same(self.next(), proposal):
+                return pb.PROPOSAL_MISMATCH
+        try:
+            self._commit(registers)
+        except OSError as error:
+            await self._retry(lambda: self._commit(registers), "commit an append", error)
+        self._committed(primary=primary)
+        if self._persisted:
+            await self._sync()
+        return pb.OK
+
+    # ------------------------------------------------------------- its steps
+
+    async def _rolls(self, proposal: pb.Fragment, registers: pb.LabelSet, *, primary: bool) -> bool:
+        """Roll, or roll back, as ``proposal`` has it: whether that was all. Others may commit."""
+        fragment = self.fragment
+        keeps_registers = registers is self.registers or registers == self.registers
+        is_rollback = keeps_registers and _same(fragment, proposal)
+        if self.is_behind and not is_rollback:
+            await self.settle()
+        end = proposal.end
+        if end > fragment.end + self._delta or (end == fragment.end and proposal.begin == end):
+            await self._roll(proposal, registers, primary=primary)
+            is_rollback = registers == self.registers and _same(self.fragment, proposal)
+        if is_rollback:
+            await self.roll_back()
+        return is_rollback
+
+    def _begin_fragment(self, offset: int, codec: pb.CompressionCodec) -> None:
+        self.fragment = _empty_fragment(self.journal, offset, codec)
+        self.first_append_time = None
+        self._first_append_us = 0
+        self._file = None
+        self._log = None
+        self._is_synced_name = False
+        self._sync_failure = None
+        self._batched = 0
+        self._length = 0
+        self._delta = 0
+        self._sum = hashlib.sha1(usedforsecurity=False)
+        self._committed_sum = self._sum.copy()
+        self._next = None
+
+    def _create_file(self) -> None:
+        fragment = self.fragment
+        self._file, self._log = self._storage.create(fragment.begin, fragment.compression_codec)
+
+    def _commit(self, registers: pb.LabelSet) -> None:
+        """Make what was written part of the fragment: in the log first, or not at all."""
+        log = self._log
+        assert log is not None, "there is content to commit"
+        first_append_us = self._first_append_us or int(self._now() * 1e6)
+        registers_bytes = (
+            self._registers_bytes
+            if registers is self.registers or registers == self.registers
+            else registers.SerializeToString(deterministic=True)
+        )
+        fragment = self.next()
+        log.append(Commit(fragment.end, self._digest, first_append_us, registers_bytes))
+        if self._first_append_us == 0:
+            self._first_append_us = first_append_us
+            self.first_append_time = datetime.fromtimestamp(first_append_us / 1e6, UTC)
+        if registers_bytes is not self._registers_bytes:
+            self._registers_bytes = registers_bytes
+            self.registers = _copy(registers)
+        self.fragment = fragment
+
+    def _committed(self, *, primary: bool) -> None:
+        fragment, file = self.fragment, self._file
+        assert file is not None, "content was committed"
+        SPOOL_COMMITS.value += 1
+        SPOOL_COMMIT_BYTES.value += self._delta
+        self._length += self._delta
+        self._delta = 0
+        self._has_large = False
+        self._committed_sum = self._sum.copy()
+        if primary and fragment.compression_codec != pb.NONE:
+            length = self._length
+            if length - self._batched >= self._batch_bytes:
+                self._batched = length
+                file.compress_later(length)
+        self._on_commit(fragment, file)
+
+    async def _roll(self, proposal: pb.Fragment, registers: pb.LabelSet, *, primary: bool) -> None:
+        await self.roll_back()
+        fragment, file, closing_registers = self.fragment, self._file, self.registers
+        if proposal.end > fragment.end and registers != self.registers:
+            self.registers = _copy(registers)
+            self._registers_bytes = registers.SerializeToString(deterministic=True)
+        # The head is written down before the log which told it may be removed.
+        self._storage.note_head(proposal.end, self._registers_bytes)
+        first_append_time = self.first_append_time
+        if self._log is not None:
+            self._log.close()
+        self._begin_fragment(proposal.end, proposal.compression_codec)
+        if file is None:
+            return
+        if fragment.end == fragment.begin:
+            file.discard()  # all that was ever written to it was rolled back
+            return
+        assert first_append_time is not None, "content was committed"
+        SPOOLS_COMPLETED.value += 1
+        self._on_complete(
+            CompletedSpool(
+                fragment,
+                closing_registers,
+                first_append_time,
+                file,
+                self._storage.create_revision,
+                primary=primary,
+            )
+        )
+
+    # ------------------------------------------------------------- the disk
+
+    async def _sync(self) -> None:
+        """Force what is committed to disk.
+
+        A failed attempt is not repeated: the kernel may have given up the pages meanwhile, and a
+        second attempt that succeeds would say nothing of them.
+        """
+        assert self._file is not None
+        assert self._log is not None
+        if self._sync_failure is not None:
+            raise self._sync_failure
+        file, log_fd, is_new = self._file, self._log.fd, not self._is_synced_name
+        try:
+            await asyncio.to_thread(self._storage.sync, file, log_fd, is_new=is_new)
+        except OSError as error:
+            self._sync_failure = self._storage.disk_error("force an append to disk", error)
+            raise self._sync_failure from error
+        self._is_synced_name = True
+
+    async def _retry(self, work: Callable[[], None], doing: str, error: OSError) -> None:
+        for pause_s in DISK_RETRIES_S:
+            await asyncio.sleep(pause_s)
+            try:
+                work()
+            except OSError as again:
+                error = again
+            else:
+                return
+        raise self._storage.disk_error(doing, error) from error
+
+
+def _empty_fragment(journal: str, offset: int, codec: pb.CompressionCodec) -> pb.Fragment:
+    return pb.Fragment(
+        journal=journal,
+        begin=offset,
+        end=offset,
+        sum=pb.SHA1Sum(),
+        compression_codec=codec,
+    )
+
+
+def _same(a: pb.Fragment, b: pb.Fragment) -> bool:
+    """Whether two fragments are equal in every field; an absent sum is a sum of zeros."""
+    return a is b or (
+        a.end == b.end
+        and a.begin == b.begin
+        and a.compression_codec == b.compression_codec
+        and _sum_key(a.sum) == _sum_key(b.sum)
+        and a.journal == b.journal
+        and a.path_postfix == b.path_postfix
+        and a.backing_store == b.backing_store
+        and a.mod_time == b.mod_time
+    )
+
+
+def _sum_key(content_sum: pb.SHA1Sum) -> tuple[int, int, int]:
+    return content_sum.part1, content_sum.part2, content_sum.part3
+
+
+def _copy(registers: pb.LabelSet) -> pb.LabelSet:
+    copy = pb.LabelSet()
+    copy.CopyFrom(registers)
+    return copy

@@ -1,0 +1,1 @@
+"""Appends of the client."""

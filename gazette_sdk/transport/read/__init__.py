@@ -1,0 +1,1 @@
+"""Reads of journals: one call, reads across failures, stored fragments."""

@@ -1,0 +1,1 @@
+"""Routes of journals, and the choice of a broker for each call."""

@@ -1,0 +1,1 @@
+"""Wires: gRPC, and the stream transport."""

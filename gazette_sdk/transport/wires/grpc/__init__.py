@@ -1,0 +1,1 @@
+"""Journals over gRPC: the wire that every Gazette broker speaks."""

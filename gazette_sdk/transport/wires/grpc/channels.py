@@ -1,0 +1,278 @@
+"""Connections to brokers over gRPC: opened on first use, waited for, closed when unused."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+
+from gazette_sdk.errors import ClosedError, ConfigurationError, UnavailableError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import urls
+from gazette_sdk.protocol.service import RPCS
+from gazette_sdk.transport.routing.dispatcher import Action, Health, Marks, action_for, where
+from gazette_sdk.transport.target import SERVICE, Peer
+from gazette_sdk.transport.wires.grpc.codec import decode_read_response, encode_append_item
+from gazette_sdk.transport.wires.tls import Tls
+
+__all__ = ["Channels", "Stubs", "Tls", "dial"]
+
+SWEEP_INTERVAL_S = 30.0
+"""A member's connection that one full interval did not use is closed."""
+
+LOOKAHEAD_BYTES = 1 << 20
+"""What a stream may receive before its reader asks for it. gRPC's own 64 KiB is half of one of
+our chunks, and lets distant readers wait for a round trip per chunk until its estimate adapts."""
+
+KEEPALIVE_S = 600.0
+"""A peer that died without a word is noticed after this time. Other implementations' servers
+hang up on clients that ask more often than every five minutes."""
+
+KEEPALIVE_TIMEOUT_S = 20.0
+
+FIRST_RECONNECT_S = 0.1
+"""Least wait before a lost connection is dialled again; doubles up to the transport's bound."""
+
+_HEALTH: Final = {
+    grpc.ChannelConnectivity.READY: Health.READY,
+    grpc.ChannelConnectivity.CONNECTING: Health.CONNECTING,
+    grpc.ChannelConnectivity.IDLE: Health.IDLE,
+    grpc.ChannelConnectivity.TRANSIENT_FAILURE: Health.FAILED,
+    grpc.ChannelConnectivity.SHUTDOWN: Health.FAILED,
+}
+"""gRPC keeps reporting a failed connection as failed, also while it dials again, until it is
+ready: just as a dispatcher should see it."""
+
+
+class _Fork:
+    """Whether this process was forked from one that already used gRPC.
+
+    gRPC's asyncio threads do not exist in such a child, and every call would wait for ever.
+    """
+
+    grpc_was_used = False
+    grpc_is_broken = False
+
+    @classmethod
+    def entered_child(cls) -> None:
+        cls.grpc_is_broken = cls.grpc_was_used
+
+
+os.register_at_fork(after_in_child=_Fork.entered_child)
+
+
+def _credentials(tls: Tls) -> Any:
+    return grpc.ssl_channel_credentials(
+        tls.content(tls.trusted_ca_file),
+        tls.content(tls.cert_key_file),
+        tls.content(tls.cert_file),
+    )
+
+
+def dial(endpoint: str) -> str:
+    """The gRPC target of an endpoint URL. ``unix:///path`` needs no host.
+
+    Raises:
+        ValidationError: it is not an endpoint.
+    """
+    if endpoint.startswith("unix:///"):
+        return "unix:" + endpoint.removeprefix("unix://")
+    urls.validate_endpoint(endpoint)
+    return urls.dial_address(endpoint)
+
+
+class Stubs:
+    """The calls of the journal service over one channel."""
+
+    def __init__(self, channel: Any) -> None:
+        self.channel = channel
+
+        def path(name: str) -> str:
+            return f"/protocol.Journal/{name}"
+
+        self.list = channel.unary_stream(
+            path("List"), pb.ListRequest.SerializeToString, pb.ListResponse.FromString
+        )
+        self.read = channel.unary_stream(
+            path("Read"), pb.ReadRequest.SerializeToString, decode_read_response
+        )
+        # One response, read as a stream of one: its call object lets a response or refusal
+        # that comes before all was sent be read beside the writes.
+        self.append = channel.stream_stream(
+            path("Append"), encode_append_item, pb.AppendResponse.FromString
+        )
+        self.replicate = channel.stream_stream(
+            path("Replicate"),
+            pb.ReplicateRequest.SerializeToString,
+            pb.ReplicateResponse.FromString,
+        )
+        self._unary = {
+            call.name: channel.unary_unary(
+                call.path, call.request_type.SerializeToString, call.response_type.FromString
+            )
+            for call in RPCS
+            if not (call.client_streams or call.server_streams)
+        }
+
+    def unary(self, name: str) -> Any:
+        """The call of this name, of one request and one response."""
+        return self._unary[name]
+
+
+class Channels:
+    """The open connections of one transport, all on one event loop.
+
+    Args:
+        address: endpoint URL of the service address.
+        tls: certificates, for endpoints of scheme ``https``.
+        max_receive_bytes: greatest message to accept.
+        reconnect_backoff_max_s: longest wait between two dials of a lost connection.
+        connect_timeout_s: what a call waits for its connection.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: Tls,
+        max_receive_bytes: int,
+        reconnect_backoff_max_s: float,
+        connect_timeout_s: float,
+    ) -> None:
+        dial(address)  # a bad address is reported where it was given
+        self.address = address
+        self._tls = tls
+        self._connect_timeout_s = connect_timeout_s
+        self._options = (
+            ("grpc.max_receive_message_length", max_receive_bytes),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.initial_reconnect_backoff_ms", int(FIRST_RECONNECT_S * 1000)),
+            # Under this name gRPC keeps what a dial may take, the handshakes included.
+            ("grpc.min_reconnect_backoff_ms", int(connect_timeout_s * 1000)),
+            ("grpc.max_reconnect_backoff_ms", int(reconnect_backoff_max_s * 1000)),
+            ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
+            ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
+            ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
+            # Connections are this transport's own: closing it closes them, and another
+            # transport's failing dials don't delay ours.
+            ("grpc.use_local_subchannel_pool", 1),
+        )
+        self._stubs: dict[Peer, Stubs] = {}
+        self._marks = Marks()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`aclose` was called."""
+        return self._closed
+
+    def __contains__(self, peer: Peer) -> bool:
+        return peer in self._stubs
+
+    def health(self, peer: Peer) -> Health:
+        """The state of the connection to a peer; one that was never dialled is idle."""
+        stubs = self._stubs.get(peer)
+        return Health.IDLE if stubs is None else _HEALTH[stubs.channel.get_state()]
+
+    @asynccontextmanager
+    async def use(self, peer: Peer) -> AsyncIterator[Stubs]:
+        """The calls of a peer, once it is connected; it stays open while they are in use.
+
+        Raises:
+            UnavailableError: it cannot be reached.
+            ClosedError: the transport is closed, or belongs to another event loop.
+            ConfigurationError: gRPC cannot be used in this process, or a certificate cannot.
+        """
+        stubs = self._open(peer)
+        self._marks.begin(peer)
+        try:
+            match action_for(peer, _HEALTH[stubs.channel.get_state()]):
+                case Action.FAIL:
+                    raise UnavailableError(f"cannot connect to {self.where(peer)}")
+                case Action.WAIT:
+                    await self._connect(peer, stubs)
+            yield stubs
+        finally:
+            self._marks.end(peer)
+
+    def where(self, peer: Peer) -> str:
+        """A peer in words, for messages of errors."""
+        return where(peer, self.address)
+
+    async def aclose(self) -> None:
+        """Close every connection. Calls under way are cancelled."""
+        self._closed = True
+        if self._sweep_timer is not None:
+            self._sweep_timer.cancel()
+        for peer in list(self._stubs):
+            self._close(peer)
+        if self._closing:
+            await asyncio.gather(*self._closing)
+
+    def _open(self, peer: Peer) -> Stubs:
+        if self._closed:
+            raise ClosedError("the transport was closed; connect again")
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+            self._sweep_timer = loop.call_later(SWEEP_INTERVAL_S, self._sweep)
+        elif self._loop is not loop:
+            raise ClosedError(
+                "the transport is used on another event loop than the one it was first used on "
+                "(or in a forked child); connect again there"
+            )
+        stubs = self._stubs.get(peer)
+        if stubs is None:
+            endpoint = self.address if peer == SERVICE else peer.endpoint
+            target = dial(endpoint)
+            if _Fork.grpc_is_broken:
+                raise ConfigurationError(
+                    "this process was forked from one that had already used gRPC, which does "
+                    "not survive that; connect first in the child, or start it by `spawn` "
+                    "(multiprocessing.set_start_method)"
+                )
+            _Fork.grpc_was_used = True
+            channel = (
+                grpc.aio.secure_channel(target, _credentials(self._tls), self._options)
+                if urls.is_tls(endpoint)
+                else grpc.aio.insecure_channel(target, self._options)
+            )
+            stubs = self._stubs[peer] = Stubs(channel)
+        return stubs
+
+    async def _connect(self, peer: Peer, stubs: Stubs) -> None:
+        """Wait until the channel is ready, within the bound."""
+        channel = stubs.channel
+        state = channel.get_state(try_to_connect=True)
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                while action_for(peer, _HEALTH[state]) is Action.WAIT:
+                    await channel.wait_for_state_change(state)
+                    state = channel.get_state(try_to_connect=True)
+        except TimeoutError:
+            if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                return  # the call fails at once, and tells the cause
+            raise UnavailableError(
+                f"{self.where(peer)} did not answer within {self._connect_timeout_s:g} s"
+            ) from None
+        except grpc.aio.UsageError as error:
+            raise ClosedError("the transport was closed while it connected") from error
+
+    def _sweep(self) -> None:
+        for peer in self._marks.sweep(list(self._stubs)):
+            self._close(peer)
+        assert self._loop is not None
+        self._sweep_timer = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep)
+
+    def _close(self, peer: Peer) -> None:
+        closing = asyncio.ensure_future(self._stubs.pop(peer).channel.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)

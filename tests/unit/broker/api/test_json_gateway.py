@@ -1,0 +1,231 @@
+import asyncio
+import base64
+import json
+
+import pytest
+from google.protobuf import json_format
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gazette_sdk.broker.api.json_gateway import _json, message_json
+from gazette_sdk.errors import CallError, UnauthenticatedError, UnavailableError, ValidationError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.durations import from_seconds
+from gazette_sdk.protocol.wire import complete
+from gazette_sdk.transport.loop import run
+from support.raw_http import exchange
+from support.scripted_journals import HEADER, ScriptedJournals, items, metadata, serving
+from support.vectors import golden
+
+CASES = golden("broker/http_json_v1.json")
+ORIGIN = "http://ui.example"
+
+
+def ask(journals, target, body=b"", *headers, method="POST", **options):
+    async def scenario():
+        async with serving(journals, allow_origins=(ORIGIN,)) as server:
+            return await exchange(
+                server.endpoint, method, target, body=body, headers=headers, **options
+            )
+
+    return run(scenario(), 15)
+
+
+def _replay(case):
+    """Journals which answer as the recorded broker did, from its JSON; and what was asked."""
+    journals = ScriptedJournals()
+    asked: list[object] = []
+    is_list = case["request"]["target"].endswith("list")
+    kind = pb.ListResponse if is_list else pb.ReadResponse
+    results: list[object] = []
+    lines = case["body"].splitlines() if isinstance(case["body"], str) else []
+    for line in lines:
+        recorded = json.loads(line)
+        if "result" in recorded:
+            results.append(json_format.ParseDict(recorded["result"], kind()))
+        elif "error" in recorded:
+            results.append(CallError(recorded["error"]["message"]))
+    if case.get("complete") is False:
+        results.append(None)
+    if not isinstance(case["body"], str):
+        results.append(kind())
+
+    async def answer(request, _call):
+        asked.append(request)
+        for result in results:
+            if result is None:
+                await asyncio.Event().wait()
+            if isinstance(result, BaseException):
+                raise result
+            yield result
+
+    journals.on_list = journals.on_read = answer
+    return journals, asked
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=case["name"]) for case in CASES])
+def test_recorded_answers_are_given_byte_by_byte(case):
+    """Whatever a broker answers through gRPC has the recorded form as JSON."""
+    journals, _ = _replay(case)
+    request = case["request"]
+    body = base64.b64decode(request.get("body_base64", ""))
+    is_open = case.get("complete") is False
+    last = case["body"].encode()[-20:] if is_open else None
+    answer = ask(
+        journals,
+        request["target"],
+        body or None,
+        *request["headers"],
+        method=request["method"],
+        leave_after=last,
+    )
+    assert answer.status_line == case["status_line"]
+    recorded = {name.lower(): value for name, value in case["headers"]}
+    shown = {name.lower(): value for name, value in answer.headers}
+    for varying in ("date", "content-length"):
+        recorded.pop(varying, None)
+        shown.pop(varying, None)
+    if request["method"] == "OPTIONS":
+        shown.pop("content-type", None)
+    assert shown == recorded
+    if answer.status == 400:
+        refusal = json.loads(answer.body)
+        assert (refusal["code"], refusal["details"]) == (3, [])
+        assert refusal["message"]
+    elif isinstance(case["body"], str):
+        assert answer.body.decode() == case["body"]
+
+
+def test_requests_are_understood_in_both_spellings():
+    for case in CASES:
+        if case["status_line"] != "HTTP/1.1 200 OK" or "body_base64" not in case["request"]:
+            continue
+        journals, asked = _replay({**case, "complete": True})
+        request = case["request"]
+        body = base64.b64decode(request["body_base64"])
+        ask(journals, request["target"], body)
+        kind = pb.ListRequest if request["target"].endswith("list") else pb.ReadRequest
+        assert asked == [json_format.Parse(body, kind(), ignore_unknown_fields=True)]
+
+
+def test_every_field_is_written():
+    spec = pb.JournalSpec(
+        name="a/journal",
+        flags=4,
+        fragment=pb.JournalSpec.Fragment(
+            length=1 << 40,
+            refresh_interval=from_seconds(60),
+            flush_interval=from_seconds(1.5),
+            compression_codec=pb.GZIP,
+        ),
+        suspend=pb.JournalSpec.Suspend(level="PARTIAL", offset=5),
+    )
+    assert message_json(complete(spec)) == {
+        "name": "a/journal",
+        "replication": 0,
+        "labels": {"labels": []},
+        "fragment": {
+            "length": "1099511627776",
+            "compressionCodec": "GZIP",
+            "stores": [],
+            "refreshInterval": "60s",
+            "retention": "0s",
+            "flushInterval": "1.500s",
+            "pathPostfixTemplate": "",
+        },
+        "flags": 4,
+        "maxAppendRate": "0",
+        "suspend": {"level": "PARTIAL", "offset": "5"},
+    }
+
+
+def test_an_unknown_enum_value_is_a_number():
+    assert message_json(pb.ReadResponse(status=99))["status"] == 99
+
+
+@given(st.text(), st.integers(-(1 << 63), (1 << 63) - 1), st.binary())
+def test_what_is_written_can_be_read_back(text, number, content):
+    message = pb.ReadResponse(fragment_url=text, offset=number, content=content, header=HEADER)
+    written = _json(message_json(message))
+    assert not set(b"<>&") & set(written)
+    assert json_format.Parse(written, pb.ReadResponse()) == message
+
+
+def test_content_comes_in_lines_of_bounded_size():
+    journals = ScriptedJournals()
+    journals.on_read = lambda *_: items(metadata(5), b"x" * 70_000)
+    answer = ask(journals, "/v1/journals/read", b'{"journal": "a/journal"}')
+    _, *lines = [json.loads(line)["result"] for line in answer.body.splitlines()]
+    assert [len(base64.b64decode(line["content"])) for line in lines] == [32736, 32736, 4528]
+    assert [line["offset"] for line in lines] == ["5", "32741", "65477"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "status"),
+    [
+        (UnauthenticatedError("no token"), 16, 401),
+        (ValidationError("wrong"), 2, 500),
+        (UnavailableError("gone"), 14, 503),
+        (CallError("odd", code="INVALID_ARGUMENT"), 3, 400),
+    ],
+)
+def test_an_error_before_the_first_message_is_the_answer(error, code, status):
+    journals = ScriptedJournals()
+    journals.on_list = lambda *_: items(error)
+    answer = ask(journals, "/v1/journals/list", b"{}", "Authorization: Bearer x")
+    shown = json.loads(answer.body)["error"]
+    assert answer.status == shown["httpCode"] == status
+    assert (shown["grpcCode"], shown["message"], shown["details"]) == (code, str(error), [])
+    assert journals.calls[0].authorization == "Bearer x"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b"[]",
+        b'"x"',
+        b"{} {}",
+        b"\xff",
+        b'{"offset": "x"}',
+        b'{"offset": 1.5}',
+        b"nope",
+        b"[" * 100_000,
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(body):
+    answer = ask(ScriptedJournals(), "/v1/journals/read", body)
+    assert answer.status == 400
+    assert json.loads(answer.body)["code"] == 3
+
+
+def test_a_body_that_is_too_large_is_refused():
+    body = b'{"journal": "' + b"x" * (5 << 20) + b'"}'
+    assert ask(ScriptedJournals(), "/v1/journals/read", body).status == 413
+
+
+def test_an_empty_body_is_the_default_request():
+    seen: list[object] = []
+    journals = ScriptedJournals()
+
+    def remember(request, _call):
+        seen.append(request)
+        return items(pb.ListResponse(header=HEADER))
+
+    journals.on_list = remember
+    for body in (None, b"", b" \n"):
+        assert ask(journals, "/v1/journals/list", body).status == 200
+    assert seen == [pb.ListRequest()] * 3
+
+
+def test_origins_are_allowed_on_every_kind_of_answer():
+    for target, body in (("/v1/journals/list", b"{}"), ("/v1/journals/list", b"{"), ("/v1/x", b"")):
+        allowed = ask(ScriptedJournals(), target, body, f"Origin: {ORIGIN}")
+        assert allowed.header("Access-Control-Allow-Origin") == ORIGIN
+        other = ask(ScriptedJournals(), target, body, "Origin: http://other.example")
+        assert other.header("Access-Control-Allow-Origin") is None
+
+
+def test_without_an_origin_nothing_is_allowed_even_when_nothing_is_configured():
+    answer = ask(ScriptedJournals(), "/v1/journals/list", b"{}", "Origin: ")
+    assert answer.header("Access-Control-Allow-Origin") is None

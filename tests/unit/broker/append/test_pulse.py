@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from gazette_sdk.broker.append import pulse as pulse_module
+from gazette_sdk.broker.append.pulse import SUSPEND_AFTER_PULSES, Pulses, pulse_mode
+from gazette_sdk.broker.resolver import StoppingError
+from gazette_sdk.broker.slot import Signal
+from gazette_sdk.errors import CallError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.authorization import Capability
+from support.etcd import run
+from support.spools import until
+
+Mode = pb.AppendRequest
+
+
+class FakeReplica:
+    """What a pulse looks at."""
+
+    def __init__(self):
+        self.journal = "a/journal"
+        self.is_primary = True
+        self.signal = Signal()
+
+    def invalidate(self):
+        old, self.signal = self.signal, Signal()
+        old.fire()
+
+
+class Recorder:
+    def __init__(self, outcome=pb.OK):
+        self.outcome = outcome
+        self.requests = []
+        self.more = asyncio.Condition()
+
+    async def append(self, request, items, claims):
+        assert claims.capability == Capability.APPEND
+        assert claims.selector.include.labels[0].value == request.journal
+        assert [item async for item in items] == [pb.AppendRequest()]
+        self.requests.append(request)
+        async with self.more:
+            self.more.notify_all()
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return pb.AppendResponse(status=self.outcome)
+
+    async def reach(self, count):
+        async with self.more:
+            await self.more.wait_for(lambda: len(self.requests) >= count)
+
+
+def test_pulses_come_at_once_at_invalidations_and_by_the_clock(monkeypatch):
+    monkeypatch.setattr(pulse_module, "PULSE_PERIOD_S", 0.01)
+
+    async def scenario():
+        recorder, replica = Recorder(), FakeReplica()
+        pulses = Pulses(recorder.append, auto_suspend=True)
+        running = asyncio.ensure_future(pulses.run(replica))
+        await recorder.reach(1)
+        first = recorder.requests[0]
+        assert first.do_not_proxy
+        assert first.suspend == Mode.SUSPEND_NO_RESUME
+        await recorder.reach(SUSPEND_AFTER_PULSES + 1)
+        assert [r.suspend for r in recorder.requests[:SUSPEND_AFTER_PULSES]] == (
+            [Mode.SUSPEND_NO_RESUME] * SUSPEND_AFTER_PULSES
+        )
+        assert recorder.requests[SUSPEND_AFTER_PULSES].suspend == Mode.SUSPEND_IF_FLUSHED
+        monkeypatch.setattr(pulse_module, "PULSE_PERIOD_S", 1000)
+        replica.invalidate()
+        count = len(recorder.requests)
+        await recorder.reach(count + 1)
+        assert recorder.requests[-1].suspend == Mode.SUSPEND_NO_RESUME
+
+        replica.signal.fire()  # the last one: it shuts down
+        await running
+
+    run(scenario())
+
+
+def test_only_primaries_pulse(monkeypatch):
+    monkeypatch.setattr(pulse_module, "PULSE_PERIOD_S", 0.001)
+
+    async def scenario():
+        recorder, replica = Recorder(), FakeReplica()
+        replica.is_primary = False
+        running = asyncio.ensure_future(Pulses(recorder.append, auto_suspend=False).run(replica))
+        await asyncio.sleep(0.02)
+        assert not recorder.requests
+        replica.is_primary = True
+        await recorder.reach(1)
+        running.cancel()
+        await asyncio.wait([running])
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_worth_a_warning"),
+    [
+        (pb.OK, False),
+        (pb.SUSPENDED, False),
+        (pb.NO_JOURNAL_PRIMARY_BROKER, False),
+        (pb.JOURNAL_NOT_FOUND, False),
+        (pb.NOT_JOURNAL_PRIMARY_BROKER, False),
+        (StoppingError("stopping"), False),
+        (pb.INDEX_HAS_GREATER_OFFSET, True),
+        (pb.FRAGMENT_STORE_UNHEALTHY, True),
+        (CallError("a peer is gone"), True),
+    ],
+)
+def test_expected_outcomes_are_quiet(outcome, is_worth_a_warning, caplog):
+    async def scenario():
+        recorder, replica = Recorder(outcome), FakeReplica()
+        running = asyncio.ensure_future(Pulses(recorder.append, auto_suspend=False).run(replica))
+        await recorder.reach(1)
+        replica.signal.fire()
+        await running
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario())
+    assert bool(caplog.records) == is_worth_a_warning
+
+
+def test_a_pulse_is_bounded(monkeypatch, caplog):
+    monkeypatch.setattr(pulse_module, "PULSE_TIMEOUT_S", 0.01)
+
+    async def scenario():
+        replica = FakeReplica()
+
+        async def hanging(_request, _items, _claims):
+            await asyncio.Event().wait()
+
+        running = asyncio.ensure_future(Pulses(hanging, auto_suspend=False).run(replica))
+        await until(lambda: caplog.records)
+        running.cancel()
+        await asyncio.wait([running])
+
+    run(scenario())
+    assert "did not end" in caplog.text
+
+
+def test_idle_journals_are_suspended_only_where_wished():
+    assert pulse_mode(10_000, auto_suspend=False) == Mode.SUSPEND_NO_RESUME
+    assert pulse_mode(SUSPEND_AFTER_PULSES, auto_suspend=True) == Mode.SUSPEND_IF_FLUSHED

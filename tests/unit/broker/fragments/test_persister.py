@@ -1,0 +1,349 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import threading
+from datetime import UTC, datetime
+
+import pytest
+
+from gazette_sdk.broker.fragments.persister import JournalLookup, Persister
+from gazette_sdk.broker.spool.directory import SpoolDirectory
+from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.fragment.stores import FileStore, open_store
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.fragments import content_name
+from gazette_sdk.protocol.labels import label_set
+from support.spools import REVISION, SpoolUser, files_below, until
+from support.vectors import cases
+
+JOURNAL = "a/journal"
+GOOD = "file:///good/"
+
+
+class Setting:
+    """A persister with file stores, and closed spools for it."""
+
+    def __init__(self, tmp_path, *, opener=None, **options):
+        self.root = tmp_path / "stores"
+        (self.root / "good").mkdir(parents=True)
+        self.directory = SpoolDirectory(tmp_path / "spools")
+        self.stores = StoreRegistry(self.root, opener=opener)
+        self.spec = pb.JournalSpec(name=JOURNAL)
+        self.revision = REVISION
+        self.spec.fragment.stores.append(GOOD)
+        self.user = SpoolUser(self.directory)
+        options = {"tick_s": 3600, "retry_s_min": 0.01, **options}
+        self.persister = Persister(self.stores, self.lookup, **options)
+
+    def lookup(self, journal):
+        assert journal == JOURNAL
+        return JournalLookup(self.spec, self.revision) if self.spec is not None else None
+
+    async def spool(self, content=b"content of 12", *, primary=True, codec=pb.NONE):
+        """A closed spool, whose file nobody else holds."""
+        await self.user.roll(codec=codec)
+        await self.user.append(content, label_set(region="north"))
+        await self.user.roll(primary=primary)
+        return self.user.completed.pop()
+
+    def stored(self):
+        return files_below(self.root)
+
+    async def settled(self):
+        """Wait for the attempts under way."""
+        await until(lambda: not self.persister._attempts)
+
+    @contextlib.asynccontextmanager
+    async def running(self):
+        run = asyncio.create_task(self.persister.run())
+        try:
+            yield
+        finally:
+            run.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await run
+
+
+def scenario(tmp_path, body, **options):
+    async def run():
+        setting = Setting(tmp_path, **options)
+        try:
+            await body(setting)
+        finally:
+            await setting.persister.aclose()
+            await setting.stores.aclose()
+            await asyncio.to_thread(setting.directory.close)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("case", cases("broker", "persist_fallback"))
+def test_fallback_to_later_stores(case, tmp_path):
+    async def body(setting):
+        del setting.spec.fragment.stores[:]
+        for number, kind in enumerate(case["stores"]):
+            setting.spec.fragment.stores.append(f"file:///{number}/")
+            if kind == "ok":
+                (setting.root / str(number)).mkdir()
+        if case["exiting"]:
+            setting.persister.set_exiting()
+        done = await setting.spool(b"twelve bytes")
+        setting.persister.complete(done)
+        await setting.settled()
+        if case["expect"].startswith("stored"):
+            [name] = setting.stored()
+            assert name.startswith("2/a/journal/")
+            assert setting.persister.pending == 0
+            await until(lambda: not done.file.path.exists())
+        else:
+            assert setting.stored() == []
+            assert done.file.path.exists(), "the only copy is not removed"
+            assert setting.persister.pending == (1 if case["stores"] else 0)
+
+    scenario(tmp_path, body)
+
+
+PERSISTER_CASES = [case.values[0]["case"] for case in cases("broker", "persister")]
+
+
+def test_all_vectors_have_a_test():
+    assert PERSISTER_CASES == [
+        "non-primary completion without content",
+        "non-primary completion with content",
+        "journal spec gone",
+        "attempt fails",
+    ]
+
+
+def test_a_completion_without_content_is_ignored(tmp_path):
+    async def body(setting):
+        done = await setting.spool(primary=False)
+        empty = type(done)(
+            pb.Fragment(journal=JOURNAL, begin=9, end=9), done.registers, done.first_append_time,
+            done.file, REVISION, primary=False,
+        )  # fmt: skip
+        setting.persister.complete(empty)
+        assert setting.persister.pending == 0
+
+    scenario(tmp_path, body)
+
+
+def test_a_replica_waits_for_three_ticks_and_uploads_if_nobody_did(tmp_path):
+    async def body(setting):
+        done = await setting.spool(primary=False)
+        setting.persister.complete(done)
+        for _ in range(2):
+            setting.persister._rotate()
+            await setting.settled()
+            assert setting.stored() == []
+        assert setting.persister.pending == 1
+        setting.persister._rotate()
+        await setting.settled()
+        assert len(setting.stored()) == 1
+        assert setting.persister.pending == 0
+
+    scenario(tmp_path, body)
+
+
+def test_ticks_come_by_themselves(tmp_path):
+    async def body(setting):
+        async with setting.running():
+            setting.persister.complete(await setting.spool(primary=False))
+            await until(setting.stored)
+
+    scenario(tmp_path, body, tick_s=0.01)
+
+
+def test_a_replica_that_finds_the_fragment_does_not_upload_it_again(tmp_path):
+    async def body(setting):
+        done = await setting.spool(primary=False)
+        path = setting.root / "good" / "a" / "journal" / content_name(done.fragment)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"what the primary stored")
+        setting.persister.complete(done)
+        for _ in range(3):
+            setting.persister._rotate()
+        await setting.settled()
+        assert path.read_bytes() == b"what the primary stored"
+        await until(lambda: not done.file.path.exists())
+
+    scenario(tmp_path, body)
+
+
+@pytest.mark.parametrize("how", ["deleted", "created again"])
+def test_what_a_deleted_journal_left_is_dropped(how, tmp_path):
+    async def body(setting):
+        done = await setting.spool()
+        if how == "deleted":
+            setting.spec = None
+        else:
+            setting.revision += 1
+        setting.persister.complete(done)
+        await setting.settled()
+        assert (setting.stored(), setting.persister.pending) == ([], 0)
+        await until(lambda: not done.file.path.exists())
+
+    scenario(tmp_path, body)
+
+
+def test_a_failed_attempt_uses_the_stores_of_its_time_when_tried_again(tmp_path):
+    async def body(setting):
+        setting.spec.fragment.stores[:] = ["file:///missing/"]
+        setting.persister.complete(await setting.spool())
+        async with setting.running():
+            await until(lambda: setting.persister._backlogs)
+            assert setting.persister.pending == 1
+            setting.spec.fragment.stores[:] = [GOOD]
+            await until(setting.stored)
+
+    scenario(tmp_path, body)
+
+
+def test_when_a_store_recovers_its_whole_backlog_goes_out(tmp_path):
+    async def body(setting):
+        setting.spec.fragment.stores[:] = ["file:///later/"]
+        spools = [await setting.spool(b"fragment %d" % number) for number in range(50)]
+        for done in spools:
+            setting.persister.complete(done)
+        async with setting.running():
+            await until(lambda: len(setting.persister._backlogs) == 1)
+            [backlog] = setting.persister._backlogs.values()
+            await until(lambda: len(backlog.spools) == 50)
+            await until(lambda: backlog.failures >= 3)
+            assert backlog.failures < 10, "only probes make pauses longer"
+            await until(lambda: setting.persister.pending == 50)
+            (setting.root / "later").mkdir()
+            await until(lambda: setting.persister.pending == 0)
+        assert len(setting.stored()) == 50
+        await until(lambda: not any(done.file.path.exists() for done in spools))
+
+    scenario(tmp_path, body)
+
+
+def test_content_that_changed_on_disk_is_never_uploaded(tmp_path, caplog):
+    async def body(setting):
+        for codec in (pb.NONE, pb.GZIP):
+            done = await setting.spool(b"precious", codec=codec)
+            done.file.path.write_bytes(b"precioux")
+            setting.persister.complete(done)
+            await setting.settled()
+            assert setting.stored() == []
+            assert done.file.path.exists()
+            assert "restart this broker" in caplog.text
+            caplog.clear()
+        # Others of the same store do not wait for it.
+        setting.persister.complete(await setting.spool(b"other"))
+        await setting.settled()
+        assert len(setting.stored()) == 1
+
+    scenario(tmp_path, body)
+
+
+def test_postfix_codec_and_encoding_of_what_is_stored(tmp_path):
+    async def body(setting):
+        setting.spec.fragment.path_postfix_template = (
+            'date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}'
+            '/region={{ .Spool.Registers.ValueOf "region" }}'
+        )
+        done = await setting.spool(b"content", codec=pb.GZIP_OFFLOAD_DECOMPRESSION)
+        assert done.first_append_time.date() == datetime.now(UTC).date()
+        setting.persister.complete(done)
+        await setting.settled()
+        [name] = setting.stored()
+        date = done.first_append_time.strftime("%Y-%m-%d")
+        assert name == (f"good/a/journal/date={date}/region=north/{content_name(done.fragment)}")
+        assert gzip.decompress((setting.root / name).read_bytes()) == b"content"
+        assert done.fragment.path_postfix == "", "the local fragment is not changed"
+
+    scenario(tmp_path, body)
+
+
+def test_a_template_that_cannot_be_evaluated_fails_and_drops_nothing(tmp_path):
+    async def body(setting):
+        setting.spec.fragment.path_postfix_template = "{{ .Unsupported }}"
+        done = await setting.spool()
+        setting.persister.complete(done)
+        await setting.settled()
+        assert setting.stored() == []
+        assert setting.persister.pending == 1
+        assert done.file.path.exists()
+
+    scenario(tmp_path, body)
+
+
+def test_content_of_a_journal_without_stores_stays_until_it_gets_one_or_is_deleted(tmp_path):
+    async def body(setting):
+        del setting.spec.fragment.stores[:]
+        one, two = await setting.spool(b"one"), await setting.spool(b"two")
+        setting.persister.complete(one)
+        await setting.settled()
+        assert (setting.persister.pending, one.file.path.exists()) == (0, True)
+        await asyncio.wait_for(setting.persister.finish(), 5)
+
+        setting.spec.fragment.stores.append(GOOD)
+        setting.persister._rotate()
+        await setting.settled()
+        assert len(setting.stored()) == 1
+
+        del setting.spec.fragment.stores[:]
+        setting.persister.complete(two)
+        await setting.settled()
+        setting.spec = None
+        setting.persister._rotate()
+        await setting.settled()
+        await until(lambda: not two.file.path.exists())
+
+    scenario(tmp_path, body)
+
+
+def test_finish_awaits_attempts_and_all_queues(tmp_path):
+    async def body(setting):
+        for number in range(40):
+            done = await setting.spool(b"fragment %d" % number, primary=number % 2 == 0)
+            setting.persister.complete(done)
+        await asyncio.wait_for(setting.persister.finish(), 10)
+        assert len(setting.stored()) == 40
+
+    scenario(tmp_path, body)
+
+
+def test_finish_goes_on_while_a_store_fails_and_can_be_cancelled(tmp_path):
+    async def body(setting):
+        setting.spec.fragment.stores[:] = ["file:///missing/"]
+        setting.persister.complete(await setting.spool())
+        finish = asyncio.create_task(setting.persister.finish())
+        done, _ = await asyncio.wait({finish}, timeout=0.1)
+        assert not done
+        finish.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await finish
+        assert setting.persister.pending == 1
+
+    scenario(tmp_path, body)
+
+
+def test_an_upload_that_hangs_is_given_up_and_tried_again(tmp_path):
+    release, hanging = threading.Event(), threading.Event()
+
+    class Hanging(FileStore):
+        def _put(self, key, content, length, content_encoding, overwrite):
+            if not hanging.is_set():
+                hanging.set()
+                release.wait(10)
+            super()._put(key, content, length, content_encoding, overwrite)
+
+    def opener(url):
+        parsed = open_store(url, file_root=tmp_path / "stores")._parsed
+        return Hanging(parsed, tmp_path / "stores")
+
+    async def body(setting):
+        setting.persister.complete(await setting.spool())
+        async with setting.running():
+            await until(setting.stored)
+            assert hanging.is_set()
+            await until(lambda: setting.persister.pending == 0)
+        release.set()
+
+    scenario(tmp_path, body, opener=opener, upload_timeout_s=0.05)
