@@ -2,37 +2,38 @@
 
 A transport speaks the requests and responses of the journal service and nothing more: it
 returns responses of any status. What a status means, when to try again and how to batch is the
-business of the layers above (`appender`, `reader`, `listing`), which work over every transport.
+business of the layers above (`append`, `read`, `listing`), which work over every transport.
 """
 
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from types import TracebackType
 from typing import Self
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append.direct import DirectJournal
-from gazette_sdk.transport.append.lane import AppendLane
-from gazette_sdk.transport.append.pieces import requests_of
+from gazette_sdk.transport.append.route import AppendRoute, TaskRoute
 from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, Target
 
 __all__ = ["ANYWHERE", "AppendItem", "ReadItem", "Target", "Transport"]
 
 
 class Transport(abc.ABC):
-    """A way to reach journals. All methods belong to the SDK's event loop.
+    """Way to reach journals. Its calls are made by coroutines.
 
     Calls that end without a response raise a :class:`~gazette_sdk.errors.CallError`.
     Construction does no I/O: connections are opened by the first call.
 
     Attributes:
-        knows_routes: whether it sends a read to a broker that has the journal. Only then may a
-            reader forbid brokers to proxy, and open stored fragments itself.
+        knows_routes: a read is sent to a broker that has the journal. Only then may a reader
+            forbid brokers to proxy, and open stored fragments itself.
+        loop: event loop to which all calls belong; None for any running loop.
     """
 
     knows_routes: bool = False
+    loop: asyncio.AbstractEventLoop | None = None
 
     @abc.abstractmethod
     def list(self, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse]:
@@ -52,31 +53,14 @@ class Transport(abc.ABC):
     ) -> pb.AppendResponse:
         """Append to a journal, atomically. An error raised by ``requests`` rolls back."""
 
-    async def append_whole(
-        self, opening: pb.AppendRequest, pieces: Sequence[bytes], target: Target = ANYWHERE
-    ) -> pb.AppendResponse:
-        """Append content that is all there, and commit: :meth:`append`, where possible for less.
+    def append_route(self, journal: str, wake: Callable[[], None]) -> AppendRoute:  # noqa: ARG002
+        """Return the way of a journal's appends, for an appender.
 
         Args:
-            opening: the request that names the journal.
-            pieces: the content, in order.
-            target: where to send it.
+            journal: its name, without metadata.
+            wake: called on the loop when the route can send that could not.
         """
-
-        async def requests() -> AsyncIterator[AppendItem]:
-            yield opening
-            async for item in requests_of(pieces):
-                yield item
-
-        return await self.append(requests(), target)
-
-    def lane(self, opening: pb.AppendRequest) -> AppendLane | None:  # noqa: ARG002 - most have none
-        """A way to have several appends of a journal in flight, where the transport has one.
-
-        Args:
-            opening: the request of each of them, valid, without the name's metadata.
-        """
-        return None
+        return TaskRoute(self.append)
 
     @abc.abstractmethod
     def replicate(
@@ -95,17 +79,6 @@ class Transport(abc.ABC):
         self, request: pb.FragmentStoreHealthRequest
     ) -> pb.FragmentStoreHealthResponse:
         """The health of a fragment store, as the broker sees it."""
-
-    def direct(self, journal: str) -> DirectJournal | None:  # noqa: ARG002 - most have none
-        """A way to append from plain code without the event loop, if there is one just now.
-
-        Any thread may ask. Most transports have none; others only for a journal that was
-        appended to lately.
-
-        Args:
-            journal: its name, without metadata.
-        """
-        return None
 
     @abc.abstractmethod
     async def aclose(self) -> None:

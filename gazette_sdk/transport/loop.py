@@ -1,10 +1,10 @@
-"""The one event loop on which the SDK's asynchronous code runs.
+"""Event loops on which the SDK's asynchronous code runs.
 
-Plain programs never see it: the first call that needs a loop starts one in a daemon thread, and
-sync faces post coroutines to it. A server process that has a loop of its own lends it instead
-(:func:`adopt_running_loop`), so that there is still one loop per process, which is what gRPC for
-asyncio is good at. A forked child begins without a loop; transports of its parent are dead there
-and say so.
+What a coroutine opens works on its own loop. Plain programs never see a loop: the first call that
+needs one starts the SDK's background loop in a daemon thread, and plain code posts coroutines to
+it. A server process makes its loop the SDK's (:func:`adopt_running_loop`), so that it has one
+only, which is what gRPC for asyncio is good at. A forked child begins without a loop; transports
+of its parent are dead there and say so.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from gazette_sdk.errors import GazetteError
 
-__all__ = ["adopt_running_loop", "on_sdk_loop", "post", "run", "sdk_loop"]
+__all__ = ["adopt_running_loop", "home_loop", "is_running", "on_loop", "on_sdk_loop", "post", "run", "sdk_loop"]
 
 T = TypeVar("T")
 
@@ -125,7 +125,8 @@ def adopt_running_loop() -> None:
         _loops.adopted = loop
 
 
-def _is_running_here(loop: asyncio.AbstractEventLoop) -> bool:
+def is_running(loop: asyncio.AbstractEventLoop) -> bool:
+    """Return True if the calling code runs on this event loop."""
     try:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
@@ -144,19 +145,24 @@ def post(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
     return future
 
 
-def run(coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-    """Run a coroutine on the SDK's loop and wait for its result, from plain code.
+def run(
+    coroutine: Coroutine[Any, Any, T],
+    timeout: float | None = None,
+    loop: asyncio.AbstractEventLoop | None = None,
+) -> T:
+    """Run a coroutine on an event loop of another thread and wait for its result.
 
     Args:
         coroutine: what to run.
         timeout: seconds to wait; ``None`` waits until it ends. An interrupt cancels it.
+        loop: the loop; the SDK's unless given.
 
     Raises:
         TimeoutError: it did not end in time, and was cancelled.
-        GazetteError: called from the SDK's loop, which would wait for itself for ever.
+        GazetteError: called from that loop, which would wait for itself for ever.
     """
-    loop = sdk_loop()
-    if _is_running_here(loop):
+    loop = loop or sdk_loop()
+    if is_running(loop):
         coroutine.close()
         raise GazetteError(
             "a blocking call was made on the SDK's own event loop and would wait for itself; "
@@ -173,9 +179,31 @@ def run(coroutine: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
         future.cancel()  # no effect once it is done
 
 
-async def on_sdk_loop(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Await a coroutine that belongs to the SDK's loop, from a coroutine of any loop."""
-    loop = sdk_loop()
-    if _is_running_here(loop):
+async def on_loop(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await a coroutine that belongs to one event loop, from a coroutine of any."""
+    if is_running(loop):
         return await coroutine
     return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
+
+
+async def on_sdk_loop(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Await a coroutine that belongs to the SDK's loop, from a coroutine of any loop."""
+    return await on_loop(sdk_loop(), coroutine)
+
+
+def home_loop(fixed: asyncio.AbstractEventLoop | None = None) -> asyncio.AbstractEventLoop:
+    """Return the event loop for what is opened now.
+
+    Args:
+        fixed: the only loop that will do, if there is one.
+
+    Returns:
+        ``fixed``; else the running loop, so that coroutines pay no hop between threads; else the
+        SDK's background loop.
+    """
+    if fixed is not None:
+        return fixed
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return sdk_loop()

@@ -1,8 +1,7 @@
 """Batches of messages, encoded and stamped in bulk.
 
-What a message costs here, beside its own encoding, is a look at its key, a slice of the encoded
-lines and a UUID's text out of a matrix: all in loops of C. All that can be wrong with a message
-is found before the first one is stamped.
+Beside its own encoding a message costs a key, a slice of the encoded lines and a UUID's text out
+of a matrix: all in loops of C. All messages are checked before the first one is stamped.
 """
 
 from __future__ import annotations
@@ -31,22 +30,22 @@ each no cheaper."""
 
 @dataclass(slots=True)
 class Routed:
-    """Where messages go.
+    """Outboxes of messages.
 
     Attributes:
         outboxes: of their journals.
-        indexes: each message's one of these; None if there is but one.
+        indexes: index of each message's outbox; None if there is one only.
     """
 
     outboxes: list[Outbox]
     indexes: npt.NDArray[np.integer[Any]] | None = None
 
     def of(self, index: int) -> Outbox:
-        """The outbox of one message."""
+        """Return the outbox of one message."""
         return self.outboxes[0 if self.indexes is None else int(self.indexes[index])]
 
     def firsts(self) -> list[int]:
-        """The index of each journal's first message, ascending."""
+        """Return the index of each journal's first message, ascending."""
         if self.indexes is None:
             return [0]
         firsts: list[int] = np.sort(np.unique(self.indexes, return_index=True)[1]).tolist()
@@ -54,17 +53,17 @@ class Routed:
 
 
 class Slice:
-    """Some successive messages of a batch, found to be good.
+    """Successive messages of a batch, which were checked.
 
     Args:
         begin: index of the first one in the batch.
         messages: the messages.
-        routed: where they go.
-        load: makes or finds the messages again.
+        routed: their outboxes.
+        load: returns the messages again.
 
     Attributes:
-        count: how many there are.
-        routed: where they go.
+        count: number of messages.
+        routed: their outboxes.
         length_bytes: about the length of their frames.
 
     Raises:
@@ -92,19 +91,19 @@ class Slice:
             self.length_bytes = len(self._spliced.lines)
 
     def forget(self) -> None:
-        """Give the memory back. It is encoded again when it is sent."""
+        """Give the memory back; the messages are encoded again when they are sent."""
         self._spliced = None
 
     def frames(self, stamp: Stamp, first: int) -> list[tuple[Outbox, int, bytes, int]]:
-        """The messages' frames, stamped with successive ticks. Only once.
+        """Return the messages' frames, stamped with successive ticks. Only once.
 
         Args:
             stamp: of their producer.
             first: clock of the first message.
 
         Returns:
-            For each journal its outbox, the index of its first message, the frames, and how many
-            they are.
+            For each journal its outbox, the index of its first message, the frames, and their
+            number.
         """
         spliced, self._spliced = self._spliced, None
         if spliced is None:
@@ -184,7 +183,7 @@ class Slice:
 
 
 def _cut(lines: bytes) -> tuple[list[bytes], bytes]:
-    """JSON objects without their opening braces, and what joins them to a UUID before them."""
+    """Return JSON objects without their opening braces, and the text between UUID and object."""
     pieces = lines.split(b"\n{")
     pieces[0] = pieces[0][1:]
     pieces[-1] = pieces[-1][:-1]
@@ -194,7 +193,7 @@ def _cut(lines: bytes) -> tuple[list[bytes], bytes]:
 
 
 def _lines(rows: npt.NDArray[np.uint8], pieces: Sequence[bytes]) -> bytes:
-    """JSON lines: each row, which begins with the line break before it, and its piece."""
+    """Return JSON lines: each row, which begins with the line break before it, and its piece."""
     # No row ends in a zero, which numpy would strip from text.
     heads = rows.reshape(-1).view(f"S{rows.shape[1]}").tolist()
     heads[0] = heads[0][1:]

@@ -1,31 +1,29 @@
-"""What is published on the SDK's own event loop before its journals are known.
+"""Calls of ``publish`` made on the publisher's event loop before their journals are listed.
 
-That loop must not be blocked, and a first listing comes over it: until then what is published
-there waits here, in the order of the calls.
+That loop must not be blocked, and the first listing comes over it: until then the calls wait here,
+in their order.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gazette_sdk.errors import BackPressureError
-from gazette_sdk.message.publishing.batch import Batch
-from gazette_sdk.message.publishing.sender import Sender, closed_error
-from gazette_sdk.transport.loop import sdk_loop
+from gazette_sdk.message.publishing.sender import Sender
+from gazette_sdk.transport.append.pending import PendingAppend
 
 __all__ = ["DEFERRED_MAX", "Deferred"]
 
 DEFERRED_MAX = 10_000
-"""Messages which wait for a first listing, where waiting for it would block the event loop."""
+"""Bound of calls that wait."""
 
 
 class _Pending(Protocol):
-    """A receipt which becomes another."""
+    """Receipt that becomes another once its message is mapped."""
 
     def follow(self, receipt: Any, /) -> None: ...
 
@@ -36,18 +34,18 @@ class _Pending(Protocol):
 class _Call:
     settle: Callable[[], Awaitable[Any]]
     receipt: _Pending
-    placeholder: Batch
-    is_told: bool
+    placeholder: PendingAppend
+    has_transaction: bool
 
 
 class Deferred:
-    """Calls of ``publish`` and the like, in order. Belongs to the SDK's event loop.
+    """Queue of calls, in order. Belongs to the publisher's event loop.
 
     Args:
-        sender: tells when there is room, and remembers failures.
+        sender: the publisher's.
 
     Attributes:
-        calls: what waits, oldest first.
+        calls: oldest first.
     """
 
     def __init__(self, sender: Sender) -> None:
@@ -56,14 +54,14 @@ class Deferred:
         self._settling: asyncio.Task[None] | None = None
 
     def check(self) -> None:
-        """Refuse a further call, if too many wait.
+        """Refuse a further call if too many wait.
 
         Raises:
             BackPressureError: too many wait.
             ClosedError: the publisher is closed.
         """
         if self._sender.is_closed:
-            raise closed_error()
+            raise self._sender.closed_error()
         if len(self.calls) >= DEFERRED_MAX:
             raise BackPressureError(
                 f"{DEFERRED_MAX} messages wait for the first listing of their journals;"
@@ -74,39 +72,34 @@ class Deferred:
         self,
         settle: Callable[[], Awaitable[Any]],
         receipt: _Pending,
-        placeholder: Batch,
+        placeholder: PendingAppend,
         *,
-        is_told: bool,
+        has_transaction: bool,
     ) -> None:
         """Make a call when those before it are made.
 
         Args:
             settle: makes it, and returns the receipt which ``receipt`` becomes then.
-            receipt: what the caller has got.
-            placeholder: the batch that the receipt has till then.
-            is_told: somebody else than ``flush`` tells if it fails.
+            receipt: the caller's.
+            placeholder: future of the receipt until then.
+            has_transaction: the transaction reports a failure; else ``flush`` does.
         """
-        self.calls.append(_Call(settle, receipt, placeholder, is_told))
+        self.calls.append(_Call(settle, receipt, placeholder, has_transaction))
         if self._settling is None or self._settling.done():
-            self._settling = sdk_loop().create_task(self._settle())
+            loop = self._sender.connection().loop
+            self._settling = loop.create_task(self._settle())
 
-    def pending(self) -> list[concurrent.futures.Future[int]]:
-        """What ends when all that waits now was made, or has failed."""
-        return [call.placeholder.done for call in list(self.calls)]
-
-    def disown(self) -> None:
-        """In a forked child: the parent makes these calls."""
-        for call in self.calls:
-            call.placeholder.disown()
-        self.calls.clear()
+    def pending(self) -> list[PendingAppend]:
+        """Return the futures of the calls that wait; they end when the calls were made."""
+        return [call.placeholder for call in list(self.calls)]
 
     async def aclose(self) -> None:
-        """Give up what waits."""
+        """Give up the calls that wait."""
         if self._settling is not None:
             self._settling.cancel()
             await asyncio.wait([self._settling])
         for call in self.calls:
-            call.receipt.fail(closed_error())
+            call.receipt.fail(self._sender.closed_error())
         self.calls.clear()
 
     async def _settle(self) -> None:
@@ -118,11 +111,11 @@ class Deferred:
                 await self._sender.room()
                 continue
             except asyncio.CancelledError:
-                call.receipt.fail(closed_error())
+                call.receipt.fail(self._sender.closed_error())
                 self.calls.popleft()
                 raise
-            except Exception as error:  # noqa: BLE001 - the receipt's and flush's to raise
+            except Exception as error:  # noqa: BLE001 - receipt and flush raise it
                 call.receipt.fail(error)
-                if not call.is_told:
+                if not call.has_transaction:
                     self._sender.note_failure(error)
             self.calls.popleft()

@@ -1,8 +1,7 @@
-"""What is published, on its way to the outboxes: validated, mapped, encoded, or deferred."""
+"""Way of a message from ``publish`` to its outbox: validated, mapped, encoded, or deferred."""
 
 from __future__ import annotations
 
-import concurrent.futures
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -10,7 +9,6 @@ from gazette_sdk.errors import MappingError, ValidationError
 from gazette_sdk.message.kinds import validator_of
 from gazette_sdk.message.mapping import Mapping as MessageMapping
 from gazette_sdk.message.mapping import SelectorMapping
-from gazette_sdk.message.publishing.batch import Batch
 from gazette_sdk.message.publishing.bulk import SLICE_COUNT, Slice
 from gazette_sdk.message.publishing.deferred import Deferred
 from gazette_sdk.message.publishing.outbox import Outbox
@@ -18,9 +16,10 @@ from gazette_sdk.message.publishing.producer import Sequences
 from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt
 from gazette_sdk.message.publishing.routes import Routes
 from gazette_sdk.message.publishing.rows import is_arrow, rows_of, table_of
-from gazette_sdk.message.publishing.sender import Sender, on_loop
+from gazette_sdk.message.publishing.sender import Sender
+from gazette_sdk.transport.append.pending import PendingAppend
 
-__all__ = ["AnyMapping", "Dispatch", "Within"]
+__all__ = ["AnyMapping", "Dispatch", "OpenTransaction"]
 
 AnyMapping: TypeAlias = MessageMapping | SelectorMapping
 """A callable from messages to journals, or a mapping over a selector."""
@@ -30,41 +29,39 @@ KEPT_BYTES_MAX = 64 << 20
 to see that it can be, is encoded once more when it is sent."""
 
 
-class Within:
-    """The transaction that something is published within.
+class OpenTransaction:
+    """Transaction that takes messages.
 
     Attributes:
-        sequences: what it has open.
-        waits: ends of calls that wait for a first listing.
+        sequences: its messages in each journal.
+        waits: futures of calls that wait for a first listing.
     """
 
     def __init__(self, sequences: Sequences) -> None:
         self.sequences = sequences
-        self.waits: list[concurrent.futures.Future[int]] = []
+        self.waits: list[PendingAppend] = []
 
 
 class Dispatch:
-    """Where all that a publisher publishes comes through.
+    """Dispatcher of a publisher's messages to the outboxes of their journals.
 
     Args:
-        sender: sees messages through.
+        sender: the publisher's.
         mapping: where none is given with the messages.
 
     Attributes:
-        sender: sees messages through.
-        deferred: what waits for a first listing.
-        is_parents: the process was forked, and this is what the parent had.
+        sender: the publisher's.
+        deferred: calls that wait for a first listing.
     """
 
     def __init__(self, sender: Sender, mapping: AnyMapping | None) -> None:
         self.sender = sender
         self.deferred = Deferred(sender)
-        self.is_parents = False
         self._mapping = mapping
         self._routes = Routes(sender)
         self._validators: dict[type, Callable[[Any], object] | None] = {}
 
-    def publish(self, message: Any, mapping: AnyMapping | None, within: Within | None) -> Receipt:
+    def publish(self, message: Any, mapping: AnyMapping | None, txn: OpenTransaction | None) -> Receipt:
         """Publish a message. See :meth:`Publisher.publish`."""
         message_type: type = type(message)
         try:
@@ -77,48 +74,48 @@ class Dispatch:
         if chosen is None:
             raise _no_mapping()
         outbox = self._routes.of(message, chosen)
-        if outbox is not None and not (self.deferred.calls and on_loop()):
-            if within is None:
+        if outbox is not None and not (self.deferred.calls and self.sender.is_on_loop):
+            if txn is None:
                 return self.sender.add(outbox, message)
-            return self._add(outbox, message, within)
+            return self._add(outbox, message, txn)
         self.deferred.check()
 
         async def settle() -> Receipt:
             await self._routes.know([message], chosen)
             known = self._routes.of(message, chosen)
             assert known is not None
-            return self._add(known, message, within)
+            return self._add(known, message, txn)
 
-        placeholder = Batch("")
+        placeholder = self._placeholder()
         receipt = Receipt(placeholder, 0, 0)
-        self._defer(settle, receipt, placeholder, within)
+        self._defer(settle, receipt, placeholder, txn)
         return receipt
 
     def publish_batch(
-        self, messages: Any, mapping: AnyMapping | None, within: Within | None
+        self, messages: Any, mapping: AnyMapping | None, txn: OpenTransaction | None
     ) -> BatchReceipt:
         """Publish a batch. See :meth:`Publisher.publish_batch`."""
         chosen = self._chosen(mapping)
         source = _Source(messages)
-        slices = None if self.deferred.calls and on_loop() else self._slices(source, chosen, within)
+        slices = None if self.deferred.calls and self.sender.is_on_loop else self._slices(source, chosen, txn)
         if slices is not None:
-            return self._add_slices(slices, within)
+            return self._add_slices(slices, txn)
         self.deferred.check()
 
         async def settle() -> BatchReceipt:
             for begin in source.begins():
                 await self._routes.know(source.load(begin), chosen)
-            known = self._slices(source, chosen, within)
+            known = self._slices(source, chosen, txn)
             assert known is not None
-            return self._add_slices(known, within)
+            return self._add_slices(known, txn)
 
         receipt = BatchReceipt()
-        self._defer(settle, receipt, receipt.hold(source.count), within)
+        self._defer(settle, receipt, receipt.hold(self._placeholder(), source.count), txn)
         return receipt
 
     def acknowledge(self, frames: Mapping[str, bytes]) -> BatchReceipt:
         """Write stored acknowledgements. See :meth:`Publisher.acknowledge`."""
-        if not (self.deferred.calls and on_loop()):
+        if not (self.deferred.calls and self.sender.is_on_loop):
             try:
                 outboxes = [self._routes.of_journal(journal) for journal in frames]
             except MappingError as error:
@@ -135,7 +132,7 @@ class Dispatch:
             return self._add_frames(frames)
 
         receipt = BatchReceipt()
-        self._defer(settle, receipt, receipt.hold(len(frames)), None)
+        self._defer(settle, receipt, receipt.hold(self._placeholder(), len(frames)), None)
         return receipt
 
     # ---------------------------------------------------------------- pieces
@@ -150,21 +147,24 @@ class Dispatch:
         self,
         settle: Callable[[], Any],
         receipt: Receipt | BatchReceipt,
-        placeholder: Batch,
-        within: Within | None,
+        placeholder: PendingAppend,
+        txn: OpenTransaction | None,
     ) -> None:
-        self.deferred.add(settle, receipt, placeholder, is_told=within is not None)
-        if within is not None:
-            within.waits.append(placeholder.done)
+        self.deferred.add(settle, receipt, placeholder, has_transaction=txn is not None)
+        if txn is not None:
+            txn.waits.append(placeholder)
 
-    def _add(self, outbox: Outbox, message: Any, within: Within | None) -> Receipt:
-        if within is None:
+    def _placeholder(self) -> PendingAppend:
+        return PendingAppend(loop=self.sender.connection().loop)
+
+    def _add(self, outbox: Outbox, message: Any, txn: OpenTransaction | None) -> Receipt:
+        if txn is None:
             return self.sender.add(outbox, message)
-        within.sequences.expect(outbox, message)
-        return self.sender.add(outbox, message, within.sequences)
+        txn.sequences.expect(outbox, message)
+        return self.sender.add(outbox, message, txn.sequences)
 
     def _slices(
-        self, source: _Source, mapping: AnyMapping, within: Within | None
+        self, source: _Source, mapping: AnyMapping, txn: OpenTransaction | None
     ) -> list[Slice] | None:
         """All of a batch, found to be good; None if its journals are not known yet."""
         slices = []
@@ -178,9 +178,9 @@ class Dispatch:
                 raise self._located(error, begin, messages, mapping) from error
             if routed is None:
                 return None
-            if within is not None:
+            if txn is not None:
                 for index in routed.firsts():
-                    within.sequences.expect(routed.of(index), messages[index])
+                    txn.sequences.expect(routed.of(index), messages[index])
             part = Slice(begin, messages, routed, source.load)
             kept_bytes += part.length_bytes
             if kept_bytes > KEPT_BYTES_MAX:
@@ -209,9 +209,9 @@ class Dispatch:
                 if validate is not None:
                     validate(message)
 
-    def _add_slices(self, slices: list[Slice], within: Within | None) -> BatchReceipt:
+    def _add_slices(self, slices: list[Slice], txn: OpenTransaction | None) -> BatchReceipt:
         receipt = BatchReceipt()
-        sequences = None if within is None else within.sequences
+        sequences = None if txn is None else txn.sequences
         self.sender.check_room(sum(part.length_bytes for part in slices))
         for part in slices:
             self.sender.add_slice(part, receipt, sequences)
@@ -220,8 +220,8 @@ class Dispatch:
     def _add_frames(self, frames: Mapping[str, bytes]) -> BatchReceipt:
         receipt = BatchReceipt()
         known = [(self.sender.outboxes[journal], frame) for journal, frame in frames.items()]
-        for batch, begin, frame in self.sender.add_frames(known, is_told=False):
-            receipt.add(batch, begin, begin + len(frame), 1)
+        for append, begin, frame in self.sender.add_frames(known):
+            receipt.add(append, begin, begin + len(frame), 1)
         return receipt
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import concurrent.futures
 import logging
-import os
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.message.clock import Clock
 from gazette_sdk.message.mapping import SelectorMapping
-from gazette_sdk.message.publishing.batch import ReceiptTimeoutError, ended
 from gazette_sdk.message.publishing.dispatch import AnyMapping, Dispatch
 from gazette_sdk.message.publishing.intents import AckIntents
-from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt
-from gazette_sdk.message.publishing.sender import Sender, left_behind, on_loop
+from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt, ReceiptTimeoutError
+from gazette_sdk.message.publishing.sender import Sender, left_behind
 from gazette_sdk.message.publishing.transaction import Transaction
+from gazette_sdk.transport.append.pending import PendingAppend, all_ended
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.loop import on_sdk_loop, run
+from gazette_sdk.transport.loop import on_loop
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +36,7 @@ MAPPING_TIMEOUT_S = 30.0
 """Bound of a wait for the first listing of journals."""
 
 EXIT_TIMEOUT_S = 10.0
-"""What the end of the program waits for messages of publishers that nobody closed."""
+"""Bound of the wait at the end of the program for messages of publishers that are not closed."""
 
 
 class Publisher:
@@ -55,8 +53,9 @@ class Publisher:
     written twice, under the same UUID, by which committed readers drop the second. Each message
     is committed by itself.
 
-    A forked child may go on with its copy: it is another producer there, and what the parent
-    had not sent is not sent by the child. With ``transport=`` the child needs its own publisher.
+    A publisher that is opened in a coroutine works on the coroutine's event loop, and must be
+    closed there (``async with``); one of plain code works on the SDK's background loop. A forked
+    child needs a publisher of its own: the parent sends what it was given.
 
     Args:
         mapping: which journal a message goes to: a callable from a message to a journal's name,
@@ -66,8 +65,8 @@ class Publisher:
             without one, the publisher follows the wall clock.
         pending_bytes_max: bound of encoded messages which are not acknowledged.
         when_full: ``"block"`` until there is room, or ``"raise"`` a
-            :class:`~gazette_sdk.errors.BackPressureError`. The event loop of the SDK itself is
-            never blocked: there it is always raised, and ``await publisher.room()`` waits.
+            :class:`~gazette_sdk.errors.BackPressureError`. The publisher's event loop is never
+            blocked: there it is always raised, and ``await publisher.room()`` waits.
         mapping_timeout_s: bound of a wait for the first listing of journals, in seconds.
     """
 
@@ -96,7 +95,7 @@ class Publisher:
 
     @property
     def producer(self) -> bytes:
-        """This publisher's producer id, six bytes."""
+        """Producer id of the publisher, six bytes."""
         return self._sender.producer
 
     # ------------------------------------------------------------ publishing
@@ -193,10 +192,11 @@ class Publisher:
             MappingError: no listing came in time.
         """
         if isinstance(self._mapping, SelectorMapping):
-            await on_sdk_loop(self._sender.link().watches.partitions(self._mapping))
+            connection = self._sender.connection()
+            await on_loop(connection.loop, connection.watches.partitions(self._mapping))
 
     async def room(self) -> None:
-        """Wait until no more is pending than may be."""
+        """Wait until less is pending than the bound."""
         await self._sender.room()
 
     # ------------------------------------------------------- flush and close
@@ -211,25 +211,23 @@ class Publisher:
             ReceiptTimeoutError: not everything was acknowledged in time.
             GazetteError: the first failure since the last flush.
         """
-        if on_loop():
-            raise GazetteError("waiting here would block the SDK's event loop: `await aflush()`")
+        if self._sender.is_on_loop:
+            raise GazetteError(
+                "waiting here would block the publisher's event loop: `await aflush()`"
+            )
         deadline = None if timeout is None else time.monotonic() + timeout
-        unmapped = self._dispatch.deferred.pending()
-        if unmapped and concurrent.futures.wait(unmapped, timeout).not_done:
-            raise _late(timeout)
-        for batch in self._sender.pending():
-            if not batch.wait(None if deadline is None else deadline - time.monotonic()):
-                raise _late(timeout)
+        for appends in (self._dispatch.deferred.pending, self._sender.pending):
+            for append in appends():
+                if not append.wait(_left(deadline)):
+                    raise _late(timeout)
         self._sender.raise_failure()
 
     async def aflush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as flush()
         """As :meth:`flush`, in a coroutine."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        if not await ended(*self._dispatch.deferred.pending(), timeout_s=timeout):
-            raise _late(timeout)
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        if not await ended(*(batch.done for batch in self._sender.pending()), timeout_s=left):
-            raise _late(timeout)
+        for appends in (self._dispatch.deferred.pending, self._sender.pending):
+            if not await all_ended(appends(), _left(deadline)):
+                raise _late(timeout)
         self._sender.raise_failure()
 
     def close(self, timeout: float | None = None) -> None:
@@ -248,8 +246,7 @@ class Publisher:
             self.flush(timeout)
         finally:
             self._sender.refuse_more()
-            if self._sender.is_connected:
-                run(self._shut())
+            self._sender.close(self._dispatch.deferred.aclose)
 
     async def aclose(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as close()
         """As :meth:`close`, in a coroutine. ``async with`` does so."""
@@ -259,12 +256,7 @@ class Publisher:
             await self.aflush(timeout)
         finally:
             self._sender.refuse_more()
-            if self._sender.is_connected:
-                await on_sdk_loop(self._shut())
-
-    async def _shut(self) -> None:
-        await self._dispatch.deferred.aclose()
-        await self._sender.aclose()
+            await self._sender.aclose(self._dispatch.deferred.aclose)
 
     def __enter__(self) -> Self:
         return self
@@ -299,42 +291,23 @@ class Publisher:
                 raise
             error.add_note(f"Closing the publisher failed, too: {failure}")
 
-    def _become_another_producer(self) -> None:
-        """In a forked child: begin anew. The parent sends what the parent was given."""
-        self._dispatch.deferred.disown()
-        self._dispatch.is_parents = True
-        self._sender = self._sender.renewed()
-        self._dispatch = Dispatch(self._sender, self._mapping)
-
 
 _publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
 
 
-def _begin_anew() -> None:
-    for publisher in list(_publishers):
-        publisher._become_another_producer()  # noqa: SLF001 - the same module
-
-
-os.register_at_fork(after_in_child=_begin_anew)
-
-
 def _send_what_is_left() -> None:
-    """At the program's end: give what nobody waited for some time to be sent."""
+    """At the program's end: give messages that nobody waited for some time to be sent."""
     deadline = time.monotonic() + EXIT_TIMEOUT_S
     deferred = [publisher._dispatch.deferred for publisher in list(_publishers)]  # noqa: SLF001
-    concurrent.futures.wait(
-        [future for calls in deferred for future in calls.pending()], EXIT_TIMEOUT_S
-    )
+    _wait_all([append for calls in deferred for append in calls.pending()], deadline)
     lost = sum(len(calls.calls) for calls in deferred)
     for sender in left_behind():
-        pending = sender.pending()
-        if pending and sender.can_send:
-            left = max(0.0, deadline - time.monotonic())
-            concurrent.futures.wait([batch.done for batch in pending], left)
-        lost += sum(batch.count for batch in sender.pending())
+        if sender.can_send:
+            _wait_all(sender.pending(), deadline)
+        lost += sum(append.count for append in sender.pending())
         try:
             sender.raise_failure()
-        except Exception as error:  # noqa: BLE001 - nobody is left to be told
+        except Exception as error:  # noqa: BLE001 - there is no caller any more
             logger.warning("a publisher was not closed, and had failed: %s", error)
     if lost:
         logger.warning(
@@ -342,6 +315,15 @@ def _send_what_is_left() -> None:
             " or flush them, to wait for their messages",
             lost,
         )
+
+
+def _wait_all(appends: list[PendingAppend], deadline: float) -> None:
+    for append in appends:
+        append.wait(_left(deadline))
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 atexit.register(_send_what_is_left)

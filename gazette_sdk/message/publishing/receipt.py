@@ -1,39 +1,38 @@
-"""Receipts: where published messages landed, once they have."""
+"""Receipts: journal and offsets of published messages, once they are acknowledged."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
-from gazette_sdk.errors import GazetteError
-from gazette_sdk.message.publishing.batch import (
-    Batch,
-    ReceiptTimeoutError,
-    ended,
-    wait_for,
-)
+from gazette_sdk.errors import DeadlineExceededError, GazetteError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.append.pending import PendingAppend
 
-__all__ = ["Batch", "BatchReceipt", "Landing", "Receipt", "ReceiptTimeoutError"]
+__all__ = ["BatchReceipt", "Landing", "Receipt", "ReceiptTimeoutError"]
+
+
+class ReceiptTimeoutError(DeadlineExceededError, TimeoutError):
+    """No acknowledgement came in time. The message is still being appended."""
 
 
 class Receipt:
-    """What :meth:`Publisher.publish` returns at once; tells later where the message landed.
+    """Receipt of one message: :meth:`Publisher.publish` returns it at once.
 
     Plain code waits with ``receipt.result(timeout=10)``, a coroutine with ``await receipt``.
 
     Attributes:
-        batch: the batch that carries the message.
-        first: where the message's frame begins in the batch.
-        last: where it ends there.
+        append: the append that carries the message.
+        first: position of the message's frame in the append.
+        last: end of the frame there.
     """
 
-    __slots__ = ("batch", "first", "last")
+    __slots__ = ("append", "first", "last")
 
-    def __init__(self, batch: Batch, first: int, last: int) -> None:
-        self.batch = batch
+    def __init__(self, append: PendingAppend, first: int, last: int) -> None:
+        self.append = append
         self.first = first
         self.last = last
 
@@ -49,9 +48,9 @@ class Receipt:
         Raises:
             GazetteError: the message's journal is not known yet.
         """
-        if not self.batch.journal:
+        if not self.append.journal:
             raise GazetteError("the message is not mapped yet; wait for its receipt: `await` it")
-        return self.batch.journal
+        return self.append.journal
 
     @property
     def begin(self) -> int:
@@ -60,38 +59,33 @@ class Receipt:
         Raises:
             GazetteError: it is not acknowledged yet, or the append failed.
         """
-        return self._base() + self.first
+        return self._ended().result().commit.begin + self.first
 
     @property
     def end(self) -> int:
         """Offset behind the message's last byte. Raises as :attr:`begin` does."""
-        return self._base() + self.last
+        return self._ended().result().commit.begin + self.last
 
     @property
     def total_chunks(self) -> int:
-        """How many chunks of content the append had, which other messages shared.
+        """Chunks of content of the append, which other messages shared.
 
         Raises:
             GazetteError: it is not acknowledged yet, or the append failed.
         """
-        self._base()
-        return self.batch.total_chunks
+        return self._ended().result().total_chunks
 
     @property
     def delayed_chunks(self) -> int:
-        """How many of these the broker held back, to keep to the journal's rate.
+        """Chunks which the broker delayed, to keep to the journal's rate.
 
         More than a few say that less should be published. Raises as :attr:`total_chunks` does.
         """
-        self._base()
-        return self.batch.delayed_chunks
+        return self._ended().result().delayed_chunks
 
     def done(self) -> bool:
-        """Whether the append has ended, well or badly."""
-        batch = self.batch
-        if batch.outcome is None and (claim := batch.claim) is not None:
-            claim.call_in()
-        return batch.outcome is not None
+        """Return True if the append has ended, well or badly."""
+        return self.append.poll()
 
     def result(self, timeout: float | None = None) -> Receipt:
         """Wait until the message is acknowledged; returns the receipt itself.
@@ -103,63 +97,59 @@ class Receipt:
             ReceiptTimeoutError: no acknowledgement came in time (also a ``TimeoutError``).
             GazetteError: the append failed, and why.
         """
-        batch = self.batch
-        if batch.outcome is None:
-            deadline = None if timeout is None else time.monotonic() + timeout
-            claim = batch.claim
-            if claim is not None:
-                claim.wait(batch, timeout)
-            while self.batch.outcome is None:
-                wait_for(self.batch, deadline, timeout)
-        self.batch.result()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        append = self.append
+        while not append.done():
+            _wait(append, deadline, timeout)
+            append = self.append  # a placeholder was replaced
+        append.result()
         return self
 
     def __await__(self) -> Generator[Any, None, Receipt]:
-        while self.batch.outcome is None:
-            claim = self.batch.claim
-            if claim is not None:
-                claim.call_in()
-            # Shielded: a coroutine that gives up waiting takes nothing from others.
-            yield from asyncio.shield(asyncio.wrap_future(self.batch.done)).__await__()
-        self.batch.result()
+        append = self.append
+        while not append.done():
+            yield from append.ended().__await__()
+            append = self.append  # a placeholder was replaced
+        append.result()
         return self
 
     def follow(self, receipt: Receipt) -> None:
         """Become the receipt of the same message, which is now mapped."""
-        placeholder = self.batch
+        placeholder = self.append
         self.first, self.last = receipt.first, receipt.last
-        self.batch = receipt.batch
-        placeholder.settle(0)
+        self.append = receipt.append
+        placeholder.settle(NO_RESPONSE)
 
     def fail(self, error: BaseException) -> None:
-        """The message could not be mapped or encoded."""
-        self.batch.settle(error)
+        """End with the error of a message that could not be mapped or encoded."""
+        self.append.settle(error)
 
-    def _base(self) -> int:
-        if self.batch.outcome is None:
+    def _ended(self) -> PendingAppend:
+        if not self.append.done():
             raise GazetteError(
-                f"{self.batch.journal}: the message is not acknowledged yet; wait for it by"
+                f"{self.append.journal}: the message is not acknowledged yet; wait for it by"
                 " receipt.result(timeout=...) or `await receipt`",
-                journal=self.batch.journal or None,
+                journal=self.append.journal or None,
             )
-        return self.batch.result()
+        return self.append
 
     def __repr__(self) -> str:
-        if not self.batch.is_done:
-            return f"<Receipt {self.batch.journal or '(not mapped)'}: pending>"
-        if self.batch.error is not None:
-            return f"<Receipt {self.batch.journal or '(not mapped)'}: failed>"
+        append = self.append
+        if not append.done():
+            return f"<Receipt {append.journal or '(not mapped)'}: pending>"
+        if append.exception() is not None:
+            return f"<Receipt {append.journal or '(not mapped)'}: failed>"
         return f"<Receipt {self.journal}: [{self.begin}, {self.end})>"
 
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """Where the messages of a batch landed in one journal.
+    """Offsets of the messages of a batch in one journal.
 
     Attributes:
         begin: offset of the first one's first byte.
         end: offset behind the last one's last byte. Others' messages may stand between.
-        count: how many there are.
+        count: number of messages.
     """
 
     begin: int
@@ -168,7 +158,7 @@ class Landing:
 
 
 class BatchReceipt:
-    """What :meth:`Publisher.publish_batch` returns: one receipt for all its messages.
+    """Receipt of many messages: :meth:`Publisher.publish_batch` returns it at once.
 
     Plain code waits with ``receipt.result(timeout=10)``, a coroutine with ``await receipt``.
     """
@@ -176,23 +166,23 @@ class BatchReceipt:
     __slots__ = ("_parts", "_placeholder")
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Batch, int, int, int]] = []
-        self._placeholder: Batch | None = None
+        self._parts: list[tuple[PendingAppend, int, int, int]] = []
+        self._placeholder: PendingAppend | None = None
 
-    def add(self, batch: Batch, begin: int, end: int, count: int) -> None:
-        """Note a part: messages which stand in ``batch`` at ``begin`` to ``end``."""
-        self._parts.append((batch, begin, end, count))
+    def add(self, append: PendingAppend, begin: int, end: int, count: int) -> None:
+        """Note messages whose frames stand in ``append`` at ``begin`` to ``end``."""
+        self._parts.append((append, begin, end, count))
 
     @property
-    def batches(self) -> list[Batch]:
-        """The batches that carry the messages."""
+    def appends(self) -> list[PendingAppend]:
+        """The appends that carry the messages."""
         if self._placeholder is not None:
             return [self._placeholder]
         return list(dict.fromkeys(part[0] for part in self._parts))
 
     @property
     def count(self) -> int:
-        """How many messages there are."""
+        """Number of messages."""
         if self._placeholder is not None:
             return self._placeholder.count
         return sum(part[3] for part in self._parts)
@@ -209,37 +199,37 @@ class BatchReceipt:
 
     @property
     def landed(self) -> dict[str, Landing]:
-        """Where the messages landed, by journal.
+        """Offsets of the messages, by journal.
 
         Raises:
             GazetteError: not all are acknowledged yet, or an append failed.
         """
         self._raise_unless_ended()
         found: dict[str, Landing] = {}
-        for batch, begin, end, count in self._parts:
-            base = batch.result()
-            known = found.get(batch.journal, Landing(base + begin, 0, 0))
-            found[batch.journal] = Landing(known.begin, base + end, known.count + count)
+        for append, begin, end, count in self._parts:
+            base = append.result().commit.begin
+            known = found.get(append.journal, Landing(base + begin, 0, 0))
+            found[append.journal] = Landing(known.begin, base + end, known.count + count)
         return dict(sorted(found.items()))
 
     @property
     def total_chunks(self) -> int:
-        """How many chunks of content all their appends had. Raises as :attr:`landed` does."""
+        """Chunks of content of all appends. Raises as :attr:`landed` does."""
         self._raise_unless_ended()
-        return sum(batch.total_chunks for batch in self.batches)
+        return sum(each.result().total_chunks for each in self.appends)
 
     @property
     def delayed_chunks(self) -> int:
-        """How many of these brokers held back, to keep to the rates of journals.
+        """Chunks which brokers delayed, to keep to the rates of journals.
 
         More than a few say that less should be published. Raises as :attr:`landed` does.
         """
         self._raise_unless_ended()
-        return sum(batch.delayed_chunks for batch in self.batches)
+        return sum(each.result().delayed_chunks for each in self.appends)
 
     def done(self) -> bool:
-        """Whether all appends have ended, well or badly."""
-        return all(batch.is_done for batch in self.batches)
+        """Return True if all appends have ended, well or badly."""
+        return all(append.poll() for append in self.appends)
 
     def result(self, timeout: float | None = None) -> BatchReceipt:
         """Wait until all messages are acknowledged; returns the receipt itself.
@@ -253,45 +243,46 @@ class BatchReceipt:
                 acknowledged.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self.done():
-            for batch in self.batches:
-                if not batch.is_done:
-                    wait_for(batch, deadline, timeout)
+        while not self._is_done():
+            for append in self.appends:
+                _wait(append, deadline, timeout)
         self._raise_failure()
         return self
 
     def __await__(self) -> Generator[Any, None, BatchReceipt]:
-        while not self.done():
-            for batch in self.batches:
-                if not batch.is_done:
-                    yield from ended(batch.done).__await__()
+        while not self._is_done():
+            for append in self.appends:
+                yield from append.ended().__await__()
         self._raise_failure()
         return self
 
-    def hold(self, count: int) -> Batch:
-        """The messages are not mapped yet: a batch which stands for theirs till then."""
-        self._placeholder = Batch("")
-        self._placeholder.count = count
-        return self._placeholder
+    def hold(self, placeholder: PendingAppend, count: int) -> PendingAppend:
+        """Wait for messages that are not mapped yet; returns the placeholder."""
+        self._placeholder = placeholder
+        placeholder.count = count
+        return placeholder
 
     def follow(self, receipt: BatchReceipt) -> None:
         """Become the receipt of the same messages, which are now mapped."""
         placeholder = self._placeholder
         assert placeholder is not None
         self._parts, self._placeholder = receipt._parts, None
-        placeholder.settle(0)
+        placeholder.settle(NO_RESPONSE)
 
     def fail(self, error: BaseException) -> None:
-        """The messages could not be mapped or encoded."""
+        """End with the error of messages that could not be mapped or encoded."""
         assert self._placeholder is not None
         self._placeholder.settle(error)
 
+    def _is_done(self) -> bool:
+        return all(append.done() for append in self.appends)
+
     def _raise_failure(self) -> None:
-        for batch in self.batches:
-            batch.result()
+        for append in self.appends:
+            append.result()
 
     def _raise_unless_ended(self) -> None:
-        if not self.done():
+        if not self._is_done():
             raise GazetteError(
                 "the batch is not acknowledged yet; wait for it by receipt.result(timeout=...) or"
                 " `await receipt`"
@@ -300,7 +291,30 @@ class BatchReceipt:
 
     def __repr__(self) -> str:
         what = f"{self.count} messages, {', '.join(self.journals) or 'no journal'}"
-        if not self.done():
+        if not self._is_done():
             return f"<BatchReceipt {what}: pending>"
-        failed = any(batch.error is not None for batch in self.batches)
+        failed = any(append.exception() is not None for append in self.appends)
         return f"<BatchReceipt {what}: {'failed' if failed else 'acknowledged'}>"
+
+
+NO_RESPONSE = pb.AppendResponse()
+"""Outcome of a placeholder that was replaced."""
+
+
+def _wait(append: PendingAppend, deadline: float | None, timeout: float | None) -> None:
+    """Wait for the end of an append.
+
+    Raises:
+        ReceiptTimeoutError: it did not end before the deadline.
+    """
+    left = None if deadline is None else deadline - time.monotonic()
+    if append.wait(left) or timeout is None:
+        return
+    reason = "look at the brokers, or wait longer"
+    if append.last_error is not None:
+        reason = f"the last attempt failed: {append.last_error}"
+    raise ReceiptTimeoutError(
+        f"{append.journal or 'a message'}: no acknowledgement within {timeout:g} s, and still"
+        f" trying; {reason}",
+        journal=append.journal or None,
+    )

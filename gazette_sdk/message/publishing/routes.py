@@ -13,7 +13,7 @@ from gazette_sdk.message.mapping import Direct, Mapping, Partitions, SelectorMap
 from gazette_sdk.message.publishing.bulk import Routed
 from gazette_sdk.message.publishing.outbox import Outbox
 from gazette_sdk.message.publishing.rows import known_keys
-from gazette_sdk.message.publishing.sender import Sender, on_loop
+from gazette_sdk.message.publishing.sender import Sender
 from gazette_sdk.protocol.names import validate_journal
 from gazette_sdk.transport.loop import run
 
@@ -23,7 +23,7 @@ __all__ = ["Routes"]
 class Routes:
     """Asks mappings, and finds or opens the outboxes of the journals they name.
 
-    Plain code waits for what is not listed yet. On the SDK's own loop nothing can wait: there the
+    Plain code waits for what is not listed yet. On the publisher's loop nothing can wait: there the
     methods return None, and :meth:`know` is awaited before they are asked again.
 
     Args:
@@ -33,7 +33,7 @@ class Routes:
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
         self._outboxes = sender.outboxes
-        self._listed: dict[str, Partitions] = {}  # the link's own, once there is a link
+        self._listed: dict[str, Partitions] = {}  # the connection's, once there is one
 
     def of(self, message: Any, mapping: Mapping | SelectorMapping) -> Outbox | None:
         """The outbox of a message's journal; None if that must be awaited.
@@ -101,7 +101,7 @@ class Routes:
             MappingError: no listing came in time, or there is no such journal.
             FramingError: a journal's content type has no framing.
         """
-        watches = self._sender.link().watches
+        watches = self._sender.connection().watches
         if isinstance(mapping, SelectorMapping):
             await watches.partitions(mapping)
             return
@@ -113,11 +113,11 @@ class Routes:
     # ---------------------------------------------------------------- pieces
 
     def _partitions(self, mapping: SelectorMapping) -> Partitions | None:
-        watches = self._sender.link().watches
+        watches = self._sender.connection().watches
         self._listed = watches.current
         partitions = watches.current.get(mapping.selector)
-        if partitions is None and not on_loop():
-            partitions = run(watches.partitions(mapping))
+        if partitions is None and not self._sender.is_on_loop:
+            partitions = run(watches.partitions(mapping), loop=self._sender.connection().loop)
         return partitions
 
     def _of_many_listed(self, messages: Sequence[Any], mapping: SelectorMapping) -> Routed | None:
@@ -146,9 +146,11 @@ class Routes:
         return self._sender.open(journal, partitions.content_types[journal])
 
     def _open_named(self, journal: str) -> Outbox | None:
-        if on_loop():
+        if self._sender.is_on_loop:
             return None
-        return self._sender.open(journal, run(self._sender.link().watches.content_type(journal)))
+        connection = self._sender.connection()
+        content_type = run(connection.watches.content_type(journal), loop=connection.loop)
+        return self._sender.open(journal, content_type)
 
 
 def _named(journal: object, mapping: object) -> str:

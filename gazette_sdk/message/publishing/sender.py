@@ -1,4 +1,4 @@
-"""Sees the messages of a publisher through: stamps, batches, appends, settles receipts.
+"""Stamps and encodes the messages of a publisher, and hands them to the journals' appenders.
 
 A publisher is one producer for messages outside of transactions, and as many others as it has
 had transactions open at once: of one producer, at most one sequence of messages can be open in
@@ -8,58 +8,46 @@ outbox, and so its appends.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import weakref
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-from gazette_sdk.errors import BackPressureError, FramingError, GazetteError
+from gazette_sdk.errors import BackPressureError, ClosedError, FramingError, GazetteError
 from gazette_sdk.framing import framing_for
 from gazette_sdk.message.clock import TICK, Clock
 from gazette_sdk.message.flags import OUTSIDE_TXN
-from gazette_sdk.message.publishing.appends import see_through
-from gazette_sdk.message.publishing.batch import (
-    Batch,
-    any_ended,
-    closed_error,
-    on_loop,
-    resolve,
-)
 from gazette_sdk.message.publishing.bulk import Slice
-from gazette_sdk.message.publishing.direct import Directs
-from gazette_sdk.message.publishing.handover import Effect, Holder, Input
-from gazette_sdk.message.publishing.link import Link
+from gazette_sdk.message.publishing.connection import PublisherConnection
 from gazette_sdk.message.publishing.outbox import Outbox
-from gazette_sdk.message.publishing.producer import Sequences
-from gazette_sdk.message.publishing.producers import Producers
+from gazette_sdk.message.publishing.producer import Producers, Sequences
 from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt
 from gazette_sdk.message.uuid import Stamp, new_producer_id
+from gazette_sdk.transport.append.pending import PendingAppend
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.loop import home_loop, is_running, on_loop, run
 
-__all__ = ["Sender", "closed_error", "left_behind", "on_loop"]
-
-
-_AT_WORK = int(Holder.LOOP)
-"""From here on somebody appends already, and an added message changes nothing."""
+__all__ = ["Sender", "closed_error", "left_behind"]
 
 
 class Sender:
-    """A producer: its id, its clock, and what it has not had acknowledged yet.
+    """Producer of messages: its id, its clock, and what is not acknowledged yet.
 
-    Any thread may add messages; one task for each journal appends them on the SDK's event loop.
+    Any thread may add messages. One lock guards stamping, encoding and the queues of all journals.
 
     Args:
         transport: how to reach the cluster; None connects to ``GAZETTE_ADDRESS``.
         clock: a shared clock; None follows the wall clock.
         pending_bytes_max: bound of encoded messages which are not acknowledged.
-        blocks: whether a thread waits for room, or is told that there is none.
+        blocks: a thread waits for room; else it gets an error.
         mapping_timeout_s: bound of waits for listings.
 
     Attributes:
         outboxes: by journal.
         producers: of transactions.
-        is_closed: whether messages are refused.
+        is_closed: messages are refused.
+        is_forked: it belongs to the parent of this process.
     """
 
     def __init__(
@@ -72,7 +60,7 @@ class Sender:
         mapping_timeout_s: float,
     ) -> None:
         self.outboxes: dict[str, Outbox] = {}
-        self.is_closed = False
+        self.is_closed = self.is_forked = False
         self._transport = transport
         self._clock = clock
         self._pending_bytes_max = pending_bytes_max
@@ -82,12 +70,10 @@ class Sender:
         self._stamp.flags = OUTSIDE_TXN
         self._lock = threading.Lock()
         self._has_room = threading.Condition(self._lock)
-        self._pending_bytes = 0
         self.producers = Producers(self._lock, clock, self._add_frames)
         self._failure: Exception | None = None
-        self._link: Link | None = None
-        self._is_shut = False
-        self._directs = Directs(self._lock, self._settle, self._wake)
+        self._closed_error: ClosedError | None = None
+        self._connection: PublisherConnection | None = None
         self._abandoned: weakref.finalize[..., Sender] | None = None
         _senders.add(self)
 
@@ -96,30 +82,9 @@ class Sender:
         """The producer id, six bytes."""
         return self._stamp.producer
 
-    def renewed(self) -> Sender:
-        """In a forked child: another producer, with the same settings and nothing pending.
+    # ------------------------------------------------------------------ adding
 
-        The parent sends what it was given. Another of its threads may have held any lock.
-        """
-        for batch in [batch for box in self.outboxes.values() for batch in box.pending()]:
-            batch.disown()
-        if self._abandoned is not None:
-            self._abandoned.detach()
-        if self._clock is not None:
-            self._clock.unlock()
-        fresh = Sender(
-            self._transport,
-            self._clock,
-            pending_bytes_max=self._pending_bytes_max,
-            blocks=self._blocks,
-            mapping_timeout_s=self._mapping_timeout_s,
-        )
-        fresh.is_closed = self.is_closed
-        return fresh
-
-    def add(  # noqa: C901, PLR0912 - it runs for every message, and a further call costs a tenth
-        self, outbox: Outbox, message: Any, sequences: Sequences | None = None
-    ) -> Receipt:
+    def add(self, outbox: Outbox, message: Any, sequences: Sequences | None = None) -> Receipt:
         """Stamp and encode a message behind what waits for its journal.
 
         Args:
@@ -132,50 +97,43 @@ class Sender:
             BackPressureError: too much is pending, and waiting is not wanted or not possible.
             ClosedError: the publisher is closed.
         """
-        caller = None
+        appender = outbox.appender
         try:
             with self._lock:
-                if self._pending_bytes >= self._pending_bytes_max:
+                if appender.service.pending_bytes >= self._pending_bytes_max:
                     self._wait_for_room()
                 if self.is_closed:
-                    raise closed_error()  # noqa: TRY301 - one way to end for all that goes wrong
+                    raise self.closed_error()  # noqa: TRY301 - one way to end for all errors
                 stamp = self._stamp if sequences is None else sequences.stamp
                 if self._clock is None:
                     stamp.tick_now()
                 else:
                     stamp.clock = self._clock.tick()
-                receipt = outbox.add(message, stamp)
+                receipt = outbox.encode(message, stamp)
+                append = receipt.append
+                must_send = appender.push(append, receipt.last - receipt.first)
                 if sequences is None:
-                    receipt.batch.is_told = False
+                    append.context = self
                 else:
-                    sequences.note(outbox, receipt.batch, stamp.clock)
-                self._pending_bytes += receipt.last - receipt.first
-                if outbox.holder >= _AT_WORK:  # as the machine says, without asking it each time
-                    return receipt
-                if outbox.habit.is_formed and sequences is None:
-                    caller = self._directs.take(outbox, receipt, self._link)
-                if caller is None:
-                    outbox.step(Input.ADDED)
-            if caller is None:
-                self._wake([outbox])
-            else:
-                caller.send()
+                    sequences.note(outbox, append, stamp.clock)
+            if must_send:
+                appender.send()
         except BaseException as error:
-            if caller is not None or not isinstance(error, GazetteError):
-                self._interrupted(outbox, error)
+            if not isinstance(error, Exception):
+                self._interrupted(error)
             raise
         return receipt
 
-    def _interrupted(self, outbox: Outbox, error: BaseException) -> None:
-        """A caller was interrupted: nothing is left lying."""
-        with self._lock:
-            is_left = outbox.has_waiting and outbox.holder < _AT_WORK
-            if is_left:
-                outbox.step(Input.ADDED)
-        if is_left:
-            self._wake([outbox])
-        else:
-            self._directs.interrupted(outbox, error)
+    def _interrupted(self, error: BaseException) -> None:
+        """Fail the publisher, whose thread was interrupted at work."""
+        journals = ", ".join(sorted({each.journal for each in self.pending()})) or "no journal"
+        self._closed_error = ClosedError(
+            f"the publisher was interrupted within publish() ({type(error).__name__}) and takes no"
+            f" further messages; in doubt are those to {journals} whose receipts have no result;"
+            " make another Publisher"
+        )
+        self.note_failure(self._closed_error)
+        self.refuse_more()
 
     def add_slice(self, part: Slice, receipt: BatchReceipt, sequences: Sequences | None) -> None:
         """Stamp messages in bulk, and add them behind what waits for their journals.
@@ -188,29 +146,77 @@ class Sender:
         Raises:
             ClosedError: the publisher is closed.
         """
+        must_send = []
         with self._lock:
-            if self._blocks and not on_loop():
+            if self._blocks and not self.is_on_loop:
                 self._wait_for_room()
             if self.is_closed:
-                raise closed_error()
+                raise self.closed_error()
             stamp = self._stamp if sequences is None else sequences.stamp
             if self._clock is None:
                 first = stamp.reserve(part.count)
             else:
                 first = self._clock.tick(part.count)
                 stamp.clock = first + (part.count - 1) * TICK
-            idle = []
             for outbox, first_index, frames, count in part.frames(stamp, first):
-                batch, begin = outbox.add_frames(frames, count)
+                append, begin = outbox.add_frames(frames)
                 if sequences is None:
-                    batch.is_told = False
+                    append.context = self
                 else:
-                    sequences.note(outbox, batch, first + first_index * TICK)
-                receipt.add(batch, begin, begin + len(frames), count)
-                self._pending_bytes += len(frames)
-                if outbox.step(Input.ADDED) is Effect.WAKE:
-                    idle.append(outbox)
-        self._wake(idle)
+                    sequences.note(outbox, append, first + first_index * TICK)
+                receipt.add(append, begin, begin + len(frames), count)
+                if outbox.appender.push(append, len(frames), count):
+                    must_send.append(outbox)
+        for outbox in must_send:
+            outbox.appender.send()
+
+    def add_frames(self, frames: list[tuple[Outbox, bytes]]) -> list[tuple[PendingAppend, int, bytes]]:
+        """Write frames as they are, one to each outbox. They do not wait for room.
+
+        Returns:
+            For each its append, its position in it, and the frame.
+
+        Raises:
+            ClosedError: the publisher is closed.
+        """
+        with self._lock:
+            added, send = self._add_frames(frames)
+            for append, _, _ in added:
+                append.context = self
+        send()
+        return added
+
+    def _add_frames(
+        self, frames: list[tuple[Outbox, bytes]]
+    ) -> tuple[list[tuple[PendingAppend, int, bytes]], Callable[[], None]]:
+        """Add frames under the lock; returns them, and what to call without the lock."""
+        if self.is_closed:
+            raise self.closed_error()
+        added = []
+        must_send = []
+        for outbox, frame in frames:
+            append, begin = outbox.add_frames(frame)
+            added.append((append, begin, frame))
+            if outbox.appender.push(append, len(frame)):
+                must_send.append(outbox.appender)
+
+        def send() -> None:
+            for appender in must_send:
+                appender.send()
+
+        return added, send
+
+    def begin(self) -> Sequences:
+        """Lend a producer to a transaction.
+
+        Raises:
+            ClosedError: the publisher is closed.
+        """
+        if self.is_closed:
+            raise self.closed_error()
+        return self.producers.lend()
+
+    # -------------------------------------------------------------------- room
 
     def check_room(self, length_bytes: int) -> None:
         """Refuse a batch where its caller must not wait, and there is no room.
@@ -218,7 +224,7 @@ class Sender:
         Raises:
             BackPressureError: too much is pending, or the batch is too large by itself.
         """
-        if self._blocks and not on_loop():
+        if self._blocks and not self.is_on_loop:
             return
         if length_bytes > self._pending_bytes_max:
             raise BackPressureError(
@@ -229,83 +235,34 @@ class Sender:
         with self._lock:
             self._wait_for_room()
 
-    def begin(self) -> Sequences:
-        """Lend a producer to a transaction.
-
-        Raises:
-            ClosedError: the publisher is closed.
-        """
-        if self.is_closed:
-            raise closed_error()
-        return self.producers.lend()
-
-    def add_frames(
-        self, frames: list[tuple[Outbox, bytes]], *, is_told: bool
-    ) -> list[tuple[Batch, int, bytes]]:
-        """Write frames as they are, one to each outbox. They do not wait for room.
-
-        Args:
-            frames: the frames.
-            is_told: somebody else than ``flush`` tells if that fails.
-
-        Returns:
-            For each its batch, and where it begins there.
-
-        Raises:
-            ClosedError: the publisher is closed.
-        """
-        with self._lock:
-            added = self._add_frames(frames)
-            for batch, _, _ in added:
-                batch.is_told &= is_told
-            return added
-
-    def _add_frames(self, frames: list[tuple[Outbox, bytes]]) -> list[tuple[Batch, int, bytes]]:
-        """The same, under the lock, and those of transactions."""
-        if self.is_closed:
-            raise closed_error()
-        added = []
-        idle = []
-        for outbox, frame in frames:
-            batch, begin = outbox.add_frames(frame, 1)
-            added.append((batch, begin, frame))
-            self._pending_bytes += len(frame)
-            if outbox.step(Input.ADDED) is Effect.WAKE:
-                idle.append(outbox)
-        if idle:
-            assert self._link is not None
-            self._link.loop.call_soon_threadsafe(self._start_senders, idle)
-        return added
-
-    def _wake(self, outboxes: list[Outbox]) -> None:
-        if outboxes:
-            self.link().loop.call_soon_threadsafe(self._start_senders, outboxes)
-
     def _wait_for_room(self) -> None:
-        if self._pending_bytes < self._pending_bytes_max:
+        appends = None if self._connection is None else self._connection.appends
+        if appends is None or appends.pending_bytes < self._pending_bytes_max:
             return
-        self._call_in()
-        if not self._blocks or on_loop():
+        if not self._blocks or self.is_on_loop:
             raise BackPressureError(
-                f"{self._pending_bytes} bytes of messages are not acknowledged yet, of at most"
+                f"{appends.pending_bytes} bytes of messages are not acknowledged yet, of at most"
                 f" {self._pending_bytes_max}; wait for receipts, `await publisher.room()`, or"
                 " raise pending_bytes_max"
             )
-        while self._pending_bytes >= self._pending_bytes_max and not self.is_closed:
+        while appends.pending_bytes >= self._pending_bytes_max and not self.is_closed:
             self._has_room.wait()
 
     async def room(self) -> None:
-        """Wait until no more is pending than may be."""
-        while True:
-            with self._lock:
-                if self._pending_bytes < self._pending_bytes_max:
-                    return
-                self._call_in()
-                oldest = [box.pending()[:1] for box in self.outboxes.values()]
-            await any_ended(*(batch.done for first in oldest for batch in first))
+        """Wait until less is pending than the bound."""
+        if self._connection is not None:
+            await self._connection.appends.room()
+
+    def _settled(self, appends: list[PendingAppend], error: Exception | None) -> None:
+        """Remember the failure of appends that end. The lock is held."""
+        if error is not None and any(append.context is self for append in appends):
+            self._failure = self._failure or error
+        self._has_room.notify_all()
+
+    # -------------------------------------------------------------- connection
 
     def open(self, journal: str, content_type: str) -> Outbox:
-        """The outbox of a journal, by the content type of its label.
+        """Return the outbox of a journal, by the content type of its label.
 
         Raises:
             FramingError: the content type has no framing.
@@ -318,38 +275,47 @@ class Sender:
                 " or register one",
                 journal=journal,
             ) from error
+        appender = self.connection().appends.appender(journal)
         with self._lock:
-            return self.outboxes.setdefault(journal, Outbox(journal, framing))
+            return self.outboxes.setdefault(journal, Outbox(appender, framing))
 
-    def link(self) -> Link:
-        """The connection, opened by the first message.
+    def connection(self) -> PublisherConnection:
+        """Return the connection, which the first message opens.
 
         Raises:
             ClosedError: the publisher is closed.
         """
-        link = self._link
-        if link is None:
+        connection = self._connection
+        if connection is None:
             with self._lock:
                 if self.is_closed:
-                    raise closed_error()
-                link = self._link
-                if link is None:
-                    link = self._link = Link(self._transport, self._mapping_timeout_s)
-                    self._abandoned = weakref.finalize(self, link.abandon)
+                    raise self.closed_error()
+                connection = self._connection
+                if connection is None:
+                    connection = self._connection = PublisherConnection(
+                        self._transport,
+                        self._lock,
+                        pending_bytes_max=self._pending_bytes_max,
+                        mapping_timeout_s=self._mapping_timeout_s,
+                        on_settled=_settled_of(weakref.ref(self)),
+                    )
+                    self._abandoned = weakref.finalize(self, connection.abandon)
                     self._abandoned.atexit = False
-        return link
+        return connection
 
-    def pending(self) -> list[Batch]:
-        """All that is not acknowledged now, and that the event loop looks after from now on."""
-        with self._lock:
-            batches = [batch for box in self.outboxes.values() for batch in box.pending()]
-            self._call_in()
-        return [batch for batch in batches if not batch.is_done]
+    @property
+    def is_on_loop(self) -> bool:
+        """The calling code runs on the publisher's event loop, which must not be blocked."""
+        if self._connection is not None:
+            return is_running(self._connection.loop)
+        fixed = None if self._transport is None else self._transport.loop
+        return is_running(home_loop(fixed))
 
-    def _call_in(self) -> None:
-        """Nobody is to wait until somebody looks for what is away. Under the lock."""
-        away = [box for box in self.outboxes.values() if box.step(Input.CALLED_IN) is Effect.WAKE]
-        self._wake(away)
+    # ------------------------------------------------------------------ its end
+
+    def pending(self) -> list[PendingAppend]:
+        """Return all appends that are not acknowledged."""
+        return [] if self._connection is None else self._connection.appends.pending()
 
     def raise_failure(self) -> None:
         """Raise the first failure since this was last called."""
@@ -364,95 +330,110 @@ class Sender:
             self._failure = self._failure or error
 
     def refuse_more(self) -> None:
-        """Refuse messages from now on; who waits for room is told so."""
+        """Refuse messages from now on; threads that wait for room get an error."""
         with self._lock:
             self.is_closed = True
             self._has_room.notify_all()
 
+    def closed_error(self) -> ClosedError:
+        """Return the error of a message that a closed publisher refuses."""
+        return self._closed_error or closed_error()
+
     @property
     def can_send(self) -> bool:
-        """Whether its event loop runs."""
-        return self._link is not None and self._link.loop.is_running()
+        """Its event loop runs."""
+        return self._connection is not None and self._connection.loop.is_running()
 
-    @property
-    def is_connected(self) -> bool:
-        """Whether there is a connection to be closed."""
-        return self._link is not None
+    def close(self, before: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Give up what is pending, and close the connection, from plain code.
 
-    async def aclose(self) -> None:
-        """Give up what is pending, and close the connection."""
-        with self._lock:
-            self._is_shut = self._directs.is_shut = True
-            boxes = list(self.outboxes.values())
-            calls = [box.call for box in boxes if box.call is not None]
-            tasks = [box.sender for box in boxes if box.sender is not None]
-        for call in calls:
-            call.interrupt()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        for box in boxes:
-            self._give_up(box)
+        Args:
+            before: awaited first, on the loop.
+        """
+        connection = self._detach()
+        if connection is None:
+            return
+        if connection.loop.is_running():
+            run(self._shut(connection, before), loop=connection.loop)
+        else:
+            connection.appends.abandon(_ended_loop_error())
+
+    async def aclose(self, before: Callable[[], Coroutine[None, None, None]]) -> None:
+        """As :meth:`close`, in a coroutine."""
+        connection = self._detach()
+        if connection is None:
+            return
+        if connection.loop.is_running():
+            await on_loop(connection.loop, self._shut(connection, before))
+        else:
+            connection.appends.abandon(_ended_loop_error())
+
+    async def _shut(
+        self, connection: PublisherConnection, before: Callable[[], Coroutine[None, None, None]]
+    ) -> None:
+        await before()
+        await connection.aclose()
+
+    def _detach(self) -> PublisherConnection | None:
         if self._abandoned is not None:
             self._abandoned.detach()
-        if self._link is not None:
-            await self._link.aclose()
+        return self._connection
 
-    # ------------------------------------------------------------- the loop
-
-    def _start_senders(self, outboxes: list[Outbox]) -> None:
-        loop = asyncio.get_running_loop()
-        for outbox in outboxes:
-            if self._is_shut:
-                self._give_up(outbox)
-                continue
-            if outbox.sender is not None or outbox.holder != Holder.LOOP:
-                continue  # it was asked for twice
-            outbox.sender = loop.create_task(
-                see_through(outbox, self.link(), self._lock, self._settle),
-                name=f"publisher of {outbox.journal}",
-            )
-
-    def _give_up(self, outbox: Outbox) -> None:
-        """It is closed: fail what waits in an outbox, but for what a caller is appending."""
-        with self._lock:
-            outbox.step(Input.CALLED_IN)  # nobody can claim it any more
-            given_up = outbox.drop()
-            if outbox.handed is not None:
-                given_up.insert(0, outbox.handed.batch)
-                outbox.handed.give_up()
-                outbox.handed = None
-        if given_up:
-            self._settle(given_up, closed_error())
-
-    def _settle(
-        self, batches: list[Batch], outcome: int | Exception, outbox: Outbox | None = None, /
-    ) -> bool:
-        """Tell receipts how an append ended. See :class:`Settle`."""
-        with self._lock:
-            futures = []
-            was_full = self._pending_bytes >= self._pending_bytes_max
-            for batch in batches:
-                self._pending_bytes -= batch.length_bytes
-                future = batch.end(outcome)
-                if future is not None:
-                    futures.append(future)
-            if isinstance(outcome, Exception) and not all(batch.is_told for batch in batches):
-                self._failure = self._failure or outcome
-            is_resting = outbox is not None and outbox.rest()
-            if was_full:  # else nobody waits for room
-                self._has_room.notify_all()
-        for future in futures:
-            resolve(future, outcome)
-        return is_resting
+    def forked(self) -> None:
+        """In a forked child: refuse everything. The parent sends what it was given."""
+        error = ClosedError(
+            "the publisher belongs to the process that was forked, which sends what it was given;"
+            " make another Publisher in the child"
+        )
+        self._closed_error = error
+        self._lock = threading.Lock()  # another thread of the parent may have held it
+        self._has_room = threading.Condition(self._lock)
+        self.is_closed = self.is_forked = True
+        self.producers = Producers(self._lock, self._clock, self._add_frames)
+        if self._clock is not None:
+            self._clock.unlock()
+        connection = self._detach()
+        self._connection = None
+        if connection is not None:
+            connection.appends.forked(self._lock, error)
 
 
 _senders: weakref.WeakSet[Sender] = weakref.WeakSet()
 
-os.register_at_fork(after_in_child=_senders.clear)  # what the parent has is the parent's to send
-
 
 def left_behind() -> list[Sender]:
-    """All senders which were not closed."""
+    """Return all senders that were not closed."""
     return [sender for sender in list(_senders) if not sender.is_closed]
+
+
+def closed_error() -> ClosedError:
+    """Return the error of messages that a closed publisher refuses or gives up."""
+    return ClosedError("the publisher is closed; messages which it had not sent are given up")
+
+
+def _ended_loop_error() -> ClosedError:
+    return ClosedError(
+        "the event loop on which the publisher was opened has ended; messages which are not"
+        " acknowledged are in doubt: close publishers before their loop ends (`async with`)"
+    )
+
+
+def _settled_of(
+    sender: weakref.ref[Sender],
+) -> Callable[[list[PendingAppend], Exception | None], None]:
+    """Return a callback that does not keep the sender, which its connection must not."""
+
+    def settled(appends: list[PendingAppend], error: Exception | None) -> None:
+        found = sender()
+        if found is not None:
+            found._settled(appends, error)  # noqa: SLF001 - of this module
+
+    return settled
+
+
+def _forked() -> None:
+    for sender in list(_senders):
+        sender.forked()
+
+
+os.register_at_fork(after_in_child=_forked)

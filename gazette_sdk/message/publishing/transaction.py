@@ -10,7 +10,6 @@ transaction is decided, whatever happens to this process.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Generator
@@ -19,12 +18,11 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError
-from gazette_sdk.message.publishing.batch import Batch, ReceiptTimeoutError, ended
-from gazette_sdk.message.publishing.dispatch import AnyMapping, Dispatch, Within
+from gazette_sdk.message.publishing.dispatch import AnyMapping, Dispatch, OpenTransaction
 from gazette_sdk.message.publishing.intents import AckIntents
 from gazette_sdk.message.publishing.producer import Sequences, ended_error
-from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt
-from gazette_sdk.message.publishing.sender import on_loop
+from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt, ReceiptTimeoutError
+from gazette_sdk.transport.append.pending import PendingAppend, all_ended
 
 __all__ = ["Transaction", "TransactionInDoubtError"]
 
@@ -32,9 +30,8 @@ ROLLBACK_TIMEOUT_S = 10.0
 """What the end of a failed block waits for its roll-back. Readers need none to be right: what is
 not acknowledged is never visible. It only lets them forget what is pending sooner."""
 
-_Futures: TypeAlias = list[concurrent.futures.Future[int]]
-_Wait: TypeAlias = tuple[_Futures, float | None] | Awaitable[object]
-"""What the end of a transaction waits for: futures, within a time; or what ``save`` returned."""
+_Wait: TypeAlias = tuple[list[PendingAppend], float | None] | Awaitable[object]
+"""Wait of the end of a transaction: for appends, txn a time; or for the result of ``save``."""
 
 
 class TransactionInDoubtError(GazetteError):
@@ -80,12 +77,12 @@ class Transaction:
         self._mapping = mapping
         self._save = save
         self._timeout_s = timeout_s
-        self._within: Within | None = None
+        self._txn: OpenTransaction | None = None
 
     @property
     def journals(self) -> tuple[str, ...]:
         """The journals it has published to, in the order of first use."""
-        return () if self._within is None else tuple(self._within.sequences.parts)
+        return () if self._txn is None else tuple(self._txn.sequences.parts)
 
     def publish(self, message: Any, *, mapping: AnyMapping | None = None) -> Receipt:
         """Publish a message as part of the transaction. See :meth:`Publisher.publish`.
@@ -96,9 +93,9 @@ class Transaction:
             ClosedError: the transaction has ended, or the publisher is closed.
             Exception: as :meth:`Publisher.publish`; or what failed before in the same journal.
         """
-        within = self._open()
+        txn = self._open()
         return self._dispatch.publish(
-            message, self._mapping if mapping is None else mapping, within
+            message, self._mapping if mapping is None else mapping, txn
         )
 
     def publish_batch(self, messages: Any, *, mapping: AnyMapping | None = None) -> BatchReceipt:
@@ -108,27 +105,27 @@ class Transaction:
             ClosedError: the transaction has ended, or the publisher is closed.
             Exception: as :meth:`Publisher.publish_batch`; or what failed before.
         """
-        within = self._open()
+        txn = self._open()
         return self._dispatch.publish_batch(
-            messages, self._mapping if mapping is None else mapping, within
+            messages, self._mapping if mapping is None else mapping, txn
         )
 
-    def _open(self) -> Within:
-        within = self._within
-        if within is None:
+    def _open(self) -> OpenTransaction:
+        txn = self._txn
+        if txn is None:
             raise ClosedError("a transaction begins with its block: `with … as txn:`")
-        if self._dispatch.is_parents:
-            raise _forked_error()
-        if within.sequences.is_ended:
+        if self._sender.is_forked:
+            raise self._sender.closed_error()
+        if txn.sequences.is_ended:
             raise ended_error()
-        return within
+        return txn
 
     # ------------------------------------------------------------- the block
 
     def __enter__(self) -> Self:
-        if on_loop():
+        if self._sender.is_on_loop:
             raise GazetteError(
-                "ending a transaction here would block the SDK's event loop: `async with`"
+                "ending a transaction here would block the publisher's event loop: `async with`"
             )
         self._begin()
         return self
@@ -176,23 +173,23 @@ class Transaction:
             pass
 
     def _begin(self) -> None:
-        if self._within is not None:
+        if self._txn is not None:
             raise ended_error()
-        if self._dispatch.is_parents:
-            raise _forked_error()
-        self._within = Within(self._sender.begin())
+        if self._sender.is_forked:
+            raise self._sender.closed_error()
+        self._txn = OpenTransaction(self._sender.begin())
 
     # --------------------------------------------------------------- its end
 
     def _commit(self) -> Generator[_Wait, Any, None]:
         """The steps of a good end. Each yields what it waits for."""
-        assert self._within is not None
-        if self._dispatch.is_parents:
-            raise _forked_error()
-        sequences = self._within.sequences
+        assert self._txn is not None
+        if self._sender.is_forked:
+            raise self._sender.closed_error()
+        sequences = self._txn.sequences
         deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
         try:
-            intents = yield from self._durable(self._within, deadline)
+            intents = yield from self._durable(self._txn, deadline)
         except BaseException as error:
             yield from self._give_up(error)
             raise
@@ -202,7 +199,7 @@ class Transaction:
             if inspect.isawaitable(saved):
                 yield saved
         try:
-            batches = self._sender.producers.acknowledge(sequences, intents) if intents else []
+            appends = self._sender.producers.acknowledge(sequences, intents) if intents else []
         except ClosedError as error:
             if self._save is None:
                 raise  # nothing of it is visible
@@ -211,66 +208,68 @@ class Transaction:
                 " acknowledged; write its intents again with another publisher's acknowledge()",
                 intents,
             ) from error
-        if batches is None:
-            failures = [part.failed for part in sequences.parts.values()]
-            failure = next(each.done.exception() for each in failures if each is not None)
+        if appends is None:
+            failed = [part.failed for part in sequences.parts.values()]
+            failure = next(each.failure for each in failed if each is not None)
             assert failure is not None
             yield from self._give_up(failure)
             raise failure
-        yield from self._acknowledged(sequences, intents, batches, deadline)
+        yield from self._acknowledged(sequences, intents, appends, deadline)
         self.intents = intents
         sequences.producer.acknowledged.update(sequences.clocks)
         self._sender.producers.take_back(sequences.producer)
 
-    def _durable(self, within: Within, deadline: float | None) -> Generator[_Wait, Any, AckIntents]:
+    def _durable(
+        self, txn: OpenTransaction, deadline: float | None
+    ) -> Generator[_Wait, Any, AckIntents]:
         """See that all messages are durable, if that must be so before the acknowledgements."""
-        sequences = within.sequences
-        if within.waits:
-            if not (yield within.waits, _left(deadline)):
+        sequences = txn.sequences
+        if txn.waits:
+            if not (yield txn.waits, _left(deadline)):
                 raise self._late("its journals are not listed")
-            for future in within.waits:
+            for future in txn.waits:
                 future.result()
         intents = self._sender.producers.end(sequences)
         # In one journal alone what was published before is written before.
         if len(intents) > 1 or self._save is not None:
-            batches = [batch for part in sequences.parts.values() for batch in part.batches]
-            if not (yield [batch.done for batch in batches], _left(deadline)):
+            appends = [append for part in sequences.parts.values() for append in part.appends]
+            if not (yield appends, _left(deadline)):
                 raise self._late("not all of its messages are acknowledged")
-            for batch in batches:
-                batch.done.result()
+            for append in appends:
+                append.result()
         return intents
 
     def _acknowledged(
         self,
         sequences: Sequences,
         intents: AckIntents,
-        batches: list[Batch],
+        appends: list[PendingAppend],
         deadline: float | None,
     ) -> Generator[_Wait, Any, None]:
         try:
-            in_time = yield [batch.done for batch in batches], _left(deadline)
+            in_time = yield appends, _left(deadline)
         except BaseException as interruption:
             interruption.add_note(_UNDECIDED)
             raise
-        late = [] if in_time else [batch for batch in batches if not batch.is_done]
-        failed = [batch for batch in batches if batch.error is not None]
+        late = [] if in_time else [append for append in appends if not append.done()]
+        failed = [append for append in appends if append.exception() is not None]
         if not late and not failed:
             return
         lost = [part.failed for part in sequences.parts.values()]
         if len(intents) == 1 and self._save is None and lost[0] is not None:
             # The acknowledgement was behind the messages, and is lost with them.
-            error = lost[0].done.exception()
+            error = lost[0].failure
             assert error is not None
             error.add_note(
                 "The transaction was not acknowledged."
-                if not lost[0].was_retried
+                if not lost[0].last_error
                 else "An earlier attempt may have written the transaction as a whole."
             )
             raise error
         first = [*failed, *late][0]
-        cause = first.done.exception() if failed else None
-        why = cause or f"no answer within {self._timeout_s:g} s, and still trying"
-        where = ", ".join(batch.journal for batch in [*failed, *late])
+        cause = first.exception() if failed else None
+        why = cause or f"no answer txn {self._timeout_s:g} s, and still trying"
+        where = ", ".join(append.journal for append in [*failed, *late])
         if len(intents) == 1 and self._save is None and not failed:
             text = (
                 f"{where}: whether the transaction is committed is not known yet ({why}): the"
@@ -286,19 +285,19 @@ class Transaction:
 
     def _give_up(self, error: BaseException) -> Generator[_Wait, Any, None]:
         """The steps of a bad end: roll back, as far as that can be done."""
-        assert self._within is not None
-        if self._dispatch.is_parents:
+        assert self._txn is not None
+        if self._sender.is_forked:
             return
-        sequences = self._within.sequences
-        batches: list[Batch] = []
+        sequences = self._txn.sequences
+        appends: list[PendingAppend] = []
         with suppress(ClosedError):  # what it had not sent was given up by then
-            batches = self._sender.producers.roll_back(sequences)
+            appends = self._sender.producers.roll_back(sequences)
         if not isinstance(error, Exception):
             return  # an interrupted program does not wait
         timeout_s = min(ROLLBACK_TIMEOUT_S, self._timeout_s or ROLLBACK_TIMEOUT_S)
-        in_time = yield [batch.done for batch in batches], timeout_s
+        in_time = yield appends, timeout_s
         parts = sequences.parts.values()
-        if not in_time or any(batch.error is not None for batch in batches):
+        if not in_time or any(append.exception() is not None for append in appends):
             error.add_note(
                 "The transaction could not be rolled back everywhere. Committed readers never see"
                 " its messages; they forget them in time."
@@ -307,14 +306,14 @@ class Transaction:
         for part in parts:
             part.forget_acknowledged()
         # A failed attempt may yet write its messages, which another transaction must not commit.
-        if len(batches) == len(parts) and not any(
-            part.batches or part.was_retried for part in parts
+        if len(appends) == len(parts) and not any(
+            part.appends or part.was_retried for part in parts
         ):
             self._sender.producers.take_back(sequences.producer)
 
     def _late(self, what: str) -> ReceiptTimeoutError:
         return ReceiptTimeoutError(
-            f"the transaction could not be committed within {self._timeout_s:g} s: {what}; it was"
+            f"the transaction could not be committed txn {self._timeout_s:g} s: {what}; it was"
             " rolled back: look at the brokers, or allow more time"
         )
 
@@ -326,16 +325,11 @@ def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
-def _forked_error() -> ClosedError:
-    return ClosedError(
-        "the transaction was begun before the process was forked: it is the parent's to end;"
-        " begin another with publisher.transaction()"
-    )
-
-
 def _wait(wait: _Wait) -> bool:
     if isinstance(wait, tuple):
-        return not concurrent.futures.wait(*wait).not_done
+        appends, timeout_s = wait
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        return all([append.wait(_left(deadline)) for append in appends])
     if inspect.iscoroutine(wait):
         wait.close()
     raise ConfigurationError(
@@ -346,7 +340,6 @@ def _wait(wait: _Wait) -> bool:
 
 async def _awaited(wait: _Wait) -> bool:
     if isinstance(wait, tuple):
-        futures, timeout_s = wait
-        return await ended(*futures, timeout_s=timeout_s)
+        return await all_ended(*wait)
     await asyncio.ensure_future(wait) if not inspect.iscoroutine(wait) else await wait
     return True

@@ -1,326 +1,553 @@
-"""One append: its frames, its errors, and an append that is tried until it succeeds.
+"""Appender of one journal: sends what its queue holds, in order, until it is acknowledged.
 
-Over any transport (client section 3): the request that names the journal, chunks of content,
-an empty request that commits. Nothing is sent before there is content or a commit to send,
-because brokers hold a journal-wide lock while an append is open, and abort slow ones.
+Small appends of plain threads are sent *inline*, by the thread that makes them: if the journal is
+idle, send now; else queue; whoever receives the answer sends what queued. The answer of an inline
+append is received by the thread that waits for it, or by the next one that appends. If neither
+comes soon, the event loop receives it. Everything else is sent by the event loop.
+
+=========  ==========  =============================================  =========
+sender     event       action                                         next
+=========  ==========  =============================================  =========
+NOBODY     queued      send inline                                    INLINE
+NOBODY     queued      no connection for that: wake the event loop    LOOP
+INLINE     queued      take the answer, if there, and send inline     INLINE
+INLINE     queued      no answer yet: leave it to the event loop      LOOP
+INLINE     waited for  receive the answer on this thread              RECEIVER
+INLINE     overdue     leave it to the event loop                     LOOP
+RECEIVER   queued      nothing: the receiver sends it                 RECEIVER
+RECEIVER   answered    send inline what has queued                    INLINE
+RECEIVER   answered    nothing has queued                             NOBODY
+LOOP       queued      nothing: the event loop sends it               LOOP
+LOOP       idle        nothing                                        NOBODY
+=========  ==========  =============================================  =========
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import enum
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import BinaryIO, TypeAlias
+import threading
+import time
+from collections.abc import Collection, Coroutine
+from functools import partial
+from typing import TYPE_CHECKING
 
-from gazette_sdk.errors import (
-    CallError,
-    ClosedError,
-    InsufficientJournalBrokersError,
-    NoJournalPrimaryBrokerError,
-    NotJournalPrimaryBrokerError,
-    StatusError,
-    UnavailableError,
-    ValidationError,
-    for_status,
-)
+from gazette_sdk.errors import ClosedError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol import rpc
-from gazette_sdk.protocol.labels import pairs_of
-from gazette_sdk.protocol.selectors import format_selector
 from gazette_sdk.transport import metrics
-from gazette_sdk.transport.append.pieces import CHUNK_BYTES
-from gazette_sdk.transport.backoff import Pause, pause
-from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.target import ANYWHERE, AppendItem, Target
+from gazette_sdk.transport.append.append import is_terminal, is_transient, status_error
+from gazette_sdk.transport.append.pending import AnyFuture, Outcome, PendingAppend
+from gazette_sdk.transport.append.queue import AppendQueue, Effect, State
+from gazette_sdk.transport.append.route import AppendRoute, as_error
+from gazette_sdk.transport.wires.base import BlockingCall
 
-__all__ = [
-    "CHUNK_BYTES",
-    "TRANSIENT",
-    "Appender",
-    "Source",
-    "append",
-    "append_once",
-    "append_pieces",
-    "check_opening",
-    "status_error",
-]
+if TYPE_CHECKING:
+    from gazette_sdk.transport.append.service import AppendService
+
+__all__ = ["INLINE_BYTES_MAX", "LINGER_S", "JournalAppender", "Sender"]
 
 logger = logging.getLogger(__name__)
 
-Source: TypeAlias = bytes | BinaryIO | Callable[[], AsyncIterator[bytes]]
-"""Content that can be read again from its start: bytes, a seekable binary file, or a function
-that begins an iteration."""
+LINGER_S = 0.002
+"""Pause before a further append of a journal that is being streamed to, so that more writes share
+it. A journal whose writes come one by one never waits."""
 
-TRANSIENT = (
-    UnavailableError,
-    NotJournalPrimaryBrokerError,
-    NoJournalPrimaryBrokerError,
-    InsufficientJournalBrokersError,
-)
-"""Failures that end by themselves once the journal's route has converged."""
+STREAMING_COUNT_MIN = 16
+"""An append of so many writes shows that its journal is being streamed to."""
 
+LARGE_BYTES = 256 << 10
+"""An append of this size costs little beside its content: it does not wait for more."""
 
-def status_error(request: pb.AppendRequest, response: pb.AppendResponse) -> StatusError:
-    """The error of an append whose response is not OK."""
-    detail = ""
-    if response.status == pb.REGISTER_MISMATCH:
-        registers = ",".join(f"{name}={value}" for name, value in pairs_of(response.registers))
-        wanted = format_selector(request.check_registers)
-        detail = f"registers are {{{registers}}}, the append requires {{{wanted}}}"
-    elif response.status == pb.WRONG_APPEND_OFFSET:
-        detail = f"the append names offset {request.offset}"
-    elif response.status == pb.FRAGMENT_STORE_UNHEALTHY:
-        detail = response.store_health_error
-    return for_status(
-        response.status, detail, journal=request.journal, offset=request.offset or None
-    )
+INLINE_BYTES_MAX = 32 << 10
+"""Longest inline append: the buffer of an idle socket takes it without blocking the thread."""
+
+PREPARE_S = 1.0
+"""Least time between two attempts to open a blocking connection for inline appends."""
 
 
-def check_opening(request: pb.AppendRequest) -> None:
-    """Check the request that opens an append.
+class Sender(enum.Enum):
+    """Owner of the right to send the appends of a journal."""
 
-    Raises:
-        ValidationError: it breaks a rule of protocol section 10, or names no journal.
-    """
-    rpc.validate(request)
-    if not request.journal:
-        raise ValidationError("an append needs a journal", kind="empty", path="journal")
+    NOBODY = "the journal is idle"
+    INLINE = "an inline append is in flight"
+    RECEIVER = "a thread waits for the answer of an inline append"
+    LOOP = "the event loop"
 
 
-async def append_once(
-    transport: Transport,
-    request: pb.AppendRequest,
-    content: AsyncIterator[bytes],
-    target: Target = ANYWHERE,
-) -> pb.AppendResponse:
-    """Append ``content`` as one RPC, and commit.
+class JournalAppender:
+    """Appender of one journal. Any thread may append.
 
     Args:
-        transport: how to reach the journal.
-        request: names the journal, and its preconditions.
-        content: chunks in order; empty ones are passed over, as they would mean commit.
-        target: where to send it.
+        service: owner of the lock, the transport and the event loop.
+        journal: name of the journal, without metadata.
 
-    Returns:
-        The response, of status OK.
-
-    Raises:
-        StatusError: the broker answered another status.
-        CallError: the call ended without an answer; it may or may not have committed.
-        Exception: whatever ``content`` raised; the append was rolled back.
-    """
-    count = metrics.APPEND_BYTES.labels(request.journal).inc
-
-    async def items() -> AsyncIterator[AppendItem]:
-        yield request
-        async for chunk in content:
-            if chunk:
-                count(len(chunk))
-                yield chunk
-        yield pb.AppendRequest()
-
-    response = await transport.append(items(), target)
-    if response.status != pb.OK:
-        raise status_error(request, response)
-    return response
-
-
-async def append_pieces(
-    transport: Transport, request: pb.AppendRequest, pieces: Sequence[bytes]
-) -> pb.AppendResponse:
-    """Append content that is all there: :func:`append_once`, where possible for less.
-
-    Raises:
-        StatusError: the broker answered another status.
-        CallError: the call ended without an answer; it may or may not have committed.
-    """
-    metrics.count_appended(request.journal, sum(map(len, pieces)))
-    response = await transport.append_whole(request, pieces)
-    if response.status != pb.OK:
-        raise status_error(request, response)
-    return response
-
-
-async def append(
-    transport: Transport,
-    request: pb.AppendRequest,
-    sources: Sequence[Source],
-    *,
-    pause: Pause = pause,
-) -> pb.AppendResponse:
-    """Append several sources as one append, trying again until it succeeds.
-
-    Routing failures and unavailable brokers are tried again from the start, until the caller
-    cancels. An attempt whose answer was lost may have committed: **at least once**.
-
-    Args:
-        transport: how to reach the journal.
-        request: names the journal, and its preconditions.
-        sources: content, in order; each can be read again from its start.
-        pause: waits between attempts.
-
-    Raises:
-        GazetteError: every failure that another attempt would not mend.
-        Exception: whatever a source raised; the append was rolled back.
-    """
-    check_opening(request)
-    pieces = [source for source in sources if isinstance(source, bytes)]
-    attempt = 0
-    while True:
-        try:
-            if len(pieces) == len(sources):
-                return await append_pieces(transport, request, pieces)
-            return await append_once(transport, request, _read_all(sources))
-        except TRANSIENT as error:
-            if attempt > 0 or isinstance(error, UnavailableError):
-                logger.warning("append failed, and is tried again: %s", error)
-        await pause(attempt)
-        attempt += 1
-
-
-async def _read_all(sources: Sequence[Source]) -> AsyncIterator[bytes]:
-    for source in sources:
-        if isinstance(source, bytes):
-            for begin in range(0, len(source), CHUNK_BYTES):
-                yield source[begin : begin + CHUNK_BYTES]
-        elif callable(source):
-            async for chunk in source():
-                yield chunk
-        else:
-            await asyncio.to_thread(source.seek, 0)
-            while chunk := await asyncio.to_thread(source.read, CHUNK_BYTES):
-                yield chunk
-
-
-class Appender:
-    """One append that is written piece by piece.
-
-    Lazy: the call is opened by the first write, or by :meth:`close`. After a failure,
-    :meth:`reset` arms it for another attempt.
-
-    Args:
-        transport: how to reach the journal.
-        request: names the journal, and its preconditions.
-        target: where to send it.
-
-    Raises:
-        ValidationError: the request is malformed, or names no journal.
+    Attributes:
+        service: owner of the lock, the transport and the event loop.
+        journal: name of the journal.
+        queue: appends that are not acknowledged. Guarded by the service's lock.
     """
 
-    def __init__(
-        self, transport: Transport, request: pb.AppendRequest, target: Target = ANYWHERE
-    ) -> None:
-        check_opening(request)
-        self.request = request
-        self.response: pb.AppendResponse | None = None
-        self._transport = transport
-        self._target = target
-        self._feed = _Feed()
-        self._call: asyncio.Task[pb.AppendResponse] | None = None
+    def __init__(self, service: AppendService, journal: str) -> None:
+        self.journal = journal
+        self.queue = AppendQueue(journal, service.batch_bytes_max, self, service.loop)
+        self.service = service
+        self._lock = service.lock
+        self._sender = Sender.NOBODY
+        self._route: AppendRoute | None = None
+        self._call: BlockingCall | None = None  # inline append in flight
+        self._inline: PendingAppend | None = None
+        self._sent_at = 0.0  # of the inline append
+        self._prepare_at = 0.0
+        self._task: asyncio.Task[None] | None = None  # connects, pauses, or awaits `_call`
+        self._timer: asyncio.TimerHandle | None = None
+        self._waits_for: AnyFuture | None = None
+        self._linger_from = 0.0
+        self._last_count = 0
 
-    async def write(self, content: bytes) -> None:
-        """Send ``content``; waits while earlier content is not taken over by the transport.
+    # ------------------------------------------------------------------ adding
+
+    def append(
+        self,
+        content: bytes,
+        *,
+        after: Collection[AnyFuture] = (),
+        check: pb.LabelSelector | None = None,
+        union: pb.LabelSet | None = None,
+    ) -> PendingAppend:
+        """Queue an append, behind all before it, whatever these wait for.
+
+        Args:
+            content: whole frames.
+            after: futures that must succeed before it is sent. All behind it waits with it, and
+                if one of them fails, it fails, and all behind it.
+            check: selector that the journal's registers must match; a mismatch is terminal.
+            union: labels to add to the journal's registers.
+
+        Returns:
+            The future of the append, which writes behind it may share. It has failed already if
+            the journal has failed for good.
 
         Raises:
-            StatusError: the broker has already answered, and not with OK.
-            CallError: the call has already failed.
-            ClosedError: the append has already ended.
+            ClosedError: the service is closed.
         """
-        call = self._open()
-        for begin in range(0, len(content), CHUNK_BYTES):
-            if not await self._feed.put(content[begin : begin + CHUNK_BYTES]):
-                await call
-                raise ClosedError("the append has already ended", journal=self.request.journal)
-
-    async def close(self) -> pb.AppendResponse:
-        """Commit. Without a write before it, this is an append of zero bytes.
-
-        Raises:
-            StatusError: the broker answered another status than OK.
-            CallError: the call ended without an answer.
-        """
-        call = self._open()
-        self._feed.end()
-        self.response = await call
-        return self.response
-
-    async def abort(self) -> None:
-        """Roll back, if anything was sent."""
-        if self._call is None:
-            return
-        self._feed.fail(_AbortedError("the append was aborted", journal=self.request.journal))
-        with contextlib.suppress(_AbortedError, StatusError, CallError):
-            await self._call
-
-    async def reset(self) -> None:
-        """Roll back what is under way, and begin anew."""
-        await self.abort()
-        self._feed = _Feed()
-        self._call = None
-        self.response = None
-
-    def _open(self) -> asyncio.Task[pb.AppendResponse]:
-        if self._call is None:
-            self._call = asyncio.create_task(
-                append_once(self._transport, self.request, self._feed.chunks(), self._target)
+        request = None
+        if check is not None or union is not None:
+            request = pb.AppendRequest(
+                journal=self.journal, check_registers=check, union_registers=union
             )
-            self._call.add_done_callback(self._feed.taker_ended)
-        return self._call
+        return self.append_request(request, content, frozenset(after))
 
+    def append_request(
+        self, request: pb.AppendRequest | None, content: bytes, after: frozenset[AnyFuture]
+    ) -> PendingAppend:
+        """Queue an append with any preconditions. See :meth:`append`.
 
-class _AbortedError(CallError):
-    """Thrown through an append under way, so that it is rolled back."""
+        Args:
+            request: valid, of this journal; None for one without preconditions.
+            content: whole frames.
+            after: futures that must succeed before it is sent.
+        """
+        if request == self.queue.plain:
+            request = None
+        with self._lock:
+            self.service.check_open()
+            if self.queue.state is State.FAILED:
+                assert self.queue.error is not None
+                refused = PendingAppend(request or self.queue.plain)
+                refused.settle(self.queue.error)
+                return refused
+            append = self.queue.tail(request, after)
+            if content:
+                append.add_part(content)
+            must_send = self.push(append, len(content))
+        if must_send:
+            self.send()
+        return append
 
+    def push(self, append: PendingAppend, length_bytes: int, count: int = 1) -> bool:
+        """Queue writes of ``queue.tail()``. The lock is held.
 
-class _Feed:
-    """Hands chunks from a writer to the call that sends them, one at a time."""
+        Returns:
+            True if the caller must call :meth:`send`, without the lock.
+        """
+        self.queue.push(append, count)
+        self.service.pending_bytes += length_bytes
+        return self._sender in _IDLE_OR_INLINE
 
-    def __init__(self) -> None:
-        self._chunk: bytes | None = None
-        self._failure: Exception | None = None
-        self._is_ended = False
-        self._has_taker = True
-        self._filled = asyncio.Event()
-        self._emptied = asyncio.Event()
-        self._emptied.set()
+    def newest(self) -> PendingAppend | None:
+        """Return the newest append, or a failed one of a failed journal. The lock is held."""
+        if self.queue.state is State.FAILED:
+            assert self.queue.error is not None
+            failed = PendingAppend(self.queue.plain)
+            failed.settle(self.queue.error)
+            return failed
+        return next(reversed(tuple(self.queue)), None)
 
-    async def put(self, chunk: bytes) -> bool:
-        """Hand over a chunk, once the one before was taken; false if nobody takes any more."""
-        await self._emptied.wait()
-        if not self._has_taker or self._is_ended or self._failure is not None:
+    def pending(self) -> set[AnyFuture]:
+        """Return futures of all appends that are not acknowledged."""
+        with self._lock:
+            return set(self.queue)
+
+    # ----------------------------------------------------------------- sending
+
+    def send(self) -> None:
+        """Send what is queued, unless somebody else does. Any thread; without the lock."""
+        settled: list[PendingAppend] = []
+        outcome: Outcome | None = None
+        with self._lock:
+            if self._sender is Sender.INLINE:
+                assert self._call is not None
+                if self._call.wait(0):
+                    settled, outcome = self._received()
+                else:
+                    self._to_loop()
+            if self._sender is Sender.NOBODY:
+                self._send_queued()
+        _settle(settled, outcome)
+        if self._sender is Sender.LOOP and self.service.is_on_loop:
+            self._pump()
+
+    def _send_queued(self) -> None:
+        """Send what is queued, inline if possible. The lock is held, and nobody else sends."""
+        append = self.queue.next
+        if append is None:
+            self._sender = Sender.NOBODY
+            return
+        if (
+            append.length_bytes > INLINE_BYTES_MAX
+            or append.request is not self.queue.plain
+            or append.after
+            or append.length_bytes == 0
+            or self.service.is_on_loop
+            or not self._send_inline()
+        ):
+            self._to_loop()
+
+    def _send_inline(self) -> bool:
+        """Send the next append on the calling thread. The lock is held."""
+        append = self.queue.begin()
+        if append is None:
             return False
-        self._chunk = chunk
-        self._emptied.clear()
-        self._filled.set()
+        route = self._open_route()
+        try:
+            parts = append.seal()
+            call = route.send_inline(parts[0] if len(parts) == 1 else b"".join(parts))
+        except GazetteError as error:
+            append.last_error = error
+            route.failed(error)
+            call = None
+        if call is None:
+            self.queue.put_back(append)
+            self._prepare_inline(route)
+            return False
+        self._call, self._inline, self._sent_at = call, append, time.monotonic()
+        self._sender = Sender.INLINE
+        self.service.watch(self)
         return True
 
-    def end(self) -> None:
-        """No further chunk follows."""
-        self._is_ended = True
-        self._filled.set()
+    def _prepare_inline(self, route: AppendRoute) -> None:
+        now = time.monotonic()
+        if now >= self._prepare_at:
+            self._prepare_at = now + PREPARE_S
+            self.service.in_thread(route.prepare_inline)
 
-    def fail(self, error: Exception) -> None:
-        """The taker gets ``error`` instead of a further chunk."""
-        self._failure = error
-        self._filled.set()
+    def _open_route(self) -> AppendRoute:
+        if self._route is None:
+            self._route = self.service.transport.append_route(self.journal, self._pump)
+        return self._route
 
-    def taker_ended(self, _call: object) -> None:
-        """Nobody takes chunks any more."""
-        self._has_taker = False
-        self._emptied.set()
+    # --------------------------------------------------- answers of inline appends
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """What was handed over, until the end."""
-        while True:
-            await self._filled.wait()
-            if self._failure is not None:
-                raise self._failure
-            chunk, self._chunk = self._chunk, None
-            if chunk is None:
-                assert self._is_ended
+    def receive(self, append: PendingAppend, timeout_s: float | None) -> None:
+        """See :class:`~gazette_sdk.transport.append.pending.Receiver`."""
+        with self._lock:
+            call = self._call
+            if self._sender is not Sender.INLINE or append is not self._inline or call is None:
                 return
-            if not self._is_ended:
-                self._filled.clear()
-            self._emptied.set()
-            yield chunk
+            self._sender = Sender.RECEIVER
+        try:
+            is_over = call.wait(timeout_s)
+        except BaseException:
+            with self._lock:
+                self._to_loop()
+            raise
+        settled: list[PendingAppend] = []
+        outcome: Outcome | None = None
+        with self._lock:
+            if self._sender is not Sender.RECEIVER:  # the service was closed meanwhile
+                return
+            if is_over:
+                settled, outcome = self._received()
+                if self._sender is Sender.NOBODY:
+                    self._send_queued()
+            elif self.queue.next is None:
+                self._sender = Sender.INLINE
+            else:
+                self._to_loop()
+        _settle(settled, outcome)
+
+    def leave_to_loop(self) -> None:
+        """See :class:`~gazette_sdk.transport.append.pending.Receiver`."""
+        with self._lock:
+            if self._sender is Sender.INLINE:
+                self._to_loop()
+
+    def is_overdue(self, now: float, after_s: float) -> bool:
+        """Return True if an inline answer is not received since ``after_s``. The lock is held."""
+        return self._sender is Sender.INLINE and now - self._sent_at >= after_s
+
+    @property
+    def is_inline(self) -> bool:
+        """An inline append is in flight."""
+        return self._call is not None
+
+    def _received(self) -> tuple[list[PendingAppend], Outcome | None]:
+        """Take the answer of the inline append, which is over. The lock is held."""
+        call, append, route = self._call, self._inline, self._route
+        assert call is not None
+        assert append is not None
+        assert route is not None
+        self._call = self._inline = None
+        self._sender = Sender.NOBODY
+        outcome: pb.AppendResponse | Exception
+        try:
+            outcome = call.response()
+            route.accept(outcome)
+        except GazetteError as error:
+            route.failed(error)
+            outcome = error
+        return self._answer(append, outcome)
+
+    # --------------------------------------------------------------- on the loop
+
+    def _to_loop(self) -> None:
+        """Leave sending to the event loop. The lock is held."""
+        self._sender = Sender.LOOP
+        if not self.service.is_on_loop:
+            self.service.call_soon(self._pump)
+        elif self._call is not None:
+            self.service.loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Begin what the window allows. On the loop, without the lock."""
+        while self._task is None:
+            with self._lock:
+                if self._sender is not Sender.LOOP:
+                    return
+                if self._call is not None:
+                    self._start(self._await_inline(self._call))
+                    return
+                if self.queue.state is State.PAUSED:
+                    self._start(self._pause())
+                    return
+                try:
+                    append = self._next()
+                except GazetteError as error:
+                    append, failure = None, error
+                else:
+                    failure = None
+            if failure is not None:
+                self.fail(failure)
+            elif append is None:
+                return
+            else:
+                self._begin(append)
+
+    def _next(self) -> PendingAppend | None:
+        """Take the next append into flight, if it is time. The lock is held."""
+        queue = self.queue
+        append = queue.next
+        if self._lingers(append):
+            return None
+        if append is None:
+            self._last_count = 0
+            if not queue:
+                self._sender = Sender.NOBODY
+            return None
+        begun = queue.begin()
+        future = queue.waits_for() if begun is None else None
+        if future is not self._waits_for:
+            self._waits_for = future
+            if future is not None:
+                future.add_done_callback(lambda _ended: self.service.call_soon(self._pump))
+        return begun
+
+    def _lingers(self, append: PendingAppend | None) -> bool:
+        """Return True if the next append waits for more writes; arms the timer for its end."""
+        if append is not None and append.length_bytes >= LARGE_BYTES:
+            return False
+        if self._last_count < STREAMING_COUNT_MIN and (append is None or not self.queue.in_flight):
+            return False
+        left_s = self._linger_from + LINGER_S - time.monotonic()
+        if left_s <= 0:
+            return False
+        if self._timer is None:
+            self._timer = self.service.loop.call_later(left_s, self._lingered)
+        return True
+
+    def _lingered(self) -> None:
+        self._timer = None
+        self._pump()
+
+    def _begin(self, append: PendingAppend) -> None:
+        """Hand an append to the route."""
+        assert append.request is not None
+        route = self._open_route()
+        try:
+            is_begun = route.try_begin(
+                append.request, append.seal(), partial(self._answered, append)
+            )
+        except Exception as error:  # noqa: BLE001 - it is an answer
+            self._answered(append, error)
+            return
+        if is_begun:
+            self._last_count = append.count
+            self._linger_from = time.monotonic()
+            metrics.count_appended(self.journal, append.length_bytes)
+            return
+        with self._lock:
+            self.queue.put_back(append)
+            if not self.queue.in_flight:
+                self._start(self._open(route, append.request))
+
+    def _answered(self, append: PendingAppend, outcome: pb.AppendResponse | Exception) -> None:
+        """Take the answer of an append in flight. A callback of the loop."""
+        with self._lock:
+            settled, result = self._answer(append, outcome)
+            if not self.queue.in_flight:
+                self._linger_from = time.monotonic()
+        _settle(settled, result)
+        self._pump()
+
+    def _answer(
+        self, append: PendingAppend, outcome: pb.AppendResponse | Exception
+    ) -> tuple[list[PendingAppend], Outcome | None]:
+        """Feed the queue. The lock is held. Returns what is to be settled, without the lock."""
+        assert append.request is not None
+        if append.done():  # it was given up
+            return [], None
+        if isinstance(outcome, pb.AppendResponse) and outcome.status != pb.OK:
+            outcome = status_error(append.request, outcome)
+        if isinstance(outcome, Exception) and not isinstance(outcome, GazetteError | OSError):
+            logger.error("appending to %s failed", self.journal, exc_info=outcome)
+            outcome = as_error(self.journal, outcome)
+            terminal = True
+        else:
+            terminal = isinstance(outcome, Exception) and is_terminal(outcome)
+        effect = self.queue.answered(append, outcome, is_terminal=terminal)
+        if effect is Effect.SETTLE:
+            self.service.settled([append], None)
+            return [append], outcome
+        error = self.queue.error
+        if effect is Effect.RETRY:
+            if self.queue.attempt > 1 or not is_transient(error):
+                logger.warning("append to %s failed, and is tried again: %s", self.journal, error)
+            self._sender = Sender.LOOP
+            self.service.call_soon(self._pump)
+        elif effect is Effect.FAIL:
+            assert error is not None
+            return self._fail(error), error
+        return [], None
+
+    # ------------------------------------------------------------------- tasks
+
+    def _start(self, coroutine: Coroutine[None, None, None]) -> None:
+        self._task = self.service.loop.create_task(coroutine, name=f"appender of {self.journal}")
+        self._task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._task = None
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, Exception):
+            logger.error("appending to %s failed", self.journal, exc_info=error)
+            self.fail(as_error(self.journal, error))
+        self._pump()
+
+    async def _pause(self) -> None:
+        """Wait before the next attempt."""
+        await self.service.pause(self.queue.attempt - 1)
+        with self._lock:
+            if self.queue.state is State.PAUSED:
+                self.queue.resume()
+
+    async def _open(self, route: AppendRoute, request: pb.AppendRequest) -> None:
+        """Connect to the journal's broker; a failure is the answer of the next append."""
+        try:
+            await route.open(request)
+        except GazetteError as error:
+            with self._lock:
+                append = self.queue.begin()
+            if append is not None:
+                self._answered(append, error)
+
+    async def _await_inline(self, call: BlockingCall) -> None:
+        """Receive the answer of an inline append that no thread received."""
+        await call.finish()
+        with self._lock:
+            if self._call is not call:
+                return
+            settled, outcome = self._received()
+            self._sender = Sender.LOOP
+        _settle(settled, outcome)
+
+    # ------------------------------------------------------------------ its end
+
+    def fail(self, error: GazetteError) -> None:
+        """Give up all appends. On the loop."""
+        with self._lock:
+            appends = self._fail(error)
+        _settle(appends, error)
+
+    def _fail(self, error: Exception) -> list[PendingAppend]:
+        """Give up all appends. The lock is held."""
+        if self.queue.in_flight and self._route is not None:
+            self._route.give_up()
+        appends = self.queue.fail(error, is_sticky=self.service.is_sticky)
+        self.service.settled(appends, error)
+        return appends
+
+    def abandon(self, error: GazetteError) -> None:
+        """Give up all appends, of a loop that has ended or belongs to a parent process."""
+        self._route = self._call = None
+        self.fail(error)
+
+    def forked(self, lock: threading.Lock) -> None:
+        """In a forked child: take the new lock."""
+        self._lock = lock
+
+    async def aclose(self) -> None:
+        """Give up all appends. On the loop."""
+        with self._lock:
+            has_receiver = self._sender is Sender.RECEIVER
+            self._sender = Sender.LOOP  # nobody sends from now on
+            call, self._call, self._inline = self._call, None, None
+            task, timer = self._task, self._timer
+        if call is not None:
+            if has_receiver:
+                call.interrupt()
+            else:
+                call.give_up("the appender was closed")
+        if timer is not None:
+            timer.cancel()
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        self.fail(
+            ClosedError(
+                f"{self.journal}: closed before the append was acknowledged; it may have been"
+                " written",
+                journal=self.journal,
+            )
+        )
+
+
+_IDLE_OR_INLINE = frozenset({Sender.NOBODY, Sender.INLINE})
+
+
+def _settle(appends: list[PendingAppend], outcome: Outcome | None) -> None:
+    for append in appends:
+        assert outcome is not None
+        append.settle(outcome)

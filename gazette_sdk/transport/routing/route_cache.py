@@ -1,14 +1,16 @@
-"""Routes of journals, as brokers told us lately (client section 7)."""
+"""Routes of journals, as brokers sent them lately (client section 7)."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.wires.base import PreparedAppend
 
-__all__ = ["DEFAULT_SIZE", "DEFAULT_TTL_S", "NO_ROUTE", "RouteCache"]
+__all__ = ["DEFAULT_SIZE", "DEFAULT_TTL_S", "NO_ROUTE", "CachedRoute", "RouteCache"]
 
 DEFAULT_SIZE = 256
 """Journals whose routes a client remembers: some kilobytes each at the very most."""
@@ -20,10 +22,28 @@ NO_ROUTE = pb.Route(primary=-1)
 """A miss: no members, no primary. Never changed in place."""
 
 
-class RouteCache:
-    """A least-recently-used map of bounded size from journal to route, with an age limit.
+class CachedRoute:
+    """Remembered route of a journal.
 
-    Keys are journal names as requested, metadata included.
+    Attributes:
+        route: the route. Never changed in place.
+        append: plain append of the journal at its primary, once one was prepared: broker and
+            encoded opening request, without a token.
+        expires_at: monotonic seconds from which it is not used any more.
+    """
+
+    __slots__ = ("append", "expires_at", "route")
+
+    def __init__(self, route: pb.Route, expires_at: float) -> None:
+        self.route = route
+        self.append: PreparedAppend | None = None
+        self.expires_at = expires_at
+
+
+class RouteCache:
+    """Least-recently-used map of bounded size from journal to route, with an age limit.
+
+    Keys are journal names as requested, metadata included. Any thread may use it.
 
     Args:
         size: greatest number of entries; 0 never remembers, so that brokers proxy every call.
@@ -40,29 +60,28 @@ class RouteCache:
         self.size = max(size, 0)
         self.ttl_s = ttl_s
         self._clock = clock
-        self._entries: OrderedDict[str, tuple[float, pb.Route]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[str, CachedRoute] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def route(self, journal: str) -> pb.Route:
-        """The remembered route, or :data:`NO_ROUTE`."""
-        entry = self._entries.get(journal)
-        if entry is None:
-            return NO_ROUTE
-        stored_at, route = entry
-        if self._clock() - stored_at > self.ttl_s:
-            del self._entries[journal]
-            return NO_ROUTE
-        self._entries.move_to_end(journal)
-        return route
+    def get(self, journal: str) -> CachedRoute | None:
+        """Return the remembered entry of a journal, if there is one."""
+        with self._lock:
+            entry = self._entries.get(journal)
+            if entry is None:
+                return None
+            if self._clock() > entry.expires_at:
+                del self._entries[journal]
+                return None
+            self._entries.move_to_end(journal)
+            return entry
 
-    def peek(self, journal: str) -> pb.Route | None:
-        """The remembered route, if there is one. Any thread may ask, as this changes nothing."""
-        entry = self._entries.get(journal)
-        if entry is None or self._clock() - entry[0] > self.ttl_s:
-            return None
-        return entry[1]
+    def route(self, journal: str) -> pb.Route:
+        """Return the remembered route, or :data:`NO_ROUTE`."""
+        entry = self.get(journal)
+        return NO_ROUTE if entry is None else entry.route
 
     def update(self, journal: str, route: pb.Route) -> None:
         """Remember a route; one without members makes the cache forget instead."""
@@ -71,17 +90,20 @@ class RouteCache:
             return
         if self.size == 0:
             return
-        entry = self._entries.get(journal)
-        if entry is not None and entry[1] == route:
-            kept = entry[1]  # callers may know it by its identity
-        else:
-            kept = pb.Route()
-            kept.CopyFrom(route)
-        self._entries[journal] = (self._clock(), kept)
-        self._entries.move_to_end(journal)
-        while len(self._entries) > self.size:
-            self._entries.popitem(last=False)
+        expires_at = self._clock() + self.ttl_s
+        with self._lock:
+            entry = self._entries.get(journal)
+            if entry is not None and entry.route == route:
+                entry.expires_at = expires_at
+            else:
+                kept = pb.Route()
+                kept.CopyFrom(route)
+                self._entries[journal] = CachedRoute(kept, expires_at)
+            self._entries.move_to_end(journal)
+            while len(self._entries) > self.size:
+                self._entries.popitem(last=False)
 
     def invalidate(self, journal: str) -> None:
         """Forget a journal's route."""
-        self._entries.pop(journal, None)
+        with self._lock:
+            self._entries.pop(journal, None)

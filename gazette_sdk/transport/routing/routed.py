@@ -10,9 +10,8 @@ never changes a route.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
-from types import TracebackType
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from google.protobuf.message import Message
@@ -23,9 +22,8 @@ from gazette_sdk.protocol import rpc
 from gazette_sdk.protocol.authorization import Authorizer, FixedToken, authority_for, wanted_for
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.service import RPCS_BY_NAME, Rpc
-from gazette_sdk.transport.append.append_calls import AppendCalls, RoutedLane, no_broker
-from gazette_sdk.transport.append.direct import DirectRoute, DirectRoutes
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.routing.append_route import BrokerRoute
 from gazette_sdk.transport.routing.dispatcher import candidates, choose, where
 from gazette_sdk.transport.routing.route_cache import RouteCache
 from gazette_sdk.transport.target import (
@@ -33,10 +31,11 @@ from gazette_sdk.transport.target import (
     SERVICE,
     AppendItem,
     Destination,
+    Peer,
     ReadItem,
     Target,
 )
-from gazette_sdk.transport.wires.base import Wire
+from gazette_sdk.transport.wires.base import PreparedAppend, Wire
 
 __all__ = [
     "CHUNK_BYTES_KEY",
@@ -102,19 +101,13 @@ class RoutedTransport(Transport):
         self.address = address
         self.routes = RouteCache(cache_size, cache_ttl_s)
         self.knows_routes = cache_size > 0
-        self._wire = wire
+        self.wire = wire
         self._zone = zone
-        self._primaries: dict[str, tuple[pb.Route, Destination]] = {}
         self._authorizer: Authorizer | None = None
         if auth_keys.strip():
             self._authorizer = authority_for(auth_keys)
         elif auth_token:
             self._authorizer = FixedToken(auth_token)
-        sign = None if self._authorizer is None else self._authorization
-        self._appends = AppendCalls(
-            address, self.routes, wire, self._choose_primary, lasting=self._authorizer is None
-        )
-        self._directs = DirectRoutes(self.routes, self._primary_of, wire.direct_to, sign)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.address!r})"
@@ -124,9 +117,9 @@ class RoutedTransport(Transport):
     async def list(self, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse, None]:
         """See :meth:`Transport.list`. Routes of a listing that ends are remembered."""
         rpc.validate(request)
-        with _Begin(self, _LIST, None, ANYWHERE, request) as to:
+        with self._call(_LIST, None, ANYWHERE, request) as to:
             starts_snapshot = True
-            async with aclosing(self._wire.list(to, request)) as responses:
+            async with aclosing(self.wire.list(to, request)) as responses:
                 async for response in responses:
                     if starts_snapshot:  # only its first message has status and header
                         rpc.validate(response)
@@ -148,9 +141,9 @@ class RoutedTransport(Transport):
     ) -> AsyncGenerator[ReadItem, None]:
         """See :meth:`Transport.read`."""
         rpc.validate(request)
-        with _Begin(self, _READ, request.journal, target, request) as to:
+        with self._call(_READ, request.journal, target, request) as to:
             expected = -1
-            async with aclosing(self._wire.read(to, request)) as items:
+            async with aclosing(self.wire.read(to, request)) as items:
                 async for item in items:
                     if isinstance(item, bytes):
                         expected += len(item)
@@ -172,36 +165,21 @@ class RoutedTransport(Transport):
     async def append(
         self, requests: AsyncIterator[AppendItem], target: Target = ANYWHERE
     ) -> pb.AppendResponse:
-        """See :meth:`Transport.append`. No call is opened before there is a first request.
-
-        The name's metadata is stripped, unless the caller names an exact broker: other
-        implementations' brokers cannot proxy an append with metadata.
-        """
+        """See :meth:`Transport.append`. No call is opened before there is a first request."""
         opening = await anext(requests, None)
         if not isinstance(opening, pb.AppendRequest):
             raise ValidationError("an append begins with the request that names its journal")
-        journal = opening.journal
-        if target.member is None and strip_meta(journal) != journal:
-            stripped = pb.AppendRequest()
-            stripped.CopyFrom(opening)
-            stripped.journal = strip_meta(journal)
-            opening = stripped
-        rpc.validate(opening)
-        with _Begin(self, _APPEND, journal, target, opening, needs_primary=True) as to:
-            response = await self._wire.append(to, opening, requests)
-            rpc.validate(response)
-            self.routes.update(journal, response.header.route)
+        append = self.prepare_append(opening, target)
+        try:
+            response = await self.wire.append(append, requests)
+        except UnavailableError as error:
+            raise self.unavailable(append, error, target) from error
+        self.accept(append, response)
         return response
 
-    async def append_whole(
-        self, opening: pb.AppendRequest, pieces: Sequence[bytes], target: Target = ANYWHERE
-    ) -> pb.AppendResponse:
-        """See :meth:`Transport.append_whole`."""
-        return await self._appends.whole(opening, pieces, target)
-
-    def lane(self, opening: pb.AppendRequest) -> RoutedLane:
-        """See :meth:`Transport.lane`."""
-        return RoutedLane(self._appends, opening)
+    def append_route(self, journal: str, wake: Callable[[], None]) -> BrokerRoute:
+        """See :meth:`Transport.append_route`."""
+        return BrokerRoute(self, journal, wake)
 
     async def replicate(
         self, requests: AsyncIterator[pb.ReplicateRequest], target: Target
@@ -211,8 +189,8 @@ class RoutedTransport(Transport):
         if opening is None:
             return
         journal = opening.proposal.journal
-        with _Begin(self, _REPLICATE, journal, target, opening) as to:
-            async with aclosing(self._wire.replicate(to, opening, requests)) as responses:
+        with self._call(_REPLICATE, journal, target, opening) as to:
+            async with aclosing(self.wire.replicate(to, opening, requests)) as responses:
                 async for response in responses:
                     yield response
 
@@ -234,48 +212,109 @@ class RoutedTransport(Transport):
         )
         return response
 
-    def direct(self, journal: str) -> DirectRoute | None:
-        """See :meth:`Transport.direct`."""
-        return self._directs.of(journal)
-
     async def aclose(self) -> None:
         """See :meth:`Transport.aclose`."""
-        await self._wire.aclose()
+        await self.wire.aclose()
+
+    # ------------------------------------------------------- of append routes
+
+    def prepare_append(
+        self, request: pb.AppendRequest, target: Target = ANYWHERE
+    ) -> PreparedAppend:
+        """Choose the broker of an append, and encode its opening request. Any thread may call.
+
+        What is the same for every plain append of a journal is kept with its route. Metadata of
+        the journal's name is stripped, unless the caller names an exact broker: other
+        implementations' brokers cannot proxy an append with metadata.
+
+        Raises:
+            ValidationError: the request is malformed.
+            UnavailableError: the target's member has no endpoint.
+        """
+        journal = request.journal
+        cached = self.routes.get(journal) if target is ANYWHERE else None
+        if cached is not None and cached.append is not None and cached.append.request == request:
+            append = cached.append
+            if self._authorizer is None:
+                return append
+            return append._replace(
+                to=append.to._replace(authorization=self._authorization(request))
+            )
+        is_plain = request == pb.AppendRequest(journal=journal)
+        if target.member is None and strip_meta(journal) != journal:
+            stripped = pb.AppendRequest()
+            stripped.CopyFrom(request)
+            stripped.journal = strip_meta(journal)
+            request = stripped
+        rpc.validate(request)
+        to = self._destination(_APPEND, journal, target, request, needs_primary=True)
+        append = PreparedAppend(to, request, request.SerializeToString())
+        if cached is not None and is_plain and to.peer != SERVICE and request.journal == journal:
+            kept = pb.AppendRequest(journal=journal)
+            cached.append = PreparedAppend(
+                to._replace(authorization=None), kept, append.encoded
+            )
+        return append
+
+    def accept(self, append: PreparedAppend, response: pb.AppendResponse) -> None:
+        """Check the response of an append, and learn its route. Any thread may call.
+
+        Raises:
+            ValidationError: the response is malformed.
+        """
+        rpc.validate(response)
+        assert append.to.journal is not None
+        self.routes.update(append.to.journal, response.header.route)
+
+    def unavailable(
+        self, append: PreparedAppend, error: UnavailableError, target: Target = ANYWHERE
+    ) -> UnavailableError:
+        """Forget the route to a broker that is unavailable; return the error to raise."""
+        return self._forget(append.to.journal, append.to.peer, target, error)
 
     # ------------------------------------------------------------- their parts
 
     async def _unary(self, call: Rpc, journal: str | None, target: Target, request: Message) -> Any:
         rpc.validate(request)
-        with _Begin(self, call, journal, target, request) as to:
-            response = await self._wire.unary(to, request)
+        with self._call(call, journal, target, request) as to:
+            response = await self.wire.unary(to, request)
             rpc.validate(response)
         return response
 
-    def _know_primary(self, target: Target, to: Destination) -> None:
-        """Remember where appends of a journal go, for as long as it has this very route."""
-        if to.journal is None or target.route is None or target.member is not None:
-            return
-        if self._authorizer is not None:
-            return  # every call has a token of its own
-        if len(self._primaries) > 2 * self.routes.size:
-            self._primaries.clear()
-        self._primaries[to.journal] = target.route, to
+    @contextmanager
+    def _call(
+        self, call: Rpc, journal: str | None, target: Target, opening: Message
+    ) -> Iterator[Destination]:
+        """Choose the broker of a call; forget the route if it ends as unavailable."""
+        to = self._destination(call, journal, target, opening)
+        try:
+            yield to
+        except UnavailableError as error:
+            raise self._forget(journal, to.peer, target, error) from error
 
-    def _choose_primary(
-        self, journal: str, target: Target, opening: pb.AppendRequest
+    def _destination(
+        self,
+        call: Rpc,
+        journal: str | None,
+        target: Target,
+        opening: Message,
+        *,
+        needs_primary: bool = False,
     ) -> Destination:
-        """Where an append goes."""
-        return _Begin(self, _APPEND, journal, target, opening, needs_primary=True).choose()
-
-    def _primary_of(self, journal: str, route: pb.Route) -> Destination | None:
-        """Where appends from plain code go, if the route tells."""
-        peer = candidates(Target(route), needs_primary=True)[0]
-        if peer == SERVICE:
-            return None
-        return Destination(_APPEND, journal, peer, where(peer, self.address), None)
+        """Choose the broker of a call, and sign its token."""
+        if journal is not None and target.route is None and target.member is None:
+            target = Target(self.routes.route(journal))
+        try:
+            peers = candidates(target, needs_primary=needs_primary)
+        except UnavailableError as error:
+            raise self._forget(journal, SERVICE, target, error) from error
+        peer = choose(peers, self._zone, self.wire.health)
+        return Destination(
+            call, journal, peer, where(peer, self.address), self._authorization(opening)
+        )
 
     def _authorization(self, opening: Message) -> str | None:
-        """A token that is good for just this call."""
+        """Return a token that is good for just this call; None where none is needed."""
         if self._authorizer is None:
             return None
         wanted = wanted_for(opening)
@@ -283,79 +322,16 @@ class RoutedTransport(Transport):
             wanted.capability, wanted.selector, wanted.ttl_s, time.time()
         )
 
-
-class _Begin:
-    """Chooses a broker; forgets the route if the call ends as unavailable."""
-
-    __slots__ = (
-        "_call",
-        "_journal",
-        "_needs_primary",
-        "_opening",
-        "_peer",
-        "_target",
-        "_transport",
-    )
-
-    def __init__(
-        self,
-        transport: RoutedTransport,
-        call: Rpc,
-        journal: str | None,
-        target: Target,
-        opening: Message,
-        *,
-        needs_primary: bool = False,
-    ) -> None:
-        if journal is not None and target.route is None and target.member is None:
-            target = Target(transport.routes.route(journal))
-        self._transport = transport
-        self._call = call
-        self._journal = journal
-        self._target = target
-        self._opening = opening
-        self._needs_primary = needs_primary
-        self._peer = SERVICE
-
-    def __enter__(self) -> Destination:
-        return self.choose()
-
-    def choose(self) -> Destination:
-        """The broker of the call, and its token."""
-        transport = self._transport
-        if self._needs_primary and self._target.member is None:
-            known = transport._primaries.get(self._journal or "")  # noqa: SLF001 - of this module
-            if known is not None and known[0] is self._target.route:
-                self._peer = known[1].peer
-                return known[1]
-        try:
-            peers = candidates(self._target, needs_primary=self._needs_primary)
-            peer = self._peer = choose(peers, transport._zone, transport._wire.health)  # noqa: SLF001
-        except UnavailableError as error:
-            self._forget(error)
-            raise
-        to = Destination(
-            self._call,
-            self._journal,
-            peer,
-            where(peer, transport.address),
-            transport._authorization(self._opening),  # noqa: SLF001 - of this module
+    def _forget(
+        self, journal: str | None, peer: Peer, target: Target, error: UnavailableError
+    ) -> UnavailableError:
+        """Forget the route to a broker that is unavailable; return the error to raise."""
+        if journal is not None:
+            self.routes.invalidate(journal)
+        if peer != SERVICE or target.member is not None:
+            return error
+        return UnavailableError(
+            f"{error}; check that a broker runs at {self.address}, or set GAZETTE_ADDRESS to the "
+            "address of one",
+            journal=journal,
         )
-        if self._needs_primary and peer is not SERVICE:
-            transport._know_primary(self._target, to)  # noqa: SLF001 - of this module
-        return to
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if isinstance(error, UnavailableError):
-            self._forget(error)
-
-    def _forget(self, error: UnavailableError) -> None:
-        if self._journal is not None:
-            self._transport.routes.invalidate(self._journal)
-        if self._peer == SERVICE and self._target.member is None:
-            raise no_broker(error, self._transport.address, self._journal) from error

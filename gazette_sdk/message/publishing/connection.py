@@ -1,0 +1,76 @@
+"""Connection of a publisher: its transport, event loop, appenders and watched listings."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+
+from gazette_sdk.message.publishing.partitions import Watches
+from gazette_sdk.transport.append.pending import PendingAppend
+from gazette_sdk.transport.append.service import AppendService
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.connect import connect
+from gazette_sdk.transport.loop import home_loop
+
+__all__ = ["BATCH_BYTES_MAX", "PublisherConnection"]
+
+BATCH_BYTES_MAX = 4 << 20
+"""An append of this length takes no further messages: a failed attempt sends all of it again, and
+its first message waits for the last."""
+
+
+class PublisherConnection:
+    """Connection of a publisher, from its first message until it is closed.
+
+    It works on the event loop on which the publisher is first used; in plain code, on the SDK's.
+
+    Args:
+        transport: how to reach the cluster; None connects to ``GAZETTE_ADDRESS``, and closes
+            that connection at the end.
+        lock: the publisher's, which guards all queues.
+        pending_bytes_max: bound of messages that are not acknowledged.
+        mapping_timeout_s: bound of waits for listings.
+        on_settled: called with appends that end, under the lock.
+    """
+
+    def __init__(
+        self,
+        transport: Transport | None,
+        lock: threading.Lock,
+        *,
+        pending_bytes_max: int,
+        mapping_timeout_s: float,
+        on_settled: Callable[[list[PendingAppend], Exception | None], None],
+    ) -> None:
+        self._is_owner = transport is None
+        self.transport = connect() if transport is None else transport
+        self.loop = home_loop(self.transport.loop)
+        self.appends = AppendService(
+            self.transport,
+            loop=self.loop,
+            lock=lock,
+            batch_bytes_max=BATCH_BYTES_MAX,
+            pending_bytes_max=pending_bytes_max,
+            is_sticky=False,
+            on_settled=on_settled,
+        )
+        self.watches = Watches(self.transport, mapping_timeout_s)
+        self._closing: asyncio.Task[None] | None = None
+
+    async def aclose(self) -> None:
+        """Close everything; what is pending is given up. On the loop."""
+        await self.watches.aclose()
+        await self.appends.aclose()
+        if self._is_owner:
+            await self.transport.aclose()
+
+    def abandon(self) -> None:
+        """Close it some time soon, from any thread; of a publisher that nobody closed."""
+        # A loop that has ended took its tasks and connections with it.
+        with contextlib.suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self._close_soon)
+
+    def _close_soon(self) -> None:
+        self._closing = self.loop.create_task(self.aclose())

@@ -1,0 +1,302 @@
+"""Queue of the appends of one journal: what may be sent, and what follows from an answer. Pure.
+
+Appends are sent in the order in which they were queued, several of them in flight. The first
+failure closes the window: when all in flight have ended, sending starts again from the append
+that failed, or all fail. A transport writes an append only if the one before it was written, so
+each of the two series is in order; content may appear twice, as with every append whose answer
+was lost.
+
+=========  ============================  =============================  =========
+state      event                         effect                         next
+=========  ============================  =============================  =========
+OPEN       ACKNOWLEDGED                  SETTLE                         OPEN
+OPEN       FAILED                        NOTHING                        DRAINING
+DRAINING   ACKNOWLEDGED, FAILED          NOTHING                        DRAINING
+DRAINING   DRAINED                       RETRY                          PAUSED
+DRAINING   DRAINED_FOR_GOOD              FAIL                           FAILED
+PAUSED     RESUMED                       SEND                           OPEN
+any        CLOSED                        FAIL                           FAILED
+=========  ============================  =============================  =========
+
+Every other pair is a bug of the caller.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import deque
+from collections.abc import Iterator
+
+from gazette_sdk.errors import GazetteError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.append.pending import AnyFuture, Outcome, PendingAppend, Receiver
+
+__all__ = [
+    "IN_FLIGHT_BYTES_MAX",
+    "IN_FLIGHT_MAX",
+    "TABLE",
+    "AppendQueue",
+    "DependencyFailedError",
+    "Effect",
+    "Event",
+    "State",
+]
+
+IN_FLIGHT_MAX = 8
+"""Appends of a journal in flight at once; what queues behind them shares one append."""
+
+IN_FLIGHT_BYTES_MAX = 16 << 20
+"""Content in flight behind which no further append is sent."""
+
+
+class DependencyFailedError(GazetteError):
+    """An append was not sent, because a future that it waited for has failed."""
+
+
+class State(enum.Enum):
+    """State of a queue."""
+
+    OPEN = "appends are sent as the window allows"
+    DRAINING = "an append failed; the others in flight are waited for"
+    PAUSED = "nothing is in flight; the next attempt is waited for"
+    FAILED = "an append failed for good; further ones are refused"
+
+
+class Event(enum.Enum):
+    """Input of a queue."""
+
+    ACKNOWLEDGED = "the oldest append in flight was acknowledged"
+    FAILED = "an append in flight has failed"
+    DRAINED = "none is in flight any more, and another attempt may succeed"
+    DRAINED_FOR_GOOD = "none is in flight any more, and no attempt can succeed"
+    RESUMED = "the pause has ended"
+    CLOSED = "the appender was closed, or met an error of its own"
+
+
+class Effect(enum.Enum):
+    """Action that the driver of a queue performs."""
+
+    NOTHING = "nothing"
+    SETTLE = "settle the append"
+    RETRY = "pause, then resume"
+    FAIL = "fail all appends"
+    SEND = "send what the window allows"
+
+
+TABLE: dict[tuple[State, Event], tuple[Effect, State]] = {
+    (State.OPEN, Event.ACKNOWLEDGED): (Effect.SETTLE, State.OPEN),
+    (State.OPEN, Event.FAILED): (Effect.NOTHING, State.DRAINING),
+    (State.DRAINING, Event.ACKNOWLEDGED): (Effect.NOTHING, State.DRAINING),
+    (State.DRAINING, Event.FAILED): (Effect.NOTHING, State.DRAINING),
+    (State.DRAINING, Event.DRAINED): (Effect.RETRY, State.PAUSED),
+    (State.DRAINING, Event.DRAINED_FOR_GOOD): (Effect.FAIL, State.FAILED),
+    (State.PAUSED, Event.RESUMED): (Effect.SEND, State.OPEN),
+    **{(state, Event.CLOSED): (Effect.FAIL, State.FAILED) for state in State},
+}
+
+
+class AppendQueue:
+    """Appends of one journal that are not acknowledged, oldest first.
+
+    Args:
+        journal: name of the journal, without metadata.
+        batch_bytes_max: an append of this length takes no further writes.
+        receiver: given to its appends.
+        loop: given to its appends.
+
+    Attributes:
+        plain: request of an append without preconditions.
+        state: of the machine.
+        attempt: failed attempts since the last acknowledgement.
+        error: first error of the attempt that failed.
+        in_flight: appends without an answer, oldest first.
+    """
+
+    def __init__(
+        self,
+        journal: str,
+        batch_bytes_max: int,
+        receiver: Receiver | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.plain = pb.AppendRequest(journal=journal)
+        self.state = State.OPEN
+        self.attempt = 0
+        self.error: Exception | None = None
+        self.in_flight: deque[PendingAppend] = deque()
+        self._batch_bytes_max = batch_bytes_max
+        self._receiver = receiver
+        self._loop = loop
+        self._is_terminal = False
+        self._in_flight_bytes = 0
+        self._unsettled: deque[PendingAppend] = deque()  # in flight when one of them failed
+        self._queued: deque[PendingAppend] = deque()
+
+    # ------------------------------------------------------------------ adding
+
+    def tail(
+        self, request: pb.AppendRequest | None = None, after: frozenset[AnyFuture] = frozenset()
+    ) -> PendingAppend:
+        """Return the append that takes the next write.
+
+        A new one is queued by the first :meth:`push` only.
+
+        Args:
+            request: opening request; None for a plain one.
+            after: futures that must succeed before it is sent.
+        """
+        if self._queued:
+            newest = self._queued[-1]
+            if (
+                newest.parts_bytes + len(newest.content) < self._batch_bytes_max
+                and (newest.request is self.plain if request is None else newest.request == request)
+                and after <= newest.after
+            ):
+                return newest
+        request = self.plain if request is None else request
+        return PendingAppend(request, after, self._receiver, self._loop)
+
+    def push(self, append: PendingAppend, count: int = 1) -> None:
+        """Count further writes of an append of :meth:`tail`."""
+        if not append.count:
+            self._queued.append(append)
+        append.count += count
+
+    # ----------------------------------------------------------------- sending
+
+    @property
+    def next(self) -> PendingAppend | None:
+        """The oldest append that is not in flight, if there is one."""
+        return self._queued[0] if self._queued else None
+
+    def begin(self) -> PendingAppend | None:
+        """Take the next append into flight, if the window has room for it.
+
+        An append with preconditions is alone in flight.
+
+        Raises:
+            DependencyFailedError: a future that it waits for has failed.
+        """
+        if self.state is not State.OPEN or not self._queued:
+            return None
+        append = self._queued[0]
+        in_flight = self.in_flight
+        if in_flight and (
+            len(in_flight) >= IN_FLIGHT_MAX
+            or self._in_flight_bytes + append.length_bytes > IN_FLIGHT_BYTES_MAX
+            or append.request is not self.plain
+            or in_flight[-1].request is not self.plain
+        ):
+            return None
+        for future in append.after:
+            if not future.done():
+                return None
+            self._check(append, future)
+        self._queued.popleft()
+        in_flight.append(append)
+        self._in_flight_bytes += append.length_bytes
+        return append
+
+    def put_back(self, append: PendingAppend) -> None:
+        """Undo :meth:`begin` for an append that could not be sent yet."""
+        assert self.in_flight[-1] is append
+        self.in_flight.pop()
+        self._in_flight_bytes -= append.length_bytes
+        self._queued.appendleft(append)
+
+    def waits_for(self) -> AnyFuture | None:
+        """Return a future that the next append waits for, if there is one."""
+        if self.state is not State.OPEN or not self._queued:
+            return None
+        return next((each for each in self._queued[0].after if not each.done()), None)
+
+    @staticmethod
+    def _check(append: PendingAppend, future: AnyFuture) -> None:
+        cause = None if future.cancelled() else future.exception()
+        if cause is None and not future.cancelled():
+            return
+        failure = DependencyFailedError(
+            f"{append.journal}: not appended, because an append or future that it waited for has"
+            f" failed: {cause or 'it was cancelled'}",
+            journal=append.journal,
+        )
+        failure.__cause__ = cause
+        raise failure
+
+    # ----------------------------------------------------------------- answers
+
+    def answered(self, append: PendingAppend, outcome: Outcome, *, is_terminal: bool) -> Effect:
+        """Take the answer of an append in flight.
+
+        Args:
+            append: the append.
+            outcome: response of status OK, or the error.
+            is_terminal: the error would be the same after another attempt.
+
+        Returns:
+            SETTLE, NOTHING, RETRY or FAIL.
+        """
+        if isinstance(outcome, pb.AppendResponse):
+            effect = self._step(Event.ACKNOWLEDGED)
+            if effect is Effect.SETTLE:
+                assert self.in_flight[0] is append, "answers come in the order of the appends"
+                self.attempt = 0
+        else:
+            assert isinstance(outcome, Exception)
+            append.last_error = outcome
+            if self.state is State.OPEN:
+                self.error, self._is_terminal = outcome, is_terminal
+            effect = self._step(Event.FAILED)
+        self.in_flight.remove(append)
+        self._in_flight_bytes -= append.length_bytes
+        if effect is Effect.SETTLE:
+            return effect
+        self._unsettled.append(append)
+        if self.in_flight:
+            return effect
+        self._queued.extendleft(reversed(self._unsettled))
+        self._unsettled.clear()
+        self.attempt += 1
+        return self._step(Event.DRAINED_FOR_GOOD if self._is_terminal else Event.DRAINED)
+
+    def resume(self) -> None:
+        """End the pause before the next attempt."""
+        self._step(Event.RESUMED)
+
+    def fail(self, error: Exception, *, is_sticky: bool) -> list[PendingAppend]:
+        """Give all appends up.
+
+        Args:
+            error: their error.
+            is_sticky: refuse further appends, too.
+
+        Returns:
+            The appends to settle, oldest first.
+        """
+        self._step(Event.CLOSED)
+        appends = list(self)
+        for append in appends:
+            append.failure = error
+        for each in (self.in_flight, self._unsettled, self._queued):
+            each.clear()
+        self._in_flight_bytes = 0
+        self.error = error
+        self.attempt = 0
+        if not is_sticky:
+            self.state = State.OPEN
+        return appends
+
+    def _step(self, event: Event) -> Effect:
+        effect, self.state = TABLE[self.state, event]
+        return effect
+
+    # --------------------------------------------------------------- its content
+
+    def __iter__(self) -> Iterator[PendingAppend]:
+        yield from self._unsettled
+        yield from self.in_flight
+        yield from self._queued
+
+    def __bool__(self) -> bool:
+        return bool(self._queued or self.in_flight or self._unsettled)
