@@ -6,7 +6,8 @@ broker once, for as long as the journal has the same route.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.transport.append.lane import Answered, AppendLane, Content
 from gazette_sdk.transport.routing.route_cache import RouteCache
 from gazette_sdk.transport.target import ANYWHERE, SERVICE, Destination, Target
-from gazette_sdk.transport.wires.base import Line, Wire
+from gazette_sdk.transport.wires.base import AppendPipeline, PreparedAppend, Wire
 
 __all__ = ["AppendCalls", "RoutedLane", "Way", "no_broker"]
 
@@ -73,13 +74,32 @@ class AppendCalls:
         """See :meth:`Transport.append_whole`."""
         way = self.way(opening, target)
         try:
-            response = await self.wire.append_whole(way.to, way.request, way.encoded, pieces)
+            response = await self._append(PreparedAppend(way.to, way.request, way.encoded), pieces)
         except UnavailableError as error:
             told = self.unavailable(way, error, target)
             if told is error:
                 raise
             raise told from error
         self.took(way, response)
+        return response
+
+    async def _append(self, append: PreparedAppend, pieces: Sequence[bytes]) -> pb.AppendResponse:
+        pipeline = self.wire.try_pipeline(append.to) or await self.wire.open_pipeline(append.to)
+        answer = asyncio.get_running_loop().create_future()
+
+        def answered(result: pb.AppendResponse | Exception) -> None:
+            if not answer.done():
+                answer.set_result(result)
+
+        pipeline.begin(append, [piece for piece in pieces if piece], answered)
+        try:
+            result = await answer
+        except BaseException:
+            pipeline.give_up()
+            raise
+        if isinstance(result, Exception):
+            raise result
+        response: pb.AppendResponse = result
         return response
 
     def way(self, opening: pb.AppendRequest, target: Target = ANYWHERE) -> Way:
@@ -146,29 +166,42 @@ class RoutedLane(AppendLane):
     def __init__(self, calls: AppendCalls, opening: pb.AppendRequest) -> None:
         self._calls = calls
         self._opening = opening
-        self._line: Line | None = None
+        self._line: AppendPipeline | None = None
         self._to: Destination | None = None
         self._is_spent = False
+        self._left = asyncio.Event()
 
     async def begin(self, content: Content, answered: Answered) -> bool:
         """See :meth:`AppendLane.begin`."""
         calls, line = self._calls, self._line
         way = calls.way(self._opening)
+        if isinstance(content, AsyncIterator):
+            return False
         if line is None or not line.in_flight:
             try:
-                line = self._line = await calls.wire.open_line(way.to)
+                line = self._line = calls.wire.try_pipeline(
+                    way.to
+                ) or await calls.wire.open_pipeline(way.to)
             except UnavailableError as error:
                 told = calls.unavailable(way, error)
                 if told is error:
                     raise
                 raise told from error
             self._to, self._is_spent = way.to, False
-            if line is None:
-                return False
-        elif self._is_spent or not line.usable or self._to is None or self._to.peer != way.to.peer:
+        elif (
+            self._is_spent or not line.can_begin or self._to is None or self._to.peer != way.to.peer
+        ):
             return False  # it goes elsewhere, once those before it have arrived
         try:
-            await line.begin(way.to, way.encoded, content, partial(self._ended, way, answered))
+            line.begin(
+                PreparedAppend(way.to, way.request, way.encoded),
+                content,
+                partial(self._ended, way, answered),
+            )
+            if line.in_flight and not line.can_begin:
+                self._left.clear()
+                line.when_ready(self._left.set)
+                await self._left.wait()
         except BaseException:
             self._is_spent = True  # nothing runs behind what was given up
             raise
@@ -176,6 +209,7 @@ class RoutedLane(AppendLane):
 
     def _ended(self, way: Way, answered: Answered, result: pb.AppendResponse | Exception) -> None:
         """An append was answered, or failed."""
+        self._left.set()
         if isinstance(result, pb.AppendResponse):
             try:
                 self._calls.took(way, result)

@@ -7,7 +7,6 @@ what a failure means, and goes back to the event loop for every one.
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol
@@ -17,48 +16,13 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rpc
 from gazette_sdk.transport import metrics
 from gazette_sdk.transport.routing.route_cache import RouteCache
-from gazette_sdk.transport.target import Destination, Peer
+from gazette_sdk.transport.target import Destination
+from gazette_sdk.transport.wires.base import BlockingCall, PreparedAppend, Wire
 
-__all__ = ["DirectCall", "DirectJournal", "DirectRoute", "DirectRoutes", "DirectWire"]
+__all__ = ["DirectCall", "DirectJournal", "DirectRoute", "DirectRoutes"]
 
 
-class DirectCall(abc.ABC):
-    """An append that was sent. It belongs to one caller at a time."""
-
-    __slots__ = ()
-
-    @property
-    @abc.abstractmethod
-    def over(self) -> bool:
-        """Whether it has ended, well or badly."""
-
-    @abc.abstractmethod
-    def wait(self, timeout_s: float | None) -> bool:
-        """Block until it has ended; whether it has. An interruption ends it.
-
-        Args:
-            timeout_s: seconds; None for any time.
-        """
-
-    @abc.abstractmethod
-    async def finish(self) -> None:
-        """Go on waiting on an event loop. Cancelling ends it."""
-
-    @abc.abstractmethod
-    def response(self) -> pb.AppendResponse:
-        """The response of an append that has ended, of whatever status.
-
-        Raises:
-            CallError: it ended without a response; it may have committed.
-        """
-
-    @abc.abstractmethod
-    def interrupt(self) -> None:
-        """End it soon, from any thread: whoever waits sees it fail."""
-
-    @abc.abstractmethod
-    def give_up(self, reason: str) -> None:
-        """End it now, if it has not. It may commit nevertheless."""
+DirectCall = BlockingCall
 
 
 class DirectJournal(Protocol):
@@ -101,16 +65,6 @@ class DirectJournal(Protocol):
         """Take the route of a response. Only on the transport's event loop."""
 
 
-class DirectWire(Protocol):
-    """Makes appends to brokers that were chosen already."""
-
-    def append(self, to: Destination, opening: bytes, content: bytes) -> DirectCall | None:
-        """See :meth:`DirectJournal.append`; ``opening`` is the encoded request."""
-
-    def prepare(self, to: Destination) -> None:
-        """See :meth:`DirectJournal.prepare`."""
-
-
 class DirectRoute:
     """Appends to a journal whose primary is known. See :class:`DirectJournal`.
 
@@ -132,6 +86,7 @@ class DirectRoute:
         "_good",
         "_journal",
         "_opening",
+        "_request",
         "_routes",
         "_wire",
         "route",
@@ -143,7 +98,7 @@ class DirectRoute:
         routes: RouteCache,
         route: pb.Route,
         to: Destination,
-        wire: DirectWire,
+        wire: Wire,
         authorization: Callable[[], str | None] | None,
     ) -> None:
         assert to.journal is not None
@@ -153,7 +108,8 @@ class DirectRoute:
         self._routes = routes
         self._journal = to.journal
         self._authorization = authorization
-        self._opening = pb.AppendRequest(journal=to.journal).SerializeToString()
+        self._request = pb.AppendRequest(journal=to.journal)
+        self._opening = self._request.SerializeToString()
         self._good: _Good | None = None
         self._count = metrics.APPEND_BYTES.labels(to.journal).inc
 
@@ -162,14 +118,14 @@ class DirectRoute:
         to = self.to
         if self._authorization is not None:
             to = to._replace(authorization=self._authorization())
-        call = self._wire.append(to, self._opening, content)
+        call = self._wire.send_inline(PreparedAppend(to, self._request, self._opening), content)
         if call is not None:
             self._count(len(content))
         return call
 
     def prepare(self) -> None:
         """See :class:`DirectJournal`."""
-        self._wire.prepare(self.to)
+        self._wire.prepare_inline(self.to)
 
     def failed(self, error: Exception) -> None:
         """See :class:`DirectJournal`."""
@@ -225,7 +181,7 @@ class DirectRoutes:
     Args:
         routes: where routes are remembered.
         primary_of: the primary of a journal's route, if that tells one. Without a token.
-        direct_to: what makes appends to a peer from plain code, if it is known to work.
+        wire: makes the appends.
         sign: makes the token of an append; None where none is needed.
     """
 
@@ -233,12 +189,12 @@ class DirectRoutes:
         self,
         routes: RouteCache,
         primary_of: Callable[[str, pb.Route], Destination | None],
-        direct_to: Callable[[Peer], DirectWire | None],
+        wire: Wire,
         sign: Callable[[pb.AppendRequest], str | None] | None,
     ) -> None:
         self._routes = routes
         self._primary_of = primary_of
-        self._direct_to = direct_to
+        self._wire = wire
         self._sign = sign
         self._known: dict[str, DirectRoute] = {}
 
@@ -249,10 +205,10 @@ class DirectRoutes:
             return None
         known = self._known.get(journal)
         if known is not None and known.route is route:
-            return None if self._direct_to(known.to.peer) is None else known
+            return known if self._wire.can_inline(known.to.peer) else None
         to = self._primary_of(journal, route)
-        wire = None if to is None else self._direct_to(to.peer)
-        if to is None or wire is None:
+        wire = self._wire
+        if to is None or not wire.can_inline(to.peer):
             return None
         if len(self._known) > 2 * self._routes.size:
             self._known.clear()

@@ -36,7 +36,7 @@ from gazette_sdk.transport.target import (
     ReadItem,
     Target,
 )
-from gazette_sdk.transport.wires.base import Wire
+from gazette_sdk.transport.wires.base import PreparedAppend, Wire
 
 __all__ = [
     "CHUNK_BYTES_KEY",
@@ -114,7 +114,7 @@ class RoutedTransport(Transport):
         self._appends = AppendCalls(
             address, self.routes, wire, self._choose_primary, lasting=self._authorizer is None
         )
-        self._directs = DirectRoutes(self.routes, self._primary_of, wire.direct_to, sign)
+        self._directs = DirectRoutes(self.routes, self._primary_of, wire, sign)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.address!r})"
@@ -188,7 +188,8 @@ class RoutedTransport(Transport):
             opening = stripped
         rpc.validate(opening)
         with _Begin(self, _APPEND, journal, target, opening, needs_primary=True) as to:
-            response = await self._wire.append(to, opening, requests)
+            prepared = PreparedAppend(to, opening, opening.SerializeToString())
+            response = await self._wire.append(prepared, requests)
             rpc.validate(response)
             self.routes.update(journal, response.header.route)
         return response
