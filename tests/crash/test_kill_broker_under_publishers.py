@@ -16,7 +16,7 @@ from crash.followers import Follower, read_all
 from crash.transactions import History, Message, Transaction, check_uninterrupted
 from gazette_sdk.message import JsonMessage, Publisher, Reader
 from gazette_sdk.transport.wires.stream.blocking import BlockingClient
-from gazette_sdk.transport.wires.stream.blocking_call import BlockingCall
+from gazette_sdk.transport.wires.stream.blocking_call import StreamBlockingCall
 
 KILLS = 10
 CHECKPOINTS_CHECKED = 4
@@ -240,7 +240,7 @@ def count_direct_appends(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     append = BlockingClient.append
 
-    def counting(*arguments: Any) -> BlockingCall | None:
+    def counting(*arguments: Any) -> StreamBlockingCall | None:
         call = append(*arguments)
         if call is not None:
             counts[threading.current_thread().name] += 1

@@ -1,46 +1,159 @@
-"""What carries calls to brokers that were chosen already; it knows nothing of routes."""
+"""Interface of a wire: calls to brokers that were chosen already. A wire knows no routes.
+
+A wire takes an append in one of three ways:
+
+- :meth:`Wire.try_pipeline` and :meth:`Wire.open_pipeline`: appends whose content is at hand,
+  several in flight, answered in order;
+- :meth:`Wire.append`: content that is sent as it comes;
+- :meth:`Wire.send_inline`: a small append from plain code, without an event loop. Not every wire
+  has this one.
+"""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from google.protobuf.message import Message
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append.direct import DirectWire
-from gazette_sdk.transport.append.lane import Answered, Content
-from gazette_sdk.transport.append.pieces import requests_of
 from gazette_sdk.transport.routing.dispatcher import Health
 from gazette_sdk.transport.target import AppendItem, Destination, Peer
 from gazette_sdk.transport.wires.grpc.codec import Chunk
 
-__all__ = ["Line", "Wire"]
+__all__ = ["Answered", "AppendPipeline", "BlockingCall", "PreparedAppend", "Wire"]
+
+Answered: TypeAlias = Callable[[pb.AppendResponse | Exception], None]
+"""Takes the response of an append, of any status, or the error with which it ended. A callback of
+the event loop."""
 
 
-class Line(Protocol):
-    """A connection while it carries appends of one journal, and nothing else."""
+class PreparedAppend(NamedTuple):
+    """Append whose broker, token and encoded opening request are known.
+
+    Attributes:
+        to: the broker, and the token.
+        request: the opening request, valid, as it is sent.
+        encoded: the same, encoded.
+    """
+
+    to: Destination
+    request: pb.AppendRequest
+    encoded: bytes
+
+
+class AppendPipeline(abc.ABC):
+    """Appends to one broker over one connection, answered in order.
+
+    An append is written only if the one that was begun before it, and was in flight, was written.
+    When none is in flight any more, the connection goes back to its pool and the pipeline is over.
+    All methods belong to the event loop on which the pipeline was opened.
+
+    Whoever opens a pipeline begins an append before it suspends, or calls :meth:`close`.
+
+    Attributes:
+        peer: the broker.
+    """
+
+    __slots__ = ()
+
+    peer: Peer
 
     @property
+    @abc.abstractmethod
     def in_flight(self) -> int:
-        """How many appends are not answered yet. Behind the last one, the line is over."""
+        """The number of appends that are not answered yet."""
 
     @property
-    def usable(self) -> bool:
-        """Whether a further append can begin."""
+    @abc.abstractmethod
+    def can_begin(self) -> bool:
+        """True if a further append can begin now.
 
-    async def begin(
-        self, to: Destination, opening: bytes, content: Content, answered: Answered
-    ) -> None:
-        """See :meth:`AppendLane.begin`; ``opening`` is the encoded request."""
+        The connection is usable, fewer appends than its capacity are in flight, and the content
+        of earlier appends has left.
+        """
 
+    @abc.abstractmethod
+    def begin(self, append: PreparedAppend, content: Sequence[bytes], answered: Answered) -> None:
+        """Send an append. Only if :attr:`can_begin`.
+
+        Small content is one write. More content leaves in the background, with back-pressure.
+
+        Args:
+            append: what precedes the content; it goes to the broker of this pipeline.
+            content: pieces of content, none of them empty.
+            answered: called once, in the order of the appends.
+
+        Raises:
+            CallError: the request is too long for the broker. Nothing of it was sent.
+        """
+
+    @abc.abstractmethod
+    def when_ready(self, callback: Callable[[], None]) -> None:
+        """Have a function called once the content that is leaving has left, or its append ended.
+
+        It is called by the event loop. Check :attr:`can_begin` then: the connection may have been
+        lost. A later function replaces an earlier one. Nothing calls it where no content is
+        leaving: then only answers change :attr:`can_begin`.
+        """
+
+    @abc.abstractmethod
     def give_up(self) -> None:
-        """See :meth:`AppendLane.give_up`."""
+        """Drop the answers of the appends in flight: no :data:`Answered` is called any more.
+
+        The appends may be written nevertheless.
+        """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Return the connection of a pipeline on which nothing was begun."""
+
+
+class BlockingCall(abc.ABC):
+    """Append that plain code sent on a blocking connection. It has one user at a time."""
+
+    __slots__ = ()
+
+    @property
+    @abc.abstractmethod
+    def over(self) -> bool:
+        """True if the append has ended, well or badly."""
+
+    @abc.abstractmethod
+    def wait(self, timeout_s: float | None) -> bool:
+        """Block until the append has ended. An interruption ends it.
+
+        Args:
+            timeout_s: seconds to wait; None for any time.
+
+        Returns:
+            True if it has ended.
+        """
+
+    @abc.abstractmethod
+    async def finish(self) -> None:
+        """Wait on the running event loop until the append has ended. Cancelling ends it."""
+
+    @abc.abstractmethod
+    def response(self) -> pb.AppendResponse:
+        """Return the response, of whatever status, of an append that has ended.
+
+        Raises:
+            CallError: it ended without a response; it may have committed.
+        """
+
+    @abc.abstractmethod
+    def interrupt(self) -> None:
+        """End the append soon, from any thread: the thread that waits sees it fail."""
+
+    @abc.abstractmethod
+    def give_up(self, reason: str) -> None:
+        """End the append now, if it has not ended. It may commit nevertheless."""
 
 
 class Wire(abc.ABC):
-    """Carries calls to brokers that were chosen already.
+    """Carrier of calls to brokers that were chosen already.
 
     Requests are valid when they come here. Calls that end without a response raise a
     :class:`~gazette_sdk.errors.CallError`.
@@ -48,38 +161,46 @@ class Wire(abc.ABC):
 
     @abc.abstractmethod
     def health(self, peer: Peer) -> Health:
-        """The state of the connection to a peer; one that was never dialled is idle."""
+        """Return the state of the connections to a peer; one that was never dialled is idle."""
 
     @abc.abstractmethod
     async def unary(self, to: Destination, request: Message) -> Any:
-        """A call of one request and one response."""
+        """Make a call of one request and one response."""
 
     @abc.abstractmethod
     def list(self, to: Destination, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse]:
-        """The messages of a listing or watch."""
+        """Yield the messages of a listing or watch."""
 
     @abc.abstractmethod
     def read(
         self, to: Destination, request: pb.ReadRequest
     ) -> AsyncGenerator[pb.ReadResponse | Chunk | bytes]:
-        """Messages, content with its offset, and content that continues the item before it."""
+        """Yield messages, content with its offset, and content that continues the item before."""
 
     @abc.abstractmethod
     async def append(
-        self, to: Destination, opening: pb.AppendRequest, requests: AsyncIterator[AppendItem]
+        self, append: PreparedAppend, requests: AsyncIterator[AppendItem]
     ) -> pb.AppendResponse:
-        """One append; ``requests`` are those after the opening one."""
+        """Make an append whose content is sent as it comes.
 
-    async def append_whole(
-        self, to: Destination, opening: pb.AppendRequest, encoded: bytes, pieces: Sequence[bytes]
-    ) -> pb.AppendResponse:
-        """One append whose content is all there; ``encoded`` is the opening request, encoded."""
-        del encoded
-        return await self.append(to, opening, requests_of(pieces))
+        Args:
+            append: the opening request.
+            requests: those after it. An error that it raises rolls the append back.
+        """
 
-    async def open_line(self, to: Destination) -> Line | None:  # noqa: ARG002 - most have none
-        """A connection for the appends of one journal, if several can be in flight."""
-        return None
+    @abc.abstractmethod
+    def try_pipeline(self, to: Destination) -> AppendPipeline | None:
+        """Return a pipeline on a connection at hand, without waiting; None if there is none."""
+
+    @abc.abstractmethod
+    async def open_pipeline(self, to: Destination) -> AppendPipeline:
+        """Return a pipeline; dials where need be.
+
+        Raises:
+            UnavailableError: the broker cannot be reached.
+            ClosedError: the transport is closed.
+            ConfigurationError: a certificate cannot be used.
+        """
 
     @abc.abstractmethod
     def replicate(
@@ -88,11 +209,41 @@ class Wire(abc.ABC):
         opening: pb.ReplicateRequest,
         requests: AsyncIterator[pb.ReplicateRequest],
     ) -> AsyncGenerator[pb.ReplicateResponse]:
-        """One replication; ``requests`` are those after the opening one."""
+        """Make a replication; ``requests`` are those after the opening one."""
 
-    def direct_to(self, peer: Peer) -> DirectWire | None:  # noqa: ARG002 - most have none
-        """What makes appends to a peer from plain code, if it is known to work. Any thread asks."""
+    def can_inline(self, peer: Peer) -> bool:  # noqa: ARG002 - most wires have no blocking connections
+        """Return True if :meth:`send_inline` and :meth:`prepare_inline` are worth a try.
+
+        The broker is known to speak this wire, and blocking connections to it did not fail lately.
+        Any thread may ask.
+        """
+        return False
+
+    def send_inline(self, append: PreparedAppend, content: bytes) -> BlockingCall | None:  # noqa: ARG002
+        """Send a whole append on an idle blocking connection, without waiting, from any thread.
+
+        Args:
+            append: its opening request; not to the service address.
+            content: not empty, and of one frame.
+
+        Returns:
+            The append; ``None`` if no blocking connection is at hand: :meth:`prepare_inline` opens
+            one.
+
+        Raises:
+            CallError: the append is too long for the broker. Nothing of it was sent.
+            ClosedError: the transport is closed. Nothing of it was sent.
+        """
         return None
+
+    def prepare_inline(self, to: Destination) -> None:  # noqa: B027 - most wires have nothing to do
+        """Open a blocking connection for later inline appends. Blocks for a bounded time.
+
+        Raises:
+            UnavailableError: the broker cannot be reached that way, or could not be reached lately.
+            ConfigurationError: a certificate cannot be used.
+            ClosedError: the transport is closed.
+        """
 
     @abc.abstractmethod
     async def aclose(self) -> None:

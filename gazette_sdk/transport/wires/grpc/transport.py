@@ -26,10 +26,11 @@ from gazette_sdk.transport.routing.routed import (
     RoutedTransport,
 )
 from gazette_sdk.transport.target import AppendItem, Destination, Peer
-from gazette_sdk.transport.wires.base import Wire
+from gazette_sdk.transport.wires.base import PreparedAppend, Wire
 from gazette_sdk.transport.wires.call_status import call_error
 from gazette_sdk.transport.wires.grpc.channels import Channels, Stubs
 from gazette_sdk.transport.wires.grpc.codec import Chunk
+from gazette_sdk.transport.wires.grpc.pipeline import StreamedPipeline
 from gazette_sdk.transport.wires.grpc.status import FirstStatus
 from gazette_sdk.transport.wires.tls import Tls
 
@@ -152,11 +153,19 @@ class GrpcWire(Wire):
                 stream.cancel()
 
     async def append(
-        self, to: Destination, opening: pb.AppendRequest, requests: AsyncIterator[AppendItem]
+        self, append: PreparedAppend, requests: AsyncIterator[AppendItem]
     ) -> pb.AppendResponse:
         """See :meth:`Wire.append`."""
-        async with self._begin(to) as call:
-            return await self._append(call, opening, requests)
+        async with self._begin(append.to) as call:
+            return await self._append(call, append.request, requests)
+
+    def try_pipeline(self, to: Destination) -> StreamedPipeline:
+        """See :meth:`Wire.try_pipeline`. The append connects, where need be."""
+        return StreamedPipeline(to.peer, self.append)
+
+    async def open_pipeline(self, to: Destination) -> StreamedPipeline:
+        """See :meth:`Wire.open_pipeline`."""
+        return self.try_pipeline(to)
 
     async def replicate(
         self,

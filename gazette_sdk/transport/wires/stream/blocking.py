@@ -24,7 +24,7 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.protocol.stream_frames import CallHead
 from gazette_sdk.transport.target import Destination
-from gazette_sdk.transport.wires.stream.blocking_call import BlockingCall
+from gazette_sdk.transport.wires.stream.blocking_call import StreamBlockingCall
 from gazette_sdk.transport.wires.stream.blocking_connection import (
     BlockingConnection,
     BlockingDialer,
@@ -80,7 +80,7 @@ class BlockingClient:
         failed = self._failed_dials.get(endpoint)
         return not self.is_closed and (failed is None or time.monotonic() >= failed[0])
 
-    def append(self, to: Destination, opening: bytes, content: bytes) -> BlockingCall | None:
+    def append(self, to: Destination, opening: bytes, content: bytes) -> StreamBlockingCall | None:
         """Send a whole append. If this raises, nothing of it was sent.
 
         Args:
@@ -101,7 +101,7 @@ class BlockingClient:
         try:
             head = self._head if to.authorization is None else self._head_with(to.authorization)
             _, data = connection.calls.append(opening, content, head)
-            call = BlockingCall(self, connection, to, self._call_timeout_s)
+            call = StreamBlockingCall(self, connection, to, self._call_timeout_s)
             call.send(data)
         except StreamProtocolError as error:
             self.give_back(connection)

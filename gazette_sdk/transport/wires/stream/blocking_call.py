@@ -11,8 +11,8 @@ from google.protobuf.message import DecodeError
 from gazette_sdk.errors import CallError, StreamProtocolError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_calls import Status
-from gazette_sdk.transport.append.direct import DirectCall
 from gazette_sdk.transport.target import Destination
+from gazette_sdk.transport.wires.base import BlockingCall
 from gazette_sdk.transport.wires.stream.blocking_connection import BlockingConnection
 from gazette_sdk.transport.wires.stream.connection import (
     PING_AFTER_S,
@@ -23,7 +23,7 @@ from gazette_sdk.transport.wires.stream.connection import (
 from gazette_sdk.transport.wires.stream.open_call import Ended
 from gazette_sdk.transport.wires.stream.outcome import malformed, raise_failure
 
-__all__ = ["BlockingCall", "Keeper"]
+__all__ = ["Keeper", "StreamBlockingCall"]
 
 
 class Keeper(Protocol):
@@ -42,8 +42,8 @@ class Keeper(Protocol):
         """A connection is of no use any more."""
 
 
-class BlockingCall(DirectCall):
-    """An append that was sent. See :class:`DirectCall`.
+class StreamBlockingCall(BlockingCall):
+    """An append that was sent. See :class:`BlockingCall`.
 
     Args:
         keeper: gets the connection back.
@@ -92,7 +92,7 @@ class BlockingCall(DirectCall):
 
     @property
     def over(self) -> bool:
-        """See :class:`DirectCall`."""
+        """See :class:`BlockingCall`."""
         return self.status is not None or self.ended is not None
 
     def send(self, data: bytes) -> None:
@@ -106,7 +106,7 @@ class BlockingCall(DirectCall):
             self._fail(Ended.LOST, str(error))
 
     def wait(self, timeout_s: float | None) -> bool:
-        """See :class:`DirectCall`."""
+        """See :class:`BlockingCall`."""
         now = time.monotonic()
         ends_at = None if timeout_s is None else now + timeout_s
         try:
@@ -127,7 +127,7 @@ class BlockingCall(DirectCall):
         return True
 
     async def finish(self) -> None:
-        """See :class:`DirectCall`."""
+        """See :class:`BlockingCall`."""
         loop = asyncio.get_running_loop()
         try:
             while not self.over:
@@ -139,7 +139,7 @@ class BlockingCall(DirectCall):
             raise
 
     def response(self) -> pb.AppendResponse:
-        """See :class:`DirectCall`."""
+        """See :class:`BlockingCall`."""
         to = self._to
         if self.status is None or self.status.code:
             raise_failure(to, self)
@@ -153,11 +153,11 @@ class BlockingCall(DirectCall):
             raise malformed(to, error) from error
 
     def interrupt(self) -> None:
-        """See :class:`DirectCall`."""
+        """See :class:`BlockingCall`."""
         self._connection.interrupt()
 
     def give_up(self, reason: str) -> None:
-        """See :class:`DirectCall`."""
+        """See :class:`BlockingCall`."""
         if not self.over:
             self._fail(Ended.LOST, reason)
 

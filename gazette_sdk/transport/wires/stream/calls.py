@@ -24,19 +24,18 @@ from gazette_sdk.transport.routing.routed import (
     ROLLBACK_TIMEOUT_S,
 )
 from gazette_sdk.transport.target import AppendItem, Destination, Peer
-from gazette_sdk.transport.wires.base import Wire
+from gazette_sdk.transport.wires.base import BlockingCall, PreparedAppend, Wire
 from gazette_sdk.transport.wires.grpc.codec import Chunk, decode_read_response
 from gazette_sdk.transport.wires.stream.blocking import BlockingClient
 from gazette_sdk.transport.wires.stream.connection import Connection
-from gazette_sdk.transport.wires.stream.line import (
-    JOINED_BYTES,
-    LINES_MAX,
-    StreamLine,
-    send_piece,
-    send_pieces,
-)
 from gazette_sdk.transport.wires.stream.open_call import Ended, OpenCall
 from gazette_sdk.transport.wires.stream.outcome import malformed, raise_failure, too_long
+from gazette_sdk.transport.wires.stream.pipeline import (
+    JOINED_BYTES,
+    PIPELINES_MAX,
+    StreamPipeline,
+    send_piece,
+)
 from gazette_sdk.transport.wires.stream.pool import Pool
 from gazette_sdk.transport.wires.stream.replication import end_if_failed, send_requests
 from gazette_sdk.transport.wires.stream.source import END, PENDING, Source
@@ -59,14 +58,14 @@ class StreamWire(Wire):
         max_receive_bytes: greatest message to accept.
         read_chunk_bytes: content per frame to ask for.
         call_timeout_s: what appends and unary calls may take; 0 for any time.
-        blocking: connections for plain code, which it closes; None has none.
+        blocking: connections for plain code, which it closes.
     """
 
     def __init__(
         self,
         pool: Pool,
         *,
-        blocking: BlockingClient | None = None,
+        blocking: BlockingClient,
         max_receive_bytes: int = MAX_RECEIVE_BYTES,
         read_chunk_bytes: int = READ_CHUNK_BYTES,
         call_timeout_s: float = 0.0,
@@ -85,25 +84,30 @@ class StreamWire(Wire):
             id(head): head.SerializeToString()
             for head in (self._short_head, self._next_head, self._long_head, self._read_head)
         }
-        self._lines = 0
+        self._pipelines = 0  # that have a connection of their own
 
     def health(self, peer: Peer) -> Health:
         """See :meth:`Wire.health`."""
         return self._pool.health(peer)
 
-    def direct_to(self, peer: Peer) -> BlockingClient | None:
-        """See :meth:`Wire.direct_to`."""
+    def can_inline(self, peer: Peer) -> bool:
+        """See :meth:`Wire.can_inline`."""
         blocking = self._blocking
-        if blocking is None or not blocking.takes(peer.endpoint):
-            return None
-        if blocking.is_connected(peer.endpoint) or self._pool.health(peer) is Health.READY:
-            return blocking
-        return None
+        return blocking.takes(peer.endpoint) and (
+            blocking.is_connected(peer.endpoint) or self._pool.health(peer) is Health.READY
+        )
+
+    def send_inline(self, append: PreparedAppend, content: bytes) -> BlockingCall | None:
+        """See :meth:`Wire.send_inline`."""
+        return self._blocking.append(append.to, append.encoded, content)
+
+    def prepare_inline(self, to: Destination) -> None:
+        """See :meth:`Wire.prepare_inline`."""
+        self._blocking.prepare(to)
 
     async def aclose(self) -> None:
         """See :meth:`Wire.aclose`."""
-        if self._blocking is not None:
-            self._blocking.close()
+        self._blocking.close()
         await self._pool.aclose()
 
     # ------------------------------------------------------------------ calls
@@ -146,9 +150,10 @@ class StreamWire(Wire):
             call.give_up()
 
     async def append(
-        self, to: Destination, opening: pb.AppendRequest, requests: AsyncIterator[AppendItem]
+        self, append: PreparedAppend, requests: AsyncIterator[AppendItem]
     ) -> pb.AppendResponse:
         """See :meth:`Wire.append`."""
+        to, opening = append.to, append.request
         source = Source(requests)
         try:
             pieces, item = _gather(source)
@@ -158,35 +163,21 @@ class StreamWire(Wire):
         finally:
             await source.cancel()
 
-    async def append_whole(
-        self, to: Destination, opening: pb.AppendRequest, encoded: bytes, pieces: Sequence[bytes]
-    ) -> pb.AppendResponse:
-        """See :meth:`Wire.append_whole`."""
-        if sum(map(len, pieces)) <= JOINED_BYTES:
-            content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            call = await self._begin_whole(to, encoded, content)
-        else:
-            connection = await self._connection(to, exclusive=True)
-            call = self._begin(connection, to, opening, self._short_head)
-            try:
-                await send_pieces(call, pieces)
-            except BaseException:
-                call.give_up()
-                raise
-        response: pb.AppendResponse = await self._only_response(to, call)
-        return response
+    def try_pipeline(self, to: Destination) -> StreamPipeline | None:
+        """See :meth:`Wire.try_pipeline`."""
+        exclusive = self._pipelines < PIPELINES_MAX
+        connection = self._pool.try_take(to.peer, exclusive=exclusive)
+        return None if connection is None else self._pipeline(to, connection)
 
-    async def open_line(self, to: Destination) -> StreamLine | None:
-        """See :meth:`Wire.open_line`."""
-        if self._lines >= LINES_MAX:
-            return None
-        self._lines += 1
+    async def open_pipeline(self, to: Destination) -> StreamPipeline:
+        """See :meth:`Wire.open_pipeline`."""
+        exclusive = self._pipelines < PIPELINES_MAX
+        self._pipelines += exclusive
         try:
-            connection = await self._connection(to, exclusive=True)
-        except BaseException:
-            self._lines -= 1
-            raise
-        return StreamLine(connection, self._append_head, self._bound, self._appended, self._closed)
+            connection = await self._connection(to, exclusive=exclusive)
+        finally:
+            self._pipelines -= exclusive
+        return self._pipeline(to, connection)
 
     async def replicate(
         self,
@@ -239,9 +230,21 @@ class StreamWire(Wire):
     def _appended(self, to: Destination, payload: bytes) -> pb.AppendResponse:
         return self._decoded(to, pb.AppendResponse, payload)
 
-    def _closed(self) -> None:
-        """A line is over."""
-        self._lines -= 1
+    def _pipeline(self, to: Destination, connection: Connection) -> StreamPipeline:
+        exclusive = connection.exclusive
+        self._pipelines += exclusive
+
+        def over() -> None:
+            self._pipelines -= exclusive
+
+        return StreamPipeline(
+            to.peer,
+            connection,
+            head=self._append_head,
+            bound=self._bound,
+            decode=self._appended,
+            over=over,
+        )
 
     async def _append_streamed(
         self,

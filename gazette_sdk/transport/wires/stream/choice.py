@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any
 
@@ -17,7 +17,6 @@ from google.protobuf.message import Message
 
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append.direct import DirectWire
 from gazette_sdk.transport.routing.dispatcher import Health
 from gazette_sdk.transport.routing.route_cache import DEFAULT_SIZE, DEFAULT_TTL_S
 from gazette_sdk.transport.routing.routed import (
@@ -27,8 +26,14 @@ from gazette_sdk.transport.routing.routed import (
     RoutedTransport,
 )
 from gazette_sdk.transport.target import SERVICE, AppendItem, Destination, Peer
-from gazette_sdk.transport.wires.base import Line, Wire
+from gazette_sdk.transport.wires.base import (
+    AppendPipeline,
+    BlockingCall,
+    PreparedAppend,
+    Wire,
+)
 from gazette_sdk.transport.wires.grpc.codec import Chunk
+from gazette_sdk.transport.wires.grpc.pipeline import StreamedPipeline
 from gazette_sdk.transport.wires.stream.blocking import BlockingClient
 from gazette_sdk.transport.wires.stream.blocking_connection import BlockingDialer
 from gazette_sdk.transport.wires.stream.calls import READ_CHUNK_BYTES, StreamWire
@@ -221,30 +226,29 @@ class ChosenWire(Wire):
                         yield item
 
     async def append(
-        self, to: Destination, opening: pb.AppendRequest, requests: AsyncIterator[AppendItem]
+        self, append: PreparedAppend, requests: AsyncIterator[AppendItem]
     ) -> pb.AppendResponse:
         """See :meth:`Wire.append`."""
-        wire = await self._choose(to.peer)
-        with self._noting(to.peer):
-            return await wire.append(to, opening, requests)
+        peer = append.to.peer
+        wire = await self._choose(peer)
+        with self._noting(peer):
+            return await wire.append(append, requests)
 
-    async def append_whole(
-        self, to: Destination, opening: pb.AppendRequest, encoded: bytes, pieces: Sequence[bytes]
-    ) -> pb.AppendResponse:
-        """See :meth:`Wire.append_whole`."""
-        ready = self._pool.health(to.peer) is Health.READY
-        wire = self._stream if ready else await self._choose(to.peer)
-        try:
-            return await wire.append_whole(to, opening, encoded, pieces)
-        except UnavailableError:
-            self.memory.forget(self._endpoint(to.peer))
-            raise
+    def try_pipeline(self, to: Destination) -> AppendPipeline | None:
+        """See :meth:`Wire.try_pipeline`."""
+        if self._stream.health(to.peer) is Health.READY:
+            return self._stream.try_pipeline(to)
+        if self._remembered(to.peer) is not None:
+            return StreamedPipeline(to.peer, self.append)
+        return None
 
-    async def open_line(self, to: Destination) -> Line | None:
-        """See :meth:`Wire.open_line`."""
+    async def open_pipeline(self, to: Destination) -> AppendPipeline:
+        """See :meth:`Wire.open_pipeline`."""
         wire = await self._choose(to.peer)
+        if wire is not self._stream:
+            return StreamedPipeline(to.peer, self.append)
         with self._noting(to.peer):
-            return await wire.open_line(to)
+            return await wire.open_pipeline(to)
 
     async def replicate(
         self,
@@ -260,9 +264,17 @@ class ChosenWire(Wire):
                     async for response in responses:
                         yield response
 
-    def direct_to(self, peer: Peer) -> DirectWire | None:
-        """See :meth:`Wire.direct_to`."""
-        return self._stream.direct_to(peer)
+    def can_inline(self, peer: Peer) -> bool:
+        """See :meth:`Wire.can_inline`."""
+        return self._stream.can_inline(peer)
+
+    def send_inline(self, append: PreparedAppend, content: bytes) -> BlockingCall | None:
+        """See :meth:`Wire.send_inline`."""
+        return self._stream.send_inline(append, content)
+
+    def prepare_inline(self, to: Destination) -> None:
+        """See :meth:`Wire.prepare_inline`."""
+        self._stream.prepare_inline(to)
 
     async def aclose(self) -> None:
         """See :meth:`Wire.aclose`."""
