@@ -22,7 +22,7 @@ from measure import Figure, arguments, cluster, in_turn, report
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import Transport, connect
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.append.appender import append
+from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.read.retry_reader import RetryReader
 
 BAR = 0.7

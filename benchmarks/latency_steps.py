@@ -24,7 +24,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_frames import END_FRAME, Kind, Method, encode, encode_call
 from gazette_sdk.transport import Transport
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.append.appender import append_once
+from gazette_sdk.transport.append.append import append_once
 
 __all__ = ["PROFILED", "Step", "steps"]
 

@@ -27,7 +27,7 @@ from measure import Figure, arguments, cluster, in_turn, report
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import Transport, connect
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.append.appender import append_once
+from gazette_sdk.transport.append.append import append_once
 
 ECHO = "/bench.Echo/Echo"
 BAR = 0.7

@@ -19,7 +19,17 @@ from typing import Any, TypeVar
 
 from gazette_sdk.errors import GazetteError
 
-__all__ = ["adopt_running_loop", "home_loop", "is_running", "on_loop", "on_sdk_loop", "post", "run", "sdk_loop"]
+__all__ = [
+    "adopt_running_loop",
+    "home_loop",
+    "is_on_sdk_loop",
+    "is_running",
+    "on_loop",
+    "on_sdk_loop",
+    "post",
+    "run",
+    "sdk_loop",
+]
 
 T = TypeVar("T")
 
@@ -131,6 +141,11 @@ def is_running(loop: asyncio.AbstractEventLoop) -> bool:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
         return False
+
+
+def is_on_sdk_loop() -> bool:
+    """Return True if the calling code runs on the SDK's event loop."""
+    return is_running(sdk_loop())
 
 
 def post(coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:

@@ -21,7 +21,7 @@ from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import connect
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.append.appender import append_once
+from gazette_sdk.transport.append.append import append_once
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.read.retry_reader import RetryReader
 

@@ -15,6 +15,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import CONTENT_TYPE, label_set
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.selectors import matches_journal
+from gazette_sdk.transport.loop import sdk_loop
 from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, Transport
 
 
@@ -51,6 +52,11 @@ class MemoryTransport(Transport):
         self.reads = 0
         self.closed = False
         self._changed = asyncio.Event()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The SDK's: what tests do to it from plain code happens there."""
+        return sdk_loop()
 
     # ------------------------------------------------------------ for tests
 
@@ -193,15 +199,25 @@ class MemoryTransport(Transport):
             raise UnavailableError("the broker went away")
         if isinstance(fault, int):
             return pb.AppendResponse(status=fault, header=self._header())  # type: ignore[arg-type]
-        journal = self.journals.get(name)
-        if journal is None:
+        if name not in self.journals:
             return pb.AppendResponse(status=pb.JOURNAL_NOT_FOUND, header=self._header())
-        begin = journal.end
-        if committed:
-            journal.content += content
-            self.signal()
+        response = self._write(name, bytes(content) if committed else b"")
         if fault == "lost":
             raise UnavailableError("the answer was lost")
+        return response
+
+    def write(self, name: str, content: bytes) -> pb.AppendResponse:
+        """Append at once, for routes which do."""
+        self.appends_begun += 1
+        self.appends.append((name, content))
+        return self._write(name, content)
+
+    def _write(self, name: str, content: bytes) -> pb.AppendResponse:
+        journal = self.journals[name]
+        begin = journal.end
+        if content:
+            journal.content += content
+        self.signal()
         return pb.AppendResponse(
             status=pb.OK,
             header=self._header(),

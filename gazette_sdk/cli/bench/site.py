@@ -26,7 +26,7 @@ from gazette_sdk.protocol import labels
 from gazette_sdk.protocol.durations import SECOND_NS, from_ns
 from gazette_sdk.protocol.journal_spec import validate_journal_spec
 from gazette_sdk.server.settings import LoggingSettings
-from gazette_sdk.transport.append.appender import TRANSIENT, append_once
+from gazette_sdk.transport.append.append import TRANSIENT, append_once
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.listing import apply_journals, list_journals, store_health

@@ -20,8 +20,8 @@ from gazette_sdk.errors import ConfigurationError, GazetteError, MappingError
 from gazette_sdk.message import mapping as mappings
 from gazette_sdk.message.mapping import Partitions
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append.append_service import AppendService, AsyncAppend
-from gazette_sdk.transport.append.appender import append
+from gazette_sdk.transport.append.append import append
+from gazette_sdk.transport.append.service import AppendService, PendingAppend
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import WatchedList
 
@@ -177,9 +177,9 @@ async def _append_block(
     return failure
 
 
-def _raise_if_failed(appended: AsyncAppend) -> None:
+def _raise_if_failed(appended: PendingAppend) -> None:
     """A journal which failed for good fails every append at once."""
-    if appended.is_done and (error := appended.future.exception()) is not None:
+    if (error := appended.exception()) is not None:
         raise error
 
 

@@ -12,7 +12,7 @@ from gazette_sdk.cli.journals.selection import CALLS_MAX, select
 from gazette_sdk.cli.journals.settings import RESET_HEAD
 from gazette_sdk.errors import CallError, GazetteError, WrongAppendOffsetError, for_status
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append.appender import append
+from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.base import Transport
 
 __all__ = ["run"]

@@ -11,7 +11,7 @@ from gazette_sdk.cli.journals.selection import CALLS_MAX, select
 from gazette_sdk.cli.journals.settings import SUSPEND
 from gazette_sdk.errors import SuspendedError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append.appender import append
+from gazette_sdk.transport.append.append import append
 
 __all__ = ["run"]
 

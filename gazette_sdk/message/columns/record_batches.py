@@ -13,11 +13,11 @@ from gazette_sdk.framing import framing_for
 from gazette_sdk.message.columns.decoders import ColumnDecoder, decoder_of
 from gazette_sdk.message.columns.rows import Row, Rows, gathered
 from gazette_sdk.message.kinds import kind_of
-from gazette_sdk.message.publishing.sender import on_loop
 from gazette_sdk.message.reading.delivery import HORIZON_S
 from gazette_sdk.message.reading.flow import Opened
 from gazette_sdk.message.reading.pump import Pump
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.transport.loop import is_on_sdk_loop as on_loop
 
 __all__ = ["PIECE_BYTES_MAX", "ColumnDecoders", "RecordBatches", "checked_schema"]
 

@@ -61,7 +61,9 @@ class Dispatch:
         self._routes = Routes(sender)
         self._validators: dict[type, Callable[[Any], object] | None] = {}
 
-    def publish(self, message: Any, mapping: AnyMapping | None, txn: OpenTransaction | None) -> Receipt:
+    def publish(
+        self, message: Any, mapping: AnyMapping | None, txn: OpenTransaction | None
+    ) -> Receipt:
         """Publish a message. See :meth:`Publisher.publish`."""
         message_type: type = type(message)
         try:
@@ -74,7 +76,7 @@ class Dispatch:
         if chosen is None:
             raise _no_mapping()
         outbox = self._routes.of(message, chosen)
-        if outbox is not None and not (self.deferred.calls and self.sender.is_on_loop):
+        if outbox is not None and not self._must_defer():
             if txn is None:
                 return self.sender.add(outbox, message)
             return self._add(outbox, message, txn)
@@ -97,7 +99,11 @@ class Dispatch:
         """Publish a batch. See :meth:`Publisher.publish_batch`."""
         chosen = self._chosen(mapping)
         source = _Source(messages)
-        slices = None if self.deferred.calls and self.sender.is_on_loop else self._slices(source, chosen, txn)
+        slices = (
+            None
+            if self.deferred.calls and self.sender.is_on_loop
+            else self._slices(source, chosen, txn)
+        )
         if slices is not None:
             return self._add_slices(slices, txn)
         self.deferred.check()
@@ -115,7 +121,7 @@ class Dispatch:
 
     def acknowledge(self, frames: Mapping[str, bytes]) -> BatchReceipt:
         """Write stored acknowledgements. See :meth:`Publisher.acknowledge`."""
-        if not (self.deferred.calls and self.sender.is_on_loop):
+        if not self._must_defer():
             try:
                 outboxes = [self._routes.of_journal(journal) for journal in frames]
             except MappingError as error:
@@ -136,6 +142,10 @@ class Dispatch:
         return receipt
 
     # ---------------------------------------------------------------- pieces
+
+    def _must_defer(self) -> bool:
+        """Return True on the loop while calls wait: later ones wait behind them."""
+        return bool(self.deferred.calls) and self.sender.is_on_loop
 
     def _chosen(self, mapping: AnyMapping | None) -> AnyMapping:
         chosen = self._mapping if mapping is None else mapping

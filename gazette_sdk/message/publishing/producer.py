@@ -20,7 +20,7 @@ from gazette_sdk.message.publishing.outbox import Outbox
 from gazette_sdk.message.uuid import PRODUCER_BYTES, Stamp, new_producer_id
 from gazette_sdk.transport.append.pending import PendingAppend
 
-__all__ = ["AddFrames", "Part", "Producer", "Producers", "Sequences"]
+__all__ = ["AddFrames", "Added", "Part", "Producer", "Producers", "Sequences"]
 
 Added: TypeAlias = tuple[PendingAppend, int, bytes]
 """Frame that was added: its append, its position there, and the frame."""

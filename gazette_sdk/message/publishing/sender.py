@@ -14,14 +14,14 @@ import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from gazette_sdk.errors import BackPressureError, ClosedError, FramingError, GazetteError
+from gazette_sdk.errors import BackPressureError, ClosedError, FramingError
 from gazette_sdk.framing import framing_for
 from gazette_sdk.message.clock import TICK, Clock
 from gazette_sdk.message.flags import OUTSIDE_TXN
 from gazette_sdk.message.publishing.bulk import Slice
 from gazette_sdk.message.publishing.connection import PublisherConnection
 from gazette_sdk.message.publishing.outbox import Outbox
-from gazette_sdk.message.publishing.producer import Producers, Sequences
+from gazette_sdk.message.publishing.producer import Added, Producers, Sequences
 from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt
 from gazette_sdk.message.uuid import Stamp, new_producer_id
 from gazette_sdk.transport.append.pending import PendingAppend
@@ -170,7 +170,9 @@ class Sender:
         for outbox in must_send:
             outbox.appender.send()
 
-    def add_frames(self, frames: list[tuple[Outbox, bytes]]) -> list[tuple[PendingAppend, int, bytes]]:
+    def add_frames(
+        self, frames: list[tuple[Outbox, bytes]]
+    ) -> list[tuple[PendingAppend, int, bytes]]:
         """Write frames as they are, one to each outbox. They do not wait for room.
 
         Returns:
@@ -188,7 +190,7 @@ class Sender:
 
     def _add_frames(
         self, frames: list[tuple[Outbox, bytes]]
-    ) -> tuple[list[tuple[PendingAppend, int, bytes]], Callable[[], None]]:
+    ) -> tuple[list[Added], Callable[[], None]]:
         """Add frames under the lock; returns them, and what to call without the lock."""
         if self.is_closed:
             raise self.closed_error()

@@ -94,9 +94,7 @@ class Transaction:
             Exception: as :meth:`Publisher.publish`; or what failed before in the same journal.
         """
         txn = self._open()
-        return self._dispatch.publish(
-            message, self._mapping if mapping is None else mapping, txn
-        )
+        return self._dispatch.publish(message, self._mapping if mapping is None else mapping, txn)
 
     def publish_batch(self, messages: Any, *, mapping: AnyMapping | None = None) -> BatchReceipt:
         """Publish many messages as part of the transaction. See :meth:`Publisher.publish_batch`.
@@ -268,7 +266,7 @@ class Transaction:
             raise error
         first = [*failed, *late][0]
         cause = first.exception() if failed else None
-        why = cause or f"no answer txn {self._timeout_s:g} s, and still trying"
+        why = cause or f"no answer within {self._timeout_s:g} s, and still trying"
         where = ", ".join(append.journal for append in [*failed, *late])
         if len(intents) == 1 and self._save is None and not failed:
             text = (
@@ -313,7 +311,7 @@ class Transaction:
 
     def _late(self, what: str) -> ReceiptTimeoutError:
         return ReceiptTimeoutError(
-            f"the transaction could not be committed txn {self._timeout_s:g} s: {what}; it was"
+            f"the transaction could not be committed within {self._timeout_s:g} s: {what}; it was"
             " rolled back: look at the brokers, or allow more time"
         )
 
@@ -329,7 +327,9 @@ def _wait(wait: _Wait) -> bool:
     if isinstance(wait, tuple):
         appends, timeout_s = wait
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        return all([append.wait(_left(deadline)) for append in appends])
+        for append in appends:
+            append.wait(_left(deadline))
+        return all(append.done() for append in appends)
     if inspect.iscoroutine(wait):
         wait.close()
     raise ConfigurationError(

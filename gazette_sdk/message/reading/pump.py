@@ -22,7 +22,6 @@ from gazette_sdk.errors import (
     OffsetNotYetAvailableError,
     TornFrameError,
 )
-from gazette_sdk.message.publishing.sender import on_loop
 from gazette_sdk.message.reading.delivery import HORIZON_S, Batch, Delivery
 from gazette_sdk.message.reading.flow import (
     Content,
@@ -39,6 +38,7 @@ from gazette_sdk.message.reading.prefetch import Prefetch, Replay
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.message.sequencing.run import Run
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.loop import is_on_sdk_loop as on_loop
 from gazette_sdk.transport.loop import on_sdk_loop, run
 
 __all__ = ["Batch", "Decoder", "OnError", "Pump"]

@@ -18,7 +18,6 @@ from gazette_sdk.errors import (
 from gazette_sdk.framing import framing_for
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.kinds import kind_of, validator_of
-from gazette_sdk.message.publishing.sender import on_loop
 from gazette_sdk.message.reading.delivery import (
     HORIZON_S,
     RING_BYTES_MAX,
@@ -34,6 +33,7 @@ from gazette_sdk.message.reading.pump import OnError, Pump
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.message.sequencing.sequencer import Sequencer
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.loop import is_on_sdk_loop as on_loop
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -38,7 +38,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import metrics
 from gazette_sdk.transport.append.append import is_terminal, is_transient, status_error
 from gazette_sdk.transport.append.pending import AnyFuture, Outcome, PendingAppend
-from gazette_sdk.transport.append.queue import AppendQueue, Effect, State
+from gazette_sdk.transport.append.queue import AppendQueue, DependencyFailedError, Effect, State
 from gazette_sdk.transport.append.route import AppendRoute, as_error
 from gazette_sdk.transport.wires.base import BlockingCall
 
@@ -103,7 +103,8 @@ class JournalAppender:
         self._timer: asyncio.TimerHandle | None = None
         self._waits_for: AnyFuture | None = None
         self._linger_from = 0.0
-        self._last_count = 0
+        self._last_count = 0  # writes of the last append
+        self._is_awaiting_more = False  # the loop does nothing before the next write or answer
 
     # ------------------------------------------------------------------ adding
 
@@ -173,7 +174,10 @@ class JournalAppender:
         """
         self.queue.push(append, count)
         self.service.pending_bytes += length_bytes
-        return self._sender in _IDLE_OR_INLINE
+        if self._sender is Sender.LOOP:
+            large = append.parts_bytes + len(append.content) - LARGE_BYTES
+            return self._is_awaiting_more or 0 <= large < length_bytes
+        return self._sender is not Sender.RECEIVER
 
     def newest(self) -> PendingAppend | None:
         """Return the newest append, or a failed one of a failed journal. The lock is held."""
@@ -204,8 +208,11 @@ class JournalAppender:
                     self._to_loop()
             if self._sender is Sender.NOBODY:
                 self._send_queued()
+            elif self._sender is Sender.LOOP:
+                self._is_awaiting_more = False
+                self._to_loop()
         _settle(settled, outcome)
-        if self._sender is Sender.LOOP and self.service.is_on_loop:
+        if self._is_at_loop and self.service.is_on_loop:
             self._pump()
 
     def _send_queued(self) -> None:
@@ -241,6 +248,7 @@ class JournalAppender:
             self.queue.put_back(append)
             self._prepare_inline(route)
             return False
+        metrics.count_appended(self.journal, append.length_bytes)
         self._call, self._inline, self._sent_at = call, append, time.monotonic()
         self._sender = Sender.INLINE
         self.service.watch(self)
@@ -275,11 +283,11 @@ class JournalAppender:
         settled: list[PendingAppend] = []
         outcome: Outcome | None = None
         with self._lock:
-            if self._sender is not Sender.RECEIVER:  # the service was closed meanwhile
+            if self._call is not call:  # the service was closed meanwhile
                 return
             if is_over:
                 settled, outcome = self._received()
-                if self._sender is Sender.NOBODY:
+                if not self._is_at_loop:
                     self._send_queued()
             elif self.queue.next is None:
                 self._sender = Sender.INLINE
@@ -301,6 +309,10 @@ class JournalAppender:
     def is_inline(self) -> bool:
         """An inline append is in flight."""
         return self._call is not None
+
+    @property
+    def _is_at_loop(self) -> bool:
+        return self._sender is Sender.LOOP
 
     def _received(self) -> tuple[list[PendingAppend], Outcome | None]:
         """Take the answer of the inline append, which is over. The lock is held."""
@@ -331,7 +343,10 @@ class JournalAppender:
 
     def _pump(self) -> None:
         """Begin what the window allows. On the loop, without the lock."""
+        self._is_awaiting_more = False
+        failure = GazetteError(self.journal)
         while self._task is None:
+            append = None
             with self._lock:
                 if self._sender is not Sender.LOOP:
                     return
@@ -343,16 +358,15 @@ class JournalAppender:
                     return
                 try:
                     append = self._next()
-                except GazetteError as error:
-                    append, failure = None, error
+                except DependencyFailedError as error:
+                    failure = error
                 else:
-                    failure = None
-            if failure is not None:
+                    if append is None:
+                        return
+            if append is None:
                 self.fail(failure)
-            elif append is None:
+            elif not self._begin(append):
                 return
-            else:
-                self._begin(append)
 
     def _next(self) -> PendingAppend | None:
         """Take the next append into flight, if it is time. The lock is held."""
@@ -362,7 +376,9 @@ class JournalAppender:
             return None
         if append is None:
             self._last_count = 0
-            if not queue:
+            if queue:
+                self._is_awaiting_more = True
+            else:
                 self._sender = Sender.NOBODY
             return None
         begun = queue.begin()
@@ -374,10 +390,10 @@ class JournalAppender:
         return begun
 
     def _lingers(self, append: PendingAppend | None) -> bool:
-        """Return True if the next append waits for more writes; arms the timer for its end."""
+        """Return True if it is too early for the next append; arms the timer for its end."""
         if append is not None and append.length_bytes >= LARGE_BYTES:
             return False
-        if self._last_count < STREAMING_COUNT_MIN and (append is None or not self.queue.in_flight):
+        if self._last_count < STREAMING_COUNT_MIN and not self.queue.in_flight:
             return False
         left_s = self._linger_from + LINGER_S - time.monotonic()
         if left_s <= 0:
@@ -390,8 +406,8 @@ class JournalAppender:
         self._timer = None
         self._pump()
 
-    def _begin(self, append: PendingAppend) -> None:
-        """Hand an append to the route."""
+    def _begin(self, append: PendingAppend) -> bool:
+        """Hand an append to the route; return False if the route cannot send now."""
         assert append.request is not None
         route = self._open_route()
         try:
@@ -400,16 +416,17 @@ class JournalAppender:
             )
         except Exception as error:  # noqa: BLE001 - it is an answer
             self._answered(append, error)
-            return
+            return False
         if is_begun:
             self._last_count = append.count
             self._linger_from = time.monotonic()
             metrics.count_appended(self.journal, append.length_bytes)
-            return
+            return True
         with self._lock:
             self.queue.put_back(append)
             if not self.queue.in_flight:
                 self._start(self._open(route, append.request))
+        return False
 
     def _answered(self, append: PendingAppend, outcome: pb.AppendResponse | Exception) -> None:
         """Take the answer of an append in flight. A callback of the loop."""
@@ -542,9 +559,6 @@ class JournalAppender:
                 journal=self.journal,
             )
         )
-
-
-_IDLE_OR_INLINE = frozenset({Sender.NOBODY, Sender.INLINE})
 
 
 def _settle(appends: list[PendingAppend], outcome: Outcome | None) -> None:

@@ -198,7 +198,7 @@ class PendingAppend:
         """
         if self.outcome is None and self._loop is not None and is_running(self._loop):
             raise GazetteError(
-                "waiting here would block the event loop that receives the answer: `await` it"
+                "waiting here would block the event loop that receives the answer: `await receipt`"
             )
         receiver = self._receiver
         if self.outcome is None and receiver is not None:

@@ -244,7 +244,6 @@ class AppendQueue:
                 self.attempt = 0
         else:
             assert isinstance(outcome, Exception)
-            append.last_error = outcome
             if self.state is State.OPEN:
                 self.error, self._is_terminal = outcome, is_terminal
             effect = self._step(Event.FAILED)
@@ -255,6 +254,9 @@ class AppendQueue:
         self._unsettled.append(append)
         if self.in_flight:
             return effect
+        if not self._is_terminal:
+            for each in self._unsettled:
+                each.last_error = self.error
         self._queued.extendleft(reversed(self._unsettled))
         self._unsettled.clear()
         self.attempt += 1

@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeAlias
 
-from gazette_sdk.errors import CallError, GazetteError
+from gazette_sdk.errors import ClosedError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.target import AppendItem
 from gazette_sdk.transport.wires.base import Answered, BlockingCall
@@ -71,21 +71,21 @@ class AppendRoute(abc.ABC):
         """
         return None
 
-    def prepare_inline(self) -> None:
+    def prepare_inline(self) -> None:  # noqa: B027 - most have nothing to prepare
         """Open a blocking connection for later inline appends. Blocks, within a bound.
 
         Raises:
             GazetteError: the broker cannot be reached this way.
         """
 
-    def accept(self, response: pb.AppendResponse) -> None:
+    def accept(self, response: pb.AppendResponse) -> None:  # noqa: B027 - as above
         """Check the response of an inline append, and learn its route. Any thread may call.
 
         Raises:
             ValidationError: the response is malformed.
         """
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:  # noqa: B027 - as above
         """Learn of the failure of an inline append. Any thread may call."""
 
 
@@ -126,7 +126,7 @@ class TaskRoute(AppendRoute):
         try:
             outcome = await self._send(requests_of(request, content))
         except asyncio.CancelledError:
-            outcome = CallError(f"{request.journal}: the append was given up")
+            outcome = ClosedError(f"{request.journal}: the append was cancelled")
         except Exception as error:  # noqa: BLE001 - the appender decides what it means
             outcome = error
         self._task = None

@@ -270,6 +270,9 @@ class AppendService:
             started = self.loop.run_in_executor(None, prepare)
             started.add_done_callback(_log_failure)
 
+    def _note_thread(self) -> None:
+        self._thread = threading.get_ident()
+
     def _sweep_later(self) -> None:
         self.loop.call_later(SWEEP_S, self._sweep)
 

@@ -64,10 +64,13 @@ class BrokerRoute(AppendRoute):
         router = self._router
         append = router.prepare_append(request)
         pipeline = self._pipeline
-        if pipeline is not None and self._is_fresh:
-            if pipeline.peer != append.to.peer or not pipeline.can_begin:
-                pipeline.close()  # the route has changed, or the connection was lost
-                self._is_fresh = False
+        if (
+            pipeline is not None
+            and self._is_fresh
+            and (pipeline.peer != append.to.peer or not pipeline.can_begin)
+        ):
+            pipeline.close()  # the route has changed, or the connection was lost
+            self._is_fresh = False
         if pipeline is None or not (self._is_fresh or pipeline.in_flight):
             pipeline = self._pipeline = router.wire.try_pipeline(append.to)
             if pipeline is None:

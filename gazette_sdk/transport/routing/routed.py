@@ -251,9 +251,7 @@ class RoutedTransport(Transport):
         append = PreparedAppend(to, request, request.SerializeToString())
         if cached is not None and is_plain and to.peer != SERVICE and request.journal == journal:
             kept = pb.AppendRequest(journal=journal)
-            cached.append = PreparedAppend(
-                to._replace(authorization=None), kept, append.encoded
-            )
+            cached.append = PreparedAppend(to._replace(authorization=None), kept, append.encoded)
         return append
 
     def accept(self, append: PreparedAppend, response: pb.AppendResponse) -> None:

@@ -13,7 +13,7 @@ from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import GazetteError, OffsetNotYetAvailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.append.appender import append_once
+from gazette_sdk.transport.append.append import append_once
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import apply_journals, list_all_fragments
 from gazette_sdk.transport.read.reader import ByteReader

@@ -13,7 +13,7 @@ from grpc.aio._call import StreamStreamCall
 from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append import append_buffer
-from gazette_sdk.transport.append.append_service import AppendService, DependencyFailedError
+from gazette_sdk.transport.append.service import AppendService, DependencyFailedError
 from support.scripted_broker import (
     RefusalError,
     append_ok,

@@ -11,7 +11,7 @@ from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import connect
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.append.appender import append
+from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.listing import list_all_fragments
 from gazette_sdk.transport.read.retry_reader import RetryReader
 

@@ -16,7 +16,7 @@ from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_calls import CallBegan, CallRefused, HalfClosed, Item
 from gazette_sdk.transport.append.append_chain import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX
-from gazette_sdk.transport.append.append_service import AppendService
+from gazette_sdk.transport.append.service import AppendService
 from gazette_sdk.transport.wires.stream import StreamTransport
 from support.scripted_broker import append_ok, append_status, in_loop, no_pause, until
 from support.scripted_stream import HangUpError, ScriptedStream

@@ -103,7 +103,7 @@ def test_a_large_batch_waits_for_room(gated):
     thread = threading.Thread(target=work)
     thread.start()
     assert not done.wait(0.05)
-    assert publisher._sender._pending_bytes < 400_000
+    assert publisher._sender.connection().appends.pending_bytes < 400_000
     gated.opened()
     assert done.wait(WAIT_S)
     thread.join()

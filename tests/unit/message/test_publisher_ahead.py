@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import pytest
 
 from gazette_sdk import Publisher, mapping
 from gazette_sdk.errors import ClosedError, NotAllowedError, UnavailableError
-from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append.lane import AppendLane
-from gazette_sdk.transport.loop import run
+from gazette_sdk.transport.append.route import AppendRoute
 from support.memory_transport import MemoryTransport
 
 WAIT_S = 10.0
@@ -34,8 +31,8 @@ class LanedTransport(MemoryTransport):
         self.under_way: list[tuple[object, object]] = []
         self.most = 0
 
-    def lane(self, opening: pb.AppendRequest) -> AppendLane:
-        return _Lane(self, opening)
+    def append_route(self, journal, wake) -> AppendRoute:
+        return _Route(self)
 
     def answer(self, count: int = 1, error: Exception | None = None) -> None:
         """Answer the oldest. Behind one that fails all fail, as none of them was written."""
@@ -47,24 +44,18 @@ class LanedTransport(MemoryTransport):
         self.answer(len(self.under_way))
 
 
-class _Lane(AppendLane):
-    def __init__(self, transport: LanedTransport, opening: pb.AppendRequest) -> None:
+class _Route(AppendRoute):
+    def __init__(self, transport: LanedTransport) -> None:
         self._transport = transport
-        self._opening = opening
 
-    async def begin(self, content, answered) -> bool:
+    def try_begin(self, request, content, answered) -> bool:
         transport = self._transport
-        assert not isinstance(content, AsyncIterator)
-
-        async def requests():
-            yield self._opening
-            for piece in content:
-                yield piece
-            yield pb.AppendRequest()
-
-        transport.under_way.append((await transport.append(requests()), answered))
+        transport.under_way.append((transport.write(request.journal, b"".join(content)), answered))
         transport.most = max(transport.most, len(transport.under_way))
         return True
+
+    async def open(self, request) -> None:
+        raise AssertionError("it is open")
 
     def give_up(self) -> None:
         self._transport.under_way.clear()
@@ -115,47 +106,48 @@ def test_a_quick_broker_gets_one_batch_at_a_time(transport):
     with Publisher(BY_NAME, transport=transport) as publisher:
         receipts = [publisher.publish({"n": number}) for number in range(5000)]
         publisher.flush(WAIT_S)
-    assert len({receipt.batch for receipt in receipts}) < 1000
+    assert len({receipt.append for receipt in receipts}) < 1000
     for receipt, following in pairwise(receipts):
         assert receipt.end == following.begin
 
 
 def test_large_batches_wait_for_nobody_and_small_ones_for_a_while(laned, on_loop, monkeypatch):
-    monkeypatch.setattr("gazette_sdk.message.publishing.outbox.BATCH_BYTES_MAX", 1000)
-    monkeypatch.setattr("gazette_sdk.message.publishing.appends.AHEAD_S", 60.0)
+    monkeypatch.setattr("gazette_sdk.message.publishing.connection.BATCH_BYTES_MAX", 1000)
+    monkeypatch.setattr("gazette_sdk.transport.append.appender.LINGER_S", 60.0)
     with Publisher(BY_NAME, transport=laned) as publisher:
         first = publisher.publish({"n": 0})
         wait_until(lambda: len(laned.under_way) == 1)
         on_loop(laned.answer)
         first.result(WAIT_S)
+        wait_until(lambda: not publisher._sender.pending())
 
         def publish_all():
             for number in (1, 2, 3):
                 publisher.publish_batch([{"n": number, "text": "x" * 300_000}])
             publisher.publish({"n": 4})
 
-        on_loop(publish_all)  # at once: nothing is begun before all of it waits
-        wait_until(lambda: len(laned.under_way) == 1)
+        on_loop(publish_all)
+        wait_until(lambda: len(laned.under_way) == 3)
         time.sleep(0.05)
         assert numbers(laned) == [0, 1, 2, 3]
-        on_loop(laned.answer)
+        on_loop(laned.answer_all)
         wait_until(lambda: len(laned.under_way) == 1)
         on_loop(laned.answer)
     assert numbers(laned) == [0, 1, 2, 3, 4]
 
 
-def test_what_comes_late_is_begun_ahead_too(laned, on_loop):
+def test_a_message_that_comes_late_is_begun_ahead_too(laned, on_loop):
     with Publisher(BY_NAME, transport=laned) as publisher:
         publisher.publish({"n": 0})
         wait_until(lambda: len(laned.under_way) == 1)
-        time.sleep(0.3)  # by now it is looked for seldom
+        time.sleep(0.3)
         publisher.publish({"n": 1})
         wait_until(lambda: len(laned.under_way) == 2)
         on_loop(laned.answer_all)
     assert numbers(laned) == [0, 1]
 
 
-def test_without_lanes_what_is_begun_ahead_becomes_one_append(transport, on_loop):
+def test_over_a_route_of_one_append_at_a_time_messages_that_queue_share_the_next(transport, on_loop):
     transport.create("a/journal")
     transport.append_gate = on_loop(asyncio.Event)
     with Publisher(BY_NAME, transport=transport) as publisher:
@@ -165,7 +157,7 @@ def test_without_lanes_what_is_begun_ahead_becomes_one_append(transport, on_loop
             time.sleep(0.01)
             receipts.append(publisher.publish({"n": number}))
         time.sleep(0.01)
-        assert len({receipt.batch for receipt in receipts}) == 6
+        assert len({receipt.append for receipt in receipts}) == 2
         on_loop(transport.append_gate.set)
         publisher.flush(WAIT_S)
     assert [content.count(b"\n") for _, content in transport.appends] == [1, 5]
@@ -244,16 +236,3 @@ def test_transactions_go_behind_what_is_under_way(laned, on_loop):
         on_loop(answers.cancel)
     lines = [json.loads(line) for line in laned.content_of("a/journal").splitlines()]
     assert [line.get("n") for line in lines] == [0, 1, 2, 3, None]
-
-
-def test_the_loops_task_rests_when_nothing_waits(laned, on_loop):
-    with Publisher(BY_NAME, transport=laned) as publisher:
-        publisher.publish({"n": 0})
-        wait_until(lambda: len(laned.under_way) == 1)
-        on_loop(laned.answer)
-        publisher.flush(WAIT_S)
-
-        async def tasks() -> list[str]:
-            return [task.get_name() for task in asyncio.all_tasks()]
-
-        wait_until(lambda: "publisher of a/journal" not in run(tasks()))

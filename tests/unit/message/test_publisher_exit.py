@@ -51,7 +51,7 @@ def test_what_was_published_is_sent():
     said, logged = run_program("""
         gate = run(gate())
         publisher.publish_batch([{"n": n} for n in range(10)])
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.1), publisher._sender.link().loop
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.1), publisher._sender.connection().loop
             ).add_done_callback(lambda _: gate.set())
     """)
     assert (said, logged) == ("appended 10\n", "")

@@ -19,7 +19,7 @@ from support.published import BY_KEY, WAIT_S, Order, begun, lines
 
 def test_without_a_transport_the_address_of_the_environment_is_used(transport, monkeypatch):
     transport.create("a/journal")
-    monkeypatch.setattr("gazette_sdk.message.publishing.link.connect", lambda: transport)
+    monkeypatch.setattr("gazette_sdk.message.publishing.connection.connect", lambda: transport)
     with Publisher(mapping=mapping.direct("a/journal")) as publisher:
         publisher.publish({"a": 1}).result(WAIT_S)
         assert not transport.closed
@@ -43,7 +43,7 @@ def test_a_publisher_that_is_dropped_ends_its_watches(transport):
     transport.create("orders/part-000", topic="orders")
     publisher = Publisher(BY_KEY, transport=transport)
     publisher.publish(Order("ada", 1)).result(WAIT_S)
-    tasks = list(publisher._sender.link().watches._tasks.values())
+    tasks = list(publisher._sender.connection().watches._tasks.values())
     del publisher
 
     async def ended():
@@ -54,35 +54,40 @@ def test_a_publisher_that_is_dropped_ends_its_watches(transport):
     run(ended())
 
 
-def test_a_forked_child_goes_on_as_another_producer(gated):
+def test_a_forked_child_is_refused_and_the_parent_sends_what_it_was_given(gated):
     publisher = Publisher(mapping.direct("a/journal"), transport=gated)
     pending = publisher.publish({"from": "parent"})
     begun(gated, 1)
     receiving, sending = os.pipe()
     child = os.fork()
     if child == 0:
+        said = []
         try:
+            for attempt in (
+                lambda: pending.result(WAIT_S),
+                lambda: publisher.publish({"from": "child"}),
+            ):
+                try:
+                    attempt()
+                    said.append("no error")
+                except ClosedError as error:
+                    said.append(str(error))
+            publisher.close()
             gated.append_gate = None
-            try:
-                pending.result(WAIT_S)
-                lost = "no error"
-            except ClosedError as error:
-                lost = str(error)
-            receipt = publisher.publish({"from": "child"})
-            receipt.result(WAIT_S)
-            content = gated.content_of("a/journal").decode()
-            said = {"producer": publisher.producer.hex(), "lost": lost, "content": content}
-            os.write(sending, json.dumps(said).encode())
+            with Publisher(mapping.direct("a/journal"), transport=gated) as own:
+                own.publish({"from": "child"}).result(WAIT_S)
+            said.append(gated.content_of("a/journal").decode())
         finally:
+            os.write(sending, json.dumps(said).encode())
             os._exit(0)
     os.close(sending)
     with os.fdopen(receiving, "rb") as pipe:
-        said = json.loads(pipe.read())
+        lost, refused, content = json.loads(pipe.read())
     assert os.waitpid(child, 0)[1] == 0
-    assert said["producer"] != publisher.producer.hex()
-    assert said["content"].count("\n") == 1
-    assert said["producer"] in said["content"].replace("-", "")
-    assert "the parent sends it" in said["lost"]
+    assert "make another Publisher in the child" in lost
+    assert "make another Publisher in the child" in refused
+    assert content.count("\n") == 1
     gated.opened()
     pending.result(WAIT_S)
     publisher.close()
+    assert len(lines(gated, "a/journal")) == 1

@@ -70,7 +70,7 @@ def test_new_partitions_are_used(transport, on_loop):
         on_loop(transport.create, "orders/part-001", topic="orders")
 
         async def listed():
-            watches = publisher._sender.link().watches
+            watches = publisher._sender.connection().watches
             async with asyncio.timeout(WAIT_S):
                 while len(watches.current["topic=orders"].names) < 2:
                     await watches._changed.wait()

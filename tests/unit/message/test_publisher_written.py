@@ -132,12 +132,12 @@ def test_what_is_published_during_an_append_becomes_the_next_append(gated):
 
 
 def test_a_batch_has_a_bounded_size(gated, monkeypatch):
-    monkeypatch.setattr("gazette_sdk.message.publishing.outbox.BATCH_BYTES_MAX", 1000)
+    monkeypatch.setattr("gazette_sdk.message.publishing.connection.BATCH_BYTES_MAX", 1000)
     with Publisher(mapping.direct("a/journal"), transport=gated) as publisher:
         receipts = [publisher.publish({"n": n, "text": "x" * 300}) for n in range(20)]
         gated.opened()
         publisher.flush(WAIT_S)
-        assert len({receipt.batch for receipt in receipts}) > 3
+        assert len({receipt.append for receipt in receipts}) > 3
     assert [line["n"] for line in lines(gated, "a/journal")] == list(range(20))
     for receipt, following in pairwise(receipts):
         assert receipt.end == following.begin

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import itertools
 import threading
 
@@ -17,6 +16,7 @@ from gazette_sdk.errors import (
 from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.message.publishing.receipt import ReceiptTimeoutError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.append.pending import PendingAppend
 from support.published import TO, WAIT_S
 from support.transactions import by_to, committed, flags, transact, written
 
@@ -149,18 +149,16 @@ def test_a_roll_back_that_cannot_be_written_in_time_is_noted(gated, monkeypatch)
 @pytest.mark.parametrize("saved", [False, True])
 def test_an_interrupt_in_the_end_of_a_block_leaves_a_whole(transport, monkeypatch, saved):
     transport.create("a/journal")
-    wait = concurrent.futures.wait
+    wait = PendingAppend.wait
     with Publisher(TO, transport=transport) as publisher:
         waits = itertools.count()
 
-        def interrupted(futures, timeout=None):
+        def interrupted(append, timeout_s=None):
             if next(waits) == 0:
                 raise KeyboardInterrupt
-            return wait(futures, timeout)
+            return wait(append, timeout_s)
 
-        monkeypatch.setattr(
-            "gazette_sdk.message.publishing.transaction.concurrent.futures.wait", interrupted
-        )
+        monkeypatch.setattr(PendingAppend, "wait", interrupted)
         save = (lambda _: None) if saved else None  # which of the two waits is interrupted
         with pytest.raises(KeyboardInterrupt):
             transact(publisher, {"n": 1}, save=save)
