@@ -8,6 +8,7 @@ business of the layers above (`appender`, `reader`, `listing`), which work over 
 from __future__ import annotations
 
 import abc
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from types import TracebackType
 from typing import Self
@@ -22,7 +23,7 @@ __all__ = ["ANYWHERE", "AppendItem", "ReadItem", "Target", "Transport"]
 
 
 class Transport(abc.ABC):
-    """A way to reach journals. All methods belong to the SDK's event loop.
+    """A way to reach journals.
 
     Calls that end without a response raise a :class:`~gazette_sdk.errors.CallError`.
     Construction does no I/O: connections are opened by the first call.
@@ -30,9 +31,11 @@ class Transport(abc.ABC):
     Attributes:
         knows_routes: whether it sends a read to a broker that has the journal. Only then may a
             reader forbid brokers to proxy, and open stored fragments itself.
+        loop: event loop to which all calls belong; None: any running loop.
     """
 
     knows_routes: bool = False
+    loop: asyncio.AbstractEventLoop | None = None
 
     @abc.abstractmethod
     def list(self, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse]:
