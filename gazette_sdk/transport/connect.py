@@ -22,7 +22,7 @@ DEFAULT_WIRE = "auto"
 """What to speak to brokers where neither URL nor options say it."""
 
 _WIRES = {
-    "auto": "gazette_sdk.transport.wires.stream.choice:ChosenTransport",
+    "auto": "gazette_sdk.transport.wires.stream.transport:ChosenTransport",
     "grpc": "gazette_sdk.transport.wires.grpc.transport:GrpcTransport",
     "stream": "gazette_sdk.transport.wires.stream.transport:StreamTransport",
 }

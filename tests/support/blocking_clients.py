@@ -17,7 +17,7 @@ from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.server.tls import server_context
 from gazette_sdk.transport.target import Destination, Peer
 from gazette_sdk.transport.wires.stream.blocking import BlockingClient
-from gazette_sdk.transport.wires.stream.blocking_connection import BlockingDialer
+from gazette_sdk.transport.wires.stream.dialing import TlsContext
 from gazette_sdk.transport.wires.tls import Tls
 from support.certificates import Authority
 from support.scripted_broker import append_ok
@@ -87,7 +87,7 @@ class Served:
 
     def __init__(self, script, *, tls=None, client_tls=None, path=None, **options):
         self.server = UnixStream(script, path) if path else ScriptedStream(script, tls=tls)
-        self.client = BlockingClient(BlockingDialer(client_tls or Tls()), **options)
+        self.client = BlockingClient(TlsContext(client_tls or Tls()), **options)
 
     async def __aenter__(self):
         await self.server.__aenter__()

@@ -10,7 +10,7 @@ from gazette_sdk.transport.wires.stream import StreamTransport
 from support.scripted_broker import header as message_header
 from support.scripted_stream import ScriptedStream
 
-__all__ = ["APPLIED", "apply", "idle", "items", "obliging", "read", "served"]
+__all__ = ["APPLIED", "apply", "idle", "items", "obliging", "pool", "read", "served"]
 
 APPLIED = pb.ApplyResponse(header=message_header())
 
@@ -48,5 +48,10 @@ async def obliging(peer):
         peer.answer((await peer.call()).call, APPLIED)
 
 
+def pool(transport):
+    """The connections of this event loop."""
+    return transport._wire.pools.here()
+
+
 def idle(transport):
-    return [c for endpoint in transport._pool._endpoints.values() for c in endpoint.idle]
+    return [c for endpoint in pool(transport)._endpoints.values() for c in endpoint.idle]

@@ -8,8 +8,6 @@ import threading
 from collections import deque
 from typing import Generic, TypeVar
 
-from gazette_sdk.transport.rendezvous import Rendezvous
-
 __all__ = ["Mailbox"]
 
 T = TypeVar("T")
@@ -27,7 +25,7 @@ class Mailbox(Generic[T]):
         # Of a thread that waits: whoever puts an item takes it, and opens it. A lock by itself
         # wakes a thread sooner than a condition or a future does, and there is one consumer.
         self._gates: list[threading.Lock] = []
-        self._waiter: tuple[asyncio.AbstractEventLoop, Rendezvous] | None = None
+        self._waiter: asyncio.Future[None] | None = None
 
     def put(self, item: T) -> None:
         """Add an item and wake the consumer. From any thread."""
@@ -40,10 +38,9 @@ class Mailbox(Generic[T]):
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
-            loop, meeting = waiter
             # A loop that was closed has no consumer any more.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(meeting.meet)
+                waiter.get_loop().call_soon_threadsafe(_resolve, waiter)
 
     def first(self) -> T:
         """Wait for the first item, in plain code; it stays until :meth:`drop`."""
@@ -61,14 +58,12 @@ class Mailbox(Generic[T]):
         if self._items:
             await asyncio.sleep(0)
         while not self._items:
-            loop = asyncio.get_running_loop()
-            meeting = Rendezvous(loop)
-            self._waiter = (loop, meeting)
+            waiter = self._waiter = asyncio.get_running_loop().create_future()
             if self._items:  # put before the waiter was seen
                 self._waiter = None
                 await asyncio.sleep(0)
                 break
-            await meeting
+            await waiter
         return self._items[0]
 
     @property
@@ -79,3 +74,8 @@ class Mailbox(Generic[T]):
     def drop(self) -> None:
         """Remove the first item: the consumer is done with it."""
         self._items.popleft()
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():  # the consumer may have been cancelled
+        waiter.set_result(None)

@@ -13,7 +13,8 @@ from grpc.aio._call import StreamStreamCall
 from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append import append_buffer
-from gazette_sdk.transport.append.service import AppendService, DependencyFailedError
+from gazette_sdk.transport.append.append_service import AppendService, DependencyFailedError
+from gazette_sdk.transport.loop import adopt_running_loop
 from support.scripted_broker import (
     RefusalError,
     append_ok,
@@ -385,6 +386,7 @@ async def test_appends_outlive_a_broker_that_restarts(wire):
 async def test_a_connection_that_is_lost_at_the_half_close_is_tried_again(monkeypatch, wire):
     """grpcio then raises an internal error, which says nothing of the call's end."""
     half_closes, real = 0, StreamStreamCall.done_writing
+    adopt_running_loop()  # the server is stopped in the midst of a call
 
     async def done_writing(self):
         nonlocal half_closes

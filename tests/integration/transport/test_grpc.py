@@ -10,7 +10,6 @@ import pytest
 
 from gazette_sdk.errors import (
     CallError,
-    ClosedError,
     UnavailableError,
     ValidationError,
 )
@@ -146,7 +145,7 @@ async def test_a_broker_that_is_just_starting_is_waited_for():
         address, bind = broker.address, f"127.0.0.1:{broker.port}"
     async with GrpcTransport(address) as transport:
         applying = asyncio.create_task(transport.apply(pb.ApplyRequest()))
-        await until(lambda: transport._channels.health(SERVICE) is Health.FAILED)
+        await until(lambda: transport._wire._channels.health(SERVICE) is Health.FAILED)
         async with ScriptedBroker(bind) as started:
             started.on_apply = lambda _: pb.ApplyResponse(header=header())
             assert (await applying).header == header()
@@ -161,7 +160,7 @@ async def test_a_broker_that_is_far_away_or_busy_is_given_time_to_answer_the_fir
         async with GrpcTransport(address, reconnect_backoff_max_s=0.1) as transport:
             applying = asyncio.create_task(transport.apply(pb.ApplyRequest()))
             await asyncio.sleep(0.5)  # what a dial takes, handshakes and all
-            assert transport._channels.health(SERVICE) is Health.CONNECTING
+            assert transport._wire._channels.health(SERVICE) is Health.CONNECTING
             proxy.answering.set()
             assert (await applying).header == header()
             assert proxy.connections_made == 1
@@ -181,21 +180,67 @@ async def test_an_address_that_is_no_grpc_server_fails_within_the_bound():
             await plain.apply(pb.ApplyRequest())
 
 
-def test_a_transport_belongs_to_one_loop():
-    transport = GrpcTransport("http://localhost:1", connect_timeout_s=0.05)
+def in_a_thread(coroutine):
+    """Runs it on an event loop of its own."""
+    return asyncio.to_thread(asyncio.run, coroutine)
 
-    async def use():
-        with contextlib.suppress(UnavailableError):
-            await transport.apply(pb.ApplyRequest())
 
-    loop = asyncio.new_event_loop()
-    try:
-        loop.run_until_complete(use())
-        with pytest.raises(ClosedError, match="connect again"):
-            asyncio.run(use())
-        loop.run_until_complete(transport.aclose())
-    finally:
-        loop.close()
+@in_loop
+async def test_calls_from_every_loop_are_made_on_the_sdks_loop():
+    async def total(requests):
+        return append_ok(end=len(b"".join([item.content async for item in requests])))
+
+    async def requests(loops):
+        loops.append(asyncio.get_running_loop())
+        yield pb.AppendRequest(journal="a/journal")
+        for piece in (b"a", b"b"):
+            await asyncio.sleep(0)
+            yield piece
+        loops.append(asyncio.get_running_loop())
+        yield pb.AppendRequest()
+
+    async with served() as (broker, transport):
+        broker.on_apply = lambda _: pb.ApplyResponse(header=header())
+        broker.on_read = lambda _: [read_metadata(0, 0, 3), pb.ReadResponse(content=b"abc")]
+        broker.on_append = total
+
+        async def use():
+            loops = []
+            assert (await transport.apply(pb.ApplyRequest())).header == header()
+            assert (await read_all(transport))[1] == b"abc"
+            assert (await transport.append(requests(loops))).commit.end == 2
+            assert loops == [asyncio.get_running_loop()] * 2
+
+        await use()
+        await asyncio.gather(*(in_a_thread(use()) for _ in range(3)))
+
+
+@in_loop
+async def test_a_read_from_another_loop_can_be_closed_and_cancelled():
+    ended = []
+
+    async def on_read(request):
+        try:
+            yield read_metadata(0, 0, 3)
+            await asyncio.Event().wait()
+        finally:
+            ended.append(request)
+
+    async with served() as (broker, transport):
+        broker.on_read = on_read
+
+        async def use():
+            reading = transport.read(pb.ReadRequest(journal="a/journal", block=True))
+            await anext(reading)
+            await reading.aclose()
+            reading = transport.read(pb.ReadRequest(journal="a/journal", block=True))
+            await anext(reading)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await anext(reading)
+
+        await in_a_thread(use())
+        await until(lambda: len(ended) == 2)
 
 
 @in_loop
@@ -205,12 +250,12 @@ async def test_unused_members_are_swept_and_dialled_again():
         route = route_to(broker.address)
         peer = candidates(Target(route), needs_primary=False)[0]
         await read_all(transport, Target(route))
-        transport._channels._sweep()
-        assert peer in transport._channels
-        transport._channels._sweep()
-        assert peer not in transport._channels
+        transport._wire._channels._sweep()
+        assert peer in transport._wire._channels
+        transport._wire._channels._sweep()
+        assert peer not in transport._wire._channels
         await read_all(transport, Target(route))
-        assert peer in transport._channels
+        assert peer in transport._wire._channels
 
 
 # ------------------------------------------------------------------- addresses

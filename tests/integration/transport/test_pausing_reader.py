@@ -8,8 +8,8 @@ from contextlib import aclosing
 import pytest
 
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import stream_liveness
 from gazette_sdk.server import stream_connection, stream_server
-from gazette_sdk.transport.wires.stream import connection
 from support.scripted_broker import in_loop, read_metadata
 from support.wires import NETWORK, over
 
@@ -21,9 +21,9 @@ PAUSE_S = 2.5 * SILENCE_S
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch):
     """Either end asks after half a bound for a sign of life, which is 20 s otherwise."""
-    monkeypatch.setattr(connection, "PING_AFTER_S", SILENCE_S / 2)
-    monkeypatch.setattr(connection, "SILENCE_MAX_S", SILENCE_S)
-    monkeypatch.setattr(connection, "STALL_MAX_S", SILENCE_S)
+    monkeypatch.setattr(stream_liveness, "PING_AFTER_S", SILENCE_S / 2)
+    monkeypatch.setattr(stream_liveness, "SILENCE_MAX_S", SILENCE_S)
+    monkeypatch.setattr(stream_liveness, "STALL_MAX_S", SILENCE_S)
     monkeypatch.setattr(stream_server, "TICK_S", SILENCE_S / stream_connection.SILENT_TICKS_MAX)
 
 

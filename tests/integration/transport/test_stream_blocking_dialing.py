@@ -15,8 +15,7 @@ from gazette_sdk.protocol.stream_frames import encode_goaway
 from gazette_sdk.server.tls import server_context
 from gazette_sdk.transport.wires.stream import blocking
 from gazette_sdk.transport.wires.stream.blocking import BlockingClient
-from gazette_sdk.transport.wires.stream.blocking_connection import BlockingDialer
-from gazette_sdk.transport.wires.stream.dialing import NotStreamError
+from gazette_sdk.transport.wires.stream.dialing import NotStreamError, TlsContext
 from gazette_sdk.transport.wires.tls import Tls
 from support.blocking_clients import (
     OPENING,
@@ -98,7 +97,7 @@ async def test_others_are_spoken_to_while_one_cannot_be_dialled():
 @in_loop
 async def test_what_cannot_be_reached_is_told(certificates, tmp_path):
     context, _ = certificates
-    client = BlockingClient(BlockingDialer(Tls()))
+    client = BlockingClient(TlsContext(Tls()))
     for address in ("http://127.0.0.1:1", f"unix://{tmp_path}/none"):
         assert client.append(destination(address), OPENING, b"x") is None
         assert client.takes(address)

@@ -13,8 +13,8 @@ from gazette_sdk.errors import (
     UnavailableError,
 )
 from gazette_sdk.message.publishing.direct import BYTES_MAX
+from gazette_sdk.protocol import stream_liveness
 from gazette_sdk.protocol.stream_calls import Ping
-from gazette_sdk.transport.wires.stream import blocking_call
 from support.blocking_clients import (
     OPENING,
     WAIT_S,
@@ -44,8 +44,8 @@ async def test_its_time_runs_out():
 
 @in_loop
 async def test_a_silent_server_is_asked_and_then_dropped(monkeypatch):
-    monkeypatch.setattr(blocking_call, "PING_AFTER_S", 0.1)
-    monkeypatch.setattr(blocking_call, "SILENCE_MAX_S", 0.2)
+    monkeypatch.setattr(stream_liveness, "PING_AFTER_S", 0.1)
+    monkeypatch.setattr(stream_liveness, "SILENCE_MAX_S", 0.2)
     async with Served(silent) as served:
         with pytest.raises(UnavailableError, match="said nothing for 0 s"):
             await served.append()
@@ -168,8 +168,8 @@ async def test_a_look_sees_that_time_ran_out():
 async def test_an_answer_that_came_in_time_is_good_however_late_it_is_looked_for(
     monkeypatch, serve
 ):
-    monkeypatch.setattr(blocking_call, "PING_AFTER_S", 0.05)
-    monkeypatch.setattr(blocking_call, "SILENCE_MAX_S", 0.1)
+    monkeypatch.setattr(stream_liveness, "PING_AFTER_S", 0.05)
+    monkeypatch.setattr(stream_liveness, "SILENCE_MAX_S", 0.1)
     async with serve(obliging, call_timeout_s=0.2) as served:
         for finish in (looked, lambda call: call.wait(WAIT_S), None):
             call = await served.begun(b"abc")
@@ -231,8 +231,8 @@ async def test_going_on_sees_the_connection_lost_and_the_silence(monkeypatch):
         await call.finish()
         with pytest.raises(UnavailableError, match="closed the connection"):
             call.response()
-    monkeypatch.setattr(blocking_call, "PING_AFTER_S", 0.02)
-    monkeypatch.setattr(blocking_call, "SILENCE_MAX_S", 0.05)
+    monkeypatch.setattr(stream_liveness, "PING_AFTER_S", 0.02)
+    monkeypatch.setattr(stream_liveness, "SILENCE_MAX_S", 0.05)
     async with Served(silent) as served:
         call = await served.begun()
         await call.finish()

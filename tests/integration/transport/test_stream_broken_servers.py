@@ -8,7 +8,7 @@ from gazette_sdk.errors import CallError, UnavailableError
 from gazette_sdk.protocol.stream_frames import Kind, encode, encode_goaway, header
 from gazette_sdk.transport.wires.stream.dialing import NotStreamError
 from support.scripted_broker import in_loop
-from support.stream_transports import APPLIED, apply, items, served
+from support.stream_transports import APPLIED, apply, items, pool, served
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 
@@ -43,7 +43,7 @@ async def _swallows(peer):
 @in_loop
 async def test_what_speaks_something_else_is_told_from_what_cannot_be_reached(script):
     async with served(script, connect_timeout_s=0.3) as (server, transport):
-        transport._pool._dialer._hello_timeout_s = 0.1
+        pool(transport)._dialer.hello_timeout_s = 0.1
         with pytest.raises(UnavailableError, match=server.address) as caught:
             await apply(transport)
         assert isinstance(caught.value.__cause__, NotStreamError)

@@ -7,10 +7,11 @@ import asyncio
 import pytest
 
 from gazette_sdk.errors import DeadlineExceededError, UnavailableError
+from gazette_sdk.protocol import stream_liveness
 from gazette_sdk.protocol.stream_calls import Aborted, HalfClosed, Ping
 from gazette_sdk.transport.wires.stream import connection
 from support.scripted_broker import in_loop, read_metadata, until
-from support.stream_transports import APPLIED, apply, items, read, served
+from support.stream_transports import APPLIED, apply, items, pool, read, served
 from support.stream_transports import idle as _idle
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
@@ -35,7 +36,7 @@ async def test_closing_a_read_aborts_it_and_keeps_the_connection():
         reading = read(transport, block=True)
         assert await anext(reading) == read_metadata(0, 0, 9)
         await reading.aclose()
-        await until(lambda: transport._pool._endpoints and _idle(transport))
+        await until(lambda: pool(transport)._endpoints and _idle(transport))
         assert await apply(transport) == APPLIED
         assert len(server.peers) == 1
 
@@ -56,7 +57,7 @@ async def test_a_read_that_does_not_end_when_given_up_loses_its_connection(monke
         await anext(reading)
         await reading.aclose()
         await gone.wait()
-        await until(lambda: len(transport._pool) == 0)
+        await until(lambda: len(pool(transport)) == 0)
 
 
 @in_loop
@@ -115,8 +116,8 @@ async def test_a_cancelled_append_is_aborted(waits_in):
 
 @in_loop
 async def test_a_silent_peer_is_asked_and_dropped(monkeypatch):
-    monkeypatch.setattr(connection, "PING_AFTER_S", 0.05)
-    monkeypatch.setattr(connection, "SILENCE_MAX_S", 0.15)
+    monkeypatch.setattr(stream_liveness, "PING_AFTER_S", 0.05)
+    monkeypatch.setattr(stream_liveness, "SILENCE_MAX_S", 0.15)
 
     async def script(peer):
         await peer.greet()
@@ -132,8 +133,8 @@ async def test_a_silent_peer_is_asked_and_dropped(monkeypatch):
 
 @in_loop
 async def test_a_peer_that_answers_pings_may_take_its_time(monkeypatch):
-    monkeypatch.setattr(connection, "PING_AFTER_S", 0.02)
-    monkeypatch.setattr(connection, "SILENCE_MAX_S", 0.5)
+    monkeypatch.setattr(stream_liveness, "PING_AFTER_S", 0.02)
+    monkeypatch.setattr(stream_liveness, "SILENCE_MAX_S", 0.5)
 
     async def script(peer):
         await peer.greet()

@@ -13,7 +13,7 @@ from gazette_sdk.transport.wires.stream import StreamTransport
 from gazette_sdk.transport.wires.stream import pool as pool_module
 from support.scripted_broker import in_loop, read_metadata, until
 from support.scripted_stream import ScriptedStream
-from support.stream_transports import APPLIED, apply, obliging, read, served
+from support.stream_transports import APPLIED, apply, obliging, pool, read, served
 from support.stream_transports import idle as _idle
 from support.tcp_proxy import TcpProxy
 
@@ -36,7 +36,7 @@ async def test_after_goaway_calls_end_and_new_ones_go_elsewhere():
         for _ in range(3):
             assert await apply(transport) == APPLIED
         assert calls == server.peers
-        await until(lambda: len(transport._pool) == 0)
+        await until(lambda: len(pool(transport)) == 0)
 
 
 @in_loop
@@ -71,20 +71,20 @@ async def test_reads_have_connections_of_their_own_and_few_of_them_are_kept():
         assert len(server.peers) == 40
         for reading in readings:
             await reading.aclose()
-        await until(lambda: len(transport._pool) == pool_module.IDLE_MAX)
+        await until(lambda: len(pool(transport)) == pool_module.IDLE_MAX)
 
 
 @in_loop
 async def test_idle_connections_are_swept():
     async with served(obliging) as (server, transport):
         await apply(transport)
-        pool = transport._pool
+        connections = pool(transport)
         [idle] = _idle(transport)
-        pool.sweep(idle.freed_at + pool_module.SWEEP_INTERVAL_S - 1)
+        connections.sweep(idle.idle_since + pool_module.SWEEP_INTERVAL_S - 1)
         await apply(transport)
         assert len(server.peers) == 1
-        pool.sweep(idle.freed_at + pool_module.SWEEP_INTERVAL_S)
-        assert len(pool) == 0
+        connections.sweep(idle.idle_since + pool_module.SWEEP_INTERVAL_S)
+        assert len(connections) == 0
         await apply(transport)
         assert len(server.peers) == 2
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import ssl
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from gazette_sdk.errors import ClosedError, ConfigurationError, UnavailableError
+from gazette_sdk.errors import ConfigurationError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.server.process import Server
@@ -142,21 +140,3 @@ def _methods():
         return Answer(APPLIED.SerializeToString())
 
     return [StreamMethod(RPCS_BY_NAME["Apply"], serve)]
-
-
-@pytest.mark.parametrize("kind", [StreamTransport, ChosenTransport])
-def test_a_transport_belongs_to_one_loop(kind):
-    transport = kind("http://localhost:1", connect_timeout_s=0.05)
-
-    async def use():
-        with contextlib.suppress(UnavailableError):
-            await apply(transport)
-
-    loop = asyncio.new_event_loop()
-    try:
-        loop.run_until_complete(use())
-        with pytest.raises(ClosedError, match="connect again"):
-            asyncio.run(use())
-        loop.run_until_complete(transport.aclose())
-    finally:
-        loop.close()

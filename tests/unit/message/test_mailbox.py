@@ -10,7 +10,6 @@ import time
 import pytest
 
 from gazette_sdk.message.reading.mailbox import Mailbox
-from gazette_sdk.transport.rendezvous import Rendezvous
 
 WAIT_S = 10.0
 
@@ -62,7 +61,7 @@ def test_a_consumer_that_gave_up_misses_nothing():
 def test_a_consumer_whose_loop_is_gone_disturbs_nobody():
     box: Mailbox[int] = Mailbox()
     loop = asyncio.new_event_loop()
-    box._waiter = (loop, Rendezvous(loop))
+    box._waiter = loop.create_future()
     loop.close()
     box.put(7)
     assert box.first() == 7

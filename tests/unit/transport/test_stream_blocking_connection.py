@@ -11,7 +11,7 @@ import pytest
 
 from gazette_sdk.protocol.stream_frames import Kind, encode, encode_hello
 from gazette_sdk.server.tls import server_context
-from gazette_sdk.transport.wires.stream import watch as watch_module
+from gazette_sdk.transport.wires.stream import spin
 from gazette_sdk.transport.wires.stream.blocking_connection import BlockingConnection
 from gazette_sdk.transport.wires.stream.dialing import PROTOCOLS
 from gazette_sdk.transport.wires.tls import Tls
@@ -57,7 +57,7 @@ def test_who_does_not_read_is_given_the_time_of_reads(ends):
         connection.send(bytes(4 << 20))
     assert 0.1 <= time.monotonic() - began_at < WAIT_S
     with pytest.raises(ConnectionError, match="does not read: timed out"):
-        connection.say(b"x")
+        connection.send_soon(b"x")
 
 
 def test_where_nothing_is_to_be_waited_for_nothing_is(ends):
@@ -65,7 +65,7 @@ def test_where_nothing_is_to_be_waited_for_nothing_is(ends):
     with pytest.raises(TimeoutError):
         connection.receive(0)
     with pytest.raises(ConnectionError, match="does not read"):
-        connection.say(bytes(4 << 20))
+        connection.send_soon(bytes(4 << 20))
     theirs.sendall(encode_hello())
     connection.receive(0)
     assert connection.greeted
@@ -73,8 +73,8 @@ def test_where_nothing_is_to_be_waited_for_nothing_is(ends):
 
 def test_a_read_waits_for_its_time_and_no_longer_than_for_bytes(ends, monkeypatch):
     connection, theirs = ends
-    for watch_s in (watch_module.WATCH_S, 1000.0):  # asleep in the end, or awake all the time
-        monkeypatch.setattr(watch_module, "WATCH_S", watch_s)
+    for spin_s in (spin.SPIN_S, 1000.0):  # asleep in the end, or awake all the time
+        monkeypatch.setattr(spin, "SPIN_S", spin_s)
         began_at = time.monotonic()
         with pytest.raises(TimeoutError):
             connection.receive(0.05)

@@ -58,18 +58,18 @@ class Keeper:
     """Who owns the connection."""
 
     def __init__(self):
-        self.told = []
+        self.events = []
 
-    def freed(self, connection):
-        self.told.append("freed")
+    def idle(self, connection):
+        self.events.append("idle")
 
     def lost(self, connection):
-        self.told.append("lost")
+        self.events.append("lost")
 
 
 def made():
     wire, keeper = Wire(), Keeper()
-    connection = Connection(keeper)
+    connection = Connection(keeper.idle, keeper.lost)
     connection.connection_made(wire)
     assert wire.written == PREFACE
     return connection, wire, keeper
@@ -122,7 +122,7 @@ def test_whatever_arrives_every_call_ends_and_nothing_is_raised(pieces, methods,
         for call in calls[1:]:
             call.give_up()
         connection.connection_lost(None)
-        assert keeper.told[-1] == "lost"
+        assert keeper.events[-1] == "lost"
         for call in calls:
             assert call.over
             while await call.more():
@@ -159,7 +159,7 @@ async def test_a_single_large_response_stops_nothing():
     assert wire.paused == 0
     feed(connection, encode_status(0))
     await call.end()
-    assert keeper.told == ["freed"]
+    assert keeper.events == ["idle"]
     connection.connection_lost(None)
 
 
@@ -176,7 +176,7 @@ async def test_what_was_given_up_is_dropped_and_reading_goes_on():
     feed(connection, encode(Kind.CONTENT, b"late"))
     assert call.take() is None
     feed(connection, encode_status(1, "given up"))
-    assert keeper.told == ["freed"]
+    assert keeper.events == ["idle"]
     assert connection.usable
     connection.connection_lost(None)
 
@@ -199,7 +199,9 @@ async def test_masses_of_content_are_waited_for_in_large_pieces_and_all_else_in_
     with theirs:
         theirs.setblocking(False)
         keeper = Keeper()
-        _, connection = await loop.create_connection(lambda: Connection(keeper), sock=ours)
+        _, connection = await loop.create_connection(
+            lambda: Connection(keeper.idle, keeper.lost), sock=ours
+        )
         await loop.sock_recv(theirs, 100)
         await loop.sock_sendall(theirs, encode_hello())
         await asyncio.wait_for(connection.greeted, 5)

@@ -19,8 +19,9 @@ from gazette_sdk.transport.routing.dispatcher import Action, Health, Marks, acti
 from gazette_sdk.transport.target import SERVICE, Peer
 from gazette_sdk.transport.wires.grpc.codec import decode_read_response, encode_append_item
 from gazette_sdk.transport.wires.tls import Tls
+from gazette_sdk.transport.wires.transport import WireOptions
 
-__all__ = ["Channels", "Stubs", "Tls", "dial"]
+__all__ = ["Channels", "Stubs", "dial"]
 
 SWEEP_INTERVAL_S = 30.0
 """A member's connection that one full interval did not use is closed."""
@@ -50,7 +51,7 @@ ready: just as a dispatcher should see it."""
 
 
 class _Fork:
-    """Whether this process was forked from one that already used gRPC.
+    """State of gRPC with respect to forks: a child of a process that used gRPC cannot use it.
 
     gRPC's asyncio threads do not exist in such a child, and every call would wait for ever.
     """
@@ -75,7 +76,7 @@ def _credentials(tls: Tls) -> Any:
 
 
 def dial(endpoint: str) -> str:
-    """The gRPC target of an endpoint URL. ``unix:///path`` needs no host.
+    """Return the gRPC target of an endpoint URL. ``unix:///path`` needs no host.
 
     Raises:
         ValidationError: it is not an endpoint.
@@ -87,7 +88,7 @@ def dial(endpoint: str) -> str:
 
 
 class Stubs:
-    """The calls of the journal service over one channel."""
+    """Calls of the journal service over one channel."""
 
     def __init__(self, channel: Any) -> None:
         self.channel = channel
@@ -120,41 +121,29 @@ class Stubs:
         }
 
     def unary(self, name: str) -> Any:
-        """The call of this name, of one request and one response."""
+        """Return the call of this name, of one request and one response."""
         return self._unary[name]
 
 
 class Channels:
-    """The open connections of one transport, all on one event loop.
+    """Open connections of one transport, all on one event loop.
 
     Args:
-        address: endpoint URL of the service address.
-        tls: certificates, for endpoints of scheme ``https``.
-        max_receive_bytes: greatest message to accept.
-        reconnect_backoff_max_s: longest wait between two dials of a lost connection.
-        connect_timeout_s: what a call waits for its connection.
+        options: of the transport.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        tls: Tls,
-        max_receive_bytes: int,
-        reconnect_backoff_max_s: float,
-        connect_timeout_s: float,
-    ) -> None:
-        dial(address)  # a bad address is reported where it was given
-        self.address = address
-        self._tls = tls
-        self._connect_timeout_s = connect_timeout_s
-        self._options = (
-            ("grpc.max_receive_message_length", max_receive_bytes),
+    def __init__(self, options: WireOptions) -> None:
+        dial(options.address)  # a bad address is reported where it was given
+        self.address = options.address
+        self._tls = options.tls
+        self._connect_timeout_s = connect_timeout_s = options.connect_timeout_s
+        self._channel_options = (
+            ("grpc.max_receive_message_length", options.max_receive_bytes),
             ("grpc.max_send_message_length", -1),
             ("grpc.initial_reconnect_backoff_ms", int(FIRST_RECONNECT_S * 1000)),
             # Under this name gRPC keeps what a dial may take, the handshakes included.
             ("grpc.min_reconnect_backoff_ms", int(connect_timeout_s * 1000)),
-            ("grpc.max_reconnect_backoff_ms", int(reconnect_backoff_max_s * 1000)),
+            ("grpc.max_reconnect_backoff_ms", int(options.reconnect_backoff_max_s * 1000)),
             ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
             ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
             ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
@@ -171,20 +160,20 @@ class Channels:
 
     @property
     def closed(self) -> bool:
-        """Whether :meth:`aclose` was called."""
+        """True if :meth:`aclose` was called."""
         return self._closed
 
     def __contains__(self, peer: Peer) -> bool:
         return peer in self._stubs
 
     def health(self, peer: Peer) -> Health:
-        """The state of the connection to a peer; one that was never dialled is idle."""
+        """Return the state of the connection to a peer; one that was never dialled is idle."""
         stubs = self._stubs.get(peer)
         return Health.IDLE if stubs is None else _HEALTH[stubs.channel.get_state()]
 
     @asynccontextmanager
     async def use(self, peer: Peer) -> AsyncIterator[Stubs]:
-        """The calls of a peer, once it is connected; it stays open while they are in use.
+        """Return the calls of a peer, once it is connected; it stays open while they are in use.
 
         Raises:
             UnavailableError: it cannot be reached.
@@ -204,7 +193,7 @@ class Channels:
             self._marks.end(peer)
 
     def where(self, peer: Peer) -> str:
-        """A peer in words, for messages of errors."""
+        """Return a peer in words, for messages of errors."""
         return where(peer, self.address)
 
     async def aclose(self) -> None:
@@ -241,9 +230,9 @@ class Channels:
                 )
             _Fork.grpc_was_used = True
             channel = (
-                grpc.aio.secure_channel(target, _credentials(self._tls), self._options)
+                grpc.aio.secure_channel(target, _credentials(self._tls), self._channel_options)
                 if urls.is_tls(endpoint)
-                else grpc.aio.insecure_channel(target, self._options)
+                else grpc.aio.insecure_channel(target, self._channel_options)
             )
             stubs = self._stubs[peer] = Stubs(channel)
         return stubs
@@ -259,7 +248,7 @@ class Channels:
                     state = channel.get_state(try_to_connect=True)
         except TimeoutError:
             if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                return  # the call fails at once, and tells the cause
+                return  # the call fails at once, with the cause
             raise UnavailableError(
                 f"{self.where(peer)} did not answer within {self._connect_timeout_s:g} s"
             ) from None

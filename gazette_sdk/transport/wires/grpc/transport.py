@@ -16,23 +16,17 @@ from gazette_sdk.errors import CallCancelledError, CallError, ClosedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.service import ERROR_METADATA
 from gazette_sdk.transport.routing.dispatcher import Health
-from gazette_sdk.transport.routing.route_cache import DEFAULT_SIZE, DEFAULT_TTL_S
-from gazette_sdk.transport.routing.routed import (
-    CHUNK_BYTES_KEY,
-    CONNECT_TIMEOUT_S,
-    MAX_RECEIVE_BYTES,
-    RECONNECT_BACKOFF_MAX_S,
-    ROLLBACK_TIMEOUT_S,
-    RoutedTransport,
-)
+from gazette_sdk.transport.routing.routed import CHUNK_BYTES_KEY, ROLLBACK_TIMEOUT_S
 from gazette_sdk.transport.target import AppendItem, Destination, Peer
 from gazette_sdk.transport.wires.base import PreparedAppend, Wire
 from gazette_sdk.transport.wires.call_status import call_error
 from gazette_sdk.transport.wires.grpc.channels import Channels, Stubs
 from gazette_sdk.transport.wires.grpc.codec import Chunk
 from gazette_sdk.transport.wires.grpc.pipeline import StreamedPipeline
+from gazette_sdk.transport.wires.grpc.sdk_loop import SdkLoop
 from gazette_sdk.transport.wires.grpc.status import FirstStatus
 from gazette_sdk.transport.wires.tls import Tls
+from gazette_sdk.transport.wires.transport import BrokerTransport, WireOptions
 
 __all__ = ["READ_CHUNK_BYTES", "GrpcTransport", "GrpcWire", "Tls"]
 
@@ -40,65 +34,16 @@ READ_CHUNK_BYTES = 512 << 10
 """Content per message that we ask of our own brokers; measured best on a loopback connection."""
 
 
-class GrpcTransport(RoutedTransport):
-    """Journals over gRPC.
+class GrpcTransport(BrokerTransport):
+    """Journals over gRPC. Calls from other event loops hop to the SDK's loop and back."""
 
-    Args:
-        address: endpoint URL of the service: ``http://host:port``, ``https://host:port`` or
-            ``unix:///path``.
-        zone: the client's own zone; reads prefer brokers in it.
-        cache_size: journals whose routes are remembered; 0 lets brokers proxy every call.
-        cache_ttl_s: age in seconds from which a remembered route is not used any more.
-        tls: certificates, for ``https``.
-        auth_keys: base64 keys of the cluster; the first signs a token for each call.
-        auth_token: a ready-made bearer token; used only where no keys are given.
-        max_receive_bytes: greatest message to accept.
-        reconnect_backoff_max_s: longest wait between two dials of a lost connection; brokers
-            among themselves use 0.5.
-        connect_timeout_s: what a call waits for a broker to be reachable.
-        read_chunk_bytes: content per message to ask of brokers that can choose.
-
-    Raises:
-        ValidationError: the address is not an endpoint URL.
-        ConfigurationError: the keys are malformed.
-    """
-
-    def __init__(
-        self,
-        address: str,
-        *,
-        zone: str = "",
-        cache_size: int = DEFAULT_SIZE,
-        cache_ttl_s: float = DEFAULT_TTL_S,
-        tls: Tls | None = None,
-        auth_keys: str = "",
-        auth_token: str = "",
-        max_receive_bytes: int = MAX_RECEIVE_BYTES,
-        reconnect_backoff_max_s: float = RECONNECT_BACKOFF_MAX_S,
-        connect_timeout_s: float = CONNECT_TIMEOUT_S,
-        read_chunk_bytes: int = READ_CHUNK_BYTES,
-    ) -> None:
-        channels = Channels(
-            address,
-            tls=tls or Tls(),
-            max_receive_bytes=max_receive_bytes,
-            reconnect_backoff_max_s=reconnect_backoff_max_s,
-            connect_timeout_s=connect_timeout_s,
-        )
-        super().__init__(
-            address,
-            GrpcWire(channels, read_chunk_bytes=read_chunk_bytes),
-            zone=zone,
-            cache_size=cache_size,
-            cache_ttl_s=cache_ttl_s,
-            auth_keys=auth_keys,
-            auth_token=auth_token,
-        )
-        self._channels = channels
+    @staticmethod
+    def _make_wire(options: WireOptions) -> Wire:
+        return GrpcWire(options)
 
 
 class _Call(NamedTuple):
-    """What is known of one call while it runs."""
+    """Call under way."""
 
     to: Destination
     metadata: tuple[tuple[str, str], ...]
@@ -106,16 +51,21 @@ class _Call(NamedTuple):
 
 
 class GrpcWire(Wire):
-    """Calls to brokers over gRPC.
+    """Calls to brokers over gRPC, made on the SDK's event loop.
 
     Args:
-        channels: its connections, which it closes.
-        read_chunk_bytes: content per message to ask of brokers that can choose.
+        options: of the transport.
+
+    Raises:
+        ValidationError: the address is not an endpoint URL.
     """
 
-    def __init__(self, channels: Channels, *, read_chunk_bytes: int = READ_CHUNK_BYTES) -> None:
-        self._channels = channels
-        self._read_metadata = ((CHUNK_BYTES_KEY, str(read_chunk_bytes)),)
+    def __init__(self, options: WireOptions) -> None:
+        self._channels = Channels(options)
+        self._loop = SdkLoop()
+        self._timeout_s = options.call_timeout_s or None
+        chunk_bytes = options.read_chunk_bytes or READ_CHUNK_BYTES
+        self._read_metadata = ((CHUNK_BYTES_KEY, str(chunk_bytes)),)
 
     def health(self, peer: Peer) -> Health:
         """See :meth:`Wire.health`."""
@@ -123,41 +73,23 @@ class GrpcWire(Wire):
 
     async def unary(self, to: Destination, request: Message) -> Any:
         """See :meth:`Wire.unary`."""
-        async with self._begin(to) as call:
-            pending = call.stubs.unary(to.rpc.name)(request, metadata=call.metadata)
-            with self._errors_of(call, pending):
-                return await pending
+        return await self._loop.call(self._unary(to, request))
 
-    async def list(
-        self, to: Destination, request: pb.ListRequest
-    ) -> AsyncGenerator[pb.ListResponse, None]:
+    def list(self, to: Destination, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse]:
         """See :meth:`Wire.list`."""
-        async with self._begin(to) as call:
-            stream = call.stubs.list(request, metadata=call.metadata)
-            try:
-                async for response in self._responses(call, stream):
-                    yield response
-            finally:
-                stream.cancel()
+        return self._loop.responses(self._list(to, request))
 
-    async def read(
+    def read(
         self, to: Destination, request: pb.ReadRequest
-    ) -> AsyncGenerator[pb.ReadResponse | Chunk | bytes, None]:
+    ) -> AsyncGenerator[pb.ReadResponse | Chunk | bytes]:
         """See :meth:`Wire.read`."""
-        async with self._begin(to) as call:
-            stream = call.stubs.read(request, metadata=call.metadata + self._read_metadata)
-            try:
-                async for item in self._responses(call, stream):
-                    yield item
-            finally:
-                stream.cancel()
+        return self._loop.responses(self._read(to, request))
 
     async def append(
         self, append: PreparedAppend, requests: AsyncIterator[AppendItem]
     ) -> pb.AppendResponse:
         """See :meth:`Wire.append`."""
-        async with self._begin(append.to) as call:
-            return await self._append(call, append.request, requests)
+        return await self._loop.call(self._append(append, self._loop.requests(requests)))
 
     def try_pipeline(self, to: Destination) -> StreamedPipeline:
         """See :meth:`Wire.try_pipeline`. The append connects, where need be."""
@@ -167,13 +99,57 @@ class GrpcWire(Wire):
         """See :meth:`Wire.open_pipeline`."""
         return self.try_pipeline(to)
 
-    async def replicate(
+    def replicate(
+        self,
+        to: Destination,
+        opening: pb.ReplicateRequest,
+        requests: AsyncIterator[pb.ReplicateRequest],
+    ) -> AsyncGenerator[pb.ReplicateResponse]:
+        """See :meth:`Wire.replicate`."""
+        loop = self._loop
+        return loop.responses(self._replicate(to, opening, loop.requests(requests)))
+
+    async def aclose(self) -> None:
+        """See :meth:`Wire.aclose`."""
+        await self._loop.call(self._channels.aclose())
+
+    # ------------------------------------------------------- on the SDK's loop
+
+    async def _unary(self, to: Destination, request: Message) -> Any:
+        async with self._begin(to) as call:
+            stub = call.stubs.unary(to.rpc.name)
+            pending = stub(request, metadata=call.metadata, timeout=self._timeout_s)
+            with self._errors_of(call, pending):
+                return await pending
+
+    async def _list(
+        self, to: Destination, request: pb.ListRequest
+    ) -> AsyncGenerator[pb.ListResponse, None]:
+        async with self._begin(to) as call:
+            stream = call.stubs.list(request, metadata=call.metadata)
+            try:
+                async for response in self._responses(call, stream):
+                    yield response
+            finally:
+                stream.cancel()
+
+    async def _read(
+        self, to: Destination, request: pb.ReadRequest
+    ) -> AsyncGenerator[pb.ReadResponse | Chunk | bytes, None]:
+        async with self._begin(to) as call:
+            stream = call.stubs.read(request, metadata=call.metadata + self._read_metadata)
+            try:
+                async for item in self._responses(call, stream):
+                    yield item
+            finally:
+                stream.cancel()
+
+    async def _replicate(
         self,
         to: Destination,
         opening: pb.ReplicateRequest,
         requests: AsyncIterator[pb.ReplicateRequest],
     ) -> AsyncGenerator[pb.ReplicateResponse, None]:
-        """See :meth:`Wire.replicate`."""
         async with self._begin(to) as call:
             stream = call.stubs.replicate(metadata=call.metadata)
             ended = FirstStatus(stream)
@@ -186,40 +162,34 @@ class GrpcWire(Wire):
                 stream.cancel()
                 await _ended(sending)
 
-    async def aclose(self) -> None:
-        """See :meth:`Wire.aclose`."""
-        await self._channels.aclose()
-
-    # ------------------------------------------------------------- their parts
-
     @asynccontextmanager
     async def _begin(self, to: Destination) -> AsyncIterator[_Call]:
         """Connect to the broker."""
         async with self._channels.use(to.peer) as stubs:
-            told = to.authorization
-            yield _Call(to, () if told is None else (("authorization", told),), stubs)
+            token = to.authorization
+            yield _Call(to, () if token is None else (("authorization", token),), stubs)
 
     async def _append(
-        self, call: _Call, opening: pb.AppendRequest, requests: AsyncIterator[AppendItem]
+        self, append: PreparedAppend, requests: AsyncIterator[AppendItem]
     ) -> pb.AppendResponse:
-        stream = call.stubs.append(metadata=call.metadata)
-        ended = FirstStatus(stream)
-        receiving = asyncio.create_task(_only_response(stream, ended))
-        try:
-            with self._errors_of(call, stream, ended):
-                try:
-                    await _send(stream, opening, requests)
-                except Exception:
-                    await self._roll_back(stream, receiving)
-                    raise
-                response: pb.AppendResponse | None = await receiving
-        finally:
-            stream.cancel()
-            await _ended(receiving)
+        to = append.to
+        async with self._begin(to) as call:
+            stream = call.stubs.append(metadata=call.metadata, timeout=self._timeout_s)
+            ended = FirstStatus(stream)
+            receiving = asyncio.create_task(_only_response(stream, ended))
+            try:
+                with self._errors_of(call, stream, ended):
+                    try:
+                        await _send(stream, append.request, requests)
+                    except Exception:
+                        await self._roll_back(stream, receiving)
+                        raise
+                    response: pb.AppendResponse | None = await receiving
+            finally:
+                stream.cancel()
+                await _ended(receiving)
         if response is None:
-            raise CallError(
-                f"Append at {call.to.where}: ended without a response", journal=call.to.journal
-            )
+            raise CallError(f"Append at {to.where}: ended without a response", journal=to.journal)
         return response
 
     async def _roll_back(self, stream: Any, receiving: asyncio.Task[Any]) -> None:
@@ -260,7 +230,7 @@ class GrpcWire(Wire):
                 method=call.to.rpc.name,
                 where=call.to.where,
                 journal=call.to.journal,
-                kind=_told_kind(error),
+                kind=_error_kind(error),
             ) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
@@ -282,8 +252,8 @@ class GrpcWire(Wire):
             ) from None
 
 
-def _told_kind(error: grpc.aio.AioRpcError) -> str:
-    """The class of the broker's error, if it tells."""
+def _error_kind(error: grpc.aio.AioRpcError) -> str:
+    """Return the class of the broker's error, if it is in the metadata."""
     for name, value in error.trailing_metadata() or ():
         if name == ERROR_METADATA:
             return str(value)

@@ -2,24 +2,24 @@
 
 Read in this order:
 
-- `transport`: `StreamTransport`.
-- `calls`: how each call of the journal service is made of frames; `outcome`: which error it ended
-  with.
-- `line`: a connection while it carries appends of one journal; `replication`: the sending side
-  of one.
-- `source`: the requests of an append, as far as they are there without waiting.
-- `pool`: the connections to each broker, and which of them a call gets.
-- `dialing`: from an endpoint to a connection; how a server shows that it speaks this wire.
+- `transport`: `StreamTransport`, and `ChosenTransport`, which chooses between this wire and gRPC.
+- `calls`: each call of the journal service as frames; `endings`: the errors of calls; `head`: the
+  heads of calls.
+- `pipeline`: appends on one connection, several in flight.
+- `pools`: a pool of connections for each event loop; `pool`: the connections to each broker, and
+  the choice among them for a call.
+- `dialing`: rules of opening a connection; `dial_policy`: back-off of a broker that cannot be
+  reached; `dialer`: opens asyncio connections.
 - `connection`: one connection, over the pure machine of `protocol.stream_calls`; `open_call`: one
-  of its calls, for the one who makes it.
+  call on it.
 - `blocking`: appends from plain code, on the caller's thread; `blocking_connection` and
-  `blocking_call` are to it what `connection` and `open_call` are to the others.
-- `choice`: the automatic choice between this wire and gRPC, per endpoint, with its memory.
+  `blocking_call` are to it what `connection` and `open_call` are to the others; `spin`: polling a
+  socket for an answer that comes soon.
+- `choice`: the choice between this wire and gRPC, for each broker.
 """
 
 from __future__ import annotations
 
-from gazette_sdk.transport.wires.stream.choice import ChosenTransport
-from gazette_sdk.transport.wires.stream.transport import StreamTransport
+from gazette_sdk.transport.wires.stream.transport import ChosenTransport, StreamTransport
 
 __all__ = ["ChosenTransport", "StreamTransport"]

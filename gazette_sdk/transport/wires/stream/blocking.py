@@ -1,9 +1,8 @@
 """Appends over the stream transport from plain code, on the caller's own thread.
 
-What a hop to the event loop's thread and back costs is a multiple of the append itself. So there
-are connections for plain code: one send and one read for an append. Any thread may make one; each
-has a connection to itself meanwhile, and idle ones are kept. To open one is another's work, who
-has time for it.
+A hop to the event loop's thread and back costs several times as much as the append itself. So there
+are connections for plain code: one send and one read for an append. Any thread may make one. It has
+a connection to itself meanwhile, and idle connections are kept.
 
 An append that may have been sent is never repeated here.
 """
@@ -22,22 +21,23 @@ from gazette_sdk.errors import (
     StreamProtocolError,
     UnavailableError,
 )
-from gazette_sdk.protocol.stream_frames import CallHead
 from gazette_sdk.transport.target import Destination
 from gazette_sdk.transport.wires.stream.blocking_call import StreamBlockingCall
-from gazette_sdk.transport.wires.stream.blocking_connection import (
-    BlockingConnection,
-    BlockingDialer,
-)
-from gazette_sdk.transport.wires.stream.outcome import too_long
+from gazette_sdk.transport.wires.stream.blocking_connection import BlockingConnection, dial
+from gazette_sdk.transport.wires.stream.dial_policy import DialPolicy
+from gazette_sdk.transport.wires.stream.dialing import TlsContext
+from gazette_sdk.transport.wires.stream.endings import too_long
+from gazette_sdk.transport.wires.stream.head import Head
 
 __all__ = ["BlockingClient"]
 
 DIAL_TIMEOUT_S = 1.0
-"""What a dial may take: the event loop's are patient, and are there for whoever fails here."""
+"""Time limit of each step of a dial. The event loop's dials take longer, and serve who fails
+here."""
 
 REDIAL_AFTER_S = 0.5
-"""A server that could not be dialled is left to the event loop for so long. Doubles each time."""
+"""Time for which a server that could not be dialled is left to the event loop. Doubles each
+time."""
 
 REDIAL_AFTER_MAX_S = 60.0
 
@@ -45,7 +45,7 @@ IDLE_MAX = 8
 """Idle connections to one server that are kept."""
 
 IDLE_MAX_S = 30.0
-"""What was idle for so long is closed by whoever is next done with another one."""
+"""A connection that was idle for so long is closed when the next one becomes idle."""
 
 
 class BlockingClient:
@@ -54,31 +54,30 @@ class BlockingClient:
     A forked child begins with none: its parent's are untouched.
 
     Args:
-        dialer: opens connections.
-        call_timeout_s: what an append may take; 0 for any time. The server is told.
+        tls: for endpoints of scheme ``https``.
+        call_timeout_s: time limit of an append; 0 for none. The server has it, too.
     """
 
-    def __init__(self, dialer: BlockingDialer, *, call_timeout_s: float = 0.0) -> None:
+    def __init__(self, tls: TlsContext, *, call_timeout_s: float = 0.0) -> None:
         self.is_closed = False
-        self._dialer = dialer
+        self._tls = tls
         self._call_timeout_s = call_timeout_s
-        self._timeout_ms = max(1, round(call_timeout_s * 1000)) if call_timeout_s else 0
-        self._head = CallHead(timeout_ms=self._timeout_ms).SerializeToString()
+        self._head = Head(timeout_s=call_timeout_s)
         self._lock = threading.Lock()
         self._idle: dict[str, list[BlockingConnection]] = {}
         self._busy: dict[BlockingConnection, str] = {}
-        self._failed_dials: dict[str, tuple[float, int]] = {}  # not before when, how many
+        self._policies: dict[str, DialPolicy] = {}
         self._sweep_at = 0.0
         _clients.add(self)
 
     def is_connected(self, endpoint: str) -> bool:
-        """Whether there is a connection to a server, which so speaks this wire."""
+        """Return True if there is a connection to a server, which so speaks this wire."""
         return bool(self._idle.get(endpoint)) or endpoint in self._busy.values()
 
     def takes(self, endpoint: str) -> bool:
-        """Whether an append to a server is worth a try."""
-        failed = self._failed_dials.get(endpoint)
-        return not self.is_closed and (failed is None or time.monotonic() >= failed[0])
+        """Return True if an append to a server is worth a try."""
+        policy = self._policies.get(endpoint)
+        return not self.is_closed and (policy is None or policy.may_dial(time.monotonic()))
 
     def append(self, to: Destination, opening: bytes, content: bytes) -> StreamBlockingCall | None:
         """Send a whole append. If this raises, nothing of it was sent.
@@ -99,7 +98,7 @@ class BlockingClient:
         if connection is None:
             return None
         try:
-            head = self._head if to.authorization is None else self._head_with(to.authorization)
+            head = self._head.encoded(to.authorization)
             _, data = connection.calls.append(opening, content, head)
             call = StreamBlockingCall(self, connection, to, self._call_timeout_s)
             call.send(data)
@@ -115,7 +114,8 @@ class BlockingClient:
         """Open an idle connection, unless there are enough.
 
         Raises:
-            UnavailableError: the broker cannot be reached, or speaks another wire.
+            UnavailableError: the broker cannot be reached, or could not be lately, or speaks
+                another wire.
             ConfigurationError: a certificate cannot be used.
             ClosedError: the client is closed.
         """
@@ -123,6 +123,9 @@ class BlockingClient:
         with self._lock:
             if self.is_closed:
                 raise _closed_error(to)
+            policy = self._policies.get(endpoint)
+            if policy is not None and not policy.may_dial(time.monotonic()):
+                raise UnavailableError(f"{policy.failure}", journal=to.journal)
             count = len(self._idle.get(endpoint, ())) + list(self._busy.values()).count(endpoint)
         if count < IDLE_MAX:
             self.give_back(self._dial(to))
@@ -142,8 +145,8 @@ class BlockingClient:
     # ------------------------------------------------------------ by its calls
 
     def give_back(self, connection: BlockingConnection) -> None:
-        """A call has ended; another may follow on its connection."""
-        now = connection.freed_at = time.monotonic()
+        """Keep the connection of a call that has ended."""
+        now = connection.idle_since = time.monotonic()
         closing: Sequence[BlockingConnection] = ()
         with self._lock:
             endpoint = self._busy.pop(connection, "")
@@ -156,12 +159,12 @@ class BlockingClient:
                 closing = (connection,)
             if now >= self._sweep_at:
                 self._sweep_at = now + IDLE_MAX_S
-                closing = (*closing, *self._swept(now))
+                closing = (*closing, *self._sweep(now))
         for each in closing:
             each.close()
 
     def discard(self, connection: BlockingConnection) -> None:
-        """A connection is of no use any more."""
+        """Close a connection which takes no further call."""
         with self._lock:
             self._busy.pop(connection, None)
         connection.close()
@@ -186,47 +189,43 @@ class BlockingClient:
     def _dial(self, to: Destination) -> BlockingConnection:
         endpoint = to.peer.endpoint
         try:
-            connection = self._dialer.dial(endpoint, to.where, DIAL_TIMEOUT_S)
-        except (UnavailableError, ConfigurationError):
+            connection = dial(endpoint, to.where, self._tls, DIAL_TIMEOUT_S)
+        except (UnavailableError, ConfigurationError) as error:
             with self._lock:
-                _, count = self._failed_dials.get(endpoint, (0.0, 0))
-                wait_s = min(REDIAL_AFTER_S * 2.0**count, REDIAL_AFTER_MAX_S)
-                self._failed_dials[endpoint] = time.monotonic() + wait_s, min(count + 1, 30)
+                policy = self._policies.setdefault(
+                    endpoint, DialPolicy(REDIAL_AFTER_S, REDIAL_AFTER_MAX_S)
+                )
+                policy.failed(time.monotonic(), error)
             raise
         with self._lock:
-            self._failed_dials.pop(endpoint, None)
+            self._policies.pop(endpoint, None)
             if not self.is_closed:
                 self._busy[connection] = endpoint
                 return connection
         connection.close()
         raise _closed_error(to)
 
-    def _head_with(self, authorization: str) -> bytes:
-        head = CallHead(timeout_ms=self._timeout_ms)
-        head.metadata["authorization"] = authorization
-        return head.SerializeToString()
-
-    def _swept(self, now: float) -> list[BlockingConnection]:
+    def _sweep(self, now: float) -> list[BlockingConnection]:
         """Take out what is idle for long. Under the lock."""
         old = []
         for endpoint, kept in list(self._idle.items()):
-            old += [each for each in kept if now - each.freed_at >= IDLE_MAX_S]
-            kept[:] = [each for each in kept if now - each.freed_at < IDLE_MAX_S]
+            old += [each for each in kept if now - each.idle_since >= IDLE_MAX_S]
+            kept[:] = [each for each in kept if now - each.idle_since < IDLE_MAX_S]
             if not kept:
                 del self._idle[endpoint]
-        for endpoint, (after, _) in list(self._failed_dials.items()):
-            if now >= after + REDIAL_AFTER_MAX_S:
-                del self._failed_dials[endpoint]
+        for endpoint, policy in list(self._policies.items()):
+            if policy.may_dial(now - REDIAL_AFTER_MAX_S):
+                del self._policies[endpoint]
         return old
 
-    def begin_anew(self) -> None:
-        """In a forked child: the connections are the parent's.
+    def reset_after_fork(self) -> None:
+        """Release the connections in a forked child: they are the parent's.
 
-        Another of its threads may have held the lock.
+        Another thread of the parent may have held the lock.
         """
         self._lock = threading.Lock()
         for connection in [*self._busy, *(each for kept in self._idle.values() for each in kept)]:
-            connection.close()  # this process' number of it, and nothing is said
+            connection.close()  # this process' descriptor of it; nothing is sent
         self._idle.clear()
         self._busy.clear()
 
@@ -238,9 +237,9 @@ def _closed_error(to: Destination) -> ClosedError:
 _clients: weakref.WeakSet[BlockingClient] = weakref.WeakSet()
 
 
-def _begin_anew() -> None:
+def _reset_after_fork() -> None:
     for client in list(_clients):
-        client.begin_anew()
+        client.reset_after_fork()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,55 +1,37 @@
-"""One append on a blocking connection, for the one who makes it."""
+"""One append on a blocking connection, as its caller uses it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
-from gazette_sdk.errors import CallError, StreamProtocolError
+from gazette_sdk.errors import StreamProtocolError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_calls import Status
+from gazette_sdk.protocol.stream_liveness import Liveness, Verdict
 from gazette_sdk.transport.target import Destination
 from gazette_sdk.transport.wires.base import BlockingCall
 from gazette_sdk.transport.wires.stream.blocking_connection import BlockingConnection
-from gazette_sdk.transport.wires.stream.connection import (
-    PING_AFTER_S,
-    SILENCE_MAX_S,
-    STALL_MAX_S,
-    STALLED_BYTES,
-)
+from gazette_sdk.transport.wires.stream.endings import malformed, no_response, raise_failure
 from gazette_sdk.transport.wires.stream.open_call import Ended
-from gazette_sdk.transport.wires.stream.outcome import malformed, raise_failure
 
-__all__ = ["Keeper", "StreamBlockingCall"]
+if TYPE_CHECKING:
+    from gazette_sdk.transport.wires.stream.blocking import BlockingClient
 
-
-class Keeper(Protocol):
-    """Who keeps the connections of calls.
-
-    Attributes:
-        is_closed: they were all closed on purpose.
-    """
-
-    is_closed: bool
-
-    def give_back(self, connection: BlockingConnection) -> None:
-        """A call has ended; another may follow on its connection."""
-
-    def discard(self, connection: BlockingConnection) -> None:
-        """A connection is of no use any more."""
+__all__ = ["StreamBlockingCall"]
 
 
 class StreamBlockingCall(BlockingCall):
-    """An append that was sent. See :class:`BlockingCall`.
+    """Append that was sent. See :class:`BlockingCall`.
 
     Args:
-        keeper: gets the connection back.
+        client: gets the connection back.
         connection: its own until it is over.
         to: the broker.
-        timeout_s: what it may take; 0 for any time.
+        timeout_s: its time limit; 0 for none.
 
     Attributes:
         status: the STATUS that ended it.
@@ -58,37 +40,36 @@ class StreamBlockingCall(BlockingCall):
     """
 
     __slots__ = (
+        "_client",
         "_connection",
         "_expires_at",
-        "_heard_at",
-        "_keeper",
-        "_look_at",
+        "_liveness",
         "_payload",
         "_timeout_s",
         "_to",
-        "_unheard_bytes",
         "ended",
         "reason",
         "status",
     )
 
     def __init__(
-        self, keeper: Keeper, connection: BlockingConnection, to: Destination, timeout_s: float
+        self,
+        client: BlockingClient,
+        connection: BlockingConnection,
+        to: Destination,
+        timeout_s: float,
     ) -> None:
         self.status: Status | None = None
         self.ended: Ended | None = None
         self.reason = ""
-        self._keeper = keeper
+        self._client = client
         self._connection = connection
         self._to = to
-        self._unheard_bytes = 0
         self._timeout_s = timeout_s
         self._payload: bytes | None = None
-        now = self._heard_at = time.monotonic()
+        now = time.monotonic()
         self._expires_at = now + timeout_s if timeout_s else 0.0
-        self._look_at = now + PING_AFTER_S
-        if timeout_s:
-            self._plan(now, PING_AFTER_S)
+        self._liveness = Liveness(now)
 
     @property
     def over(self) -> bool:
@@ -96,8 +77,8 @@ class StreamBlockingCall(BlockingCall):
         return self.status is not None or self.ended is not None
 
     def send(self, data: bytes) -> None:
-        """Send it; if that fails, it is over."""
-        self._unheard_bytes = len(data)
+        """Send the append; if that fails, it is over."""
+        self._liveness.sent(len(data))
         try:
             self._connection.send(data)
         except TimeoutError:
@@ -111,14 +92,13 @@ class StreamBlockingCall(BlockingCall):
         ends_at = None if timeout_s is None else now + timeout_s
         try:
             while not self.over:
-                wait_s = self._look_at - now
-                if ends_at is not None and ends_at < self._look_at:
-                    wait_s = ends_at - now
+                check_at = self._check_at()
+                wait_s = (check_at if ends_at is None else min(ends_at, check_at)) - now
                 self._receive(max(wait_s, 0.0))
                 if self.status is not None:
                     break
                 now = time.monotonic()
-                self._look(now)
+                self._check(now)
                 if ends_at is not None and now >= ends_at:
                     return self.over
         except BaseException:
@@ -133,7 +113,7 @@ class StreamBlockingCall(BlockingCall):
             while not self.over:
                 if not self._receive(0):
                     await self._readable(loop)
-                    self._look(time.monotonic())
+                    self._check(time.monotonic())
         except BaseException:
             self.give_up("it was given up")
             raise
@@ -144,9 +124,7 @@ class StreamBlockingCall(BlockingCall):
         if self.status is None or self.status.code:
             raise_failure(to, self)
         if self._payload is None:
-            raise CallError(
-                f"{to.rpc.name} at {to.where}: ended without a response", journal=to.journal
-            )
+            raise no_response(to)
         try:
             return pb.AppendResponse.FromString(self._payload)
         except DecodeError as error:
@@ -164,7 +142,7 @@ class StreamBlockingCall(BlockingCall):
     # ------------------------------------------------------------------- parts
 
     def _receive(self, wait_s: float) -> bool:
-        """Take what comes within a time; whether anything came, if only an end."""
+        """Take what arrives within a time. Return True if anything did, if only an end."""
         connection = self._connection
         try:
             connection.receive(wait_s)
@@ -178,59 +156,50 @@ class StreamBlockingCall(BlockingCall):
         except OSError as error:
             self._fail(Ended.LOST, str(error))
             return True
-        status = connection.status
-        if status is None:
-            self._unheard_bytes = 0
-            now = self._heard_at = time.monotonic()
-            self._plan(now, PING_AFTER_S)
+        if connection.status is None:
+            self._liveness.heard(time.monotonic())
         else:
             self._payload = connection.payload
-            self.status = status
-            self._keeper.give_back(connection)
+            self.status = connection.status
+            self._client.give_back(connection)
         return True
 
-    def _look(self, now: float) -> None:
-        """If it is time: find out whether a silent server lives, and whether time ran out."""
-        if now < self._look_at or self.over:
+    def _check_at(self) -> float:
+        """Return when to check for silence and the time limit."""
+        deadline = self._liveness.deadline
+        return min(deadline, self._expires_at) if self._expires_at else deadline
+
+    def _check(self, now: float) -> None:
+        """If it is due: send PING to a silent server or give it up, and keep the time limit."""
+        if now < self._check_at() or self.over:
             return
         if self._expires_at and now >= self._expires_at:
             self._fail(Ended.EXPIRED, f"no answer within {self._timeout_s:g} s")
             return
-        silent_s = now - self._heard_at
-        bound_s = STALL_MAX_S if self._unheard_bytes > STALLED_BYTES else SILENCE_MAX_S
-        if silent_s >= bound_s:
-            self._fail(Ended.LOST, f"the server said nothing for {silent_s:.0f} s")
-            return
-        try:
-            self._connection.say(self._connection.calls.ping(b""))
-        except OSError as error:
-            self._fail(Ended.LOST, str(error))
-            return
-        self._plan(now, min(bound_s - silent_s, PING_AFTER_S))
-
-    def _plan(self, now: float, wait_s: float) -> None:
-        """When to look the next time."""
-        self._look_at = now + wait_s
-        if self._expires_at:
-            self._look_at = min(self._look_at, self._expires_at)
+        match self._liveness.check(now):
+            case Verdict.DROP:
+                silent_s = self._liveness.silent_s(now)
+                self._fail(Ended.LOST, f"the server said nothing for {silent_s:.0f} s")
+            case Verdict.PING:
+                try:
+                    self._connection.send_soon(self._connection.calls.ping(b""))
+                except OSError as error:
+                    self._fail(Ended.LOST, str(error))
 
     async def _readable(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait until something came, or it is time to look."""
-        ready = loop.create_future()
+        """Wait until something arrived, or a check is due."""
+        ready = asyncio.Event()
         descriptor = self._connection.fileno()
-        loop.add_reader(descriptor, _resolve, ready)
+        loop.add_reader(descriptor, ready.set)
         try:
-            await asyncio.wait([ready], timeout=max(0.0, self._look_at - time.monotonic()))
+            async with asyncio.timeout(max(0.0, self._check_at() - time.monotonic())):
+                await ready.wait()
+        except TimeoutError:
+            pass
         finally:
             loop.remove_reader(descriptor)
-            ready.cancel()
 
     def _fail(self, ended: Ended, reason: str) -> None:
-        self.ended = Ended.CLOSED if self._keeper.is_closed else ended
+        self.ended = Ended.CLOSED if self._client.is_closed else ended
         self.reason = reason
-        self._keeper.discard(self._connection)
-
-
-def _resolve(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)
+        self._client.discard(self._connection)

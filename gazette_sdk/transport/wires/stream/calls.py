@@ -1,14 +1,15 @@
 """Each call of the journal service as frames.
 
-Content never goes through protobuf, a small append is one write and one read, and no call has a
-task of its own but a replication, which sends and receives at once.
+Content never goes through protobuf. A small append is one write and one read. Calls that stream
+their requests have a task which sends them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -16,29 +17,28 @@ from google.protobuf.message import DecodeError, Message
 from gazette_sdk.errors import CallError, StreamProtocolError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.status_codes import CODE_NAMES
-from gazette_sdk.protocol.stream_frames import CONTENT_BYTES_MAX, CallHead, Kind
+from gazette_sdk.protocol.stream_frames import CONTENT_BYTES_MAX, Kind
 from gazette_sdk.transport.routing.dispatcher import Health
-from gazette_sdk.transport.routing.routed import (
-    CHUNK_BYTES_KEY,
-    MAX_RECEIVE_BYTES,
-    ROLLBACK_TIMEOUT_S,
-)
+from gazette_sdk.transport.routing.routed import CHUNK_BYTES_KEY, ROLLBACK_TIMEOUT_S
 from gazette_sdk.transport.target import AppendItem, Destination, Peer
 from gazette_sdk.transport.wires.base import BlockingCall, PreparedAppend, Wire
 from gazette_sdk.transport.wires.grpc.codec import Chunk, decode_read_response
 from gazette_sdk.transport.wires.stream.blocking import BlockingClient
 from gazette_sdk.transport.wires.stream.connection import Connection
+from gazette_sdk.transport.wires.stream.endings import (
+    malformed,
+    no_response,
+    raise_failure,
+    too_long,
+)
+from gazette_sdk.transport.wires.stream.head import Head
 from gazette_sdk.transport.wires.stream.open_call import Ended, OpenCall
-from gazette_sdk.transport.wires.stream.outcome import malformed, raise_failure, too_long
 from gazette_sdk.transport.wires.stream.pipeline import (
-    JOINED_BYTES,
     PIPELINES_MAX,
     StreamPipeline,
     send_piece,
 )
-from gazette_sdk.transport.wires.stream.pool import Pool
-from gazette_sdk.transport.wires.stream.replication import end_if_failed, send_requests
-from gazette_sdk.transport.wires.stream.source import END, PENDING, Source
+from gazette_sdk.transport.wires.stream.pools import Pools
 
 __all__ = ["READ_CHUNK_BYTES", "StreamWire"]
 
@@ -54,47 +54,41 @@ class StreamWire(Wire):
     """Calls to brokers over the stream transport.
 
     Args:
-        pool: its connections, which it closes.
+        pools: its connections, which it closes.
+        blocking: connections for plain code, which it closes.
         max_receive_bytes: greatest message to accept.
         read_chunk_bytes: content per frame to ask for.
-        call_timeout_s: what appends and unary calls may take; 0 for any time.
-        blocking: connections for plain code, which it closes.
+        call_timeout_s: time limit of appends and unary calls; 0 for none.
     """
 
     def __init__(
         self,
-        pool: Pool,
-        *,
+        pools: Pools,
         blocking: BlockingClient,
-        max_receive_bytes: int = MAX_RECEIVE_BYTES,
-        read_chunk_bytes: int = READ_CHUNK_BYTES,
-        call_timeout_s: float = 0.0,
+        *,
+        max_receive_bytes: int,
+        read_chunk_bytes: int,
+        call_timeout_s: float,
     ) -> None:
-        self._pool = pool
+        self.pools = pools
         self._blocking = blocking
         self._max_receive_bytes = max_receive_bytes
         self._call_timeout_s = call_timeout_s
-        self._short_head = CallHead(timeout_ms=_milliseconds(call_timeout_s))
-        self._next_head = CallHead(timeout_ms=_milliseconds(call_timeout_s), after_success=True)
-        self._long_head = CallHead()
-        self._read_head = CallHead(
-            metadata={CHUNK_BYTES_KEY: str(min(read_chunk_bytes, CONTENT_BYTES_MAX))}
-        )
-        self._encoded = {
-            id(head): head.SerializeToString()
-            for head in (self._short_head, self._next_head, self._long_head, self._read_head)
-        }
-        self._pipelines = 0  # that have a connection of their own
+        self._short_head = Head(timeout_s=call_timeout_s)
+        self._next_append_head = Head(timeout_s=call_timeout_s, after_success=True)
+        self._long_head = Head()
+        chunk_bytes = min(read_chunk_bytes, CONTENT_BYTES_MAX)
+        self._read_head = Head(metadata={CHUNK_BYTES_KEY: str(chunk_bytes)})
 
     def health(self, peer: Peer) -> Health:
         """See :meth:`Wire.health`."""
-        return self._pool.health(peer)
+        return self.pools.here().health(peer)
 
     def can_inline(self, peer: Peer) -> bool:
         """See :meth:`Wire.can_inline`."""
         blocking = self._blocking
         return blocking.takes(peer.endpoint) and (
-            blocking.is_connected(peer.endpoint) or self._pool.health(peer) is Health.READY
+            blocking.is_connected(peer.endpoint) or self.pools.is_ready(peer)
         )
 
     def send_inline(self, append: PreparedAppend, content: bytes) -> BlockingCall | None:
@@ -108,22 +102,27 @@ class StreamWire(Wire):
     async def aclose(self) -> None:
         """See :meth:`Wire.aclose`."""
         self._blocking.close()
-        await self._pool.aclose()
+        await self.pools.aclose()
 
     # ------------------------------------------------------------------ calls
 
     async def unary(self, to: Destination, request: Message) -> Any:
         """See :meth:`Wire.unary`."""
         connection = await self._connection(to, exclusive=False)
-        call = self._begin(connection, to, request, self._short_head)
-        return await self._only_response(to, call)
+        call = self._begin(connection, to, request.SerializeToString(), self._short_head)
+        self.bound(call)
+        try:
+            await call.end()
+        finally:
+            call.give_up()  # if the caller is cancelled
+        return self.only_response(to, call)
 
     async def list(
         self, to: Destination, request: pb.ListRequest
     ) -> AsyncGenerator[pb.ListResponse, None]:
         """See :meth:`Wire.list`."""
         connection = await self._connection(to, exclusive=True)
-        call = self._begin(connection, to, request, self._long_head)
+        call = self._begin(connection, to, request.SerializeToString(), self._long_head)
         try:
             while await call.more():
                 while (item := call.take()) is not None:
@@ -137,7 +136,7 @@ class StreamWire(Wire):
     ) -> AsyncGenerator[pb.ReadResponse | Chunk | bytes, None]:
         """See :meth:`Wire.read`."""
         connection = await self._connection(to, exclusive=True)
-        call = self._begin(connection, to, request, self._read_head)
+        call = self._begin(connection, to, request.SerializeToString(), self._read_head)
         try:
             while await call.more():
                 while (item := call.take()) is not None:
@@ -153,31 +152,40 @@ class StreamWire(Wire):
         self, append: PreparedAppend, requests: AsyncIterator[AppendItem]
     ) -> pb.AppendResponse:
         """See :meth:`Wire.append`."""
-        to, opening = append.to, append.request
-        source = Source(requests)
-        try:
-            pieces, item = _gather(source)
-            if _is_commit(item):
-                return await self._append_whole(to, opening, b"".join(pieces), source)
-            return await self._append_streamed(to, opening, pieces, item, source)
-        finally:
-            await source.cancel()
+        to = append.to
+        connection = await self._connection(to, exclusive=True)
+        call = self._begin(connection, to, append.encoded, self._short_head)
+        self.bound(call)
+        async with _sending(call, _send_append(call, requests)) as sending:
+            sending.add_done_callback(partial(_roll_back, call))
+            await call.end()
+            if sending.done() and not sending.cancelled() and not sending.result():
+                if call.status is None or CODE_NAMES[call.status.code] not in {"OK", "CANCELLED"}:
+                    raise_failure(to, call)
+                raise CallError(
+                    f"Append at {to.where}: the append ended without commit", journal=to.journal
+                )
+            response: pb.AppendResponse = self.only_response(to, call)
+            return response
 
     def try_pipeline(self, to: Destination) -> StreamPipeline | None:
         """See :meth:`Wire.try_pipeline`."""
-        exclusive = self._pipelines < PIPELINES_MAX
-        connection = self._pool.try_take(to.peer, exclusive=exclusive)
-        return None if connection is None else self._pipeline(to, connection)
+        pool = self.pools.here()
+        connection = pool.try_take(to.peer, exclusive=pool.pipelines < PIPELINES_MAX)
+        if connection is None:
+            return None
+        return StreamPipeline(self, to.peer, pool, connection)
 
     async def open_pipeline(self, to: Destination) -> StreamPipeline:
         """See :meth:`Wire.open_pipeline`."""
-        exclusive = self._pipelines < PIPELINES_MAX
-        self._pipelines += exclusive
+        pool = self.pools.here()
+        exclusive = pool.pipelines < PIPELINES_MAX
+        pool.pipelines += exclusive
         try:
-            connection = await self._connection(to, exclusive=exclusive)
+            connection = await pool.take(to.peer, exclusive=exclusive)
         finally:
-            self._pipelines -= exclusive
-        return self._pipeline(to, connection)
+            pool.pipelines -= exclusive
+        return StreamPipeline(self, to.peer, pool, connection)
 
     async def replicate(
         self,
@@ -187,176 +195,57 @@ class StreamWire(Wire):
     ) -> AsyncGenerator[pb.ReplicateResponse, None]:
         """See :meth:`Wire.replicate`."""
         connection = await self._connection(to, exclusive=True)
-        call = self._begin(connection, to, opening, self._long_head)
-        sending = asyncio.create_task(send_requests(call, requests))
-        sending.add_done_callback(lambda task: end_if_failed(task, call))
-        try:
+        call = self._begin(connection, to, opening.SerializeToString(), self._long_head)
+        async with _sending(call, _send_replicate(call, requests)) as sending:
+            sending.add_done_callback(partial(_fail, call))
             while await call.more():
                 while (item := call.take()) is not None:
                     yield self._decoded(to, pb.ReplicateResponse, item.payload)
             if call.ended is Ended.FAILED:
                 await sending
             raise_failure(to, call)
-        finally:
-            call.give_up()
-            sending.cancel()
-            await asyncio.wait([sending])
-            if not sending.cancelled():
-                sending.exception()
 
-    # ----------------------------------------------------------------- appends
+    # -------------------------------------------------------- for its pipelines
 
-    async def _append_whole(
-        self, to: Destination, opening: pb.AppendRequest, content: bytes, source: Source
-    ) -> pb.AppendResponse:
-        """An append whose content is there."""
-        call = await self._begin_whole(to, opening.SerializeToString(), content)
-        return await self._answer(to, call, source)
+    def append_head(self, to: Destination, *, after_success: bool) -> bytes:
+        """Return the encoded head of an append."""
+        head = self._next_append_head if after_success else self._short_head
+        return head.encoded(to.authorization)
 
-    async def _begin_whole(self, to: Destination, opening: bytes, content: bytes) -> OpenCall:
-        """Send an append of little content, by one write."""
-        connection = await self._connection(to, exclusive=False)
-        try:
-            call = connection.append(opening, content, self._head(to, self._short_head))
-        except StreamProtocolError as error:
-            connection.unused()
-            raise too_long(to, error) from error
-        self._bound(call)
-        return call
+    def bound(self, call: OpenCall) -> None:
+        """Bound the time of an append or a unary call."""
+        if self._call_timeout_s:
+            call.expire_after(self._call_timeout_s)
 
-    def _append_head(self, to: Destination, after_success: bool) -> bytes:  # noqa: FBT001 - a callback
-        return self._head(to, self._next_head if after_success else self._short_head)
+    def only_response(self, to: Destination, call: OpenCall) -> Any:
+        """Return the response of a call that is over and has one only.
 
-    def _appended(self, to: Destination, payload: bytes) -> pb.AppendResponse:
-        return self._decoded(to, pb.AppendResponse, payload)
-
-    def _pipeline(self, to: Destination, connection: Connection) -> StreamPipeline:
-        exclusive = connection.exclusive
-        self._pipelines += exclusive
-
-        def over() -> None:
-            self._pipelines -= exclusive
-
-        return StreamPipeline(
-            to.peer,
-            connection,
-            head=self._append_head,
-            bound=self._bound,
-            decode=self._appended,
-            over=over,
-        )
-
-    async def _append_streamed(
-        self,
-        to: Destination,
-        opening: pb.AppendRequest,
-        pieces: Sequence[bytes],
-        item: object,
-        source: Source,
-    ) -> pb.AppendResponse:
-        """An append whose content is sent as it comes."""
-        connection = await self._connection(to, exclusive=True)
-        call = self._begin(connection, to, opening, self._short_head)
-        try:
-            for piece in pieces:
-                call.send_content(piece)
-            while not _is_commit(item):
-                if item is END:
-                    return await self._uncommitted(to, call)
-                if item is PENDING:
-                    item = await source.next()
-                    continue
-                if isinstance(item, bytes):
-                    await send_piece(call, item)
-                else:
-                    assert isinstance(item, pb.AppendRequest)
-                    call.send_message(item.SerializeToString())
-                    await call.drained()
-                if call.over:
-                    break
-                item = source.poll()
-            call.send_end()
-        except Exception:
-            await self._roll_back(call)
-            raise
-        except BaseException:
-            call.give_up()
-            raise
-        return await self._answer(to, call, source)
-
-    async def _answer(self, to: Destination, call: OpenCall, source: Source) -> pb.AppendResponse:
-        """The response of an append that was sent, or answered early."""
-        try:
-            if not call.over and source.poll() is PENDING:
-                await source.next()
-        except BaseException:
-            call.give_up()
-            raise
-        response: pb.AppendResponse = await self._only_response(to, call)
-        return response
-
-    async def _roll_back(self, call: OpenCall) -> None:
-        """Give an append up, and wait for the broker to have seen it."""
-        call.give_up()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ROLLBACK_TIMEOUT_S):
-                await call.end()
-
-    async def _uncommitted(self, to: Destination, call: OpenCall) -> pb.AppendResponse:
-        """The requests ended without a commit."""
-        await self._roll_back(call)
-        if call.status is None or CODE_NAMES[call.status.code] not in {"OK", "CANCELLED"}:
-            raise_failure(to, call)
-        raise CallError(
-            f"Append at {to.where}: the append ended without commit", journal=to.journal
-        )
+        Raises:
+            GazetteError: the error with which it ended.
+        """
+        raise_failure(to, call)
+        item = call.take()
+        if item is None:
+            raise no_response(to)
+        return self._decoded(to, to.rpc.response_type, item.payload)
 
     # -------------------------------------------------------------------- parts
 
     async def _connection(self, to: Destination, *, exclusive: bool) -> Connection:
-        connection = self._pool.try_take(to.peer, exclusive=exclusive)
+        pool = self.pools.here()
+        connection = pool.try_take(to.peer, exclusive=exclusive)
         if connection is None:
-            connection = await self._pool.take(to.peer, exclusive=exclusive)
+            connection = await pool.take(to.peer, exclusive=exclusive)
         return connection
 
     def _begin(
-        self, connection: Connection, to: Destination, request: Message, head: CallHead
+        self, connection: Connection, to: Destination, request: bytes, head: Head
     ) -> OpenCall:
         try:
-            encoded = request.SerializeToString()
-            call = connection.begin(to.rpc.number, encoded, self._head(to, head))
+            return connection.begin(to.rpc.number, request, head.encoded(to.authorization))
         except StreamProtocolError as error:
             connection.unused()
             raise too_long(to, error) from error
-        if head is self._short_head:
-            self._bound(call)
-        return call
-
-    def _bound(self, call: OpenCall) -> None:
-        if self._call_timeout_s:
-            call.expire_after(self._call_timeout_s)
-
-    def _head(self, to: Destination, head: CallHead) -> bytes:
-        """What a call says of itself, with its token."""
-        if to.authorization is None:
-            return self._encoded[id(head)]
-        told = CallHead()
-        told.CopyFrom(head)
-        told.metadata["authorization"] = to.authorization
-        return told.SerializeToString()
-
-    async def _only_response(self, to: Destination, call: OpenCall) -> Any:
-        try:
-            await call.end()
-        finally:
-            call.give_up()  # of a caller who is cancelled
-        raise_failure(to, call)
-        item = call.take()
-        if item is None:
-            raise CallError(
-                f"{to.rpc.name} at {to.where}: ended without a response", journal=to.journal
-            )
-        return self._decoded(to, to.rpc.response_type, item.payload)
 
     def _read_response(self, to: Destination, payload: bytes) -> pb.ReadResponse | Chunk:
         self._check_length(to, payload)
@@ -382,22 +271,67 @@ class StreamWire(Wire):
             )
 
 
-def _milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000)) if seconds else 0
+@asynccontextmanager
+async def _sending(
+    call: OpenCall, send: Coroutine[Any, Any, bool]
+) -> AsyncIterator[asyncio.Task[bool]]:
+    """Run a task which sends the requests of a call; its end is the end of both."""
+    sending = asyncio.create_task(send)
+    try:
+        yield sending
+    finally:
+        call.give_up()
+        sending.cancel()
+        await asyncio.wait([sending])
+        if not sending.cancelled():
+            sending.exception()  # it was raised, or the call ended before
 
 
-def _is_commit(item: object) -> bool:
-    return isinstance(item, pb.AppendRequest) and not item.ByteSize()
+async def _send_append(call: OpenCall, requests: AsyncIterator[AppendItem]) -> bool:
+    """Send the requests of an append. Return True if it needs no rollback."""
+    committed = False
+    async for item in requests:
+        if call.over:
+            return True
+        if isinstance(item, bytes):
+            await send_piece(call, item)
+        elif item.ByteSize():
+            call.send_message(item.SerializeToString())
+            await call.drained()
+        else:
+            call.send_end()
+            committed = True
+    return committed or call.over
 
 
-def _gather(source: Source) -> tuple[list[bytes], object]:
-    """Content that is there without waiting, up to a bound, and what stopped the gathering."""
-    pieces: list[bytes] = []
-    size = 0
-    while size <= JOINED_BYTES:
-        item = source.poll()
-        if not isinstance(item, bytes):
-            return pieces, item
-        size += len(item)
-        pieces.append(item)
-    return pieces[:-1], pieces[-1]
+def _roll_back(call: OpenCall, sending: asyncio.Task[bool]) -> None:
+    """Abort an append whose requests failed or ended without commit, within a bound."""
+    if not sending.cancelled() and (sending.exception() or not sending.result()):
+        call.give_up()
+        call.expire_after(ROLLBACK_TIMEOUT_S)
+
+
+async def _send_replicate(call: OpenCall, requests: AsyncIterator[pb.ReplicateRequest]) -> bool:
+    """Send the requests of a replication. A request which only has content is a CONTENT frame."""
+    delta = 0
+    async for request in requests:
+        if call.over:
+            return True
+        if request.content and request == pb.ReplicateRequest(
+            content=request.content, content_delta=delta
+        ):
+            call.send_content(request.content)
+        else:
+            call.send_message(request.SerializeToString())
+            delta = 0 if request.HasField("proposal") else request.content_delta
+        delta += len(request.content)
+        await call.drained()
+    call.send_end()
+    return True
+
+
+def _fail(call: OpenCall, sending: asyncio.Task[bool]) -> None:
+    """End a replication whose requests failed."""
+    if not sending.cancelled() and sending.exception() is not None:
+        call.give_up()
+        call.fail(Ended.FAILED, "")

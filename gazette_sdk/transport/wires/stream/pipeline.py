@@ -11,21 +11,25 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
-from gazette_sdk.errors import CallError, GazetteError, StreamProtocolError
+from gazette_sdk.errors import GazetteError, StreamProtocolError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.protocol.stream_calls import PIPELINE_MAX
 from gazette_sdk.transport.target import Destination, Peer
 from gazette_sdk.transport.wires.base import Answered, AppendPipeline, PreparedAppend
 from gazette_sdk.transport.wires.stream.connection import Connection
+from gazette_sdk.transport.wires.stream.endings import too_long
 from gazette_sdk.transport.wires.stream.open_call import OpenCall
-from gazette_sdk.transport.wires.stream.outcome import raise_failure, too_long
+from gazette_sdk.transport.wires.stream.pool import Pool
+
+if TYPE_CHECKING:
+    from gazette_sdk.transport.wires.stream.calls import StreamWire
 
 __all__ = ["JOINED_BYTES", "PIPELINES_MAX", "StreamPipeline", "send_piece"]
 
 PIPELINES_MAX = 16
-"""Pipelines of one transport with a connection of their own. Further ones share connections: a
+"""Pipelines on one event loop with a connection of their own. Further ones share connections: a
 program that writes to thousands of journals needs no connection for each."""
 
 JOINED_BYTES = 64 << 10
@@ -35,55 +39,40 @@ FRAME_BYTES = 512 << 10
 """Content of one frame, where there is more. Fewer frames cost less. Longer frames wait longer, and
 are copied where the server is slow."""
 
-_APPEND = RPCS_BY_NAME["Append"].number
-
 
 class StreamPipeline(AppendPipeline):
     """Appends to one broker on one connection.
 
     Args:
+        wire: makes heads of calls, and decodes responses.
         peer: the broker.
+        pool: counts the pipelines that have a connection of their own.
         connection: taken for this pipeline.
-        head: returns the head of a call; its second argument is True if the call is to run only
-            after the success of the one before it.
-        bound: bounds a call's time.
-        decode: decodes the response of a call that succeeded.
-        over: called when the pipeline is over.
     """
 
     __slots__ = (
-        "_bound",
         "_calls",
         "_capacity",
         "_connection",
-        "_decode",
-        "_head",
-        "_over",
+        "_is_exclusive",
+        "_pool",
         "_ready",
         "_sending",
+        "_wire",
         "peer",
     )
 
-    def __init__(
-        self,
-        peer: Peer,
-        connection: Connection,
-        *,
-        head: Callable[[Destination, bool], bytes],
-        bound: Callable[[OpenCall], None],
-        decode: Callable[[Destination, bytes], pb.AppendResponse],
-        over: Callable[[], None],
-    ) -> None:
+    def __init__(self, wire: StreamWire, peer: Peer, pool: Pool, connection: Connection) -> None:
         self.peer = peer
+        self._wire = wire
+        self._pool = pool
         self._connection = connection
-        self._capacity = PIPELINE_MAX if connection.exclusive else 1
-        self._head = head
-        self._bound = bound
-        self._decode = decode
-        self._over = over
+        self._is_exclusive = connection.exclusive
+        self._capacity = PIPELINE_MAX if self._is_exclusive else 1
         self._calls: deque[OpenCall] = deque()
         self._sending: asyncio.Task[None] | None = None
         self._ready: Callable[[], None] | None = None
+        pool.pipelines += self._is_exclusive
 
     @property
     def in_flight(self) -> int:
@@ -99,22 +88,22 @@ class StreamPipeline(AppendPipeline):
 
     def begin(self, append: PreparedAppend, content: Sequence[bytes], answered: Answered) -> None:
         """See :meth:`AppendPipeline.begin`."""
-        to, connection = append.to, self._connection
-        head = self._head(to, bool(self._calls))
+        to, connection, wire = append.to, self._connection, self._wire
+        head = wire.append_head(to, after_success=bool(self._calls))
         is_small = sum(map(len, content)) <= JOINED_BYTES
         try:
             if is_small:
                 joined = content[0] if len(content) == 1 else b"".join(content)
                 call = connection.append(append.encoded, joined, head)
             else:
-                call = connection.begin(_APPEND, append.encoded, head)
+                call = connection.begin(to.rpc.number, append.encoded, head)
         except StreamProtocolError as error:
             if not self._calls:
                 self.close()
             raise too_long(to, error) from error
         self._calls.append(call)
         call.when_over(partial(self._answered, to, answered))
-        self._bound(call)
+        wire.bound(call)
         if not is_small:
             self._sending = asyncio.create_task(_send_content(call, content))
             self._sending.add_done_callback(self._sent)
@@ -136,7 +125,7 @@ class StreamPipeline(AppendPipeline):
         """See :meth:`AppendPipeline.close`."""
         assert not self._calls
         self._connection.unused()
-        self._over()
+        self._end()
 
     # ------------------------------------------------------------------- parts
 
@@ -152,14 +141,7 @@ class StreamPipeline(AppendPipeline):
         self._remove(call)
         result: pb.AppendResponse | Exception
         try:
-            raise_failure(to, call)
-            item = call.take()
-            if item is None:
-                result = CallError(
-                    f"Append at {to.where}: ended without a response", journal=to.journal
-                )
-            else:
-                result = self._decode(to, item.payload)
+            result = self._wire.only_response(to, call)
         except GazetteError as error:
             result = error
         answered(result)
@@ -167,7 +149,10 @@ class StreamPipeline(AppendPipeline):
     def _remove(self, call: OpenCall) -> None:
         self._calls.remove(call)
         if not self._calls:
-            self._over()
+            self._end()
+
+    def _end(self) -> None:
+        self._pool.pipelines -= self._is_exclusive
 
 
 async def _send_content(call: OpenCall, content: Sequence[bytes]) -> None:

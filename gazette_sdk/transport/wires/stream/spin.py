@@ -1,4 +1,4 @@
-"""Waiting for an answer on a socket with open eyes, where it comes sooner than a sleeper wakes."""
+"""Adaptive spin: polling a socket for an answer that comes sooner than a sleeping thread wakes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import time
 
 from gazette_sdk.alertness import Alertness, has_cores
 
-__all__ = ["WATCH_S", "Watch"]
+__all__ = ["SPIN_S", "SpinningPoll"]
 
-WATCH_S = 0.0003
-"""What a socket is looked at before its caller sleeps: some appends of a broker that is on the
-same machine, or in the same room."""
+SPIN_S = 0.0003
+"""Time to poll a socket before its thread sleeps: some appends of a broker on the same machine, or
+in the same room."""
+
+_has_cores = has_cores()
 
 
-class Watch:
-    """Looks at one socket.
+class SpinningPoll:
+    """Poll of one socket.
 
     Args:
         descriptor: of the socket.
@@ -30,16 +32,16 @@ class Watch:
         poll.register(descriptor, select.POLLIN)
         self._poll = poll.poll
 
-    def sees(self) -> bool:
-        """Whether there is something to be read now."""
+    def is_readable(self) -> bool:
+        """Return True if there is something to read now."""
         return bool(self._poll(0))
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until there is something to be read, at first awake; whether there is."""
+    def wait_readable(self, timeout_s: float) -> bool:
+        """Wait until there is something to read, at first spinning. Return True if there is."""
         poll = self._poll
-        if timeout_s >= WATCH_S and _has_cores and self._alertness.looks():
+        if timeout_s >= SPIN_S and _has_cores and self._alertness.looks():
             now = time.perf_counter
-            ends_at = now() + WATCH_S
+            ends_at = now() + SPIN_S
             while not poll(0):
                 if now() > ends_at:
                     self._alertness.missed()
@@ -49,11 +51,8 @@ class Watch:
                 return True
         return bool(poll(timeout_s * 1000))
 
-    def has_room(self, timeout_s: float) -> bool:
-        """Wait until something can be sent; whether it can. Seldom asked."""
+    def wait_writable(self, timeout_s: float) -> bool:
+        """Wait until something can be sent. Return True if it can. Seldom called."""
         poll = select.poll()
         poll.register(self._descriptor, select.POLLOUT)
         return bool(poll.poll(timeout_s * 1000))
-
-
-_has_cores = has_cores()

@@ -1,4 +1,4 @@
-"""Which of our errors a call on the stream transport ended with."""
+"""Errors of calls on the stream transport."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gazette_sdk.transport.target import Destination
 from gazette_sdk.transport.wires.call_status import call_error
 from gazette_sdk.transport.wires.stream.open_call import Ended
 
-__all__ = ["Over", "malformed", "raise_failure", "too_long"]
+__all__ = ["EndedCall", "malformed", "no_response", "raise_failure", "too_long"]
 
 
-class Over(Protocol):
-    """A call that is over: by its STATUS, or otherwise, for a reason."""
+class EndedCall(Protocol):
+    """Call that is over: by its STATUS, or otherwise, for a reason."""
 
     @property
     def status(self) -> Status | None:
@@ -33,27 +33,27 @@ class Over(Protocol):
 
     @property
     def ended(self) -> Ended | None:
-        """Why it ended without."""
+        """The reason why it ended without."""
 
     @property
     def reason(self) -> str:
         """The same in words."""
 
 
-def raise_failure(to: Destination, call: Over) -> None:
+def raise_failure(to: Destination, call: EndedCall) -> None:
     """Raise the error of a call that is over, if it has one."""
-    told = f"{to.rpc.name} at {to.where}"
+    where = f"{to.rpc.name} at {to.where}"
     match call.ended:
         case Ended.LOST:
-            raise UnavailableError(f"{told}: {call.reason}", journal=to.journal)
+            raise UnavailableError(f"{where}: {call.reason}", journal=to.journal)
         case Ended.CLOSED:
             raise ClosedError(
                 f"{to.rpc.name}: the transport was closed during the call", journal=to.journal
             )
         case Ended.EXPIRED:
-            raise DeadlineExceededError(f"{told}: {call.reason}", journal=to.journal)
+            raise DeadlineExceededError(f"{where}: {call.reason}", journal=to.journal)
         case Ended.FAILED:
-            raise CallCancelledError(f"{told}: its requests failed", journal=to.journal)
+            raise CallCancelledError(f"{where}: its requests failed", journal=to.journal)
     status = call.status
     assert status is not None
     if status.code:
@@ -68,16 +68,21 @@ def raise_failure(to: Destination, call: Over) -> None:
 
 
 def too_long(to: Destination, error: StreamProtocolError) -> GazetteError:
-    """The error of a request that the server would refuse for its length."""
+    """Return the error of a request that is too long for the server."""
     return CallError(
         f"{to.rpc.name} at {to.where}: {error}", code="RESOURCE_EXHAUSTED", journal=to.journal
     )
 
 
 def malformed(to: Destination, error: DecodeError) -> GazetteError:
-    """The error of a response that is no message."""
+    """Return the error of a response that is no message."""
     return CallError(
         f"{to.rpc.name} at {to.where}: a response is malformed: {error}",
         code="INTERNAL",
         journal=to.journal,
     )
+
+
+def no_response(to: Destination) -> GazetteError:
+    """Return the error of a call that succeeded without a response."""
+    return CallError(f"{to.rpc.name} at {to.where}: ended without a response", journal=to.journal)

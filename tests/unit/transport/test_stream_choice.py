@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gazette_sdk.transport.routing.dispatcher import Health
-from gazette_sdk.transport.wires.stream.choice import MEMORY_S, Memory
+from gazette_sdk.transport.wires.stream.choice import REMEMBERED_S, RememberedWires
 
 
 class Clock:
@@ -24,11 +24,16 @@ READY, IDLE, FAILED, CONNECTING = Health.READY, Health.IDLE, Health.FAILED, Heal
         ("it is remembered", ["remember", (0, IDLE, True), (1, READY, True)]),
         (
             "for ten minutes",
-            ["remember", (MEMORY_S - 1, READY, True), (1, READY, False), (1, READY, False)],
+            ["remember", (REMEMBERED_S - 1, READY, True), (1, READY, False), (1, READY, False)],
         ),
         (
             "anew from each time",
-            ["remember", (MEMORY_S - 1, READY, True), "remember", (MEMORY_S - 1, READY, True)],
+            [
+                "remember",
+                (REMEMBERED_S - 1, READY, True),
+                "remember",
+                (REMEMBERED_S - 1, READY, True),
+            ],
         ),
         ("until a failed call", ["remember", (0, READY, True), "forget", (0, READY, False)]),
         ("until a connection is lost", ["remember", (0, READY, True), (1, IDLE, False)]),
@@ -45,7 +50,7 @@ READY, IDLE, FAILED, CONNECTING = Health.READY, Health.IDLE, Health.FAILED, Heal
 )
 def test_which_endpoints_get_grpc(told, steps):
     clock = Clock()
-    memory = Memory(clock)
+    memory = RememberedWires(clock)
     for step in steps:
         if step == "remember":
             memory.remember("http://a:1")
