@@ -41,6 +41,7 @@ class InProcessTransport(Transport):
     def __init__(self, service: Journals, authorizer: Authorizer | None = None) -> None:
         self._service = service
         self._authorizer = authorizer
+        self.loop = asyncio.get_running_loop()
         self._closed = False
         self._calls: set[_UnderWay] = set()
 

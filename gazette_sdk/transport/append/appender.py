@@ -212,8 +212,6 @@ class JournalAppender:
                 self._is_awaiting_more = False
                 self._to_loop()
         _settle(settled, outcome)
-        if self._is_at_loop and self.service.is_on_loop:
-            self._pump()
 
     def _send_queued(self) -> None:
         """Send what is queued, inline if possible. The lock is held, and nobody else sends."""
@@ -336,10 +334,7 @@ class JournalAppender:
     def _to_loop(self) -> None:
         """Leave sending to the event loop. The lock is held."""
         self._sender = Sender.LOOP
-        if not self.service.is_on_loop:
-            self.service.call_soon(self._pump)
-        elif self._call is not None:
-            self.service.loop.call_soon(self._pump)
+        self.service.call_soon(self._pump)
 
     def _pump(self) -> None:
         """Begin what the window allows. On the loop, without the lock."""
@@ -553,7 +548,8 @@ class JournalAppender:
             task.cancel()
             await asyncio.wait([task])
         self.fail(
-            ClosedError(
+            self.queue.failed_dependency()
+            or ClosedError(
                 f"{self.journal}: closed before the append was acknowledged; it may have been"
                 " written",
                 journal=self.journal,

@@ -189,10 +189,11 @@ class AppendQueue:
             or in_flight[-1].request is not self.plain
         ):
             return None
-        for future in append.after:
-            if not future.done():
+        if append.after:
+            if (failure := self.failed_dependency()) is not None:
+                raise failure
+            if self.waits_for() is not None:
                 return None
-            self._check(append, future)
         self._queued.popleft()
         in_flight.append(append)
         self._in_flight_bytes += append.length_bytes
@@ -211,18 +212,22 @@ class AppendQueue:
             return None
         return next((each for each in self._queued[0].after if not each.done()), None)
 
-    @staticmethod
-    def _check(append: PendingAppend, future: AnyFuture) -> None:
-        cause = None if future.cancelled() else future.exception()
-        if cause is None and not future.cancelled():
-            return
-        failure = DependencyFailedError(
-            f"{append.journal}: not appended, because an append or future that it waited for has"
-            f" failed: {cause or 'it was cancelled'}",
-            journal=append.journal,
-        )
-        failure.__cause__ = cause
-        raise failure
+    def failed_dependency(self) -> DependencyFailedError | None:
+        """Return the error of the next append, if a future that it waits for has failed."""
+        append = self.next
+        for future in () if append is None else append.after:
+            if not future.done():
+                continue
+            cause = None if future.cancelled() else future.exception()
+            if cause is not None or future.cancelled():
+                failure = DependencyFailedError(
+                    f"{self.plain.journal}: not appended, because an append or future that it"
+                    f" waited for has failed: {cause or 'it was cancelled'}",
+                    journal=self.plain.journal,
+                )
+                failure.__cause__ = cause
+                return failure
+        return None
 
     # ----------------------------------------------------------------- answers
 

@@ -245,7 +245,10 @@ class AppendService:
     def call_soon(self, callback: Callable[[], object]) -> None:
         """Call back on the loop, from any thread. No effect once the loop is closed."""
         with contextlib.suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(callback)
+            if self.is_on_loop:
+                self.loop.call_soon(callback)
+            else:
+                self.loop.call_soon_threadsafe(callback)
 
     def settled(self, appends: list[PendingAppend], error: Exception | None) -> None:
         """Count appends that are about to end. The lock is held."""

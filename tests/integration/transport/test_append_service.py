@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import types
 
 import grpc
 import pytest
@@ -12,8 +11,8 @@ from grpc.aio._call import StreamStreamCall
 
 from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append import append_buffer
-from gazette_sdk.transport.append.append_service import AppendService, DependencyFailedError
+from gazette_sdk.transport.append.route import AppendRoute
+from gazette_sdk.transport.append.service import AppendService, DependencyFailedError
 from gazette_sdk.transport.loop import adopt_running_loop
 from support.scripted_broker import (
     RefusalError,
@@ -75,12 +74,16 @@ async def served(wire, **options):
             yield service, Journals(broker)
         finally:
             await service.aclose()
-            assert service.budget.used_bytes == 0
+            assert service.pending_bytes == 0
 
 
 def to(journal, **fields):
     return pb.AppendRequest(journal=journal, **fields)
 
+
+AUTHOR = pb.LabelSelector()
+AUTHOR.include.labels.add(name="author", value="me")
+UNION = pb.LabelSet(labels=[pb.Label(name="author", value="me")])
 
 A, B, C = to("journal/a"), to("journal/b"), to("journal/c")
 
@@ -88,7 +91,7 @@ A, B, C = to("journal/a"), to("journal/b"), to("journal/c")
 @in_loop
 async def test_writes_that_are_rolled_back_leave_no_trace_in_the_batch(wire):
     case = BATCHING["001"]
-    async with served(wire, memory_bytes_max=8 * case["memory_buffer"]) as (service, journals):
+    async with served(wire) as (service, journals):
         for content, outcome in case["appends"]:
             append = await service.start(A)
             append.write(content.encode())
@@ -97,8 +100,8 @@ async def test_writes_that_are_rolled_back_leave_no_trace_in_the_batch(wire):
                 with pytest.raises(ZeroDivisionError):
                     append.release()
             else:
-                append.release()
-        await append
+                released = append.release()
+        await released
         assert journals.committed == {"journal/a": [r.encode() for r in case["expect_rpcs"]]}
 
 
@@ -119,7 +122,7 @@ async def test_what_queues_while_an_append_is_in_flight_becomes_one_batch(wire):
         first = await service.append(A, b"first")
         await journals.opened.wait()
         later = [await service.append(A, b"%d" % i) for i in range(100)]
-        assert len({append.future for append in later}) == 1
+        assert len(set(later)) == 1
         journals.gates["journal/a"].set()
         await asyncio.gather(first, *later)
         assert journals.committed["journal/a"] == [
@@ -143,7 +146,7 @@ async def test_a_failed_dependency_fails_the_journal_for_good(wire):
     async with served(wire) as (service, journals):
         journals.answers["journal/a"] = [append_status(pb.NOT_ALLOWED)]
         first = await service.append(A, b"x")
-        dependent = await service.append(B, b"y", [first.future])
+        dependent = await service.append(B, b"y", [first])
         with pytest.raises(errors.NotAllowedError):
             await first
         with pytest.raises(DependencyFailedError, match="NOT_ALLOWED"):
@@ -162,7 +165,7 @@ async def test_closing_the_service_gives_up_what_is_pending(wire):
     async with served(wire) as (service, journals):
         journals.gates["journal/a"] = asyncio.Event()
         first = await service.append(A, b"x")
-        dependent = await service.append(B, b"y", [first.future])
+        dependent = await service.append(B, b"y", [first])
         await journals.opened.wait()
         await service.aclose()
         with pytest.raises(errors.ClosedError):
@@ -223,21 +226,34 @@ async def test_statuses_end_the_journal_or_are_tried_again_as_the_vectors_say(ca
             assert append.last_error is not None
 
 
-@pytest.mark.parametrize("status", [pb.NOT_ALLOWED, pb.REGISTER_MISMATCH])
 @in_loop
-async def test_terminal_statuses_of_checked_registers_are_tried_again_on_request_only(status, wire):
-    checked = to("journal/a")
-    checked.check_registers.include.labels.add(name="author", value="me")
-    async with served(wire, retry_checked_registers=True) as (service, journals):
-        journals.answers["journal/a"] = [append_status(status), append_ok()]
-        await (await service.append(checked, b"x"))
-        journals.answers["journal/a"] = [append_status(status)]
-        with pytest.raises(errors.StatusError):
-            await (await service.append(A, b"x"))
+async def test_a_register_mismatch_is_terminal(wire):
     async with served(wire) as (service, journals):
-        journals.answers["journal/a"] = [append_status(status)]
-        with pytest.raises(errors.StatusError):
-            await (await service.append(checked, b"x"))
+        journals.answers["journal/a"] = [append_status(pb.REGISTER_MISMATCH)]
+        appender = service.appender("journal/a")
+        fenced = appender.append(b"x", check=AUTHOR)
+        with pytest.raises(errors.RegisterMismatchError):
+            await fenced
+        with pytest.raises(errors.RegisterMismatchError):
+            await appender.append(b"y")
+        assert journals.attempts == 1
+
+
+@in_loop
+async def test_appends_with_checks_are_alone_in_flight_and_merge_with_equal_ones(wire):
+    async with served(wire) as (service, journals):
+        journals.gates["journal/a"] = asyncio.Event()
+        appender = service.appender("journal/a")
+        appends = [appender.append(b"1", check=AUTHOR), appender.append(b"2", check=AUTHOR)]
+        await journals.opened.wait()
+        appends += [appender.append(b"3"), appender.append(b"4", union=UNION)]
+        await asyncio.sleep(0.05)
+        assert journals.attempts == 1
+        assert appender.pending() == set(appends)
+        journals.gates["journal/a"].set()
+        await asyncio.gather(*appends)
+        assert journals.committed["journal/a"] in ([b"1", b"2", b"3", b"4"], [b"12", b"3", b"4"])
+        assert appender.pending() == set()
 
 
 @pytest.mark.parametrize("case", cases("broker", "op_futures_subset"))
@@ -325,14 +341,6 @@ async def test_a_start_that_is_cancelled_while_it_waits_holds_nothing(wire):
 
 
 @in_loop
-async def test_an_idle_journal_is_forgotten(wire):
-    async with served(wire) as (service, _):
-        await (await service.append(A, b"x"))
-        await until(lambda: not service._chains)
-        await (await service.append(A, b"x"))
-
-
-@in_loop
 async def test_a_cancelled_waiter_does_not_cancel_the_append(wire):
     async with served(wire) as (service, journals):
         journals.gates["journal/a"] = asyncio.Event()
@@ -412,17 +420,22 @@ async def test_a_connection_that_is_lost_at_the_half_close_is_tried_again(monkey
 
 
 @in_loop
-async def test_an_error_nobody_thought_of_fails_the_appends_instead_of_leaving_them(
+async def test_an_unexpected_error_fails_the_appends_instead_of_leaving_them(
     monkeypatch, caplog, wire
 ):
-    async def broken(*_args):
-        raise RuntimeError("a bug")
-
     async with served(wire) as (service, _):
-        for name in ("append", "append_whole"):
-            monkeypatch.setattr(service.transport, name, broken)
-        lane = types.SimpleNamespace(begin=broken)
-        monkeypatch.setattr(service.transport, "lane", lambda _opening: lane)
+
+        class Broken(AppendRoute):
+            def try_begin(self, request, content, answered):
+                raise RuntimeError("a bug")
+
+            async def open(self, request):
+                raise AssertionError
+
+            def give_up(self):
+                pass
+
+        monkeypatch.setattr(service.transport, "append_route", lambda _journal, _wake: Broken())
         first, second = await service.append(A, b"first "), await service.append(A, b"second")
         for append in (first, second):
             with pytest.raises(errors.GazetteError, match=r"journal/a: .*a bug"):
@@ -430,48 +443,15 @@ async def test_an_error_nobody_thought_of_fails_the_appends_instead_of_leaving_t
     assert "a bug" in caplog.text
 
 
-# ---------------------------------------------------------------------- memory
-
-
 @in_loop
-async def test_content_beyond_the_memory_bound_waits_in_files_and_is_sent_whole(wire):
-    async with served(wire, memory_bytes_max=1 << 20) as (service, journals):
-        journals.gates = {name: asyncio.Event() for name in ("journal/a", "journal/b")}
-        expected = {"journal/a": b"", "journal/b": b""}
-        for i in range(24):
-            request = (A, B)[i % 2]
-            content = bytes([i]) * (200 << 10)
-            expected[request.journal] += content
-            await service.append(request, content)
-            assert service.budget.used_bytes < (1 << 20) + (200 << 10)
-        for gate in journals.gates.values():
-            gate.set()
-        await service.flush()
-        assert {name: b"".join(c) for name, c in journals.committed.items()} == expected
-        assert service.budget.used_bytes == 0
-
-
-@in_loop
-async def test_a_failing_disk_loses_nothing(monkeypatch, wire):
-    failures = 3
-    write = append_buffer._append_to_file
-
-    def failing(file, position, parts):
-        nonlocal failures
-        if failures:
-            failures -= 1
-            raise OSError(28, "No space left on device")
-        return write(file, position, parts)
-
-    monkeypatch.setattr(append_buffer, "_append_to_file", failing)
-    async with served(wire, memory_bytes_max=100_000) as (service, journals):
+async def test_starts_wait_while_too_much_is_pending(wire):
+    async with served(wire, pending_bytes_max=1000) as (service, journals):
         journals.gates["journal/a"] = asyncio.Event()
-        await service.append(A, b"first")
+        await service.append(A, b"x" * 1000)
+        waiting = asyncio.create_task(service.append(B, b"y"))
         await journals.opened.wait()
-        for i in range(10):
-            await service.append(A, bytes([i]) * 60_000)
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
         journals.gates["journal/a"].set()
-        await service.flush()
-        assert failures == 0
-        content = b"".join(journals.committed["journal/a"])
-        assert content == b"first" + b"".join(bytes([i]) * 60_000 for i in range(10))
+        await (await waiting)
+        assert journals.committed["journal/b"] == [b"y"]

@@ -147,7 +147,9 @@ def test_a_message_that_comes_late_is_begun_ahead_too(laned, on_loop):
     assert numbers(laned) == [0, 1]
 
 
-def test_over_a_route_of_one_append_at_a_time_messages_that_queue_share_the_next(transport, on_loop):
+def test_over_a_route_of_one_append_at_a_time_messages_that_queue_share_the_next(
+    transport, on_loop
+):
     transport.create("a/journal")
     transport.append_gate = on_loop(asyncio.Event)
     with Publisher(BY_NAME, transport=transport) as publisher:
