@@ -26,9 +26,9 @@ from gazette_sdk.broker.fragments.persister import JournalLookup, Persister
 from gazette_sdk.broker.fragments.refresh import refresh_index
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.read import ReadServer
-from gazette_sdk.broker.recovery.etcd_history import RevisionNote, is_without, succeeded_journals
-from gazette_sdk.broker.recovery.peer_inventory import KnownFragments
-from gazette_sdk.broker.recovery.quarantine import HeldBack
+from gazette_sdk.broker.recovery.etcd_history import EtcdHistory
+from gazette_sdk.broker.recovery.peer_inventory import PeerInventory
+from gazette_sdk.broker.recovery.quarantine import Quarantine
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.resolver import Resolver
 from gazette_sdk.broker.service import JournalService
@@ -40,7 +40,6 @@ from gazette_sdk.cluster.broker_keys import (
     JournalEntry,
 )
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.cluster.item_keyspace import AssignmentEntry
 from gazette_sdk.cluster.membership import Membership
 from gazette_sdk.errors import ConfigurationError, EtcdUnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry
@@ -95,7 +94,7 @@ class Broker:
     service: JournalService
     resolver: Resolver
     persister: Persister
-    _held_back: HeldBack
+    _quarantine: Quarantine
 
     def __init__(self, config: BrokerConfig, peers: Transport | None = None) -> None:
         if config.file_only and config.file_root is None:
@@ -111,7 +110,7 @@ class Broker:
         self._membership: Membership | None = None
         self._stores: StoreRegistry | None = None
         self._spools: SpoolDirectory | None = None
-        self._note: RevisionNote | None = None
+        self._history: EtcdHistory | None = None
         self._reads: ReadServer | None = None
         self._peers = peers
         self._is_composed = False
@@ -151,12 +150,15 @@ class Broker:
         revision = await self._membership.announce(spec)
         await self.keyspace.load(self._etcd, revision)
 
-        recovered = await self._recover(spools)
-        self._compose(self._etcd, self._stores, spools, recovered)
+        recovered = await asyncio.to_thread(spools.recover, self.keyspace.header.cluster_id)
+        await asyncio.to_thread(spools.sweep, self._exists)
+        self._history = EtcdHistory(spools, self.keyspace, self._id)
+        await self._history.check(self._etcd)
+        self._compose(self._etcd, self._stores, spools, self._history, recovered)
         self._run("watch", self.keyspace.watch(self._etcd, delay_s=config.watch_delay_s))
         self._run("allocator", self._allocate(self._etcd))
         self._run("persister", self.persister.run())
-        self._run("recovery", self._held_back.run())
+        self._run("recovery", self._quarantine.run())
         self._run("sweeper", self._sweep(self._stores))
 
     async def _connect(self) -> Etcd:
@@ -176,29 +178,12 @@ class Broker:
                 is_first = False
             await asyncio.sleep(DIAL_RETRY_S)
 
-    async def _recover(self, spools: SpoolDirectory) -> list[CompletedSpool]:
-        """Verify what an earlier process left, and find out with what others went on."""
-        assert self._etcd is not None
-        cluster_id = self.keyspace.header.cluster_id
-        recovered = await asyncio.to_thread(spools.recover, cluster_id)
-        await asyncio.to_thread(spools.sweep, self._exists)
-
-        self._note = RevisionNote(spools.root / "revision")
-        succeeded = await succeeded_journals(
-            self._etcd, self.keyspace, self._id, self._note.read(cluster_id)
-        )
-        known = [item.id for item in self.keyspace.items()]
-        for journal in known if succeeded is None else sorted(succeeded):
-            spools.forget_head(journal)
-        self._note.note(self.keyspace.header)
-        self._note.flush()
-        return recovered
-
     def _compose(
         self,
         etcd: Etcd,
         stores: StoreRegistry,
         spools: SpoolDirectory,
+        history: EtcdHistory,
         recovered: list[CompletedSpool],
     ) -> None:
         config = self.config
@@ -214,7 +199,7 @@ class Broker:
         self._reads = ReadServer(stores)
 
         def make_replica(item: JournalEntry, predecessor: Replica | None) -> Replica:
-            taken, ready = self._held_back.take(item.id, item.create_revision)
+            taken, ready = self._quarantine.take(item.id, item.create_revision)
             return Replica(
                 item.id,
                 item.create_revision,
@@ -229,8 +214,8 @@ class Broker:
                 ready=ready,
             )
 
-        # Before replicas are made: what others went on with is known then.
-        self.keyspace.observers.append(self._observe)
+        # The history is the first observer: heads are checked before replicas are made of them.
+        self.keyspace.observers.append(history.observe)
         self.resolver = Resolver(self.keyspace, self._id, make_replica)
         appends = Appends(
             resolver=self.resolver,
@@ -257,18 +242,18 @@ class Broker:
             peers=peers,
             authorization=Authorization(self._authority),
         )
-        self._held_back = HeldBack(
+        self._quarantine = Quarantine(
             spools,
             recovered,
             exists=self._exists,
-            others=KnownFragments(
+            inventory=PeerInventory(
                 self.resolver,
                 peers=peers,
                 local=InProcessTransport(self.service, self._authority),
                 stores=stores,
                 max_replication=config.max_replication,
             ),
-            # Nobody else may have it: it is uploaded at once, as a primary's is.
+            # No peer may have it: it is uploaded at once, like a primary's.
             upload=lambda spool: self.persister.complete(replace(spool, primary=True)),
             replica_of=self._replica_of,
         )
@@ -307,14 +292,14 @@ class Broker:
         if self._is_composed:
             self.service.end_streams()
             self.resolver.stop_local()
-            self._held_back.let_go()
+            self._quarantine.stop()
             await self._shut_down_replicas(primaries=True)
             await self._cancel("persister")
             self.persister.set_exiting()
             if not await self._persist(persist_timeout_s):
                 persist_timeout_s = min(persist_timeout_s, PERSIST_AGAIN_S)
-        if self._note is not None:
-            self._note.flush()
+        if self._history is not None:
+            self._history.flush()
         # Where we were primary all is written and stored, so that others may go on with it. Where
         # we were a replica it is now that the primary learns to let go of our spool.
         if self._membership is not None:
@@ -413,18 +398,6 @@ class Broker:
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
             await stores.sweep()
-
-    def _observe(self) -> None:
-        """After each batch of changes of Etcd: forget heads which others have passed."""
-        assert self._spools is not None
-        assert self._note is not None
-        for change in self.keyspace.changes:
-            new = change.new
-            if isinstance(new, AssignmentEntry) and is_without(new.value, self._id):
-                self._spools.forget_head(new.item)
-        member = self.keyspace.member(self.config.zone, self.config.suffix)
-        if member is not None:
-            self._note.note(self.keyspace.header)
 
     def _replica_of(self, journal: str, create_revision: int) -> Replica | None:
         replica = self.resolver.replica(journal)

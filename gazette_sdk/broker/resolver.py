@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gazette_sdk.broker.metrics import WRITE_HEAD
-from gazette_sdk.broker.recovery.etcd_history import is_without
+from gazette_sdk.broker.recovery.etcd_history import is_route_without
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.slot import Signal
 from gazette_sdk.cluster.broker_keys import BrokerAssignment, BrokerKeySpace, JournalEntry
@@ -222,7 +222,8 @@ class Resolver:
     def _is_succeeded(self, journal: str) -> bool:
         """Whether others synchronized a route of the journal in which we are not."""
         return any(
-            is_without(entry.value, self._local_id) for entry in self._keyspace.assignments(journal)
+            is_route_without(entry.value, self._local_id)
+            for entry in self._keyspace.assignments(journal)
         )
 
     def _shut_down_ended(self, task: asyncio.Task[None]) -> None:

@@ -2,21 +2,22 @@
 
 ::
 
-    ROOT/lock                                      held while a broker uses the directory
-    ROOT/journals/NAME=DIGEST/head                 the highest committed offset, and the registers
-    ROOT/journals/NAME=DIGEST/forgotten            serial of the last spool that tells no head:
-                                                   others went on with the journal without us
-    ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.log     what of a spool is committed (`commit_log`)
+    ROOT/lock                                      locked while a broker uses the directory
+    ROOT/revision                                  last revision of Etcd (`etcd_history`)
+    ROOT/journals/NAME=DIGEST/head                 the greatest committed offset, and the registers
+    ROOT/journals/NAME=DIGEST/forgotten            serial of the last contested spool
+    ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.log     commits of a spool (`commit_log`)
     ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.content its bytes (`content_file`)
-    ROOT/journals/NAME=DIGEST/*.damaged            what recovery put aside; never removed
-    ROOT/journals/NAME=DIGEST/*.superseded         what others wrote anew (`held_back`); likewise
+    ROOT/journals/NAME=DIGEST/*.damaged            damaged files; never removed
+    ROOT/journals/NAME=DIGEST/*.superseded         bytes that others wrote anew; likewise
 
 A commit is acknowledged only when its record is written behind its content. Killing the process
-then loses nothing: both stand in the page cache. With durability ``persisted`` both are also
-forced to disk first. After a start :meth:`SpoolDirectory.recover` hands out every committed byte.
+then loses nothing: both are in the page cache. With durability ``persisted`` both are also forced
+to disk first. After a start :meth:`SpoolDirectory.recover` returns every committed byte. The
+package `recovery` has the states of recovered heads and spools.
 
-The head is kept also when the content went to a store and its files are gone. A broker that
-starts again therefore knows where a journal goes on, and nobody has to tell it by `reset-head`.
+The head is kept also when the content is in a store and its files are removed. So a broker that
+starts again continues the journal there, without an operator's `reset-head`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from typing import Self, TypeVar
 from urllib.parse import quote
 
 from gazette_sdk.broker.recovery.spools import recover_journal, serial_of
+from gazette_sdk.broker.recovery.states import HeadEffect, HeadInput, HeadState, head_step
 from gazette_sdk.broker.spool.commit_log import CommitLog, Head, Origin, encode_head
 from gazette_sdk.broker.spool.content_file import CompletedSpool, ContentFile, SpoolDiskError
 from gazette_sdk.broker.spool.write_behind import Writer
@@ -140,10 +142,10 @@ class SpoolDirectory:
         return head
 
     def note_head(self, head: Head) -> None:
-        """Remember a head, if it is beyond the one known, and write it down.
+        """Write a head, if it is greater than the known one. It is :attr:`HeadInput.COMMITTED`.
 
         Raises:
-            OSError: it could not be written down; it is remembered for this process.
+            OSError: it could not be written; it is known to this process only.
         """
         with self._heads_lock:
             known = self._heads.get(head.journal)
@@ -158,20 +160,24 @@ class SpoolDirectory:
             self._unwritten.add(head.journal)
             self._write_head(head)
 
-    def forget_head(self, name: str) -> None:
-        """Forget a journal's head: others serve the journal now, and go on without us.
+    def forget_head(self, name: str, reason: HeadInput = HeadInput.CONTINUED_BY_OTHERS) -> None:
+        """Forget a journal's head, if it is known: its spools are contested from now on.
 
-        A head is only good for a broker which had the journal to its very end.
+        Args:
+            name: the journal's.
+            reason: what made the head outdated.
 
         Raises:
-            OSError: the note could not be removed.
+            OSError: it could not be recorded.
         """
         with self._heads_lock:
-            if self._heads.pop(name, None) is None:
+            state = HeadState.KNOWN if name in self._heads else HeadState.ABSENT
+            if head_step(state, reason).effect is not HeadEffect.FORGET:
                 return
+            del self._heads[name]
             self._unwritten.discard(name)
             directory = self._directory_of(name)
-            if directory.exists():  # spools which still stand there must not tell it again
+            if directory.exists():  # recovery must not derive the head from spools there
                 is_synced = self.durability is Durability.PERSISTED
                 serial = f"{self._serial:08x}".encode()
                 _replace(directory / "forgotten", serial, synced=is_synced)
@@ -180,22 +186,22 @@ class SpoolDirectory:
                 self._forgotten[name] = self._serial
                 (directory / "head").unlink(missing_ok=True)
 
-    def is_passed(self, spool: CompletedSpool) -> bool:
-        """Whether others went on with a spool's journal without us, after it was written.
+    def is_contested(self, spool: CompletedSpool) -> bool:
+        """Return True if the head of a spool's journal was forgotten after it was written.
 
-        Later starts know it, too, for as long as the spool stands there.
+        This survives restarts for as long as the spool's files do.
         """
         return serial_of(spool.file.path) <= self._forgotten.get(spool.fragment.journal, 0)
 
     def sweep(self, exists: Callable[[str, int], bool]) -> None:
-        """Forget journals which were deleted. Blocks.
+        """Forget the heads of deleted journals. Blocks.
 
         Args:
-            exists: whether a journal of this name and create revision still exists.
+            exists: returns True if a journal of this name and create revision exists.
         """
         for head in list(self._heads.values()):
             if not exists(head.journal, head.create_revision):
-                self.forget_head(head.journal)
+                self.forget_head(head.journal, HeadInput.JOURNAL_DELETED)
 
     # ------------------------------------------------------------- recovery
 

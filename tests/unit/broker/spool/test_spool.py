@@ -248,7 +248,7 @@ class FullDisk:
     def __init__(self, monkeypatch, part, failures):
         self.left = failures
         kind = {"content": "content_file", "log": "commit_log"}[part]
-        module = sys.modules[f"gazette_sdk.broker.{kind}"]
+        module = sys.modules[f"gazette_sdk.broker.spool.{kind}"]
         monkeypatch.setattr(module, "os", self)
 
     def __getattr__(self, name):
