@@ -188,7 +188,7 @@ class Replica:
                 "offsets %d to %d of %s are not stored: not all replicas acknowledged them",
                 agreed.end, spool.fragment.end, self.journal,
             )  # fmt: skip
-            spool.give_up_behind(agreed)
+            spool.reset_to(agreed)
 
     # ------------------------------------------------------------- lifetime
 
