@@ -1,4 +1,4 @@
-"""A whole broker: what it is made of, in which order it starts, and how it ends (broker 17).
+"""Broker: its parts, the order of its start, and the order of its end (broker section 17).
 
 ::
 
@@ -52,40 +52,39 @@ from gazette_sdk.transport.wires.stream import ChosenTransport
 __all__ = ["Broker", "BrokerConfig"]
 
 SWEEP_PERIOD_S = 60 * 60.0
-"""Stores that nobody used for this long are let go."""
+"""Stores that were not used for this long are closed."""
 
 DIAL_RETRY_S = 1.0
 """Pause between attempts to reach Etcd at the start."""
 
 SHUTDOWN_TIMEOUT_S = 5.0
-"""How long a stop waits for appends under way before it cancels them, and how long for that."""
+"""Bound of the wait for running appends, and again of the wait for cancelled ones, in a stop."""
 
 PERSIST_TIMEOUT_S = 10.0
-"""How long a stop goes on uploading, by default. What is left then is recovered at the next start
-from the spool directory."""
+"""Default bound of the uploads of a stop. The next start recovers the rest from the spool
+directory."""
 
 PERSIST_AGAIN_S = 1.0
-"""How long it goes on once it has left the cluster, if that was not long enough before."""
+"""Bound of the uploads after the broker left the cluster, if the first bound was reached."""
 
 RECONNECT_BACKOFF_MAX_S = 0.5
-"""A lost peer is dialled again at least this often."""
+"""Longest pause before a lost peer is dialled again."""
 
 _log = logging.getLogger(__name__)
 
 
 class Broker:
-    """A broker of a cluster, on the running event loop.
+    """Broker of a cluster, on the running event loop.
 
     Args:
         config: its configuration.
-        peers: carries calls to other brokers; where none is given, over the wire that each of
-            them speaks best.
+        peers: carries calls to other brokers; by default over the best wire of each peer.
 
     Attributes:
-        service: what its fronts serve; there once it started.
+        service: the service of its fronts, from :meth:`start` on.
         keyspace: its mirror of Etcd.
-        ended: done when it has drained, or with the error for which it cannot go on: a
-            :class:`~gazette_sdk.errors.LeaseLostError` above all. Stop it then.
+        ended: done when it has drained, or with a fatal error, such as
+            :class:`~gazette_sdk.errors.LeaseLostError`. Stop it then.
 
     Raises:
         ConfigurationError: the configuration cannot be used.
@@ -100,7 +99,7 @@ class Broker:
         if config.file_only and config.file_root is None:
             raise ConfigurationError("a file root must be given to keep all stores in files")
         if config.file_root is not None and not config.file_root.is_dir():
-            raise ConfigurationError(f"the file root {config.file_root} is no directory; make it")
+            raise ConfigurationError(f"the file root {config.file_root} is no directory; create it")
         self.config = config
         self.keyspace = BrokerKeySpace(config.etcd_prefix)
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -120,10 +119,10 @@ class Broker:
     # ---------------------------------------------------------------- start
 
     async def start(self) -> None:
-        """Join the cluster, recover what an earlier process left, and begin to serve.
+        """Join the cluster, recover the spools of an earlier process, and begin to serve.
 
-        It waits for Etcd, and for as long as another process holds this broker's id. Cancel it
-        to give up. After an error, :meth:`stop` cleans up.
+        It waits for Etcd, and while another process has this broker's id. It can be cancelled.
+        After an error, :meth:`stop` cleans up.
 
         Raises:
             ConfigurationError: Etcd's address or the spool directory cannot be used.
@@ -263,11 +262,11 @@ class Broker:
     # ------------------------------------------------------------------ end
 
     async def drain(self) -> None:
-        """Ask to leave the cluster, and go on serving.
+        """Announce that this broker leaves the cluster. It continues to serve.
 
-        The allocator gives this broker's journals to others; :attr:`ended` is done when none is
-        left. A member whose leaving would leave too few for a journal's replication, such as a
-        lone broker with any journal, keeps its journals and serves on.
+        The allocator moves this broker's journals to others; :attr:`ended` is done when none is
+        left. While too few members would remain for a journal's replication, this broker keeps
+        its journals.
 
         Raises:
             EtcdError: it could not be announced.
@@ -277,13 +276,13 @@ class Broker:
             await self._membership.set_exiting()
 
     async def stop(self, *, persist_timeout_s: float = PERSIST_TIMEOUT_S) -> None:
-        """End: streams, replicas, uploads, membership, connections, in this order. Bounded.
+        """End streams, replicas, uploads, membership and connections, in this order. Bounded.
 
-        What could not be uploaded stays in the spool directory, and is recovered at the next
-        start. Stop the fronts first, or at the same time. Stopping again does nothing.
+        The next start recovers from the spool directory what could not be uploaded. Stop the
+        fronts first, or at the same time. Calling it again does nothing.
 
         Args:
-            persist_timeout_s: how long uploads may take.
+            persist_timeout_s: bound of the uploads.
         """
         if self._is_stopped:
             return
@@ -300,8 +299,8 @@ class Broker:
                 persist_timeout_s = min(persist_timeout_s, PERSIST_AGAIN_S)
         if self._history is not None:
             self._history.flush()
-        # Where we were primary all is written and stored, so that others may go on with it. Where
-        # we were a replica it is now that the primary learns to let go of our spool.
+        # The journals that we led are complete and stored, so others may continue them. Of the
+        # other journals the primary releases our spool when the membership ends.
         if self._membership is not None:
             await self._membership.revoke()
         if self._is_composed:
@@ -314,7 +313,7 @@ class Broker:
             self.ended.cancel()
 
     async def _close(self) -> None:
-        """Let go of connections and files."""
+        """Close connections and files."""
         if self._reads is not None:
             self._reads.close()
         if self._peers is not None:
@@ -334,12 +333,12 @@ class Broker:
                 async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
                     await self.resolver.shutdowns(primaries=primaries)
             except TimeoutError:
-                _log.warning("replicas still wait for what writes to them")
+                _log.warning("replicas have not shut down: appends to them are still running")
             else:
                 return
 
     async def _persist(self, timeout_s: float) -> bool:
-        """Whether all is uploaded, within a time."""
+        """Upload what is left. Return True if all was uploaded in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.persister.finish()
@@ -373,8 +372,7 @@ class Broker:
     def _fail(self, error: BaseException) -> None:
         if not self.ended.done():
             self.ended.set_exception(error)
-            # Whoever looks sees it; a broker which is being stopped anyway needs not.
-            self.ended.exception()
+            self.ended.exception()  # retrieved: nobody awaits it while the broker is being stopped
 
     async def _allocate(self, etcd: Etcd) -> None:
         await run_allocator(

@@ -1,4 +1,4 @@
-"""The diagnostics under ``/debug/`` (operations section 1).
+"""Diagnostics under ``/debug/`` (operations section 1).
 
 ============================  ==================================================================
 ``/debug/ready``              200 as soon as the process serves; checks nothing else
@@ -6,11 +6,11 @@
 ``/debug/vars``               command line and memory statistics as JSON
 ``/debug/pprof/``             index of: ``tasks``, ``threads`` (``goroutine`` is both),
                               ``heap``, ``profile?seconds=10`` (folded stacks), ``cmdline``
-``/debug/requests``           calls under way
+``/debug/requests``           running calls
 ``/debug/events``             the latest warnings and errors logged
 ============================  ==================================================================
 
-Any other path is left to whoever is mounted behind.
+Any other path is left to later mounts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gazette_sdk.server.logging import RECENT, redact
 __all__ = ["DebugPages"]
 
 PROFILE_DEFAULT_S = 10.0
-"""Seconds of a CPU profile whose request names none."""
+"""Default seconds of a CPU profile."""
 
 PROFILE_MAX_S = 300.0
 """Greatest duration of a CPU profile."""
@@ -52,7 +52,7 @@ _INDEX = """<!DOCTYPE html><title>/debug/pprof/</title>
 
 
 class DebugPages:
-    """Answers ``/debug/…``. Mount it at ``/debug/``.
+    """Handler of ``/debug/…``. Mount it at ``/debug/``.
 
     Args:
         grpc: the server whose calls ``/debug/requests`` lists.
@@ -76,7 +76,7 @@ class DebugPages:
         }
 
     async def __call__(self, _request: web.Request, target: Target) -> web.StreamResponse | None:
-        """Answer a request, or leave it to others."""
+        """Answer a request, or return None for a later mount."""
         page = self._pages.get(target.path)
         return await page(target) if page is not None else None
 
@@ -166,7 +166,7 @@ def _seconds(text: str) -> float:
 
 
 def _arguments() -> list[str]:
-    """The command line; the value of an option named after keys or tokens is left out."""
+    """Return the command line without the values of keys and tokens."""
     arguments: list[str] = []
     hide_next = False
     for argument in sys.argv:

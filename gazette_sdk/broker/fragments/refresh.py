@@ -1,4 +1,4 @@
-"""Keeps a replica's index up to date with what its journal's stores hold (broker section 11)."""
+"""Refresh of a replica's index from its journal's stores (broker section 11)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gazette_sdk.protocol.durations import to_seconds
 __all__ = ["FIRST_RETRY_S_MAX", "list_stores", "refresh_index", "retry_delay"]
 
 FIRST_RETRY_S_MAX: Final = 2.0
-"""Until the first listing succeeds appends wait for it, so a store is asked this often."""
+"""Longest pause before the first successful listing, which appends wait for."""
 
 _FIRST_DELAY_S: Final = 0.25
 
@@ -34,16 +34,16 @@ async def refresh_index(
     *,
     executor: Executor | None = None,
 ) -> None:
-    """List a journal's stores again and again, until it is deleted or this is cancelled.
+    """List a journal's stores periodically, until it is deleted or this is cancelled.
 
-    A listing is adopted as a whole or not at all: a part of it could release local files whose
-    bytes are nowhere else.
+    A listing is adopted as a whole or not at all: a part of it could release local files that are
+    the only copy.
 
     Args:
         journal: its name.
         index: adopts each listing.
         stores: of the process.
-        spec_of: a journal's spec as it is now; ``None`` once it is deleted.
+        spec_of: returns a journal's current spec; ``None`` once it is deleted.
         executor: threads to list in; the loop's own if ``None``.
     """
     failures = 0
@@ -72,7 +72,7 @@ async def list_stores(
     *,
     executor: Executor | None = None,
 ) -> CoverSet:
-    """Everything that a journal's stores hold, added in the order of the stores.
+    """Return the fragments in a journal's stores, added in the order of the stores.
 
     Raises:
         GazetteError: a store could not be listed.
@@ -87,12 +87,12 @@ async def list_stores(
 
 
 def retry_delay(failures: int, interval_s: float, *, is_first: bool) -> float:
-    """Seconds until a failed listing is tried again.
+    """Return the seconds until a failed listing is tried again.
 
     Args:
-        failures: how many failed before, one after the other.
+        failures: consecutive failures before.
         interval_s: the journal's refresh interval.
-        is_first: whether none ever succeeded, so that appends wait for it.
+        is_first: True if none ever succeeded, so that appends wait for it.
     """
     if not is_first:
         return interval_s

@@ -1,4 +1,4 @@
-"""ListFragments and FragmentStoreHealth, once the call is resolved (broker section 14)."""
+"""Answers of ListFragments and FragmentStoreHealth to resolved calls (broker section 14)."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = [
 ]
 
 PAGE_LIMIT_DEFAULT: Final = 1000
-"""Fragments of a page, where the request names no limit."""
+"""Fragments of a page if the request has no limit."""
 
 DELETE_PROBE_TIMEOUT_S: Final = 60.0
-"""How long the probe of a store's permission to delete may take."""
+"""Bound of the probe of a store's permission to delete."""
 
 
 async def list_page(
@@ -34,7 +34,7 @@ async def list_page(
     *,
     executor: Executor | None = None,
 ) -> pb.FragmentsResponse:
-    """A page of a journal's fragments, with signed URLs if the request wants them.
+    """Return a page of a journal's fragments, with signed URLs if they are requested.
 
     It waits for the first listing of the journal's stores.
 
@@ -70,7 +70,7 @@ async def list_page(
 async def check_store(
     request: pb.FragmentStoreHealthRequest, stores: StoreRegistry
 ) -> pb.FragmentStoreHealthResponse:
-    """Whether a store is healthy; and, if asked, whether we may delete from it.
+    """Return the health of a store and, if requested, of the permission to delete from it.
 
     Args:
         request: a valid one.
