@@ -22,7 +22,7 @@ from gazette_sdk.broker.append.append import Appends
 from gazette_sdk.broker.append.pulse import Pulses
 from gazette_sdk.broker.authorize import Authorization
 from gazette_sdk.broker.config import BrokerConfig
-from gazette_sdk.broker.fragments.persister import JournalLookup, Persister
+from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.fragments.refresh import refresh_index
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.read import ReadServer
@@ -186,7 +186,7 @@ class Broker:
         recovered: list[CompletedSpool],
     ) -> None:
         config = self.config
-        self.persister = Persister(stores, self._lookup)
+        self.persister = Persister(stores, self.keyspace.item)
         peers = self._peers = self._peers or ChosenTransport(
             config.endpoint,
             zone=config.zone,
@@ -226,7 +226,7 @@ class Broker:
         parts = ReplicaParts(
             complete=self.persister.complete,
             refresh=lambda replica: refresh_index(
-                replica.journal, replica.index, stores, self._spec_of
+                replica.journal, replica.index, stores, self.keyspace.item
             ),
             pulse=Pulses(appends.append, auto_suspend=config.auto_suspend).run,
             min_append_rate=config.min_append_rate,
@@ -404,11 +404,3 @@ class Broker:
     def _exists(self, journal: str, create_revision: int) -> bool:
         item = self.keyspace.item(journal)
         return item is not None and item.create_revision == create_revision
-
-    def _lookup(self, journal: str) -> JournalLookup | None:
-        item = self.keyspace.item(journal)
-        return JournalLookup(item.value, item.create_revision) if item is not None else None
-
-    def _spec_of(self, journal: str) -> pb.JournalSpec | None:
-        item = self.keyspace.item(journal)
-        return item.value if item is not None else None

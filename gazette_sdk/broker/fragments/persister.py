@@ -16,17 +16,18 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from gazette_sdk.broker.metrics import SPOOLS_PERSISTED
 from gazette_sdk.broker.spool.directory import CompletedSpool
+from gazette_sdk.cluster.broker_keys import JournalEntry
 from gazette_sdk.errors import CorruptFragmentError, GazetteError, StoreError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path, digest_of, length_of
 from gazette_sdk.protocol.postfix import PostfixTemplate
 
-__all__ = ["CONCURRENT_ATTEMPTS_MAX", "TICK_S", "UPLOAD_TIMEOUT_S", "JournalLookup", "Persister"]
+__all__ = ["CONCURRENT_ATTEMPTS_MAX", "TICK_S", "UPLOAD_TIMEOUT_S", "Persister"]
 
 CONCURRENT_ATTEMPTS_MAX: Final = 32
 """Uploads of the process at once: enough to fill a network, few enough to bound memory."""
@@ -47,18 +48,6 @@ _OFFLOADED_ENCODING = "gzip"
 _log = logging.getLogger(__name__)
 
 
-class JournalLookup(NamedTuple):
-    """Current state of a journal.
-
-    Attributes:
-        spec: its spec.
-        create_revision: Etcd revision at which it was created.
-    """
-
-    spec: pb.JournalSpec
-    create_revision: int
-
-
 @dataclass(slots=True, eq=False)
 class _Backlog:
     """Spools that wait for a failed store, or for a journal whose upload fails otherwise."""
@@ -74,8 +63,8 @@ class Persister:
 
     Args:
         stores: of the process.
-        lookup: returns a journal's current state; ``None`` if it does not exist. It must know all
-            journals before the first :meth:`complete`: spools of others are dropped.
+        journal_of: returns a journal's current key; ``None`` if it does not exist. It must know
+            all journals before the first :meth:`complete`: spools of others are dropped.
         tick_s: see :data:`TICK_S`.
         retry_s_min: pause before a failed store is tried again; doubled with each failure.
         upload_timeout_s: see :data:`UPLOAD_TIMEOUT_S`.
@@ -84,14 +73,14 @@ class Persister:
     def __init__(
         self,
         stores: StoreRegistry,
-        lookup: Callable[[str], JournalLookup | None],
+        journal_of: Callable[[str], JournalEntry | None],
         *,
         tick_s: float = TICK_S,
         retry_s_min: float = RETRY_S_MIN,
         upload_timeout_s: float = UPLOAD_TIMEOUT_S,
     ) -> None:
         self._stores = stores
-        self._lookup = lookup
+        self._journal_of = journal_of
         self._tick_s = tick_s
         self._retry_s_min = retry_s_min
         self._upload_timeout_s = upload_timeout_s
@@ -238,18 +227,18 @@ class Persister:
 
     async def _attempt_now(self, spool: CompletedSpool, probed: _Backlog | None) -> None:
         journal = spool.fragment.journal
-        found = self._lookup(journal)
+        found = self._journal_of(journal)
         if found is None or found.create_revision != spool.create_revision:
             _log.info("dropping %s: its journal is deleted", content_path(spool.fragment))
             self._release(spool)
             return
-        urls = list(found.spec.fragment.stores)
+        urls = list(found.value.fragment.stores)
         if not urls:
             self._storeless.append(spool)
             return
         key = urls[0]
         try:
-            await self._persist(spool, found.spec, urls)
+            await self._persist(spool, found.value, urls)
         except CorruptFragmentError as error:
             _log.error("%s", error)
             self._failed(spool, f"journal {journal}", error, probed)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from typing import Final
 
 from gazette_sdk.broker.fragments.index import Index
+from gazette_sdk.cluster.broker_keys import JournalEntry
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.fragment.listing import list_fragments
@@ -30,9 +30,7 @@ async def refresh_index(
     journal: str,
     index: Index,
     stores: StoreRegistry,
-    spec_of: Callable[[str], pb.JournalSpec | None],
-    *,
-    executor: Executor | None = None,
+    journal_of: Callable[[str], JournalEntry | None],
 ) -> None:
     """List a journal's stores periodically, until it is deleted or this is cancelled.
 
@@ -43,15 +41,15 @@ async def refresh_index(
         journal: its name.
         index: adopts each listing.
         stores: of the process.
-        spec_of: returns a journal's current spec; ``None`` once it is deleted.
-        executor: threads to list in; the loop's own if ``None``.
+        journal_of: returns a journal's current key; ``None`` once it is deleted.
     """
     failures = 0
-    while (spec := spec_of(journal)) is not None:
-        interval_s = to_seconds(spec.fragment.refresh_interval)
+    while (entry := journal_of(journal)) is not None:
+        fragments = entry.value.fragment
+        interval_s = to_seconds(fragments.refresh_interval)
         delay_s = interval_s
         try:
-            remote = await list_stores(journal, spec.fragment.stores, stores, executor=executor)
+            remote = await list_stores(journal, fragments.stores, stores)
         except (GazetteError, OSError) as error:
             delay_s = retry_delay(failures, interval_s, is_first=not index.first_refresh.is_set())
             failures += 1
@@ -65,23 +63,15 @@ async def refresh_index(
         await asyncio.sleep(delay_s)
 
 
-async def list_stores(
-    journal: str,
-    urls: Sequence[str],
-    stores: StoreRegistry,
-    *,
-    executor: Executor | None = None,
-) -> CoverSet:
+async def list_stores(journal: str, urls: Sequence[str], stores: StoreRegistry) -> CoverSet:
     """Return the fragments in a journal's stores, added in the order of the stores.
 
     Raises:
         GazetteError: a store could not be listed.
     """
-    loop = asyncio.get_running_loop()
     found = CoverSet()
     for url in list(urls):
-        listed = await loop.run_in_executor(executor, _list, stores, url, journal)
-        for fragment in listed:
+        for fragment in await asyncio.to_thread(_list, stores, url, journal):
             found.add(fragment)
     return found
 

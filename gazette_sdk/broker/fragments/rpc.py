@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Executor
 from typing import Final
 
 from gazette_sdk.broker.fragments.index import Index
@@ -28,11 +27,7 @@ DELETE_PROBE_TIMEOUT_S: Final = 60.0
 
 
 async def list_page(
-    request: pb.FragmentsRequest,
-    index: Index,
-    stores: StoreRegistry,
-    *,
-    executor: Executor | None = None,
+    request: pb.FragmentsRequest, index: Index, stores: StoreRegistry
 ) -> pb.FragmentsResponse:
     """Return a page of a journal's fragments, with signed URLs if they are requested.
 
@@ -42,7 +37,6 @@ async def list_page(
         request: a valid one.
         index: of the replica.
         stores: of the process.
-        executor: threads to sign in; the loop's own if ``None``.
 
     Returns:
         the response, without its header.
@@ -62,8 +56,7 @@ async def list_page(
         response.fragments.add(spec=fragment)
     if request.HasField("signatureTTL"):
         ttl_s = to_seconds(request.signatureTTL)
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(executor, _sign_all, stores, response, ttl_s)
+        await asyncio.to_thread(_sign_all, stores, response, ttl_s)
     return response
 
 

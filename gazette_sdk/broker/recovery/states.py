@@ -68,7 +68,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import NamedTuple
 
 __all__ = [
     "HEAD",
@@ -77,11 +76,9 @@ __all__ = [
     "HeadEffect",
     "HeadInput",
     "HeadState",
-    "HeadStep",
     "SpoolEffect",
     "SpoolInput",
     "SpoolState",
-    "SpoolStep",
     "head_step",
     "spool_step",
 ]
@@ -119,42 +116,31 @@ class HeadEffect(enum.Enum):
     FORGET = "remove it; contest the spools"
 
 
-class HeadStep(NamedTuple):
-    """An entry of :data:`HEAD`."""
-
-    effect: HeadEffect
-    next: HeadState
-
-
-HEAD: Mapping[tuple[HeadState, HeadInput], HeadStep] = {
-    (HeadState.ABSENT, HeadInput.READ): HeadStep(HeadEffect.ADOPT, HeadState.KNOWN),
-    (HeadState.ABSENT, HeadInput.DAMAGED): HeadStep(HeadEffect.SET_ASIDE, HeadState.ABSENT),
-    (HeadState.ABSENT, HeadInput.OTHER_CLUSTER): HeadStep(HeadEffect.NOTHING, HeadState.ABSENT),
-    (HeadState.ABSENT, HeadInput.COMMITTED): HeadStep(HeadEffect.WRITE, HeadState.KNOWN),
-    (HeadState.ABSENT, HeadInput.CONTINUED_BY_OTHERS): HeadStep(
-        HeadEffect.NOTHING, HeadState.ABSENT
-    ),
-    (HeadState.ABSENT, HeadInput.HISTORY_LOST): HeadStep(HeadEffect.NOTHING, HeadState.ABSENT),
-    (HeadState.ABSENT, HeadInput.JOURNAL_DELETED): HeadStep(HeadEffect.NOTHING, HeadState.ABSENT),
-    (HeadState.KNOWN, HeadInput.READ): HeadStep(HeadEffect.ADOPT, HeadState.KNOWN),
-    (HeadState.KNOWN, HeadInput.COMMITTED): HeadStep(HeadEffect.WRITE, HeadState.KNOWN),
-    (HeadState.KNOWN, HeadInput.CONTINUED_BY_OTHERS): HeadStep(HeadEffect.FORGET, HeadState.ABSENT),
-    (HeadState.KNOWN, HeadInput.HISTORY_LOST): HeadStep(HeadEffect.FORGET, HeadState.ABSENT),
-    (HeadState.KNOWN, HeadInput.JOURNAL_DELETED): HeadStep(HeadEffect.FORGET, HeadState.ABSENT),
+HEAD: Mapping[tuple[HeadState, HeadInput], tuple[HeadEffect, HeadState]] = {
+    (HeadState.ABSENT, HeadInput.READ): (HeadEffect.ADOPT, HeadState.KNOWN),
+    (HeadState.ABSENT, HeadInput.DAMAGED): (HeadEffect.SET_ASIDE, HeadState.ABSENT),
+    (HeadState.ABSENT, HeadInput.OTHER_CLUSTER): (HeadEffect.NOTHING, HeadState.ABSENT),
+    (HeadState.ABSENT, HeadInput.COMMITTED): (HeadEffect.WRITE, HeadState.KNOWN),
+    (HeadState.ABSENT, HeadInput.CONTINUED_BY_OTHERS): (HeadEffect.NOTHING, HeadState.ABSENT),
+    (HeadState.ABSENT, HeadInput.HISTORY_LOST): (HeadEffect.NOTHING, HeadState.ABSENT),
+    (HeadState.ABSENT, HeadInput.JOURNAL_DELETED): (HeadEffect.NOTHING, HeadState.ABSENT),
+    (HeadState.KNOWN, HeadInput.READ): (HeadEffect.ADOPT, HeadState.KNOWN),
+    (HeadState.KNOWN, HeadInput.COMMITTED): (HeadEffect.WRITE, HeadState.KNOWN),
+    (HeadState.KNOWN, HeadInput.CONTINUED_BY_OTHERS): (HeadEffect.FORGET, HeadState.ABSENT),
+    (HeadState.KNOWN, HeadInput.HISTORY_LOST): (HeadEffect.FORGET, HeadState.ABSENT),
+    (HeadState.KNOWN, HeadInput.JOURNAL_DELETED): (HeadEffect.FORGET, HeadState.ABSENT),
 }
 """(state, input) → (effect, next state) of a journal's head."""
 
 
-def head_step(state: HeadState, given: HeadInput) -> HeadStep:
-    """Return the entry of :data:`HEAD`.
+def head_step(state: HeadState, given: HeadInput) -> tuple[HeadEffect, HeadState]:
+    """Return the effect and the next state of :data:`HEAD`.
 
     Raises:
         AssertionError: the input cannot happen in this state, a bug of the caller.
     """
-    found = HEAD.get((state, given))
-    if found is None:
-        raise AssertionError(f"{given.name} cannot happen to a head in {state.name}")
-    return found
+    assert (state, given) in HEAD, f"{given.name} cannot happen to a head in {state.name}"
+    return HEAD[state, given]
 
 
 # ------------------------------------------------------------ recovered spools
@@ -228,90 +214,67 @@ class SpoolEffect(enum.Enum):
     NOTHING = "none"
 
 
-class SpoolStep(NamedTuple):
-    """An entry of :data:`SPOOL`."""
-
-    effect: SpoolEffect
-    next: SpoolState
-
-
-SPOOL: Mapping[tuple[SpoolState, SpoolInput], SpoolStep] = {
-    (SpoolState.FOUND, SpoolInput.INTACT): SpoolStep(
-        SpoolEffect.QUARANTINE, SpoolState.UNCONTESTED
+SPOOL: Mapping[tuple[SpoolState, SpoolInput], tuple[SpoolEffect, SpoolState]] = {
+    (SpoolState.FOUND, SpoolInput.INTACT): (SpoolEffect.QUARANTINE, SpoolState.UNCONTESTED),
+    (SpoolState.FOUND, SpoolInput.UNCOMMITTED_TAIL): (SpoolEffect.CUT_TAIL, SpoolState.UNCONTESTED),
+    (SpoolState.FOUND, SpoolInput.DAMAGED_TAIL): (
+        SpoolEffect.COPY_BEGINNING,
+        SpoolState.UNCONTESTED,
     ),
-    (SpoolState.FOUND, SpoolInput.UNCOMMITTED_TAIL): SpoolStep(
-        SpoolEffect.CUT_TAIL, SpoolState.UNCONTESTED
+    (SpoolState.FOUND, SpoolInput.DAMAGED): (SpoolEffect.SET_DAMAGED_ASIDE, SpoolState.DAMAGED),
+    (SpoolState.FOUND, SpoolInput.NOTHING_COMMITTED): (SpoolEffect.REMOVE, SpoolState.REMOVED),
+    (SpoolState.FOUND, SpoolInput.OTHER_CLUSTER): (SpoolEffect.IGNORE, SpoolState.IGNORED),
+    (SpoolState.FOUND, SpoolInput.UNREADABLE): (SpoolEffect.IGNORE, SpoolState.IGNORED),
+    (SpoolState.UNCONTESTED, SpoolInput.CONTINUED_BY_OTHERS): (
+        SpoolEffect.QUARANTINE,
+        SpoolState.CONTESTED,
     ),
-    (SpoolState.FOUND, SpoolInput.DAMAGED_TAIL): SpoolStep(
-        SpoolEffect.COPY_BEGINNING, SpoolState.UNCONTESTED
+    (SpoolState.UNCONTESTED, SpoolInput.ASSIGNED): (SpoolEffect.USE, SpoolState.IN_USE),
+    (SpoolState.UNCONTESTED, SpoolInput.JOURNAL_DELETED): (SpoolEffect.DROP, SpoolState.REMOVED),
+    (SpoolState.UNCONTESTED, SpoolInput.FAILED): (
+        SpoolEffect.CONTINUE_WAITING,
+        SpoolState.UNCONTESTED,
     ),
-    (SpoolState.FOUND, SpoolInput.DAMAGED): SpoolStep(
-        SpoolEffect.SET_DAMAGED_ASIDE, SpoolState.DAMAGED
+    (SpoolState.UNCONTESTED, SpoolInput.NOT_HELD): (SpoolEffect.USE, SpoolState.IN_USE),
+    (SpoolState.UNCONTESTED, SpoolInput.HELD_FROM_WITHIN): (
+        SpoolEffect.CONTINUE_WAITING,
+        SpoolState.UNCONTESTED,
     ),
-    (SpoolState.FOUND, SpoolInput.NOTHING_COMMITTED): SpoolStep(
-        SpoolEffect.REMOVE, SpoolState.REMOVED
+    (SpoolState.UNCONTESTED, SpoolInput.HELD_FROM_BEGIN): (
+        SpoolEffect.CONTINUE_WAITING,
+        SpoolState.UNCONTESTED,
     ),
-    (SpoolState.FOUND, SpoolInput.OTHER_CLUSTER): SpoolStep(SpoolEffect.IGNORE, SpoolState.IGNORED),
-    (SpoolState.FOUND, SpoolInput.UNREADABLE): SpoolStep(SpoolEffect.IGNORE, SpoolState.IGNORED),
-    (SpoolState.UNCONTESTED, SpoolInput.CONTINUED_BY_OTHERS): SpoolStep(
-        SpoolEffect.QUARANTINE, SpoolState.CONTESTED
+    (SpoolState.CONTESTED, SpoolInput.ASSIGNED): (SpoolEffect.QUARANTINE, SpoolState.CONTESTED),
+    (SpoolState.CONTESTED, SpoolInput.JOURNAL_DELETED): (SpoolEffect.DROP, SpoolState.REMOVED),
+    (SpoolState.CONTESTED, SpoolInput.FAILED): (SpoolEffect.CONTINUE_WAITING, SpoolState.CONTESTED),
+    (SpoolState.CONTESTED, SpoolInput.NOT_HELD): (SpoolEffect.USE, SpoolState.IN_USE),
+    (SpoolState.CONTESTED, SpoolInput.HELD_FROM_WITHIN): (
+        SpoolEffect.TRUNCATE,
+        SpoolState.TRUNCATING,
     ),
-    (SpoolState.UNCONTESTED, SpoolInput.ASSIGNED): SpoolStep(SpoolEffect.USE, SpoolState.IN_USE),
-    (SpoolState.UNCONTESTED, SpoolInput.JOURNAL_DELETED): SpoolStep(
-        SpoolEffect.DROP, SpoolState.REMOVED
+    (SpoolState.CONTESTED, SpoolInput.HELD_FROM_BEGIN): (SpoolEffect.COMPARE, SpoolState.COMPARING),
+    (SpoolState.COMPARING, SpoolInput.SAME_BYTES): (SpoolEffect.USE, SpoolState.IN_USE),
+    (SpoolState.COMPARING, SpoolInput.OTHER_BYTES): (
+        SpoolEffect.SET_SUPERSEDED_ASIDE,
+        SpoolState.RENAMING,
     ),
-    (SpoolState.UNCONTESTED, SpoolInput.FAILED): SpoolStep(
-        SpoolEffect.CONTINUE_WAITING, SpoolState.UNCONTESTED
+    (SpoolState.COMPARING, SpoolInput.FAILED): (SpoolEffect.CONTINUE_WAITING, SpoolState.CONTESTED),
+    (SpoolState.TRUNCATING, SpoolInput.DONE): (SpoolEffect.USE, SpoolState.IN_USE),
+    (SpoolState.TRUNCATING, SpoolInput.FAILED): (
+        SpoolEffect.CONTINUE_WAITING,
+        SpoolState.CONTESTED,
     ),
-    (SpoolState.UNCONTESTED, SpoolInput.NOT_HELD): SpoolStep(SpoolEffect.USE, SpoolState.IN_USE),
-    (SpoolState.UNCONTESTED, SpoolInput.HELD_FROM_WITHIN): SpoolStep(
-        SpoolEffect.CONTINUE_WAITING, SpoolState.UNCONTESTED
-    ),
-    (SpoolState.UNCONTESTED, SpoolInput.HELD_FROM_BEGIN): SpoolStep(
-        SpoolEffect.CONTINUE_WAITING, SpoolState.UNCONTESTED
-    ),
-    (SpoolState.CONTESTED, SpoolInput.ASSIGNED): SpoolStep(
-        SpoolEffect.QUARANTINE, SpoolState.CONTESTED
-    ),
-    (SpoolState.CONTESTED, SpoolInput.JOURNAL_DELETED): SpoolStep(
-        SpoolEffect.DROP, SpoolState.REMOVED
-    ),
-    (SpoolState.CONTESTED, SpoolInput.FAILED): SpoolStep(
-        SpoolEffect.CONTINUE_WAITING, SpoolState.CONTESTED
-    ),
-    (SpoolState.CONTESTED, SpoolInput.NOT_HELD): SpoolStep(SpoolEffect.USE, SpoolState.IN_USE),
-    (SpoolState.CONTESTED, SpoolInput.HELD_FROM_WITHIN): SpoolStep(
-        SpoolEffect.TRUNCATE, SpoolState.TRUNCATING
-    ),
-    (SpoolState.CONTESTED, SpoolInput.HELD_FROM_BEGIN): SpoolStep(
-        SpoolEffect.COMPARE, SpoolState.COMPARING
-    ),
-    (SpoolState.COMPARING, SpoolInput.SAME_BYTES): SpoolStep(SpoolEffect.USE, SpoolState.IN_USE),
-    (SpoolState.COMPARING, SpoolInput.OTHER_BYTES): SpoolStep(
-        SpoolEffect.SET_SUPERSEDED_ASIDE, SpoolState.RENAMING
-    ),
-    (SpoolState.COMPARING, SpoolInput.FAILED): SpoolStep(
-        SpoolEffect.CONTINUE_WAITING, SpoolState.CONTESTED
-    ),
-    (SpoolState.TRUNCATING, SpoolInput.DONE): SpoolStep(SpoolEffect.USE, SpoolState.IN_USE),
-    (SpoolState.TRUNCATING, SpoolInput.FAILED): SpoolStep(
-        SpoolEffect.CONTINUE_WAITING, SpoolState.CONTESTED
-    ),
-    (SpoolState.RENAMING, SpoolInput.DONE): SpoolStep(SpoolEffect.NOTHING, SpoolState.SUPERSEDED),
-    (SpoolState.RENAMING, SpoolInput.FAILED): SpoolStep(
-        SpoolEffect.CONTINUE_WAITING, SpoolState.CONTESTED
-    ),
+    (SpoolState.RENAMING, SpoolInput.DONE): (SpoolEffect.NOTHING, SpoolState.SUPERSEDED),
+    (SpoolState.RENAMING, SpoolInput.FAILED): (SpoolEffect.CONTINUE_WAITING, SpoolState.CONTESTED),
 }
 """(state, input) → (effect, next state) of a recovered spool."""
 
 
-def spool_step(state: SpoolState, given: SpoolInput) -> SpoolStep:
-    """Return the entry of :data:`SPOOL`.
+def spool_step(state: SpoolState, given: SpoolInput) -> tuple[SpoolEffect, SpoolState]:
+    """Return the effect and the next state of :data:`SPOOL`.
 
     Raises:
         AssertionError: the input cannot happen in this state, a bug of the caller.
     """
-    found = SPOOL.get((state, given))
-    if found is None:
-        raise AssertionError(f"{given.name} cannot happen to a spool in {state.name}")
-    return found
+    assert (state, given) in SPOOL, f"{given.name} cannot happen to a spool in {state.name}"
+    return SPOOL[state, given]

@@ -172,7 +172,7 @@ class SpoolDirectory:
         """
         with self._heads_lock:
             state = HeadState.KNOWN if name in self._heads else HeadState.ABSENT
-            if head_step(state, reason).effect is not HeadEffect.FORGET:
+            if head_step(state, reason)[0] is not HeadEffect.FORGET:
                 return
             del self._heads[name]
             self._unwritten.discard(name)

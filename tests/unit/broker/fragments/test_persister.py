@@ -5,10 +5,11 @@ import contextlib
 import gzip
 import threading
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
-from gazette_sdk.broker.fragments.persister import JournalLookup, Persister
+from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.fragment.stores import FileStore, open_store
@@ -39,7 +40,8 @@ class Setting:
 
     def lookup(self, journal):
         assert journal == JOURNAL
-        return JournalLookup(self.spec, self.revision) if self.spec is not None else None
+        entry = SimpleNamespace(value=self.spec, create_revision=self.revision)
+        return entry if self.spec is not None else None
 
     async def spool(self, content=b"content of 12", *, primary=True, codec=pb.NONE):
         """A closed spool, whose file nobody else holds."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,7 +69,11 @@ def put(root, begin, end):
 
 @contextlib.asynccontextmanager
 async def refreshing(index, stores, lookup):
-    task = asyncio.create_task(refresh_index("a/journal", index, stores, lookup))
+    def journal_of(journal):
+        spec = lookup(journal)
+        return SimpleNamespace(value=spec) if spec is not None else None
+
+    task = asyncio.create_task(refresh_index("a/journal", index, stores, journal_of))
     try:
         yield task
     finally:
