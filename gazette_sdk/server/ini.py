@@ -2,7 +2,7 @@
 
 ``[Section]``, ``Key = value``, comments behind ``;`` or ``#`` on lines of their own, values
 optionally in double quotes with escapes, keys repeated for lists. Sections are compared without
-regard to case; what is unknown is ignored.
+regard to case; unknown sections and keys are ignored.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class _Front(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.pause_reading()
-        # Without it nobody would notice a lost peer while both sides are silent.
+        # A lost peer would not be detected while both sides are silent.
         self._transport.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
         )

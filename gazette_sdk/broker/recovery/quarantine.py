@@ -174,7 +174,7 @@ class Quarantine:
                 return f"{key[0]}: no answer in time"
             except (GazetteError, OSError) as error:
                 return f"{key[0]}: {error}"
-            except Exception as error:  # noqa: BLE001 - the broker goes on without these spools
+            except Exception as error:  # noqa: BLE001 - the broker continues without these spools
                 _log.exception("deciding about recovered spools of %s failed", key[0])
                 return f"{key[0]}: {error!r}"
         return ""

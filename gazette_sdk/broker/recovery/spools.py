@@ -3,7 +3,7 @@
 The last valid record of a spool's log states what is committed. Bytes behind it were never
 acknowledged and are cut off. The content must have the SHA-1 of that record. Otherwise the disk
 lost committed bytes: the longest beginning that matches a commit is recovered, and the damaged
-files are kept beside it under names that end in ``.damaged``. The transitions stand in `states`.
+files are kept beside it under names that end in ``.damaged``. `states` has the transitions.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _recover_spool(
 
 
 def _inspect(stem: Path, log: ParsedLog, cluster_id: int) -> tuple[SpoolInput, Commit | None]:
-    """Return what a spool's files are, and the last commit that the content matches."""
+    """Return the condition of a spool's files, and the last commit that the content matches."""
     content, origin = stem.with_suffix(".content"), log.origin
     size = content.stat().st_size if content.exists() else 0
     if origin is None or not log.commits:

@@ -47,7 +47,7 @@ def truncate_spool(spool: CompletedSpool, end: int, *, synced: bool) -> Complete
     if length < end - begin:
         raise CorruptFragmentError(
             f"{content} became shorter by at least {end - begin - length} bytes since it was "
-            "recovered; check the disk, and restart this broker, which then recovers what is good"
+            "recovered; check the disk, and restart this broker, which then recovers the valid part"
         )
     commit = _commit_at(parsed, end, digest, spool)
     fresh.unlink(missing_ok=True)

@@ -60,7 +60,6 @@ class Spool:
         journal: its name.
         fragment: the committed content. Replaced, never changed, so that it may be kept.
         registers: the journal's registers. Replaced, never changed.
-        first_append_time: when the fragment got its first content, UTC.
     """
 
     def __init__(
@@ -84,7 +83,6 @@ class Spool:
         self._persisted = storage.persisted
 
         self.fragment = _empty_fragment(self.journal, head.end if head else 0, pb.NONE)
-        self.first_append_time: datetime | None = None
         self._first_append_us = 0
         self._file: ContentFile | None = None
         self._log: CommitLog | None = None
@@ -96,7 +94,7 @@ class Spool:
         self._sum: Any = hashlib.sha1(usedforsecurity=False)  # of all written bytes
         self._committed_sum: Any = self._sum.copy()
         self._next: pb.Fragment | None = None  # kept until more is written
-        self._digest = b""  # of what it holds
+        self._digest = b""  # of its content
         self._has_large = False  # some uncommitted bytes went to the threads
         self._writes = ChunkQueue(storage.writer)
         # For the fragment's sum and the append's; hashing cannot fail.
@@ -147,14 +145,14 @@ class Spool:
 
         Args:
             request: a valid one.
-            primary: whether this broker is the journal's primary: it compresses as it goes.
+            primary: True if this broker is the journal's primary: it compresses in the background.
 
         Returns:
             OK, or PROPOSAL_MISMATCH with this spool's fragment. With durability ``persisted`` a
             commit is on disk when this returns.
 
         Raises:
-            SpoolError: the content does not continue what was written.
+            SpoolError: the content does not follow the written bytes.
             SpoolDiskError: the disk refuses it, for some seconds. Committed content stays; the
                 caller has to roll back the rest.
         """
@@ -310,7 +308,6 @@ class Spool:
 
     def _begin_fragment(self, offset: int, codec: pb.CompressionCodec) -> None:
         self.fragment = _empty_fragment(self.journal, offset, codec)
-        self.first_append_time = None
         self._first_append_us = 0
         self._file = None
         self._log = None
@@ -341,7 +338,6 @@ class Spool:
         log.append(Commit(fragment.end, self._digest, first_append_us, registers_bytes))
         if self._first_append_us == 0:
             self._first_append_us = first_append_us
-            self.first_append_time = datetime.fromtimestamp(first_append_us / 1e6, UTC)
         if registers_bytes is not self._registers_bytes:
             self._registers_bytes = registers_bytes
             self.registers = _copy(registers)
@@ -371,7 +367,7 @@ class Spool:
             self._registers_bytes = registers.SerializeToString(deterministic=True)
         # The head file is written before the log, which also has the head, may be removed.
         self._storage.note_head(proposal.end, self._registers_bytes)
-        first_append_time = self.first_append_time
+        first_append_s = self.first_append_s
         if self._log is not None:
             self._log.close()
         self._begin_fragment(proposal.end, proposal.compression_codec)
@@ -380,13 +376,13 @@ class Spool:
         if fragment.end == fragment.begin:
             file.discard()  # all of its content was rolled back
             return
-        assert first_append_time is not None, "content was committed"
+        assert first_append_s is not None, "content was committed"
         SPOOLS_COMPLETED.value += 1
         self._on_complete(
             CompletedSpool(
                 fragment,
                 closing_registers,
-                first_append_time,
+                datetime.fromtimestamp(first_append_s, UTC),
                 file,
                 self._storage.create_revision,
                 primary=primary,

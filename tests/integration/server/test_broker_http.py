@@ -23,7 +23,7 @@ from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.api.served import ServedBroker
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
-from gazette_sdk.server import Server
+from gazette_sdk.server.process import Server
 from gazette_sdk.transport.loop import run
 from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
 from support.brokers import Client, config_for, journal_spec

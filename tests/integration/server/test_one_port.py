@@ -10,7 +10,8 @@ import grpc.aio
 import pytest
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.server import PortProtocol, server_context
+from gazette_sdk.server.listener import PortProtocol
+from gazette_sdk.server.tls import server_context
 from gazette_sdk.transport.loop import run
 from support.certificates import Authority
 from support.raw_http import exchange

@@ -13,8 +13,8 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.server import FOREIGN_CHUNK_BYTES, MAX_CHUNK_BYTES
 from gazette_sdk.server import grpc_server as grpc_module
+from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, MAX_CHUNK_BYTES
 from gazette_sdk.server.metrics import metrics_text
 from gazette_sdk.transport.loop import run
 from support.scripted_journals import HEADER, ScriptedJournals, items, metadata, serving, stub

@@ -6,7 +6,7 @@ import pytest
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.server import Server, configured_server
+from gazette_sdk.server.process import Server, configured_server
 from gazette_sdk.server.settings import BrokerSettings, DebugSettings
 from gazette_sdk.transport.loop import run
 from support.certificates import Authority

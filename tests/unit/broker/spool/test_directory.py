@@ -79,7 +79,7 @@ def test_committed_content_is_found_again_and_uncommitted_content_is_cut_off(roo
             await user.append(b"second ")
             await user.roll(codec=pb.SNAPPY)
             await user.append(b"third ")
-            written = user.spool.first_append_time
+            written = user.spool.first_append_s
             await user.spool.write(b"never acknowledged", 0)
             crashed = as_after_a_crash(root, tmp_path / "crashed")
 
@@ -93,7 +93,7 @@ def test_committed_content_is_found_again_and_uncommitted_content_is_cut_off(roo
             )
             assert two.fragment.begin == one.fragment.end == 13
             assert one.registers == two.registers == label_set(owner="me")
-            assert two.first_append_time == written
+            assert two.first_append_time.timestamp() == written
             assert (one.create_revision, one.primary) == (REVISION, False)
 
             # The journal goes on where it was, and what was recovered is still there then.

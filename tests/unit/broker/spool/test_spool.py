@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -183,15 +184,15 @@ def test_first_append_time_is_that_of_the_first_commit(directory):
         user = SpoolUser(directory)
         await user.spool.write(b"dropped", 0)
         await user.spool.roll_back()
-        assert user.spool.first_append_time is None
+        assert user.spool.first_append_s is None
         await user.append(b"one")
-        first = user.spool.first_append_time
+        first = user.spool.first_append_s
         assert first is not None
-        assert first.utcoffset().total_seconds() == 0
         await user.append(b"two")
-        assert user.spool.first_append_time == first
+        assert user.spool.first_append_s == first
         await user.roll()
-        assert user.spool.first_append_time is None
+        assert user.spool.first_append_s is None
+        assert user.completed[0].first_append_time == datetime.fromtimestamp(first, UTC)
 
     asyncio.run(scenario())
 
