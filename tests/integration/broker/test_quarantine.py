@@ -108,7 +108,7 @@ class Story:
         return list((self.cluster.directory / "spools-broker-1").rglob("*.content.superseded"))
 
     async def stays(self, expect, *brokers, for_s=1.5):
-        """Whoever is asked reads what was acknowledged, over refreshes of the stores."""
+        """Check that brokers serve the acknowledged bytes, over refreshes of the stores."""
         async with asyncio.timeout(for_s + LIMIT_S):
             for broker in brokers:  # which may have to list the stores before
                 while (found := await self[broker].read(JOURNAL)) != expect:
@@ -197,7 +197,7 @@ def test_the_beginning_that_nobody_else_has_is_used(etcd, tmp_path, monkeypatch)
     story(etcd, tmp_path, monkeypatch, script)
 
 
-def test_what_nobody_wrote_anew_is_stored(etcd, tmp_path, monkeypatch):
+def test_a_spool_that_nobody_wrote_anew_is_stored(etcd, tmp_path, monkeypatch):
     async def script(story):
         await story.begin("broker-1", replication=1, contents=(FIRST,))
         await story.crash()
@@ -211,7 +211,7 @@ def test_what_nobody_wrote_anew_is_stored(etcd, tmp_path, monkeypatch):
     story(etcd, tmp_path, monkeypatch, script)
 
 
-def test_with_replication_1_what_another_one_wrote_at_the_same_offsets_counts(
+def test_with_replication_1_the_bytes_of_the_other_broker_count(
     etcd, tmp_path, monkeypatch, caplog
 ):
     async def script(story):
@@ -256,7 +256,7 @@ def test_spools_stay_in_quarantine_while_the_journal_has_no_primary(etcd, tmp_pa
     story(etcd, tmp_path, monkeypatch, script)
 
 
-def test_a_primary_appends_when_it_knows_what_is_good_of_its_own(etcd, tmp_path, monkeypatch):
+def test_a_primary_appends_when_its_own_spools_are_decided(etcd, tmp_path, monkeypatch):
     async def script(story):
         await story.begin("broker-1", "broker-2", replication=2)
         await story.crash_in_the_middle()

@@ -64,7 +64,7 @@ def test_the_first_bytes_say_the_protocol(opening, name, undecided):
 
 
 @given(st.binary(max_size=30), st.integers(0, 30))
-def test_more_bytes_never_change_what_was_decided(opening, cut):
+def test_more_bytes_never_change_a_decision(opening, cut):
     known = wires([])
     wire, more = find_protocol(opening[:cut], known)
     if not more:
@@ -190,7 +190,7 @@ def test_closing_drops_connections_without_a_protocol():
 
 
 @pytest.mark.parametrize("turns", range(5))
-def test_closing_drops_connections_that_are_just_being_made(turns):
+def test_closing_aborts_connections_that_are_just_being_made(turns):
     async def scenario() -> None:
         listener = Listener()
         listener.bind("127.0.0.1", 0)

@@ -144,7 +144,7 @@ def test_without_a_server_behind_the_connection_ends(tmp_path):
     run(scenario(), 10)
 
 
-def test_closing_ends_what_is_spliced(tmp_path):
+def test_closing_ends_spliced_connections(tmp_path):
     async def scenario():
         async with spliced(tmp_path / "s", _echo) as (port, splicer):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -83,7 +83,7 @@ async def refreshing(index, stores, lookup):
         await stores.aclose()
 
 
-def test_the_index_follows_the_store_and_lets_go_of_local_files(tmp_path):
+def test_the_index_follows_the_store_and_releases_local_files(tmp_path):
     async def scenario():
         root = tmp_path / "store"
         root.mkdir()

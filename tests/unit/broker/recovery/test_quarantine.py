@@ -140,7 +140,7 @@ def test_a_crash_while_it_is_cut_leaves_all_of_it_or_the_beginning(root, at, mon
         assert content_of_spool(truncate_spool(again, 8, synced=False)) == WHOLE[:8]
 
 
-def test_what_is_put_aside_stays_there(root):
+def test_superseded_files_stay_where_they_are(root):
     (spool,) = recovered(root)
     aside = set_superseded_aside(spool)
     assert aside.name.endswith(".content.superseded")
@@ -378,7 +378,7 @@ def test_a_replica_waits_while_spools_are_in_quarantine(root):
     asyncio.run(scenario())
 
 
-def test_where_nobody_went_on_a_shorter_copy_elsewhere_supersedes_nothing(root):
+def test_a_shorter_copy_elsewhere_supersedes_nothing_until_the_journal_is_continued(root):
     """It is clear only when somebody goes on: without us, or with us."""
 
     async def scenario():
@@ -396,7 +396,7 @@ def test_where_nobody_went_on_a_shorter_copy_elsewhere_supersedes_nothing(root):
     asyncio.run(scenario())
 
 
-def test_a_replica_that_comes_while_others_are_asked_gets_what_is_left(root):
+def test_a_replica_that_is_made_during_the_decision_gets_the_usable_part(root):
     class Index:
         def __init__(self):
             self.added = []

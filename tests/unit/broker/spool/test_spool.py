@@ -37,7 +37,7 @@ def directory(tmp_path):
 
 
 def stored(spool):
-    """What an upload of a closed spool would hold, decompressed."""
+    """Return the decompressed upload of a closed spool."""
     fragment = spool.fragment
     reader, length = spool.file.stored_form(fragment.end - fragment.begin, digest_of(fragment.sum))
     raw = reader.read()
@@ -121,7 +121,9 @@ def test_each_batch_is_a_gzip_member(case, directory):
     "codec", [pb.NONE, pb.GZIP, pb.ZSTANDARD, pb.SNAPPY, pb.GZIP_OFFLOAD_DECOMPRESSION]
 )
 @pytest.mark.parametrize("primary", [True, False])
-def test_what_is_stored_holds_the_content_whoever_compresses(codec, primary, directory):
+def test_the_stored_form_has_the_content_with_and_without_compression_before(
+    codec, primary, directory
+):
     async def scenario():
         user = SpoolUser(directory, batch_bytes=1000)
         await user.roll(codec=codec)
@@ -428,7 +430,7 @@ class Oracle:
 
 @given(steps, st.sampled_from([pb.NONE, pb.GZIP, pb.SNAPPY]), st.booleans(), st.booleans())
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_a_spool_holds_what_a_plain_string_of_bytes_would(steps, codec, primary, by_itself):
+def test_a_spool_has_the_content_of_a_plain_string_of_bytes(steps, codec, primary, by_itself):
     """Proposals are copies, as peers get them, or the spool's own objects (``by_itself``)."""
 
     async def scenario(root):
