@@ -364,15 +364,10 @@ class JournalSpools:
 
         An error is only logged: the logs of spools have the head, too.
         """
-        head = self.head
-        if head is None and end == 0 and not registers:
-            return
-        if head is not None and (head.end, head.registers) == (end, registers):
-            return
+        head = Head(self.name, end, registers, self.create_revision, self._cluster_id)
         try:
-            self._directory.note_head(
-                Head(self.name, end, registers, self.create_revision, self._cluster_id)
-            )
+            if self.head is not None or end > 0 or registers:
+                self._directory.note_head(head)
         except OSError as error:
             _log.warning("cannot write the head of %s (%d): %s", self.name, end, error)
 
