@@ -94,12 +94,6 @@ class Server:
             raise ConfigurationError("the server is not bound yet: call bind() first")
         return self._endpoint
 
-    @property
-    def debug_endpoint(self) -> str | None:
-        """URL of the diagnostics' own port; ``None`` if there is none, or it is not bound."""
-        port = self._debug_listener.port
-        return f"http://{self._advertise_host}:{port}" if port else None
-
     def bind(self) -> str:
         """Bind the port (and that of the diagnostics) and return the endpoint.
 

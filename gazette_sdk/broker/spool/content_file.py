@@ -111,11 +111,6 @@ class ContentFile:
                     self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         return self._fd
 
-    @property
-    def discarded(self) -> bool:
-        """True after :meth:`discard`."""
-        return self._discarded
-
     # -------------------------------------------------------------- content
 
     def write(self, data: bytes, position: int) -> None:

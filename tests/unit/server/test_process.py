@@ -118,7 +118,7 @@ def test_a_configured_server_is_bound_everywhere_and_advertises_its_host(tmp_pat
     }
     plain = configured_server(BrokerSettings(host="h.example"), DebugSettings(port="0"))
     assert plain.bind() == f"http://h.example:{plain.listener.port}"
-    assert plain.debug_endpoint == f"http://h.example:{plain._debug_listener.port}"
+    assert plain._debug_listener.port not in {None, plain.listener.port}
     plain._close_listeners()
     secure = configured_server(BrokerSettings(host="h.example", **certificate), DebugSettings())
     assert secure.bind() == f"https://h.example:{secure.listener.port}"
