@@ -436,3 +436,28 @@ def test_a_stop_releases_replicas_and_uploads_nothing(root):
             assert made.uploaded == []
 
     asyncio.run(scenario())
+
+
+def test_a_cancelled_decision_leaves_the_spool_in_quarantine(root):
+    class Silent(ScriptedInventory):
+        is_reading = False
+
+        async def digest(self, journal, begin, end):
+            self.is_reading = True
+            await asyncio.Event().wait()
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            inventory = Silent([fragment(0, 100)])
+            made = Made(directory, inventory)
+            directory.forget_head(JOURNAL)
+            running = asyncio.ensure_future(made.quarantine.run())
+            await until(lambda: inventory.is_reading)
+            running.cancel()
+            await asyncio.wait([running])
+            taken, ready = made.quarantine.take(JOURNAL, REVISION)
+            assert not taken
+            assert not ready.fired
+            assert made.uploaded == []
+
+    asyncio.run(scenario())
