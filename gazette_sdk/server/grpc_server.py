@@ -175,47 +175,44 @@ class _Handler:
 
     def generic(self) -> grpc.RpcMethodHandler:
         """Return the handler to register, over raw bytes in both directions."""
-        kinds: dict[tuple[bool, bool], tuple[Any, Any]] = {
-            (False, False): (grpc.unary_unary_rpc_method_handler, self._unary_unary),
-            (False, True): (grpc.unary_stream_rpc_method_handler, self._unary_stream),
-            (True, False): (grpc.stream_unary_rpc_method_handler, self._stream_unary),
-            (True, True): (grpc.stream_stream_rpc_method_handler, self._stream_stream),
-        }
-        make, function = kinds[self._streams]
-        handler: grpc.RpcMethodHandler = make(function)
+        make: Any = {
+            (False, False): grpc.unary_unary_rpc_method_handler,
+            (False, True): grpc.unary_stream_rpc_method_handler,
+            (True, False): grpc.stream_unary_rpc_method_handler,
+            (True, True): grpc.stream_stream_rpc_method_handler,
+        }[self._streams]
+        handler: grpc.RpcMethodHandler = make(
+            self._serve_stream if self._streams[0] else self._serve_message
+        )
         return handler
 
-    async def _unary_unary(self, wire: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    async def _serve_message(self, wire: bytes, context: grpc.aio.ServicerContext) -> bytes:
         self._meters.received += 1
-        return await self._run(context, None, lambda call: self._answer(self._first(wire), call))
+        return await self._run(
+            context, None, lambda call: self._respond(self._first(wire), call, context)
+        )
 
-    async def _unary_stream(self, wire: bytes, context: grpc.aio.ServicerContext) -> None:
-        self._meters.received += 1
-        await self._run(context, None, lambda call: self._stream(self._first(wire), call, context))
-
-    async def _stream_unary(self, _requests: object, context: grpc.aio.ServicerContext) -> bytes:
+    async def _serve_stream(self, _requests: object, context: grpc.aio.ServicerContext) -> bytes:
         requests = _Requests(context, self._decode, self._path)
-        return await self._run(context, requests, lambda call: self._answer(requests, call))
+        return await self._run(
+            context, requests, lambda call: self._respond(requests, call, context)
+        )
 
-    async def _stream_stream(self, _requests: object, context: grpc.aio.ServicerContext) -> None:
-        requests = _Requests(context, self._decode, self._path)
-        await self._run(context, requests, lambda call: self._stream(requests, call, context))
-
-    def _first(self, wire: bytes) -> Any:
-        return _decoded(self._decode, wire, self._path, first=True)
-
-    async def _answer(self, request: Any, call: Call) -> bytes:
-        response = self._encode(await self._serve(request, call))
-        self._meters.sent += 1
-        return response
-
-    async def _stream(self, request: Any, call: Call, context: grpc.aio.ServicerContext) -> bytes:
+    async def _respond(self, request: Any, call: Call, context: grpc.aio.ServicerContext) -> bytes:
+        """Send all responses of a stream, or return the only one."""
         encode, meters, write = self._encode, self._meters, context.write
+        if not self._streams[1]:
+            response = encode(await self._serve(request, call))
+            meters.sent += 1
+            return response
         async with aclosing(self._serve(request, call)) as responses:
             async for response in responses:
                 await write(encode(response))
                 meters.sent += 1
         return b""
+
+    def _first(self, wire: bytes) -> Any:
+        return _decoded(self._decode, wire, self._path, first=True)
 
     async def _run(
         self,
