@@ -39,7 +39,7 @@ from gazette_sdk.errors import (
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.journal_spec import desired_replication
-from gazette_sdk.server import Server
+from gazette_sdk.server.process import Server
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, Transport
 from gazette_sdk.transport.listing import apply_in_batches

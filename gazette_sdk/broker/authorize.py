@@ -1,4 +1,4 @@
-"""Who may call, and until when (protocol section 12)."""
+"""Authorization of callers, and its end in time (protocol section 12)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["Authorization", "admit_change"]
 
 @dataclass(frozen=True, slots=True)
 class Authorization:
-    """Verifies callers.
+    """Verifier of callers.
 
     Attributes:
-        authority: verifies tokens, or admits everybody.
+        authority: verifies tokens, or admits every caller.
         now: Unix time, in seconds.
     """
 
@@ -31,7 +31,7 @@ class Authorization:
     now: Callable[[], float] = field(default=time.time)
 
     def verify(self, call: Call, required: Capability) -> Claims:
-        """The claims of a call.
+        """Return the claims of a call.
 
         Raises:
             UnauthenticatedError: the token is missing or bad, or lacks ``required``.
@@ -39,7 +39,7 @@ class Authorization:
         return self.authority.verify(call.authorization, required, self.now())
 
     def remaining_s(self, claims: Claims, call: Call | None = None) -> float | None:
-        """Seconds until the token expires or the caller gives up; ``None`` for no end."""
+        """Return the seconds until the token or the call expires; ``None`` for no end."""
         ends = []
         if claims.expires_at != float("inf"):
             ends.append(claims.expires_at - self.now())
@@ -49,10 +49,10 @@ class Authorization:
 
     @asynccontextmanager
     async def bound(self, claims: Claims, call: Call) -> AsyncIterator[None]:
-        """Bound what runs inside by the token's expiry and the caller's patience.
+        """Bound the body of the context by the token's expiry and the call's deadline.
 
         Raises:
-            DeadlineExceededError: the time is over.
+            DeadlineExceededError: one of them is reached.
         """
         remaining_s = self.remaining_s(claims, call)
         if remaining_s is None:
@@ -68,12 +68,12 @@ class Authorization:
 
 
 def admit_change(claims: Claims, change: pb.ApplyRequest.Change) -> None:
-    """Refuse a change of a journal outside the caller's claims.
+    """Check that the caller's claims match a changed journal.
 
-    An upsert is looked at by the new spec's labels and name, a deletion by the name alone.
+    An upsert is matched by the new spec's labels and name, a deletion by the name alone.
 
     Raises:
-        UnauthenticatedError: it is outside.
+        UnauthenticatedError: they do not match.
     """
     if change.delete:
         name = change.delete

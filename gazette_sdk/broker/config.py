@@ -1,4 +1,4 @@
-"""How a broker is configured."""
+"""Configuration of a broker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["BrokerConfig"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
-    """How a broker is configured; defaults are those of an unconfigured process.
+    """Configuration of a broker; its defaults are those of the command line.
 
     Attributes:
         suffix: id of the process within its zone.
@@ -28,16 +28,16 @@ class BrokerConfig:
         etcd_cert_file: client certificate toward Etcd.
         etcd_cert_key_file: its key.
         etcd_trusted_ca_file: authorities to trust with Etcd.
-        lease_ttl_s: how long it still counts as a member once it went silent.
-        journal_limit: journals it offers to hold.
+        lease_ttl_s: time after which a silent broker is no member any more.
+        journal_limit: most replicas of journals that it takes.
         file_root: directory of ``file://`` stores.
         file_only: keep all stores below ``file_root``.
-        durability: what an acknowledged append has survived.
+        durability: events that an acknowledged append survives.
         max_append_rate: bytes per second, for journals with a greater limit; 0 for none.
-        min_append_rate: bytes per second which a client has to sustain; 0 for no minimum.
+        min_append_rate: bytes per second that a client has to sustain; 0 for no minimum.
         max_replication: cap of every journal's replication.
-        watch_delay_s: how long changes of Etcd are gathered.
-        auth_keys: base64 keys which verify callers and sign calls to peers; empty for none.
+        watch_delay_s: time for which changes of Etcd are collected.
+        auth_keys: base64 keys that verify callers and sign calls to peers; empty for none.
         auto_suspend: suspend idle journals.
         peer_tls: certificates toward peers.
     """

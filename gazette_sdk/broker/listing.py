@@ -1,4 +1,4 @@
-"""List, with its watch, and Apply (broker section 14)."""
+"""Listing: List, with its watch, and Apply (broker section 14)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gazette_sdk.protocol.wire import complete
 __all__ = ["PAGE_JOURNALS", "Listing"]
 
 PAGE_JOURNALS = 25
-"""Journals of one message."""
+"""Number of journals in one message."""
 
 _ANY_REVISION = -1
 
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """What tells one snapshot from the next: routes do not count."""
+    """Identity of a snapshot, without the routes."""
 
     count: int
     mod_revision: int
@@ -32,11 +32,11 @@ class _Mark:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Lists and changes the journals of a cluster.
+    """List and changes of a cluster's journals.
 
     Attributes:
         keyspace: the mirror of Etcd.
-        etcd: where changes go.
+        etcd: takes changes.
         local_id: this broker.
     """
 
@@ -45,21 +45,21 @@ class Listing:
     local_id: pb.ProcessSpec.ID
 
     def header(self) -> pb.Header:
-        """The header of answers which are about no journal."""
+        """Return the header of answers without a journal."""
         known = self.keyspace.member(self.local_id.zone, self.local_id.suffix) is not None
         return unrouted_header(self.local_id if known else None, self.keyspace.header)
 
     async def snapshots(
         self, request: pb.ListRequest, claims: Claims
     ) -> AsyncGenerator[pb.ListResponse]:
-        """Snapshots of the journals which match the request and the caller's claims.
+        """Yield snapshots of the journals that match the request and the caller's claims.
 
-        A watch sends another snapshot when journals came or went or a spec changed. Each of its
-        snapshots ends with an empty response. It goes on until it is closed.
+        A watch yields another snapshot when journals were created or deleted or a spec changed.
+        Each of its snapshots ends with an empty response. It continues until it is closed.
 
         Args:
             request: a valid request.
-            claims: what the caller may see.
+            claims: the caller's.
         """
         selectors = [rewrite_prefix(request.selector), rewrite_prefix(claims.selector)]
         mark: _Mark | None = None
@@ -75,7 +75,7 @@ class Listing:
             new = _Mark(len(matching), max((i.mod_revision for i in matching), default=0))
             if new != mark:
                 mark = new
-                # Built without an await in between: one snapshot shows one revision.
+                # Built without an await in between: one snapshot has one revision.
                 for page in self._pages(matching):
                     yield page
                 if request.watch:
@@ -124,8 +124,8 @@ class Listing:
         elif any(change.upsert.name for change in request.changes) or any(
             found is not None and found.entries for found in result.responses
         ):
-            # Let the caller read what it wrote. A transaction which only deleted what is not
-            # there changed nothing: its revision is one which our mirror may never see.
+            # The caller must be able to read its writes. A transaction that deleted only missing
+            # keys changed nothing: our mirror may never reach its revision.
             await self.keyspace.wait_for_revision(result.revision)
             response.header.CopyFrom(self.header())
         response.header.etcd.revision = result.revision
@@ -148,7 +148,7 @@ def _operations(
     operations: list[Operation] = []
     for change in changes:
         if change.delete:
-            # The get tells whether there is anything to delete.
+            # The get returns the key if it exists.
             key = keyspace.item_key(change.delete)
             operations += [Get(key), Delete(key)]
         else:

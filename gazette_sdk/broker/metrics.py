@@ -1,10 +1,10 @@
-"""Metrics of the broker (broker section 19); those of stores and of the allocator stand there.
+"""Metrics of the broker (broker section 19), without those of stores and of the allocator.
 
-What every append counts is plain numbers, which collectors read when somebody asks: a counter of
+The metrics of appends are plain numbers, which collectors read on demand: a counter of
 Prometheus' client takes a lock and costs as much as a write to the page cache.
 
-Prometheus' client appends ``_total`` to the name of every counter. Two names of the broker's end
-in ``_totals`` instead, so these are kept by a collector of our own.
+Prometheus' client appends ``_total`` to the name of every counter. Two of the broker's names end
+in ``_totals`` instead, so these have a collector of our own.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ __all__ = [
 
 
 class Tally(Collector):
-    """A counter without labels that is a plain number. Only the event loop changes it.
+    """Counter without labels as a plain number. Only the event loop changes it.
 
     Args:
         name: as exposed, without its ``_total``.
         documentation: one line.
-        registry: where it is registered.
+        registry: registry to add it to.
 
     Attributes:
-        value: what was counted.
+        value: the count.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Tally(Collector):
         registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
-        """For the registry."""
+        """Return the metric."""
         return [CounterMetricFamily(self._name, self._documentation, value=self.value)]
 
 
 class Cell:
-    """One number of a counter with labels."""
+    """Number of a counter with labels."""
 
     __slots__ = ("value",)
 
@@ -65,13 +65,13 @@ class Cell:
 
 
 class PlainCounter(Collector):
-    """A counter that is exposed under exactly its name. Only the event loop changes it.
+    """Counter that is exposed under exactly its name. Only the event loop changes it.
 
     Args:
         name: as exposed.
         documentation: one line.
         label_names: names of its labels.
-        registry: where it is registered.
+        registry: registry to add it to.
     """
 
     def __init__(
@@ -88,23 +88,23 @@ class PlainCounter(Collector):
         registry.register(self)
 
     def cell(self, *labels: str) -> Cell:
-        """The number for the values of its labels, for whoever counts often."""
+        """Return the number for values of its labels, for callers that count often."""
         found = self._cells.get(labels)
         if found is None:
             found = self._cells[labels] = Cell()
         return found
 
     def inc(self, *labels: str, by: float = 1) -> None:
-        """Count ``by`` more, for the values of its labels."""
+        """Add ``by`` for values of its labels."""
         self.cell(*labels).value += by
 
     def value(self, *labels: str) -> float:
-        """What was counted for the values of its labels."""
+        """Return the count for values of its labels."""
         found = self._cells.get(labels)
         return 0 if found is None else found.value
 
     def collect(self) -> Iterable[Metric]:
-        """For the registry. The type is left open, since a counter's name would be changed."""
+        """Return the metric, without a type: the library changes the name of a counter."""
         metric = Metric(self._name, self._documentation, "unknown")
         for labels, cell in list(self._cells.items()):
             given = dict(zip(self._label_names, labels, strict=True))

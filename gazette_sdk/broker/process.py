@@ -1,4 +1,4 @@
-"""A whole broker: what it is made of, in which order it starts, and how it ends (broker 17).
+"""Broker: its parts, the order of its start, and the order of its end (broker section 17).
 
 ::
 
@@ -22,13 +22,13 @@ from gazette_sdk.broker.append.append import Appends
 from gazette_sdk.broker.append.pulse import Pulses
 from gazette_sdk.broker.authorize import Authorization
 from gazette_sdk.broker.config import BrokerConfig
-from gazette_sdk.broker.fragments.persister import JournalLookup, Persister
+from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.fragments.refresh import refresh_index
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.read import ReadServer
-from gazette_sdk.broker.recovery.etcd_history import RevisionNote, is_without, succeeded_journals
-from gazette_sdk.broker.recovery.peer_inventory import KnownFragments
-from gazette_sdk.broker.recovery.quarantine import HeldBack
+from gazette_sdk.broker.recovery.etcd_history import EtcdHistory
+from gazette_sdk.broker.recovery.peer_inventory import PeerInventory
+from gazette_sdk.broker.recovery.quarantine import Quarantine
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.resolver import Resolver
 from gazette_sdk.broker.service import JournalService
@@ -40,7 +40,6 @@ from gazette_sdk.cluster.broker_keys import (
     JournalEntry,
 )
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.cluster.item_keyspace import AssignmentEntry
 from gazette_sdk.cluster.membership import Membership
 from gazette_sdk.errors import ConfigurationError, EtcdUnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry
@@ -53,40 +52,39 @@ from gazette_sdk.transport.wires.stream import ChosenTransport
 __all__ = ["Broker", "BrokerConfig"]
 
 SWEEP_PERIOD_S = 60 * 60.0
-"""Stores that nobody used for this long are let go."""
+"""Stores that were not used for this long are closed."""
 
 DIAL_RETRY_S = 1.0
 """Pause between attempts to reach Etcd at the start."""
 
 SHUTDOWN_TIMEOUT_S = 5.0
-"""How long a stop waits for appends under way before it cancels them, and how long for that."""
+"""Bound of the wait for running appends, and again of the wait for cancelled ones, in a stop."""
 
 PERSIST_TIMEOUT_S = 10.0
-"""How long a stop goes on uploading, by default. What is left then is recovered at the next start
-from the spool directory."""
+"""Default bound of the uploads of a stop. The next start recovers the rest from the spool
+directory."""
 
 PERSIST_AGAIN_S = 1.0
-"""How long it goes on once it has left the cluster, if that was not long enough before."""
+"""Bound of the uploads after the broker left the cluster, if the first bound was reached."""
 
 RECONNECT_BACKOFF_MAX_S = 0.5
-"""A lost peer is dialled again at least this often."""
+"""Longest pause before a lost peer is dialled again."""
 
 _log = logging.getLogger(__name__)
 
 
 class Broker:
-    """A broker of a cluster, on the running event loop.
+    """Broker of a cluster, on the running event loop.
 
     Args:
         config: its configuration.
-        peers: carries calls to other brokers; where none is given, over the wire that each of
-            them speaks best.
+        peers: carries calls to other brokers; by default over the best wire of each peer.
 
     Attributes:
-        service: what its fronts serve; there once it started.
+        service: the service of its fronts, from :meth:`start` on.
         keyspace: its mirror of Etcd.
-        ended: done when it has drained, or with the error for which it cannot go on: a
-            :class:`~gazette_sdk.errors.LeaseLostError` above all. Stop it then.
+        ended: done when it has drained, or with a fatal error, such as
+            :class:`~gazette_sdk.errors.LeaseLostError`. Stop it then.
 
     Raises:
         ConfigurationError: the configuration cannot be used.
@@ -95,13 +93,13 @@ class Broker:
     service: JournalService
     resolver: Resolver
     persister: Persister
-    _held_back: HeldBack
+    _quarantine: Quarantine
 
     def __init__(self, config: BrokerConfig, peers: Transport | None = None) -> None:
         if config.file_only and config.file_root is None:
             raise ConfigurationError("a file root must be given to keep all stores in files")
         if config.file_root is not None and not config.file_root.is_dir():
-            raise ConfigurationError(f"the file root {config.file_root} is no directory; make it")
+            raise ConfigurationError(f"the file root {config.file_root} is no directory; create it")
         self.config = config
         self.keyspace = BrokerKeySpace(config.etcd_prefix)
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -111,7 +109,7 @@ class Broker:
         self._membership: Membership | None = None
         self._stores: StoreRegistry | None = None
         self._spools: SpoolDirectory | None = None
-        self._note: RevisionNote | None = None
+        self._history: EtcdHistory | None = None
         self._reads: ReadServer | None = None
         self._peers = peers
         self._is_composed = False
@@ -121,10 +119,10 @@ class Broker:
     # ---------------------------------------------------------------- start
 
     async def start(self) -> None:
-        """Join the cluster, recover what an earlier process left, and begin to serve.
+        """Join the cluster, recover the spools of an earlier process, and begin to serve.
 
-        It waits for Etcd, and for as long as another process holds this broker's id. Cancel it
-        to give up. After an error, :meth:`stop` cleans up.
+        It waits for Etcd, and while another process has this broker's id. It can be cancelled.
+        After an error, :meth:`stop` cleans up.
 
         Raises:
             ConfigurationError: Etcd's address or the spool directory cannot be used.
@@ -151,12 +149,15 @@ class Broker:
         revision = await self._membership.announce(spec)
         await self.keyspace.load(self._etcd, revision)
 
-        recovered = await self._recover(spools)
-        self._compose(self._etcd, self._stores, spools, recovered)
+        recovered = await asyncio.to_thread(spools.recover, self.keyspace.header.cluster_id)
+        await asyncio.to_thread(spools.sweep, self._exists)
+        self._history = EtcdHistory(spools, self.keyspace, self._id)
+        await self._history.check(self._etcd)
+        self._compose(self._etcd, self._stores, spools, self._history, recovered)
         self._run("watch", self.keyspace.watch(self._etcd, delay_s=config.watch_delay_s))
         self._run("allocator", self._allocate(self._etcd))
         self._run("persister", self.persister.run())
-        self._run("recovery", self._held_back.run())
+        self._run("recovery", self._quarantine.run())
         self._run("sweeper", self._sweep(self._stores))
 
     async def _connect(self) -> Etcd:
@@ -176,33 +177,16 @@ class Broker:
                 is_first = False
             await asyncio.sleep(DIAL_RETRY_S)
 
-    async def _recover(self, spools: SpoolDirectory) -> list[CompletedSpool]:
-        """Verify what an earlier process left, and find out with what others went on."""
-        assert self._etcd is not None
-        cluster_id = self.keyspace.header.cluster_id
-        recovered = await asyncio.to_thread(spools.recover, cluster_id)
-        await asyncio.to_thread(spools.sweep, self._exists)
-
-        self._note = RevisionNote(spools.root / "revision")
-        succeeded = await succeeded_journals(
-            self._etcd, self.keyspace, self._id, self._note.read(cluster_id)
-        )
-        known = [item.id for item in self.keyspace.items()]
-        for journal in known if succeeded is None else sorted(succeeded):
-            spools.forget_head(journal)
-        self._note.note(self.keyspace.header)
-        self._note.flush()
-        return recovered
-
     def _compose(
         self,
         etcd: Etcd,
         stores: StoreRegistry,
         spools: SpoolDirectory,
+        history: EtcdHistory,
         recovered: list[CompletedSpool],
     ) -> None:
         config = self.config
-        self.persister = Persister(stores, self._lookup)
+        self.persister = Persister(stores, self.keyspace.item)
         peers = self._peers = self._peers or ChosenTransport(
             config.endpoint,
             zone=config.zone,
@@ -214,7 +198,7 @@ class Broker:
         self._reads = ReadServer(stores)
 
         def make_replica(item: JournalEntry, predecessor: Replica | None) -> Replica:
-            taken, ready = self._held_back.take(item.id, item.create_revision)
+            taken, ready = self._quarantine.take(item.id, item.create_revision)
             return Replica(
                 item.id,
                 item.create_revision,
@@ -229,8 +213,8 @@ class Broker:
                 ready=ready,
             )
 
-        # Before replicas are made: what others went on with is known then.
-        self.keyspace.observers.append(self._observe)
+        # The history is the first observer: heads are checked before replicas are made of them.
+        self.keyspace.observers.append(history.observe)
         self.resolver = Resolver(self.keyspace, self._id, make_replica)
         appends = Appends(
             resolver=self.resolver,
@@ -242,7 +226,7 @@ class Broker:
         parts = ReplicaParts(
             complete=self.persister.complete,
             refresh=lambda replica: refresh_index(
-                replica.journal, replica.index, stores, self._spec_of
+                replica.journal, replica.index, stores, self.keyspace.item
             ),
             pulse=Pulses(appends.append, auto_suspend=config.auto_suspend).run,
             min_append_rate=config.min_append_rate,
@@ -257,18 +241,18 @@ class Broker:
             peers=peers,
             authorization=Authorization(self._authority),
         )
-        self._held_back = HeldBack(
+        self._quarantine = Quarantine(
             spools,
             recovered,
             exists=self._exists,
-            others=KnownFragments(
+            inventory=PeerInventory(
                 self.resolver,
                 peers=peers,
                 local=InProcessTransport(self.service, self._authority),
                 stores=stores,
                 max_replication=config.max_replication,
             ),
-            # Nobody else may have it: it is uploaded at once, as a primary's is.
+            # No peer may have it: it is uploaded at once, like a primary's.
             upload=lambda spool: self.persister.complete(replace(spool, primary=True)),
             replica_of=self._replica_of,
         )
@@ -278,11 +262,11 @@ class Broker:
     # ------------------------------------------------------------------ end
 
     async def drain(self) -> None:
-        """Ask to leave the cluster, and go on serving.
+        """Announce that this broker leaves the cluster. It continues to serve.
 
-        The allocator gives this broker's journals to others; :attr:`ended` is done when none is
-        left. A member whose leaving would leave too few for a journal's replication, such as a
-        lone broker with any journal, keeps its journals and serves on.
+        The allocator moves this broker's journals to others; :attr:`ended` is done when none is
+        left. While too few members would remain for a journal's replication, this broker keeps
+        its journals.
 
         Raises:
             EtcdError: it could not be announced.
@@ -292,13 +276,13 @@ class Broker:
             await self._membership.set_exiting()
 
     async def stop(self, *, persist_timeout_s: float = PERSIST_TIMEOUT_S) -> None:
-        """End: streams, replicas, uploads, membership, connections, in this order. Bounded.
+        """End streams, replicas, uploads, membership and connections, in this order. Bounded.
 
-        What could not be uploaded stays in the spool directory, and is recovered at the next
-        start. Stop the fronts first, or at the same time. Stopping again does nothing.
+        The next start recovers from the spool directory what could not be uploaded. Stop the
+        fronts first, or at the same time. Calling it again does nothing.
 
         Args:
-            persist_timeout_s: how long uploads may take.
+            persist_timeout_s: bound of the uploads.
         """
         if self._is_stopped:
             return
@@ -307,16 +291,16 @@ class Broker:
         if self._is_composed:
             self.service.end_streams()
             self.resolver.stop_local()
-            self._held_back.let_go()
+            self._quarantine.stop()
             await self._shut_down_replicas(primaries=True)
             await self._cancel("persister")
             self.persister.set_exiting()
             if not await self._persist(persist_timeout_s):
                 persist_timeout_s = min(persist_timeout_s, PERSIST_AGAIN_S)
-        if self._note is not None:
-            self._note.flush()
-        # Where we were primary all is written and stored, so that others may go on with it. Where
-        # we were a replica it is now that the primary learns to let go of our spool.
+        if self._history is not None:
+            self._history.flush()
+        # The journals that we led are complete and stored, so others may continue them. Of the
+        # other journals the primary releases our spool when the membership ends.
         if self._membership is not None:
             await self._membership.revoke()
         if self._is_composed:
@@ -329,7 +313,7 @@ class Broker:
             self.ended.cancel()
 
     async def _close(self) -> None:
-        """Let go of connections and files."""
+        """Close connections and files."""
         if self._reads is not None:
             self._reads.close()
         if self._peers is not None:
@@ -349,12 +333,12 @@ class Broker:
                 async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
                     await self.resolver.shutdowns(primaries=primaries)
             except TimeoutError:
-                _log.warning("replicas still wait for what writes to them")
+                _log.warning("replicas have not shut down: appends to them are still running")
             else:
                 return
 
     async def _persist(self, timeout_s: float) -> bool:
-        """Whether all is uploaded, within a time."""
+        """Upload what is left. Return True if all was uploaded in time."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.persister.finish()
@@ -388,8 +372,7 @@ class Broker:
     def _fail(self, error: BaseException) -> None:
         if not self.ended.done():
             self.ended.set_exception(error)
-            # Whoever looks sees it; a broker which is being stopped anyway needs not.
-            self.ended.exception()
+            self.ended.exception()  # retrieved: nobody awaits it while the broker is being stopped
 
     async def _allocate(self, etcd: Etcd) -> None:
         await run_allocator(
@@ -414,18 +397,6 @@ class Broker:
             await asyncio.sleep(SWEEP_PERIOD_S)
             await stores.sweep()
 
-    def _observe(self) -> None:
-        """After each batch of changes of Etcd: forget heads which others have passed."""
-        assert self._spools is not None
-        assert self._note is not None
-        for change in self.keyspace.changes:
-            new = change.new
-            if isinstance(new, AssignmentEntry) and is_without(new.value, self._id):
-                self._spools.forget_head(new.item)
-        member = self.keyspace.member(self.config.zone, self.config.suffix)
-        if member is not None:
-            self._note.note(self.keyspace.header)
-
     def _replica_of(self, journal: str, create_revision: int) -> Replica | None:
         replica = self.resolver.replica(journal)
         return replica if replica and replica.create_revision == create_revision else None
@@ -433,11 +404,3 @@ class Broker:
     def _exists(self, journal: str, create_revision: int) -> bool:
         item = self.keyspace.item(journal)
         return item is not None and item.create_revision == create_revision
-
-    def _lookup(self, journal: str) -> JournalLookup | None:
-        item = self.keyspace.item(journal)
-        return JournalLookup(item.value, item.create_revision) if item is not None else None
-
-    def _spec_of(self, journal: str) -> pb.JournalSpec | None:
-        item = self.keyspace.item(journal)
-        return item.value if item is not None else None

@@ -188,7 +188,7 @@ class Replica:
                 "offsets %d to %d of %s are not stored: not all replicas acknowledged them",
                 agreed.end, spool.fragment.end, self.journal,
             )  # fmt: skip
-            spool.give_up_behind(agreed)
+            spool.reset_to(agreed)
 
     # ------------------------------------------------------------- lifetime
 
@@ -207,7 +207,7 @@ class Replica:
         self,
         *,
         is_replaced: Callable[[], bool] = lambda: False,
-        is_succeeded: Callable[[], bool] = lambda: False,
+        is_continued: Callable[[], bool] = lambda: False,
     ) -> None:
         """End the replica, once whoever holds its pipeline and its spool is done.
 
@@ -219,7 +219,7 @@ class Replica:
 
         Args:
             is_replaced: whether we have another replica of the journal.
-            is_succeeded: whether others go on with the journal without us, so that the head which
+            is_continued: whether others go on with the journal without us, so that the head which
                 we know is old. Both are asked at the end.
         """
         pipeline = await self.pipeline.take()
@@ -247,7 +247,7 @@ class Replica:
             ),
             primary=False,
         )
-        if is_succeeded():
+        if is_continued():
             self._storage.forget_head()
         self.ended.fire()
         tasks = list(self._tasks)

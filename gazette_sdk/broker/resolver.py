@@ -1,8 +1,8 @@
-"""Which brokers serve a journal, and the replicas which this one has (broker section 3).
+"""Resolver: the route of a journal, and this broker's replicas (broker section 3).
 
-The resolver watches the KeySpace. After each batch of changes it keeps, creates, replaces and
-stops this broker's replicas, so that they are those of the assignments at every moment. A call is
-resolved against the same mirror: its journal, its route, whether it is for us.
+The resolver observes the KeySpace. After each batch of changes it creates, replaces and stops
+this broker's replicas according to the assignments. A call is resolved against the same mirror:
+its journal, its route, and the broker to serve it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from gazette_sdk.broker.metrics import WRITE_HEAD
-from gazette_sdk.broker.recovery.etcd_history import is_without
+from gazette_sdk.broker.recovery.etcd_history import is_route_without
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.slot import Signal
 from gazette_sdk.cluster.broker_keys import BrokerAssignment, BrokerKeySpace, JournalEntry
@@ -30,21 +30,21 @@ from gazette_sdk.protocol.wire import complete
 __all__ = ["MISSING_ID", "Resolution", "Resolver", "StoppingError"]
 
 MISSING_ID = pb.ProcessSpec.ID(zone="local-BrokerSpec", suffix="missing-from-Etcd")
-"""What we call ourselves once our member key is gone. A draining broker can still proxy."""
+"""Our id once our member key is removed: a draining broker can still proxy."""
 
-_ADMITTED_MOST = 4096
-"""Journals and selectors that are remembered to match; a change in Etcd forgets them, too."""
+_ADMITTED_MAX = 4096
+"""Bound of the cached pairs of journal and matching selector; changes of Etcd clear them."""
 
 _log = logging.getLogger(__name__)
 
 
 class StoppingError(GazetteError):
-    """This broker stops, while Etcd still routes the journal to it."""
+    """Error of a broker that stops while Etcd still routes the journal to it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resolution:
-    """Where a call belongs, at one revision of Etcd. It is shared: do not change its messages.
+    """Route of a call at one revision of Etcd. It is shared: do not change its messages.
 
     Attributes:
         journal: name, without metadata.
@@ -55,8 +55,8 @@ class Resolution:
         item: the journal's key; ``None`` likewise.
         assignments: the journal's, in key order.
         replica: ours, whenever we have one.
-        invalidated: fires when this resolution is old; of our replica.
-        is_local: whether the process responsible is this one.
+        invalidated: signal of our replica, which fires when this resolution is outdated.
+        is_local: True if this broker serves the call.
     """
 
     journal: str
@@ -72,18 +72,18 @@ class Resolution:
 
     @property
     def revision(self) -> int:
-        """The revision of Etcd it was made at."""
+        """Revision of Etcd at which it was made."""
         return self.header.etcd.revision
 
 
 class Resolver:
-    """Resolves journals, and owns this broker's replicas.
+    """Resolver of journals, and owner of this broker's replicas.
 
     Args:
-        keyspace: mirror of Etcd. It is observed from the construction on.
+        keyspace: mirror of Etcd, observed from the construction on.
         local_id: this broker.
-        make_replica: makes the replica of a journal that was assigned to us, given the journal
-            and our replica of it that is still being shut down, if there is one.
+        make_replica: makes the replica of a journal that was assigned to us, from the journal
+            and our replica of it that is still shutting down, if there is one.
     """
 
     def __init__(
@@ -104,17 +104,17 @@ class Resolver:
 
     @property
     def replicas(self) -> Sequence[Replica]:
-        """This broker's replicas, in the order of their journals' names."""
+        """This broker's replicas, by journal name."""
         return [replica for _, replica in sorted(self._replicas.items())]
 
     def replica(self, journal: str) -> Replica | None:
-        """This broker's replica of a journal."""
+        """Return this broker's replica of a journal."""
         return self._replicas.get(journal)
 
     # ------------------------------------------------------------- replicas
 
     def refresh(self) -> None:
-        """Bring the replicas in line with the KeySpace; called after each batch of changes."""
+        """Update the replicas after a batch of changes of the KeySpace."""
         self._known.clear()
         self._admitted.clear()
         if self._stopped:
@@ -139,7 +139,7 @@ class Resolver:
             replica.start()
 
     def _touched(self) -> Iterable[str]:
-        """Journals which the last changes of the KeySpace are about."""
+        """Return the journals of the last changes of the KeySpace."""
         touched: dict[str, None] = {}
         for change in self._keyspace.changes:
             match change.new or change.old:
@@ -148,10 +148,10 @@ class Resolver:
         return touched
 
     def _reconcile(self, journal: str, replica: Replica | None) -> Replica | None:
-        """The replica of a journal as its keys are now: the one there is, a new one, none."""
+        """Return the replica that a journal's keys require: the current one, a new one, none."""
         item = self._keyspace.item(journal)
         assignments = self._keyspace.assignments(journal)
-        # Of several assignments of the journal to us the first one counts.
+        # The first one of several assignments to us is used.
         local = next(
             (
                 entry
@@ -169,17 +169,17 @@ class Resolver:
         return replica
 
     def stop_local(self) -> None:
-        """Stop all replicas, in the background; nothing resolves to us any more."""
+        """Stop all replicas in the background. Nothing resolves to us any more."""
         self._stopped = True
         self._known.clear()
         gone, self._replicas = list(self._replicas.values()), {}
         self._shut_down(gone)
 
     async def shutdowns(self, *, primaries: bool = False) -> None:
-        """Return when every replica that was stopped has been shut down.
+        """Wait until the replicas that were stopped have shut down.
 
         Args:
-            primaries: look only at those whose primary we were: no other broker can hold them up.
+            primaries: only those of journals whose primary we were: they wait for no other broker.
         """
         while ending := [
             task for task, replica in self._ending.items() if replica.is_primary or not primaries
@@ -187,7 +187,7 @@ class Resolver:
             await asyncio.wait(ending)
 
     def _predecessor(self, item: JournalEntry, replica: Replica | None) -> Replica | None:
-        """Our replica of the very same journal which a new one has to wait for."""
+        """Return our replica of the very same journal that a new one has to wait for."""
         for candidate in (replica, *reversed(self._ending.values())):
             if (
                 candidate is not None
@@ -199,15 +199,15 @@ class Resolver:
 
     def _shut_down(self, gone: Sequence[Replica]) -> None:
         """Shut replicas down in the background."""
-        # First tell all who wait for them to resolve again: so that waiters and the shutdown do
-        # not race for the spool.
+        # First make all waiters resolve again, so that they do not race with the shutdown for
+        # the spool.
         for replica in gone:
             replica.signal.fire()
         for replica in gone:
             _log.info("stopping the replica of %s", replica.journal)
             ending = replica.shut_down(
                 is_replaced=partial(self._is_replaced, replica.journal),
-                is_succeeded=partial(self._is_succeeded, replica.journal),
+                is_continued=partial(self._is_continued, replica.journal),
             )
             task = asyncio.get_running_loop().create_task(
                 ending, name=f"shut down {replica.journal}"
@@ -216,13 +216,14 @@ class Resolver:
             task.add_done_callback(self._shut_down_ended)
 
     def _is_replaced(self, journal: str) -> bool:
-        """Whether we have another replica of a journal than the one that is shut down."""
+        """Return True if we have another replica of a journal than the one that shuts down."""
         return journal in self._replicas
 
-    def _is_succeeded(self, journal: str) -> bool:
-        """Whether others synchronized a route of the journal in which we are not."""
+    def _is_continued(self, journal: str) -> bool:
+        """Return True if the journal has a synchronized route without this broker."""
         return any(
-            is_without(entry.value, self._local_id) for entry in self._keyspace.assignments(journal)
+            is_route_without(entry.value, self._local_id)
+            for entry in self._keyspace.assignments(journal)
         )
 
     def _shut_down_ended(self, task: asyncio.Task[None]) -> None:
@@ -242,18 +243,18 @@ class Resolver:
         min_revision: int = 0,
         proxy_header: pb.Header | None = None,
     ) -> Resolution:
-        """Where a call for ``journal`` belongs.
+        """Resolve a call for ``journal``.
 
         Args:
             journal: its name, with or without metadata.
-            claims: what the caller may see.
-            may_proxy: whether another broker may be asked.
-            require_primary: whether only the journal's primary will do.
+            claims: the caller's.
+            may_proxy: another broker may serve the call.
+            require_primary: only the journal's primary may serve the call.
             min_revision: wait until our mirror of Etcd has reached this revision.
             proxy_header: header of the broker that proxied the call to us.
 
         Raises:
-                StoppingError: our replicas have been stopped.
+            StoppingError: our replicas have been stopped.
             GazetteError: the header is of another cluster or for another process.
         """
         if proxy_header is not None:
@@ -282,7 +283,7 @@ class Resolver:
         require_primary: bool,
         min_revision: int = 0,
     ) -> Resolution | None:
-        """What :meth:`resolve` would return at once, if it did so before and nothing changed."""
+        """Return the cached result of :meth:`resolve`; ``None`` if there is none."""
         resolution = self._known.get((journal, may_proxy, require_primary))
         if (
             resolution is None
@@ -294,7 +295,7 @@ class Resolver:
         return resolution
 
     def _admits(self, claims: Claims, item: JournalEntry) -> bool:
-        """Whether claims let a caller see a journal. Looked up where it was found out before."""
+        """Return True if claims match a journal; matches are cached."""
         selector = claims.selector.SerializeToString()
         if not selector:
             return True
@@ -302,14 +303,14 @@ class Resolver:
             return True
         if not matches_journal(claims.selector, item.value):
             return False
-        if len(self._admitted) >= _ADMITTED_MOST:
+        if len(self._admitted) >= _ADMITTED_MAX:
             self._admitted.clear()
         self._admitted.add((item.id, selector))
         return True
 
     @property
     def local_id(self) -> pb.ProcessSpec.ID:
-        """This broker's id, or a placeholder when its member key is gone."""
+        """This broker's id, or a placeholder when its member key is removed."""
         zone, suffix = self._local_id.zone, self._local_id.suffix
         return MISSING_ID if self._keyspace.member(zone, suffix) is None else self._local_id
 

@@ -1,8 +1,7 @@
-"""The media type of a body, guessed from its first bytes as browsers do.
+"""Media type of a body, guessed from its first bytes as browsers do.
 
-A journal's bytes have no media type of their own that a gateway could know, so it looks at what
-they begin with (the "MIME Sniffing" standard of the WHATWG, sections 6 and 7, without the
-container formats whose header needs parsing).
+A gateway has no media type of a journal's bytes. The rules are those of the "MIME Sniffing"
+standard of the WHATWG, sections 6 and 7, without the container formats whose header needs parsing.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 __all__ = ["SNIFFED_BYTES", "guess_content_type"]
 
 SNIFFED_BYTES = 512
-"""How many of the first bytes matter."""
+"""Number of the first bytes that are examined."""
 
 _TEXT = "text/plain; charset=utf-8"
 
@@ -52,7 +51,7 @@ _BINARY = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
 
 
 def guess_content_type(content: bytes) -> str:
-    """The media type of a body that begins with ``content``, which must not be empty."""
+    """Return the media type of a body that begins with ``content``, which must not be empty."""
     head = content[:SNIFFED_BYTES]
     if _HTML.match(head):
         return "text/html; charset=utf-8"

@@ -1,4 +1,4 @@
-"""The diagnostics under ``/debug/`` (operations section 1).
+"""Diagnostics under ``/debug/`` (operations section 1).
 
 ============================  ==================================================================
 ``/debug/ready``              200 as soon as the process serves; checks nothing else
@@ -6,11 +6,11 @@
 ``/debug/vars``               command line and memory statistics as JSON
 ``/debug/pprof/``             index of: ``tasks``, ``threads`` (``goroutine`` is both),
                               ``heap``, ``profile?seconds=10`` (folded stacks), ``cmdline``
-``/debug/requests``           calls under way
+``/debug/requests``           running calls
 ``/debug/events``             the latest warnings and errors logged
 ============================  ==================================================================
 
-Any other path is left to whoever is mounted behind.
+Any other path is left to later mounts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 import orjson
 from aiohttp import web
@@ -34,7 +34,7 @@ from gazette_sdk.server.logging import RECENT, redact
 __all__ = ["DebugPages"]
 
 PROFILE_DEFAULT_S = 10.0
-"""Seconds of a CPU profile whose request names none."""
+"""Default seconds of a CPU profile."""
 
 PROFILE_MAX_S = 300.0
 """Greatest duration of a CPU profile."""
@@ -52,7 +52,7 @@ _INDEX = """<!DOCTYPE html><title>/debug/pprof/</title>
 
 
 class DebugPages:
-    """Answers ``/debug/…``. Mount it at ``/debug/``.
+    """Handler of ``/debug/…``. Mount it at ``/debug/``.
 
     Args:
         grpc: the server whose calls ``/debug/requests`` lists.
@@ -60,49 +60,53 @@ class DebugPages:
 
     def __init__(self, grpc: GrpcServer) -> None:
         self._grpc = grpc
-        self._pages: dict[str, Callable[[Target], Awaitable[web.Response]]] = {
-            "/debug/ready": _ready,
+        self._pages: dict[str, Callable[[], web.Response]] = {
+            "/debug/ready": web.Response,
             "/debug/metrics": _metrics,
             "/debug/vars": _variables,
+            "/debug/pprof/": lambda: web.Response(text=_INDEX, content_type="text/html"),
+        }
+        self._texts: dict[str, Callable[[], str]] = {
             "/debug/requests": self._requests,
-            "/debug/events": _events,
-            "/debug/pprof/": _index,
-            "/debug/pprof/tasks": _tasks,
-            "/debug/pprof/threads": _threads,
-            "/debug/pprof/goroutine": _goroutine,
-            "/debug/pprof/heap": _heap,
-            "/debug/pprof/profile": _profile,
-            "/debug/pprof/cmdline": _command_line,
+            "/debug/events": lambda: "\n".join([*RECENT.lines, ""]),
+            "/debug/pprof/tasks": profiling.dump_tasks,
+            "/debug/pprof/threads": profiling.dump_threads,
+            "/debug/pprof/goroutine": (
+                lambda: f"{profiling.dump_tasks()}\n{profiling.dump_threads()}"
+            ),
+            "/debug/pprof/heap": profiling.heap_statistics,
+            "/debug/pprof/cmdline": lambda: "\0".join(map(redact, _arguments())),
         }
 
     async def __call__(self, _request: web.Request, target: Target) -> web.StreamResponse | None:
-        """Answer a request, or leave it to others."""
-        page = self._pages.get(target.path)
-        return await page(target) if page is not None else None
+        """Answer a request, or return None for a later mount."""
+        if target.path == "/debug/pprof/profile":
+            return await _profile(target)
+        if (page := self._pages.get(target.path)) is not None:
+            return page()
+        if (text := self._texts.get(target.path)) is not None:
+            return _text(text())
+        return None
 
-    async def _requests(self, _target: Target) -> web.Response:
+    def _requests(self) -> str:
         now_s = time.monotonic()
         calls = sorted(self._grpc.active, key=lambda call: call.begun_s)
         lines = [f"{len(calls)} calls under way"]
         lines += [f"{now_s - call.begun_s:12.3f} s  {call.path}" for call in calls]
-        return _text("\n".join([*lines, ""]))
+        return "\n".join([*lines, ""])
 
 
 def _text(text: str) -> web.Response:
     return web.Response(text=text, headers={"X-Content-Type-Options": "nosniff"})
 
 
-async def _ready(_target: Target) -> web.Response:
-    return web.Response()
-
-
-async def _metrics(_target: Target) -> web.Response:
+def _metrics() -> web.Response:
     return web.Response(
         body=metrics.metrics_text().encode(), headers={"Content-Type": metrics.CONTENT_TYPE}
     )
 
 
-async def _variables(_target: Target) -> web.Response:
+def _variables() -> web.Response:
     variables = {
         "cmdline": [redact(argument) for argument in _arguments()],
         "memstats": profiling.memory_statistics(),
@@ -110,34 +114,6 @@ async def _variables(_target: Target) -> web.Response:
     return web.Response(
         body=orjson.dumps(variables), headers={"Content-Type": "application/json; charset=utf-8"}
     )
-
-
-async def _events(_target: Target) -> web.Response:
-    return _text("\n".join([*RECENT.lines, ""]))
-
-
-async def _index(_target: Target) -> web.Response:
-    return web.Response(text=_INDEX, content_type="text/html")
-
-
-async def _tasks(_target: Target) -> web.Response:
-    return _text(profiling.dump_tasks())
-
-
-async def _threads(_target: Target) -> web.Response:
-    return _text(profiling.dump_threads())
-
-
-async def _goroutine(_target: Target) -> web.Response:
-    return _text(f"{profiling.dump_tasks()}\n{profiling.dump_threads()}")
-
-
-async def _heap(_target: Target) -> web.Response:
-    return _text(profiling.heap_statistics())
-
-
-async def _command_line(_target: Target) -> web.Response:
-    return _text("\0".join(redact(argument) for argument in _arguments()))
 
 
 async def _profile(target: Target) -> web.Response:
@@ -166,7 +142,7 @@ def _seconds(text: str) -> float:
 
 
 def _arguments() -> list[str]:
-    """The command line; the value of an option named after keys or tokens is left out."""
+    """Return the command line without the values of keys and tokens."""
     arguments: list[str] = []
     hide_next = False
     for argument in sys.argv:

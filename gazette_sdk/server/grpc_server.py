@@ -1,14 +1,13 @@
 """Services on gRPC.
 
-A service is a plain async object: messages in, messages out, typed errors. This host registers
-its methods with grpc.aio as functions over raw bytes, so that each method may bring its own
-encoding (hand-built bytes for content), and gives all of them the same treatment: what is known
-of the call, status codes for errors, metrics, and streams that end in order.
+A service is a plain async object: messages in, messages out, typed errors. This server registers
+its methods with grpc.aio as functions over raw bytes, so that a method may have its own encoding
+(hand-built bytes for content). It adds to each of them the :class:`Call`, status codes for errors,
+metrics, and an orderly end of streams.
 
-**Ending a refused stream.** When a server ends a call while its client is still sending, a
-grpcio client may see ``Internal error from Core`` in place of the status. So a call that ends
-before its client has half-closed first reads on, for as long as messages keep coming and within
-a bound, and ends then.
+**End of a refused stream.** If a server ends a call while the client is still sending, a grpcio
+client may report ``Internal error from Core`` instead of the status. So a call that ends before
+its client has half-closed first reads the remaining messages, within a bound.
 """
 
 from __future__ import annotations
@@ -33,27 +32,27 @@ from gazette_sdk.server.outcomes import SUCCESS, Outcome, malformed, outcome_of
 __all__ = ["DEFAULT_MAX_RECEIVE_BYTES", "ActiveCall", "GrpcServer", "Method"]
 
 DEFAULT_MAX_RECEIVE_BYTES = 4 * 1024 * 1024
-"""Greatest message accepted, unless configured otherwise."""
+"""Default of the greatest message accepted."""
 
 DRAIN_QUIET_S = 0.1
-"""A refused stream is read on until it ends, or until it was silent for so long."""
+"""Silence after which a refused stream is no longer read."""
 
 DRAIN_TIMEOUT_S = 5.0
-"""Greatest time for which a refused stream is read on."""
+"""Greatest time for which a refused stream is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One RPC and who serves it.
+    """RPC with the function that serves it.
 
     Attributes:
         rpc: its name, path and shape.
         serve: called with the request (or the async iterator of requests) and the
             :class:`~gazette_sdk.server.call.Call`; returns an awaitable of the response, or an
             async generator of responses.
-        decode: makes a request of bytes; told whether it is the first of its stream. By
+        decode: decodes a request; the second argument is True for the first one of a stream. By
             default it parses the RPC's request type.
-        encode: makes bytes of a response. By default it serializes a message.
+        encode: encodes a response. By default it serializes a message.
     """
 
     rpc: Rpc
@@ -64,14 +63,14 @@ class Method:
 
 @dataclass(eq=False, slots=True)
 class ActiveCall:
-    """A call under way, as the diagnostics show it."""
+    """Running call, as the diagnostics show it."""
 
     path: str
     begun_s: float
 
 
 class GrpcServer:
-    """A gRPC server on a Unix socket of this process; the public port splices to it.
+    """gRPC server on a Unix socket of this process; the public port forwards to it.
 
     Args:
         max_receive_bytes: greatest message accepted.
@@ -95,7 +94,7 @@ class GrpcServer:
             options=(
                 ("grpc.max_receive_message_length", self._max_receive_bytes),
                 ("grpc.max_send_message_length", -1),
-                # Clients behind one spliced connection may ping as they like.
+                # Clients may ping at any rate.
                 ("grpc.http2.min_ping_interval_without_data_ms", 1000),
                 ("grpc.http2.max_ping_strikes", 0),
                 ("grpc.keepalive_permit_without_calls", 1),
@@ -110,14 +109,14 @@ class GrpcServer:
         self._server = server
 
     async def stop(self, grace_s: float) -> None:
-        """Take no further calls, let those under way end within ``grace_s``, then break them."""
+        """Accept no further calls. Wait ``grace_s`` for running ones, then cancel them."""
         if self._server is not None:
             await self._server.stop(grace_s or None)
             self._server = None
 
 
 class _Requests:
-    """The request stream of one call; one message is read at a time."""
+    """Request stream of one call; one message is read at a time."""
 
     def __init__(
         self, context: grpc.aio.ServicerContext, decode: Callable[[bytes, bool], Any], path: str
@@ -137,7 +136,7 @@ class _Requests:
         try:
             wire = await self._context.read()
         except asyncio.CancelledError:
-            self.ended = True  # its read is still under way in the core: there can be no other
+            self.ended = True  # its read is still pending in the core, which allows one at a time
             raise
         if wire is grpc.aio.EOF:
             self.ended = True
@@ -147,7 +146,7 @@ class _Requests:
         return _decoded(self._decode, wire, self._path, first=first)
 
     async def drain(self) -> None:
-        """Read on until the client ends, is silent, or has been given time enough."""
+        """Read until the client half-closes, is silent, or the bound is reached."""
         until_s = time.monotonic() + DRAIN_TIMEOUT_S
         while not self.ended:
             read = asyncio.ensure_future(self._context.read())
@@ -162,7 +161,7 @@ class _Requests:
 
 
 class _Handler:
-    """One method, as the functions which grpc.aio calls."""
+    """Functions of one method which grpc.aio calls."""
 
     def __init__(self, method: Method, active: set[ActiveCall]) -> None:
         self._path = method.rpc.path
@@ -175,48 +174,45 @@ class _Handler:
         self._active = active
 
     def generic(self) -> grpc.RpcMethodHandler:
-        """The handler to register: it speaks raw bytes in both directions."""
-        kinds: dict[tuple[bool, bool], tuple[Any, Any]] = {
-            (False, False): (grpc.unary_unary_rpc_method_handler, self._unary_unary),
-            (False, True): (grpc.unary_stream_rpc_method_handler, self._unary_stream),
-            (True, False): (grpc.stream_unary_rpc_method_handler, self._stream_unary),
-            (True, True): (grpc.stream_stream_rpc_method_handler, self._stream_stream),
-        }
-        make, function = kinds[self._streams]
-        handler: grpc.RpcMethodHandler = make(function)
+        """Return the handler to register, over raw bytes in both directions."""
+        make: Any = {
+            (False, False): grpc.unary_unary_rpc_method_handler,
+            (False, True): grpc.unary_stream_rpc_method_handler,
+            (True, False): grpc.stream_unary_rpc_method_handler,
+            (True, True): grpc.stream_stream_rpc_method_handler,
+        }[self._streams]
+        handler: grpc.RpcMethodHandler = make(
+            self._serve_stream if self._streams[0] else self._serve_message
+        )
         return handler
 
-    async def _unary_unary(self, wire: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    async def _serve_message(self, wire: bytes, context: grpc.aio.ServicerContext) -> bytes:
         self._meters.received += 1
-        return await self._run(context, None, lambda call: self._answer(self._first(wire), call))
+        return await self._run(
+            context, None, lambda call: self._respond(self._first(wire), call, context)
+        )
 
-    async def _unary_stream(self, wire: bytes, context: grpc.aio.ServicerContext) -> None:
-        self._meters.received += 1
-        await self._run(context, None, lambda call: self._pour(self._first(wire), call, context))
-
-    async def _stream_unary(self, _requests: object, context: grpc.aio.ServicerContext) -> bytes:
+    async def _serve_stream(self, _requests: object, context: grpc.aio.ServicerContext) -> bytes:
         requests = _Requests(context, self._decode, self._path)
-        return await self._run(context, requests, lambda call: self._answer(requests, call))
+        return await self._run(
+            context, requests, lambda call: self._respond(requests, call, context)
+        )
 
-    async def _stream_stream(self, _requests: object, context: grpc.aio.ServicerContext) -> None:
-        requests = _Requests(context, self._decode, self._path)
-        await self._run(context, requests, lambda call: self._pour(requests, call, context))
-
-    def _first(self, wire: bytes) -> Any:
-        return _decoded(self._decode, wire, self._path, first=True)
-
-    async def _answer(self, request: Any, call: Call) -> bytes:
-        response = self._encode(await self._serve(request, call))
-        self._meters.sent += 1
-        return response
-
-    async def _pour(self, request: Any, call: Call, context: grpc.aio.ServicerContext) -> bytes:
+    async def _respond(self, request: Any, call: Call, context: grpc.aio.ServicerContext) -> bytes:
+        """Send all responses of a stream, or return the only one."""
         encode, meters, write = self._encode, self._meters, context.write
+        if not self._streams[1]:
+            response = encode(await self._serve(request, call))
+            meters.sent += 1
+            return response
         async with aclosing(self._serve(request, call)) as responses:
             async for response in responses:
                 await write(encode(response))
                 meters.sent += 1
         return b""
+
+    def _first(self, wire: bytes) -> Any:
+        return _decoded(self._decode, wire, self._path, first=True)
 
     async def _run(
         self,
@@ -224,7 +220,7 @@ class _Handler:
         requests: _Requests | None,
         serve: Callable[[Call], Awaitable[bytes]],
     ) -> bytes:
-        """Serve one call: its error becomes a status, and its stream is brought to an end."""
+        """Serve one call: turn its error into a status, and end its stream."""
         active = ActiveCall(self._path, time.monotonic())
         self._active.add(active)
         self._meters.started += 1

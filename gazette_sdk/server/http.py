@@ -1,8 +1,8 @@
-"""The HTTP side of a server: who answers which path, and bodies that end in a trailer.
+"""HTTP host of a server: mounts of path prefixes, canonical paths, bodies with a trailer.
 
-aiohttp does the protocol. Paths are looked at as they came, not through a router: a journal's
-name is a path, and what it may hold is for the journal's rules to say. Paths are made canonical
-by a redirect, then offered to mounts in order; the first one that answers wins.
+aiohttp implements the protocol. Its router is not used: a journal's name is a path, with rules of
+its own. A path that is not canonical is redirected. The mounts get a request in order until one
+answers.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 KEEPALIVE_TIMEOUT_S = 75.0
-"""Seconds for which an idle connection is kept, as web servers commonly do."""
+"""Seconds for which an idle connection is kept open."""
 
 MAX_BUFFERED_BODY_BYTES = 4 * 1024 * 1024
 """Greatest body of a request that is read as a whole (JSON); streamed bodies have no bound."""
@@ -46,7 +46,7 @@ _PATH_SAFE = "/-_.~$&+,:;=@"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a request is for.
+    """Target of a request.
 
     Attributes:
         path: decoded path, beginning with a slash.
@@ -58,11 +58,11 @@ class Target:
 
 
 HttpHandler = Callable[[web.Request, Target], Awaitable[web.StreamResponse | None]]
-"""Answers a request, or returns None to leave it to the next mount."""
+"""Function that answers a request, or returns None for the next mount."""
 
 
 def parse_target(raw: str) -> Target:
-    """The target of a request line.
+    """Return the target of a request line.
 
     Raises:
         ValidationError: its path has a bad escape, or is no UTF-8.
@@ -79,10 +79,10 @@ def parse_target(raw: str) -> Target:
 
 
 def check_escapes(text: str) -> None:
-    """Refuse a percent sign that no two hexadecimal digits follow.
+    """Check that two hexadecimal digits follow every percent sign.
 
     Raises:
-        ValidationError: there is one.
+        ValidationError: they do not.
     """
     _, *escapes = text.split("%")
     for escape in escapes:
@@ -97,18 +97,18 @@ def check_escapes(text: str) -> None:
 
 
 def clean_path(path: str) -> str:
-    """``path`` without empty, ``.`` and ``..`` segments; a trailing slash stays."""
+    """Return ``path`` without empty, ``.`` and ``..`` segments; a trailing slash stays."""
     cleaned = posixpath.normpath("/" + path.lstrip("/"))
     return cleaned + "/" if path.endswith("/") and cleaned != "/" else cleaned
 
 
 def quote_path(path: str) -> str:
-    """A decoded path, escaped for use in a URL."""
+    """Return a decoded path with escapes for use in a URL."""
     return quote(path, safe=_PATH_SAFE)
 
 
 def text_error(status: int, text: str) -> web.Response:
-    """A plain text answer that says what is wrong."""
+    """Return a plain text answer with an error message."""
     response = web.Response(
         status=status, text=text + "\n", headers={"X-Content-Type-Options": "nosniff"}
     )
@@ -118,9 +118,9 @@ def text_error(status: int, text: str) -> web.Response:
 
 
 class TrailedResponse(web.StreamResponse):
-    """A streamed body whose end is explained by a trailer.
+    """Streamed body that ends with a trailer.
 
-    HTTP/1.0 knows no trailers: there the body just ends with the connection.
+    HTTP/1.0 has no trailers: there the body ends with the connection.
 
     Attributes:
         media_type: its ``Content-Type``; none is sent where it is empty.
@@ -140,27 +140,27 @@ class TrailedResponse(web.StreamResponse):
 
 
 class HttpHost:
-    """aiohttp on connections that the listener hands over."""
+    """aiohttp server of connections from the listener."""
 
     def __init__(self) -> None:
         self._mounts: list[tuple[str, HttpHandler]] = []
         self._runner: web.AppRunner | None = None
 
     def mount(self, prefix: str, handler: HttpHandler) -> None:
-        """Offer requests whose canonical path begins with ``prefix`` to ``handler``.
+        """Give requests whose canonical path begins with ``prefix`` to ``handler``.
 
-        Mounts are asked in the order in which they were made.
+        Earlier mounts come first.
         """
         self._mounts.append((prefix, handler))
 
     def __call__(self) -> asyncio.Protocol:
-        """A protocol object for one connection."""
+        """Return a protocol object for one connection."""
         server = self._runner.server if self._runner is not None else None
         assert server is not None, "connections come only between start and stop"
         return server()
 
     async def start(self) -> None:
-        """Get ready for connections."""
+        """Make the aiohttp server."""
         application = web.Application(
             middlewares=[self._middleware], client_max_size=MAX_BUFFERED_BODY_BYTES
         )
@@ -175,7 +175,7 @@ class HttpHost:
         await self._runner.setup()
 
     async def stop(self, grace_s: float) -> None:
-        """Close idle connections, let requests under way end within ``grace_s``, break the rest."""
+        """Close idle connections. Wait ``grace_s`` for running requests, then close the rest."""
         runner, self._runner = self._runner, None
         if runner is None:
             return
@@ -204,7 +204,7 @@ class HttpHost:
         except Exception as error:
             _log.exception("request failed unexpectedly", extra={"path": request.raw_path})
             if request.writer.output_size:
-                raise ConnectionError("the answer had begun: only closing tells") from error
+                raise ConnectionError("the answer had begun: the connection is closed") from error
             return text_error(500, f"{type(error).__name__}: {error}")
 
     async def _dispatch(self, request: web.Request) -> web.StreamResponse:
@@ -221,7 +221,7 @@ class HttpHost:
 
 
 async def _prepare(_request: web.Request, response: web.StreamResponse) -> None:
-    """Remove what aiohttp adds to every response by itself, and nobody asked for."""
+    """Remove the headers that aiohttp adds by default."""
     response.headers.popall(hdrs.SERVER, None)
     if isinstance(response, TrailedResponse):
         response.headers.popall(hdrs.CONTENT_TYPE, None)

@@ -2,7 +2,7 @@
 
 ``[Section]``, ``Key = value``, comments behind ``;`` or ``#`` on lines of their own, values
 optionally in double quotes with escapes, keys repeated for lists. Sections are compared without
-regard to case; what is unknown is ignored.
+regard to case; unknown sections and keys are ignored.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["IniFile", "find_ini", "ini_value", "parse_ini"]
 
 @dataclass(frozen=True, slots=True)
 class IniFile:
-    """What an INI file says.
+    """Entries of an INI file.
 
     Attributes:
-        path: where it was read from.
+        path: the file.
         entries: section in lower case, key, value; in the file's order.
     """
 
@@ -31,17 +31,17 @@ class IniFile:
     entries: list[tuple[str, str, str]] = field(default_factory=list)
 
     def values_of(self, section: str, names: Sequence[str]) -> list[str]:
-        """All values in a section, under any of ``names``."""
+        """Return all values in a section under any of ``names``."""
         section = section.lower()
         return [value for where, key, value in self.entries if where == section and key in names]
 
 
 def find_ini(name: str, directories: Iterable[Path] | None = None) -> IniFile | None:
-    """The first existing file ``name``, of the directories where it is looked for.
+    """Read the first existing file ``name`` in a list of directories.
 
     Args:
         name: such as ``gazette.ini``.
-        directories: where to look; by default ``.``, ``$HOME/.config/gazette`` and
+        directories: the list; by default ``.``, ``$HOME/.config/gazette`` and
             ``%UserProfile%/.config/gazette``.
 
     Raises:
@@ -65,10 +65,10 @@ def _directories() -> list[Path]:
 
 
 def parse_ini(text: str, path: Path) -> IniFile:
-    """An INI file from its text.
+    """Parse the text of an INI file.
 
     Raises:
-        ConfigurationError: a line is none of section, entry and comment; names the line.
+        ConfigurationError: a line is none of section, entry and comment; it has the line.
     """
     ini = IniFile(path)
     section = ""
@@ -98,7 +98,7 @@ def _unquoted(value: str) -> str:
 
 
 def ini_value(text: str) -> str:
-    """``text`` as a value in an INI file, quoted where it would not be read back as it is."""
+    """Return ``text`` as a value in an INI file, quoted where needed."""
     if text != text.strip() or text[:1] == '"' or not text.isprintable():
         return json.dumps(text)
     return text

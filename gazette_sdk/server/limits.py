@@ -1,4 +1,4 @@
-"""Limits that the operating system sets to a process, and a server has to lift."""
+"""Limits of the operating system which a server has to raise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _log = logging.getLogger(__name__)
 
 
 def raise_open_files_limit() -> int:
-    """Raise the soft limit of open files to the hard one; returns what it is now.
+    """Raise the soft limit of open files to the hard one, and return it.
 
     A broker holds two files for each journal that is written to. The usual soft limit of 1,024
     is meant for programs that use ``select``; ours do not.
@@ -21,6 +21,6 @@ def raise_open_files_limit() -> int:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError) as error:
-            _log.warning("the limit of %d open files stays: %s", soft, error)
+            _log.warning("cannot raise the limit of %d open files: %s", soft, error)
             return soft
     return hard

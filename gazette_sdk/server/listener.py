@@ -1,9 +1,9 @@
-"""The public port of a server: one socket, every protocol.
+"""Listener: the public port of a server, with every protocol on one socket.
 
-A new connection is watched until its first bytes say which protocol it speaks (or TLS has agreed
-on one by ALPN); then it is handed, with those bytes, to that protocol's own asyncio protocol
-object, and the listener is out of the way: it costs the connection nothing afterwards. A
-connection that speaks nothing known, or nothing at all for some seconds, is closed.
+The protocol of a new connection is determined by its first bytes, or by ALPN of TLS. Then the
+connection, with those bytes, is given to that protocol's own asyncio protocol object, and the
+listener costs it nothing afterwards. A connection of an unknown protocol, or without any bytes for
+some seconds, is closed.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from typing import cast
 
 from gazette_sdk.errors import ConfigurationError
 
-__all__ = ["HTTP_OPENINGS", "SHOW_PROTOCOL_TIMEOUT_S", "Listener", "Wire", "find_wire"]
+__all__ = ["HTTP_OPENINGS", "OPENING_TIMEOUT_S", "Listener", "PortProtocol", "find_protocol"]
 
 _log = logging.getLogger(__name__)
 
-SHOW_PROTOCOL_TIMEOUT_S = 5.0
-"""Seconds within which a new connection has to finish TLS and show its protocol: less than the
-bound of a graceful stop, so that silent connections never hold one up."""
+OPENING_TIMEOUT_S = 5.0
+"""Seconds within which a new connection has to finish TLS and send its first bytes: less than the
+bound of a graceful stop, so that silent connections never delay one."""
 
 BACKLOG = 1024
-"""Connections the kernel keeps for us while we are busy, or not serving yet."""
+"""Connections that the kernel queues until they are accepted."""
 
 BIND_TRIES = 8
-"""How often to look for a free port that is free on both loopback addresses."""
+"""Attempts to find a port that is free on both loopback addresses."""
 
 HTTP_OPENINGS = tuple(
     f"{method} ".encode()
     for method in ("GET", "PUT", "HEAD", "POST", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 )
-"""How HTTP/1 connections begin. Other methods (PATCH) are not taken for HTTP at all, as
-everywhere in Gazette: such a connection is closed."""
+"""First bytes of HTTP/1 connections. Connections with other methods (PATCH) are closed, as by
+every Gazette server."""
 
 ProtocolFactory = Callable[[], asyncio.Protocol | asyncio.BufferedProtocol]
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
-    """One protocol of the public port.
+class PortProtocol:
+    """Protocol of the public port.
 
     Attributes:
-        name: what to call it in logs.
-        openings: byte strings with which its connections begin; none may begin another's.
-        factory: makes the protocol object which takes a connection over. It is given
-            ``connection_made`` and then all bytes read so far, the opening included.
-        alpn: its name in TLS. A connection that agreed on it is handed over at once.
+        name: its name in logs.
+        openings: first bytes of its connections; none may be a prefix of another protocol's.
+        factory: makes the protocol object of a connection. Its ``connection_made`` is called,
+            and then it gets all bytes read so far, the opening included.
+        alpn: its name in TLS. A connection that agreed on it needs no opening.
     """
 
     name: str
@@ -63,26 +63,28 @@ class Wire:
     alpn: str | None = None
 
 
-def find_wire(opening: bytes, wires: Iterable[Wire]) -> tuple[Wire | None, bool]:
-    """Which protocol begins with ``opening``.
+def find_protocol(
+    opening: bytes, protocols: Iterable[PortProtocol]
+) -> tuple[PortProtocol | None, bool]:
+    """Find the protocol of a connection by its first bytes.
 
     Returns:
-        The wire, if known by now, and whether more bytes may still make one known.
+        the protocol, if it is known by now, and True if more bytes may determine one.
     """
     undecided = False
-    for wire in wires:
-        for start in wire.openings:
+    for protocol in protocols:
+        for start in protocol.openings:
             if opening.startswith(start):
-                return wire, False
+                return protocol, False
             undecided = undecided or start.startswith(opening)
     return None, undecided
 
 
 class Listener:
-    """One bound socket (or the two of both loopback addresses) and the protocols behind it.
+    """Bound socket (or the two of both loopback addresses) with its protocols.
 
-    Binding and serving are separate steps: the address can be announced to others as soon as it
-    is bound, since the kernel queues connections until :meth:`start`.
+    Binding and serving are separate steps: the address can be announced as soon as it is bound,
+    since the kernel queues connections until :meth:`start`.
 
     Args:
         tls: TLS to terminate on TCP connections. Unix sockets never use it.
@@ -92,15 +94,15 @@ class Listener:
         self.port: int | None = None
         self.path: Path | None = None
         self._tls = tls
-        self._wires: list[Wire] = []
+        self._protocols: list[PortProtocol] = []
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
         self._opening: set[_Opening] = set()
         self._is_closed = False
 
-    def add(self, wire: Wire) -> None:
-        """Speak a further protocol, from the next connection on."""
-        self._wires.append(wire)
+    def add(self, protocol: PortProtocol) -> None:
+        """Add a protocol, from the next connection on."""
+        self._protocols.append(protocol)
 
     # ------------------------------------------------------------------ binding
 
@@ -198,27 +200,27 @@ class Listener:
                     sock=bound,
                     backlog=BACKLOG,
                     ssl=tls,
-                    ssl_handshake_timeout=SHOW_PROTOCOL_TIMEOUT_S if tls else None,
+                    ssl_handshake_timeout=OPENING_TIMEOUT_S if tls else None,
                 )
             )
         self._sockets.clear()
 
     def close(self) -> None:
-        """Accept no further connections, and drop those which showed no protocol yet."""
+        """Accept no further connections, and abort those of which no protocol is known yet."""
         self._is_closed = True
         for server in self._servers:
             loop = server.get_loop()
             for bound in server.sockets:
                 loop.remove_reader(bound.fileno())
-            # Before 3.12 a connection which is accepted, and not made yet, is never closed once
-            # its server is. Those are made in this turn of the loop.
+            # Before 3.12 a connection that is accepted, and not made yet, is never closed once
+            # its server is. Those are made in this iteration of the loop.
             loop.call_soon(server.close)
         self._servers.clear()
         for bound in self._sockets:
             bound.close()
         self._sockets.clear()
         for opening in tuple(self._opening):
-            opening.drop()
+            opening.abort()
         if self.path is not None:
             with contextlib.suppress(FileNotFoundError):
                 self.path.unlink()
@@ -226,7 +228,7 @@ class Listener:
 
 
 class _Opening(asyncio.Protocol):
-    """A connection whose protocol is not known yet."""
+    """Connection whose protocol is not known yet."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
@@ -237,23 +239,23 @@ class _Opening(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._listener._opening.add(self)  # noqa: SLF001 - of this module
-        self._timer = asyncio.get_running_loop().call_later(SHOW_PROTOCOL_TIMEOUT_S, self.drop)
+        self._timer = asyncio.get_running_loop().call_later(OPENING_TIMEOUT_S, self.abort)
         if self._listener._is_closed:  # noqa: SLF001 - of this module
-            self.drop()
+            self.abort()
             return
         tls = transport.get_extra_info("ssl_object")
         agreed = tls.selected_alpn_protocol() if tls is not None else None
         if agreed is not None:
-            for wire in self._listener._wires:  # noqa: SLF001 - of this module
-                if wire.alpn == agreed:
-                    self._hand_over(wire)
+            for offered in self._listener._protocols:  # noqa: SLF001 - of this module
+                if offered.alpn == agreed:
+                    self._hand_over(offered)
                     return
 
     def data_received(self, data: bytes) -> None:
         self._seen += data
-        wire, undecided = find_wire(self._seen, self._listener._wires)  # noqa: SLF001 - as above
-        if wire is not None:
-            self._hand_over(wire)
+        found, undecided = find_protocol(self._seen, self._listener._protocols)  # noqa: SLF001 - as above
+        if found is not None:
+            self._hand_over(found)
         elif not undecided:
             _log.debug(
                 "closing a connection of unknown protocol",
@@ -265,8 +267,8 @@ class _Opening(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - its signature
         self._forget()
 
-    def drop(self) -> None:
-        """End it."""
+    def abort(self) -> None:
+        """Abort it."""
         self._forget()
         self._transport.abort()
 
@@ -274,9 +276,9 @@ class _Opening(asyncio.Protocol):
         self._timer.cancel()
         self._listener._opening.discard(self)  # noqa: SLF001 - of this module
 
-    def _hand_over(self, wire: Wire) -> None:
+    def _hand_over(self, found: PortProtocol) -> None:
         self._forget()
-        protocol = wire.factory()
+        protocol = found.factory()
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
         if isinstance(protocol, asyncio.BufferedProtocol):

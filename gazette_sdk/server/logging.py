@@ -1,6 +1,6 @@
 """Log records as text, JSON or in colour, without secrets.
 
-Records carry fields: what a call passes as ``extra``. Every format writes one record per line
+A record has fields: the ``extra`` of the log call. Every format writes one record per line
 (text and colour: a traceback follows on lines of its own), time, level and message first
 (operations section 4).
 """
@@ -33,12 +33,12 @@ LEVELS = {
     "error": logging.ERROR,
     "fatal": logging.CRITICAL,
 }
-"""Names of levels, as flags spell them."""
+"""Levels by their names in options."""
 
 _LEVEL_NAMES = {number: "warning" if name == "warn" else name for name, number in LEVELS.items()}
 
 RECENT_RECORDS = 200
-"""How many records of level warning and above the diagnostics remember."""
+"""Number of records of level warning and above that the diagnostics keep."""
 
 _STANDARD_FIELDS = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"})
 
@@ -59,12 +59,12 @@ _SECRETS = re.compile(
 
 
 def redact(text: str) -> str:
-    """``text`` without tokens, passwords and signatures of URLs."""
+    """Return ``text`` without tokens, passwords and signatures of URLs."""
     return _SECRETS.sub(lambda match: "".join(group or "" for group in match.groups()) + "…", text)
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    """The fields that a log call passed as ``extra``, without secrets."""
+    """Return the ``extra`` fields of a record, without secrets."""
     return {
         name: "…" if _SECRET_FIELD.search(name) and value else _without_secrets(value)
         for name, value in vars(record).items()
@@ -86,10 +86,10 @@ def _without_secrets(value: Any) -> Any:
 
 
 class _Formatter(logging.Formatter):
-    """What the formats share."""
+    """Common base of the formats."""
 
     def head(self, record: logging.LogRecord) -> tuple[str, str, str]:
-        """Time, level and message."""
+        """Return time, level and message."""
         moment = datetime.fromtimestamp(record.created, UTC)
         level = _LEVEL_NAMES.get(record.levelno, record.levelname.lower())
         return (
@@ -99,15 +99,15 @@ class _Formatter(logging.Formatter):
         )
 
     def traceback(self, record: logging.LogRecord) -> str:
-        """The traceback of the record's error, or an empty string."""
+        """Return the traceback of the record's error, or an empty string."""
         return redact(self.formatException(record.exc_info)) if record.exc_info else ""
 
 
 class JsonFormatter(_Formatter):
-    """One JSON object per record and line."""
+    """Format of one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as JSON."""
+        """Return the record as JSON."""
         time, level, message = self.head(record)
         values = {**fields_of(record), "level": level, "msg": message, "time": time}
         if traceback := self.traceback(record):
@@ -116,10 +116,10 @@ class JsonFormatter(_Formatter):
 
 
 class TextFormatter(_Formatter):
-    """``key=value`` pairs, quoted where needed."""
+    """Format of ``key=value`` pairs, quoted where needed."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as pairs."""
+        """Return the record as pairs."""
         time, level, message = self.head(record)
         pairs = {"time": time, "level": level, "msg": message, **fields_of(record)}
         line = " ".join(f"{name}={_quoted(value)}" for name, value in pairs.items())
@@ -128,10 +128,10 @@ class TextFormatter(_Formatter):
 
 
 class ColorFormatter(_Formatter):
-    """For people at a terminal."""
+    """Format for a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record in colour."""
+        """Return the record in colour."""
         time, level, message = self.head(record)
         colour = _COLOURS.get(level, 0)
         pairs = "".join(
@@ -150,7 +150,7 @@ def _quoted(value: Any) -> str:
 
 
 class RecentRecords(logging.Handler):
-    """Remembers the latest warnings and errors, for the diagnostics."""
+    """Handler that keeps the latest warnings and errors for the diagnostics."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -158,12 +158,12 @@ class RecentRecords(logging.Handler):
         self.setFormatter(TextFormatter())
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Remember a record."""
+        """Keep a record."""
         self.lines.append(self.format(record))
 
 
 RECENT = RecentRecords()
-"""The records which ``/debug/events`` shows, of a process whose logging is configured here."""
+"""Records of ``/debug/events``, in a process whose logging is configured here."""
 
 
 def configure_logging(
@@ -175,7 +175,7 @@ def configure_logging(
 
     Args:
         level: least level to log, a key of :data:`LEVELS`.
-        style: how to write records.
+        style: format of records.
         stream: where to write them.
     """
     formatters = {"text": TextFormatter, "json": JsonFormatter, "color": ColorFormatter}

@@ -1,9 +1,8 @@
-"""Metrics in Prometheus' text format, under the names that dashboards know.
+"""Metrics in Prometheus' text format, under the names that existing dashboards use.
 
-Names and labels are a compatibility surface (broker section 19, operations section 3). Two habits
-of the Python client library get in their way: it ends every counter's name in ``_total`` (some of
-ours end otherwise), and adds a ``_created`` series to each. So the text is written here, from the
-library's own registry.
+Names and labels must stay compatible (broker section 19, operations section 3). The Python client
+library ends every counter's name in ``_total`` (some of ours end otherwise), and adds a
+``_created`` series to each. So the text is written here, from the library's registry.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _EXACT_COUNTERS = frozenset(
 
 
 def metrics_text(registry: CollectorRegistry = REGISTRY) -> str:
-    """All metrics of this process in Prometheus' text format 0.0.4."""
+    """Return all metrics of this process in Prometheus' text format 0.0.4."""
     lines: list[str] = []
     for metric in registry.collect():
         lines += _lines(metric)
@@ -48,7 +47,7 @@ def _lines(metric: Metric) -> Iterator[str]:
     kind = {"unknown": "untyped", "info": "gauge", "stateset": "gauge"}.get(
         metric.type, metric.type
     )
-    if metric.name in _EXACT_COUNTERS:  # whose collectors cannot call them counters
+    if metric.name in _EXACT_COUNTERS:  # the library refuses them as counters
         kind = "counter"
     name = metric.name + {"info": "_info"}.get(metric.type, suffix)
     help_text = metric.documentation.replace("\\", "\\\\").replace("\n", "\\n")
@@ -71,7 +70,7 @@ def _escaped(text: str) -> str:
 
 
 def _number(bound: str) -> str:
-    """A bucket's bound as others write it: ``1``, where Python writes ``1.0``."""
+    """Return a bucket's bound in the usual form: ``1`` for Python's ``1.0``."""
     return bound.removesuffix(".0")
 
 
@@ -84,16 +83,16 @@ _BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class GrpcMeters:
-    """The ``grpc_server_…`` metrics of one method, on whatever wire.
+    """``grpc_server_…`` metrics of one method, on every wire.
 
-    Plain numbers, which a collector reads when somebody asks: a counter of Prometheus' client
-    takes a lock, and a call counts several times. Only the event loop changes them. There is one
-    object per method and process, see :func:`meters_of`.
+    They are plain numbers which a collector reads on demand: a counter of Prometheus' client takes
+    a lock, and a call counts several times. Only the event loop changes them. There is one object
+    per method and process, see :func:`meters_of`.
 
     Args:
         path: the method's path, ``/package.Service/Method``.
-        client_streams: whether its requests are a stream.
-        server_streams: whether its responses are a stream.
+        client_streams: True if its requests are a stream.
+        server_streams: True if its responses are a stream.
 
     Attributes:
         started: calls begun.
@@ -126,11 +125,11 @@ class GrpcMeters:
         self._seconds += duration_s
 
     def codes(self) -> list[tuple[str, int]]:
-        """How many calls ended with each code, as labels spell codes."""
+        """Return the number of calls that ended with each code, by its label."""
         return [(_code_label(code), count) for code, count in self._handled.items()]
 
     def latencies(self) -> tuple[list[tuple[str, float]], float]:
-        """How many calls took at most so many seconds, and the sum of what they took."""
+        """Return the number of calls up to each bound of seconds, and the sum of their seconds."""
         bounds = [floatToGoString(bound) for bound in (*_BOUNDS_S, inf)]  # type: ignore[no-untyped-call]
         return list(zip(bounds, accumulate(self._buckets), strict=True)), self._seconds
 
@@ -139,17 +138,17 @@ _METERS: dict[str, GrpcMeters] = {}
 
 
 def meters_of(path: str, client_streams: bool, server_streams: bool) -> GrpcMeters:  # noqa: FBT001 - as in Rpc
-    """The metrics of a method; arguments are those of :class:`GrpcMeters`."""
+    """Return the metrics of a method; arguments are those of :class:`GrpcMeters`."""
     if path not in _METERS:
         _METERS[path] = GrpcMeters(path, client_streams, server_streams)
     return _METERS[path]
 
 
 class _GrpcCollector(Collector):
-    """Reads the numbers of all methods."""
+    """Collector of the numbers of all methods."""
 
     def collect(self) -> Iterator[Metric]:
-        """For the registry."""
+        """Yield the metrics."""
         methods = list(_METERS.values())
         for name, documentation, attribute in (
             ("grpc_server_started", "RPCs begun on the server.", "started"),
@@ -183,7 +182,7 @@ REGISTRY.register(_GrpcCollector())
 
 
 def _code_label(code: str) -> str:
-    """A status code as the label ``grpc_code`` spells it: ``DeadlineExceeded``."""
+    """Return the label ``grpc_code`` of a status code, such as ``DeadlineExceeded``."""
     if code in {"OK", "CANCELLED"}:
         return {"OK": "OK", "CANCELLED": "Canceled"}[code]
     return code.title().replace("_", "")

@@ -1,4 +1,4 @@
-"""Tables of options, and the layers their values come from (cli sections 1.1, 1.2 and 1.5).
+"""Tables of options, and the sources of their values (cli sections 1.1, 1.2 and 1.5).
 
 A group of options is a pydantic model whose fields are annotated with an :class:`Option`; the
 :class:`Group` adds the names' prefixes and the INI section. From that one table follow the command
@@ -11,7 +11,7 @@ line, the INI file, the environment, the checks of values and ``print-config``::
     arguments = parse_arguments([ETCD], sys.argv[1:])
     etcd = load(ETCD, Sources(arguments.values, find_ini("gazette.ini"), os.environ))
 
-The highest layer wins as a whole: command line, INI file, environment, default.
+The first source that has an option is used: command line, INI file, environment, default.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ __all__ = [
 
 
 class Settings(BaseModel):
-    """Base of a group's values: immutable, and nothing but what is declared."""
+    """Base of a group's values: immutable, without undeclared fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 def _seconds(value: Any) -> Any:
-    """Seconds of a Go duration; numbers are seconds already."""
+    """Return the seconds of a Go duration; a number is in seconds already."""
     if isinstance(value, str):
         try:
             return parse_duration(value) / SECOND_NS
@@ -63,12 +63,12 @@ def _seconds(value: Any) -> Any:
 _DURATION = BeforeValidator(_seconds)
 
 Seconds = Annotated[float, _DURATION]
-"""Type of a field that is a duration: seconds, written in Go's syntax (``1m30s``)."""
+"""Duration in seconds, written in Go's syntax (``1m30s``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a field of a group is called outside of the program, and what it means.
+    """Names and description of a group's field in the user interface.
 
     Attributes:
         key: its name in an INI file.
@@ -76,8 +76,8 @@ class Option:
         long: its long option, behind the group's prefix; by default the field's name.
         env: its environment variable, behind the group's prefix; by default the field's name.
         short: one letter, or empty.
-        secret: whether its value is kept out of logs and ``print-config``.
-        in_ini: whether an INI file may hold it.
+        secret: True if logs and ``print-config`` must not show its value.
+        in_ini: True if an INI file may set it.
     """
 
     key: str
@@ -96,17 +96,17 @@ Kind = Literal["text", "flag", "integer", "number", "duration", "choice", "list"
 
 @dataclass(frozen=True, slots=True)
 class BoundOption:
-    """One option of one group, with its full names.
+    """Option of a group, with its full names.
 
     Attributes:
         field: name of the model's field.
         long: long option without its dashes, such as ``broker.zone``.
         env: environment variable; empty for none.
-        kind: what its values are. A ``flag`` takes no value, a ``list`` may be repeated.
+        kind: type of its values. A ``flag`` takes no value, a ``list`` may be repeated.
         choices: the values of a ``choice``.
         default: its default; ``None`` for a required one.
-        required: whether it must be given.
-        option: the rest.
+        required: True if it must be given.
+        option: its other properties.
     """
 
     field: str
@@ -124,11 +124,11 @@ class Group(Generic[S]):
     """Options under one INI section.
 
     Attributes:
-        title: the INI section, with the path of its command where it belongs to one
+        title: the INI section; for the group of a command with the command's path
             (``journals.list``).
         model: type of the values.
-        prefix: what long options begin with, such as ``broker.``.
-        env_prefix: what environment variables begin with; ``None`` when there are none.
+        prefix: prefix of long options, such as ``broker.``.
+        env_prefix: prefix of environment variables; ``None`` if there are none.
     """
 
     title: str
@@ -138,7 +138,7 @@ class Group(Generic[S]):
 
     @functools.cached_property
     def options(self) -> tuple[BoundOption, ...]:
-        """Its options, in the order of the model's fields."""
+        """Options in the order of the model's fields."""
         return tuple(self._options())
 
     def _options(self) -> Iterable[BoundOption]:
@@ -178,15 +178,15 @@ def _kind(annotation: Any, metadata: Sequence[Any]) -> tuple[Kind, tuple[str, ..
     return kinds[annotation], ()
 
 
-# ------------------------------------------------------------------ layers
+# ------------------------------------------------------------------ sources
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where values come from.
+    """Sources of values.
 
     Attributes:
-        arguments: texts given on the command line, by long option.
+        arguments: texts from the command line, by long option.
         ini: the INI file, if there is one.
         environ: the environment.
     """
@@ -197,17 +197,16 @@ class Sources:
 
 
 def load(group: Group[S], sources: Sources, *, partial: bool = False) -> S:
-    """A group's values.
+    """Return a group's values.
 
     Args:
         group: the options.
-        sources: where their values come from.
-        partial: show what there is: required options which are texts may be missing, and are
-            ``None`` then.
+        sources: sources of their values.
+        partial: allow required options of kind text to be missing; they are ``None`` then.
 
     Raises:
-        ConfigurationError: a value cannot be used, or a required one is missing; names where
-            it was given.
+        ConfigurationError: a value cannot be used, or a required one is missing; it has the
+            source.
     """
     texts: dict[str, Any] = {}
     origins: dict[str, str] = {}
@@ -231,7 +230,7 @@ def load(group: Group[S], sources: Sources, *, partial: bool = False) -> S:
 def _find(
     group: Group[Any], bound: BoundOption, sources: Sources
 ) -> tuple[Sequence[str], str] | None:
-    """The texts of the highest layer that has the option, and where that is."""
+    """Return the texts of the first source that has the option, and its description."""
     if bound.long in sources.arguments:
         return sources.arguments[bound.long], f"--{bound.long}"
     if sources.ini is not None and bound.option.in_ini:
@@ -266,12 +265,12 @@ def _explain(group: Group[Any], error: PydanticValidationError, origins: Mapping
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """A command line, taken apart.
+    """Parsed command line.
 
     Attributes:
         values: texts of options, by long option; a flag's text is ``true``.
-        positional: what is no option.
-        wants_help: whether ``-h`` or ``--help`` was given.
+        positional: other arguments.
+        wants_help: True if ``-h`` or ``--help`` was given.
     """
 
     values: dict[str, list[str]]
@@ -280,12 +279,12 @@ class Arguments:
 
 
 def parse_arguments(groups: Sequence[Group[Any]], arguments: Sequence[str]) -> Arguments:
-    """Take a command line apart: ``--name=value``, ``--name value``, ``-n value``, ``-nvalue``.
+    """Parse a command line: ``--name=value``, ``--name value``, ``-n value``, ``-nvalue``.
 
     Flags take no value. ``--`` ends options.
 
     Raises:
-        ConfigurationError: an option is unknown, or has no value, or has one and must not.
+        ConfigurationError: an option is unknown, has no value, or is a flag with a value.
     """
     by_name = dict(_names(groups))
     parsed = Arguments({}, [])
@@ -308,13 +307,13 @@ def parse_arguments(groups: Sequence[Group[Any]], arguments: Sequence[str]) -> A
 
 
 def first_positional(groups: Sequence[Group[Any]], arguments: Sequence[str]) -> int | None:
-    """Index of the first argument which is neither an option nor an option's value.
+    """Return the index of the first argument that is neither an option nor an option's value.
 
-    It is how a command's name is found behind options of the commands above it. Options that
-    are unknown here are taken to have no value of their own.
+    A command's name is found by it behind options of its parent commands. Unknown options are
+    assumed to have no value.
 
     Args:
-        groups: options that may stand before it.
+        groups: options that may come before it.
         arguments: the command line.
     """
     by_name = dict(_names(groups))
@@ -342,7 +341,7 @@ def _names(groups: Sequence[Group[Any]]) -> Iterator[tuple[str, BoundOption]]:
 
 
 def _text(option: BoundOption, name: str, value: str | None, rest: Iterator[str]) -> str:
-    """An option's text: attached to it, or the argument behind it."""
+    """Return an option's text: attached to it, or the next argument."""
     if option.kind == "flag":
         if value is not None:
             raise ConfigurationError(f"{name} is a flag: it takes no value")
@@ -368,11 +367,11 @@ def _split(argument: str) -> tuple[str, str | None]:
 def print_config(
     groups: Iterable[tuple[Group[Any], Settings]], *, show_secrets: bool = False
 ) -> str:
-    """Effective values as an INI file; what equals its default is commented.
+    """Return effective values as an INI file, with comments for defaults.
 
     Args:
         groups: groups with their values.
-        show_secrets: whether to write keys and tokens; otherwise a comment stands for them.
+        show_secrets: write keys and tokens instead of a comment.
     """
     lines: list[str] = []
     for group, values in groups:
@@ -394,7 +393,7 @@ def print_config(
 
 
 def public_values(group: Group[Any], values: Settings) -> dict[str, Any]:
-    """Values by INI key, without secrets: what a log may hold."""
+    """Return values by INI key, without secrets, for logs."""
     return {
         bound.option.key: "…"
         if bound.option.secret and getattr(values, bound.field)

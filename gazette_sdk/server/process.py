@@ -1,4 +1,4 @@
-"""One server: its public port and everything that answers on it."""
+"""Server: a public port and all protocols on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.server.debug import DebugPages
 from gazette_sdk.server.grpc_server import DEFAULT_MAX_RECEIVE_BYTES, GrpcServer
 from gazette_sdk.server.http import HttpHost
-from gazette_sdk.server.listener import HTTP_OPENINGS, Listener, Wire
+from gazette_sdk.server.listener import HTTP_OPENINGS, Listener, PortProtocol
 from gazette_sdk.server.settings import DebugSettings, ProcessSettings
 from gazette_sdk.server.splice import Splicer
 from gazette_sdk.server.stream_server import StreamServer
@@ -26,31 +26,29 @@ __all__ = ["STOP_GRACE_S", "Server", "configured_server"]
 _log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 15.0
-"""Seconds for which a stopping server waits for calls under way, unless told otherwise."""
+"""Default seconds for which a stopping server waits for running calls."""
 
 _GRPC_OPENING = b"PRI * HTTP/2.0\r\n"
 
 
 class Server:
-    """A port which speaks gRPC, the stream transport and HTTP, and what else is added.
+    """Port with gRPC, the stream transport and HTTP, and further protocols.
 
-    First :meth:`bind`: from then on ``endpoint`` is known and others may be told of it. Then put
-    services on ``grpc`` and ``stream`` and pages on ``http``, and :meth:`start`. Connections that
-    come in between wait.
+    :meth:`bind` determines ``endpoint``, which may be announced from then on. Then add services to
+    ``grpc`` and ``stream`` and pages to ``http``, and :meth:`start`. Connections wait until then.
 
     Args:
         host: address to bind; ``localhost`` means both loopback addresses, an empty string all
             interfaces.
-        port: port number, where ``0`` or nothing takes a free one; or ``unix:///path`` of a
-            socket.
+        port: port number, ``0`` or empty for a free one; or ``unix:///path`` of a socket.
         advertise_host: host name of the advertised endpoint; by default ``host``, or this
-            machine's name when all interfaces are bound.
+            machine's name if all interfaces are bound.
         tls: TLS of the port, see :func:`~gazette_sdk.server.tls.server_context`. Unix sockets
             ignore it.
         max_receive_bytes: greatest gRPC message accepted.
-        debug_port: where to serve the diagnostics as well, over plain HTTP; same forms as
-            ``port``, empty for nowhere.
-        debug_private: whether to keep the diagnostics off the public port.
+        debug_port: further port of the diagnostics, over plain HTTP, in the forms of ``port``;
+            empty for none.
+        debug_private: keep the diagnostics off the public port.
     """
 
     def __init__(
@@ -91,16 +89,10 @@ class Server:
 
     @property
     def endpoint(self) -> str:
-        """The URL to reach it at: ``http://host:port``, ``https://…`` or ``unix://host/path``."""
+        """URL of the server: ``http://host:port``, ``https://…`` or ``unix://host/path``."""
         if self._endpoint is None:
             raise ConfigurationError("the server is not bound yet: call bind() first")
         return self._endpoint
-
-    @property
-    def debug_endpoint(self) -> str | None:
-        """The URL of the diagnostics' own port, if they have one and it is bound."""
-        port = self._debug_listener.port
-        return f"http://{self._advertise_host}:{port}" if port else None
 
     def bind(self) -> str:
         """Bind the port (and that of the diagnostics) and return the endpoint.
@@ -135,7 +127,7 @@ class Server:
         return f"{scheme}://{name}:{bound}"
 
     async def start(self) -> str:
-        """Serve; binds first where that was not done yet. Returns the endpoint."""
+        """Serve, after :meth:`bind` where that was not called yet. Return the endpoint."""
         endpoint = self.bind()
         self._directory = await asyncio.to_thread(
             lambda: Path(tempfile.mkdtemp(prefix="gazette-", dir=_runtime_directory()))
@@ -144,23 +136,22 @@ class Server:
         self._splicer = Splicer(socket_path)
         await self.grpc.start(socket_path)
         await self.http.start()
-        self.listener.add(Wire("grpc", (_GRPC_OPENING,), self._splicer, alpn="h2"))
-        self.listener.add(Wire("http", HTTP_OPENINGS, self.http))
+        self.listener.add(PortProtocol("grpc", (_GRPC_OPENING,), self._splicer, alpn="h2"))
+        self.listener.add(PortProtocol("http", HTTP_OPENINGS, self.http))
         if self.stream.methods:
             self.listener.add(self.stream.wire())
         await self.listener.start()
         if self._debug_port:
             await self._debug_http.start()
-            self._debug_listener.add(Wire("http", HTTP_OPENINGS, self._debug_http))
+            self._debug_listener.add(PortProtocol("http", HTTP_OPENINGS, self._debug_http))
             await self._debug_listener.start()
         return endpoint
 
     async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Take no connections and calls any more, let those under way end, then break them.
+        """Accept no connections and calls any more. Wait for running calls, then cancel them.
 
         Args:
-            grace_s: seconds to wait for calls under way. The caller should first end what would
-                not end by itself (blocked reads).
+            grace_s: seconds to wait. The caller should end blocked reads before.
         """
         self._close_listeners()
         await asyncio.gather(
@@ -182,9 +173,9 @@ class Server:
 
 
 def configured_server(settings: ProcessSettings, debug: DebugSettings) -> Server:
-    """The server of a production process, with TLS where it has a certificate.
+    """Return the server of a production process, with TLS if it has a certificate.
 
-    It is on loopback unless it is to be reached under another name than that.
+    It binds loopback unless the settings have another host name.
 
     Raises:
         ConfigurationError: the certificates cannot be used.
@@ -206,6 +197,6 @@ def configured_server(settings: ProcessSettings, debug: DebugSettings) -> Server
 
 
 def _runtime_directory() -> str | None:
-    """Where private sockets live: the user's runtime directory, which nobody else tidies up."""
+    """Return the user's runtime directory, which no other program cleans, for private sockets."""
     directory = os.environ.get("XDG_RUNTIME_DIR", "")
     return directory if Path(directory).is_absolute() and os.access(directory, os.W_OK) else None

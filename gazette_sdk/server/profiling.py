@@ -1,4 +1,4 @@
-"""What a running process is doing: its tasks, threads, memory, and where its time goes."""
+"""State of a running process: tasks, threads, memory and CPU profile."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from prometheus_client import REGISTRY
 __all__ = ["dump_tasks", "dump_threads", "heap_statistics", "memory_statistics", "sample_stacks"]
 
 _SUSPENDED = ("cr", "ag", "gi")
-"""What the attributes of coroutines, asynchronous and plain generators begin with."""
+"""Prefixes of the attributes of coroutines, asynchronous and plain generators."""
 
 SAMPLE_INTERVAL_S = 0.01
 """Seconds between two samples of a CPU profile."""
 
 TOP_TYPES = 50
-"""How many types of objects the heap statistics list."""
+"""Number of types in the heap statistics."""
 
 
 def dump_tasks() -> str:
-    """Every task of the running loop, with its stack."""
+    """Return every task of the running loop with its stack."""
     tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
     out = [f"{len(tasks)} tasks\n"]
     for task in tasks:
@@ -39,20 +39,20 @@ def dump_tasks() -> str:
 
 
 def _awaited(waiting: Any) -> Iterator[tuple[FrameType, int]]:
-    """The frames of a suspended coroutine, from the outermost to where it waits."""
+    """Yield the frames of a suspended coroutine, the outermost first."""
     while waiting is not None:
         kind = next((kind for kind in _SUSPENDED if hasattr(waiting, f"{kind}_frame")), None)
         if kind is None:
             return
         frame = getattr(waiting, f"{kind}_frame")
         if frame is not None:
-            # Frames of compiled coroutines (those of grpcio) know no line.
+            # Frames of compiled coroutines (those of grpcio) have no line.
             yield frame, frame.f_lineno or 1
         waiting = getattr(waiting, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
 
 
 def dump_threads() -> str:
-    """Every thread, with its stack."""
+    """Return every thread with its stack."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = _frames()
     out = [f"{len(frames)} threads\n"]
@@ -63,7 +63,7 @@ def dump_threads() -> str:
 
 
 def memory_statistics() -> dict[str, int | float]:
-    """Sizes and counts that are quick to get."""
+    """Return memory sizes and counts that cost little."""
     statistics: dict[str, int | float] = {
         f"gc_{name}_generation_{generation}": value
         for generation, values in enumerate(gc.get_stats())
@@ -78,7 +78,7 @@ def memory_statistics() -> dict[str, int | float]:
 
 
 def heap_statistics() -> str:
-    """Objects by type, and allocations by line where ``tracemalloc`` is on."""
+    """Return objects by type, and allocations by line if ``tracemalloc`` is on."""
     objects = gc.get_objects()
     counts = Counter(type(item).__qualname__ for item in objects)
     lines = [f"{len(objects)} objects under garbage collection"]
@@ -93,14 +93,14 @@ def heap_statistics() -> str:
 
 
 def sample_stacks(duration_s: float, stopped: threading.Event) -> str:
-    """A CPU profile by sampling all threads; blocks its own thread meanwhile.
+    """Return a CPU profile from samples of all threads. Blocks its own thread.
 
     Args:
         duration_s: seconds to sample for.
         stopped: ends the sampling early.
 
     Returns:
-        Folded stacks, the outermost frame first, with counts: what flame graph tools read.
+        Folded stacks, the outermost frame first, with counts: the input of flame graph tools.
     """
     counts: Counter[str] = Counter()
     own = threading.get_ident()

@@ -1,4 +1,4 @@
-"""The option groups of server processes (cli sections 2 and 3.1)."""
+"""Option groups of server processes (cli sections 2 and 3.1)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class LoggingSettings(Settings):
-    """What is logged, and how."""
+    """Level and format of log records."""
 
     level: Annotated[
         Literal["trace", "debug", "info", "warn", "error", "fatal"],
@@ -37,7 +37,7 @@ class LoggingSettings(Settings):
 
 
 class DebugSettings(Settings):
-    """Where the diagnostics are served."""
+    """Port of the diagnostics."""
 
     port: Annotated[
         str, Option("Port", "Port of the diagnostics, over plain HTTP; empty for none of its own")
@@ -46,7 +46,7 @@ class DebugSettings(Settings):
 
 
 class EtcdSettings(Settings):
-    """The Etcd of a cluster."""
+    """Etcd of a cluster."""
 
     address: Annotated[str, Option("Address", "Address of Etcd")] = "http://localhost:2379"
     cert_file: Annotated[
@@ -67,7 +67,7 @@ class EtcdSettings(Settings):
 
 
 class ProcessSettings(Settings):
-    """A server process: how it is reached and known."""
+    """Address and identity of a server process."""
 
     zone: Annotated[str, Option("Zone", "Availability zone of this process")] = "local"
     id: Annotated[
@@ -108,19 +108,19 @@ class ProcessSettings(Settings):
 
     @property
     def bind_host(self) -> str:
-        """The address to bind: loopback unless told otherwise; empty for all interfaces."""
+        """Address to bind: loopback by default; empty for all interfaces."""
         return "localhost" if self.host in _LOOPBACK_NAMES else ""
 
     @property
     def advertise_host(self) -> str:
-        """The host name to advertise. Sockets are of this machine, whatever its addresses."""
+        """Host name to advertise; that of a socket is this machine's by default."""
         if self.port.startswith("unix://"):
             return self.host or socket.gethostname()
         return self.host or "localhost"
 
 
 class BrokerSettings(ProcessSettings):
-    """A broker."""
+    """Broker process."""
 
     limit: Annotated[
         int,
@@ -210,6 +210,6 @@ pigeon pony quail rabbit raven robin seal shrew snail swan tiger trout turtle wo
 
 
 def pet_name() -> str:
-    """A random two-word name, for a process that was given none."""
+    """Return a random two-word name, for a process without a configured id."""
     chance = random.SystemRandom()
     return f"{chance.choice(_ADJECTIVES.split())}-{chance.choice(_ANIMALS.split())}"

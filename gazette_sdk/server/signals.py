@@ -1,8 +1,6 @@
-"""The first request to stop.
+"""Stop signal: SIGTERM and SIGINT ask a server to drain and exit.
 
-SIGTERM and SIGINT ask a server to drain and leave. The first one is told to whoever waits; later
-ones change nothing: a drain under way is neither hurried nor broken by an impatient caller
-(cli section 3.1).
+The first one wakes the waiters. Later ones do nothing: a drain continues (cli section 3.1).
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopSignal:
-    """Catches SIGTERM and SIGINT while it is entered. Belongs to the main thread's loop."""
+    """Context that catches SIGTERM and SIGINT. It belongs to the main thread's loop."""
 
     def __init__(self) -> None:
         self._caught: asyncio.Future[signal.Signals]
@@ -51,9 +49,9 @@ class StopSignal:
 
     @property
     def caught(self) -> bool:
-        """Whether the first signal has come."""
+        """True after the first signal."""
         return self._caught.done()
 
     async def wait(self) -> signal.Signals:
-        """Wait for the first signal; returns at once when it has come already."""
+        """Wait for the first signal and return it."""
         return await asyncio.shield(self._caught)

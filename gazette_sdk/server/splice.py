@@ -1,10 +1,9 @@
-"""Connections that are passed on, byte by byte, to another server of the same process.
+"""Splicing of the public port's HTTP/2 connections to the gRPC server of the same process.
 
 grpcio cannot share a listening socket with HTTP/1. So the gRPC server listens on a private Unix
-socket, and the public port's HTTP/2 connections are spliced to it. Each direction goes through
-one large buffer, without streams and their copies; what comes in over a plain connection is moved
-by the kernel where it can (see `pump`). A side that cannot take more stops its other side's
-reading.
+socket, and the bytes of each gRPC connection are copied to and from it. Each direction has one
+large buffer, without streams and their copies. If a side cannot take more, the other side is not
+read.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
-
-from gazette_sdk.server.pump import CAN_PUMP, PipePool, Pump
 
 __all__ = ["READ_BYTES", "Splicer"]
 
@@ -30,24 +27,23 @@ WRITE_HIGH_BYTES = 1024 * 1024
 
 
 class Splicer:
-    """Makes protocol objects that splice a connection to a Unix socket.
+    """Factory of protocol objects that splice a connection to a Unix socket.
 
     Args:
-        path: the socket of the server behind.
+        path: the socket of the server.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.pipes = PipePool()
         self.fronts: set[asyncio.Transport] = set()
         self.connecting: set[asyncio.Task[None]] = set()
 
     def __call__(self) -> asyncio.Protocol:
-        """A protocol object for one connection."""
+        """Return a protocol object for one connection."""
         return _Front(self)
 
     async def aclose(self) -> None:
-        """End all connections at once."""
+        """Abort all connections."""
         connecting = tuple(self.connecting)
         for task in connecting:
             task.cancel()
@@ -55,11 +51,10 @@ class Splicer:
             transport.abort()
         if connecting:
             await asyncio.wait(connecting)
-        self.pipes.close()
 
 
 class _Front(asyncio.Protocol):
-    """A connection of the public port that has no other side yet."""
+    """Connection of the public port which is not joined with the server yet."""
 
     def __init__(self, splicer: Splicer) -> None:
         self._splicer = splicer
@@ -69,7 +64,7 @@ class _Front(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.pause_reading()
-        # A peer that is gone without a word is noticed by nobody else while both sides are silent.
+        # A lost peer would not be detected while both sides are silent.
         self._transport.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
         )
@@ -85,37 +80,21 @@ class _Front(asyncio.Protocol):
         self._splicer.fronts.discard(self._transport)
 
     async def _connect(self) -> None:
-        loop = asyncio.get_running_loop()
-        back = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        back.setblocking(False)
+        loop, transport = asyncio.get_running_loop(), self._transport
+        front, back = _Side(lambda: self._splicer.fronts.discard(transport)), _Side(lambda: None)
+        front.other, back.other = back, front
+        front.connection_made(transport)
         try:
-            await loop.sock_connect(back, str(self._splicer.path))
-            await loop.sock_sendall(back, self._opening)
-            await _join(self._transport, back, self._splicer)
+            await loop.create_unix_connection(lambda: back, str(self._splicer.path))
         except OSError as error:
-            _log.warning("the gRPC server of this process cannot be reached: %s", error)
-            self._transport.abort()
-            back.close()
-        except asyncio.CancelledError:
-            back.close()
-            raise
-
-
-async def _join(transport: asyncio.Transport, back: socket.socket, splicer: Splicer) -> None:
-    """Join a paused connection with the socket behind."""
-    front, behind = _Side(lambda: splicer.fronts.discard(transport)), _Side(lambda: None)
-    front.other, behind.other = behind, front
-    await asyncio.get_running_loop().create_unix_connection(lambda: behind, sock=back)
-    if transport.is_closing():
-        behind.transport.abort()
-        return
-    transport.set_protocol(front)
-    front.connection_made(transport)
-    if CAN_PUMP and transport.get_extra_info("ssl_object") is None:
-        # The transports stay; what comes in goes past them, over descriptors of its own.
-        public = transport.get_extra_info("socket").dup()
-        front.pump = Pump(public, back.dup(), splicer.pipes, front.pump_ended)
-    else:
+            _log.warning("cannot connect to the gRPC server of this process: %s", error)
+            transport.abort()
+            return
+        if transport.is_closing():
+            back.transport.abort()
+            return
+        back.transport.write(self._opening)
+        transport.set_protocol(front)
         transport.resume_reading()
 
 
@@ -123,13 +102,12 @@ class _Side(asyncio.BufferedProtocol):
     """One side of a joined pair.
 
     Args:
-        lost: called when it is gone.
+        lost: called when its connection is lost.
     """
 
     def __init__(self, lost: Callable[[], None]) -> None:
         self.transport: asyncio.Transport
         self.other: _Side
-        self.pump: Pump | None = None
         self._lost = lost
         self._ended = False
         self._buffer = memoryview(bytearray(READ_BYTES))
@@ -145,7 +123,7 @@ class _Side(asyncio.BufferedProtocol):
         to = self.other.transport
         to.write(self._buffer[:nbytes])
         if to.get_write_buffer_size():
-            # What could not be sent at once may be kept by reference: never write over it.
+            # The transport may reference unsent bytes: they must not be overwritten.
             self._buffer = memoryview(bytearray(READ_BYTES))
 
     def pause_writing(self) -> None:
@@ -161,18 +139,8 @@ class _Side(asyncio.BufferedProtocol):
         self.other.transport.write_eof()
         return not self.other._ended  # noqa: SLF001 - of this class
 
-    def pump_ended(self, error: OSError | None) -> None:
-        """What came in for the other side has ended."""
-        self._ended = True
-        if error is not None:
-            self.transport.abort()
-        elif self.other._ended:  # noqa: SLF001 - of this class
-            self.transport.close()
-
     def connection_lost(self, error: Exception | None) -> None:
         self._lost()
-        if self.pump is not None:
-            self.pump.stop()
         if error is not None:
             self.other.transport.abort()
         else:

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from gazette_sdk.protocol.stream_frames import METHODS, PREFACE, MethodTraits
 from gazette_sdk.server.grpc_server import ActiveCall
-from gazette_sdk.server.listener import Wire
+from gazette_sdk.server.listener import PortProtocol
 from gazette_sdk.server.stream_call import Answer, StreamCall, StreamMethod
 from gazette_sdk.server.stream_connection import StreamConnection
 
@@ -76,9 +76,9 @@ class StreamServer:
         """Tell clients who serves them."""
         self.zone, self.suffix = zone, suffix
 
-    def wire(self) -> Wire:
+    def wire(self) -> PortProtocol:
         """What to add to a listener."""
-        return Wire("stream", (PREFACE,), self, alpn=ALPN)
+        return PortProtocol("stream", (PREFACE,), self, alpn=ALPN)
 
     def __call__(self) -> asyncio.BufferedProtocol:
         """A protocol object for one connection."""

@@ -1,4 +1,4 @@
-"""Certificates of a server's public port (operations section 1)."""
+"""TLS of a server's public port (operations section 1)."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ def server_context(
     *,
     alpn: Sequence[str] = ("gzt/1", "http/1.1", "h2"),
 ) -> ssl.SSLContext:
-    """TLS of a server.
+    """Return the TLS context of a server.
 
     Args:
         cert_file: PEM file with the server's certificate chain.
-        key_file: PEM file with its key; empty when the key stands in ``cert_file``.
-        ca_file: PEM file of authorities. When given, clients must present a certificate that
-            one of them signed.
+        key_file: PEM file with its key; empty if ``cert_file`` has the key.
+        ca_file: PEM file of authorities. If given, clients must present a certificate that one
+            of them signed.
         alpn: protocols to offer, the preferred first. Browsers and curl offer several and get
-            HTTP/1.1; gRPC clients offer ``h2`` only, those of the stream transport ``gzt/1``.
+            HTTP/1.1; gRPC clients offer ``h2`` only, stream clients ``gzt/1``.
 
     Raises:
-        ConfigurationError: a file is missing, unreadable or not what it should be.
+        ConfigurationError: a file is missing, unreadable or of another kind.
     """
     for name, path in (
         ("server-cert-file", cert_file),

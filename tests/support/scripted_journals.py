@@ -26,7 +26,8 @@ from gazette_sdk.broker.append.response import Told
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
 from gazette_sdk.protocol.service import RPCS_BY_NAME
-from gazette_sdk.server import Call, Server
+from gazette_sdk.server.call import Call
+from gazette_sdk.server.process import Server
 
 HEADER = pb.Header(
     process_id=pb.ProcessSpec.ID(zone="a", suffix="broker"),

@@ -1,4 +1,4 @@
-"""Spools for tests: a directory, a spool in it, and what is done with one."""
+"""Spools for tests: a directory, and a spool in it with its operations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def sum_of_content(content: bytes) -> pb.SHA1Sum:
 
 
 class SpoolUser:
-    """A spool, and all it told: commits and closed fragments."""
+    """A spool with its commits and closed fragments."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class SpoolUser:
     ) -> None:
         self.commits: list[pb.Fragment] = []
         self.completed: list[CompletedSpool] = []
-        self._told = on_commit
+        self._on_commit = on_commit
         self.spool = Spool(
             directory.journal(journal, create_revision=revision, cluster_id=cluster),
             on_commit=self._committed,
@@ -47,8 +47,8 @@ class SpoolUser:
 
     def _committed(self, fragment: pb.Fragment, file: ContentFile) -> None:
         self.commits.append(fragment)
-        if self._told is not None:
-            self._told(fragment, file)
+        if self._on_commit is not None:
+            self._on_commit(fragment, file)
 
     async def propose(
         self,
@@ -109,7 +109,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def open_files() -> int:
-    """How many descriptors this process has open."""
+    """Return the number of open descriptors of this process."""
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 

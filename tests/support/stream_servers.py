@@ -12,7 +12,7 @@ from typing import Any
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_frames import Method, encode_call
-from gazette_sdk.server import Server
+from gazette_sdk.server.process import Server
 from gazette_sdk.transport.loop import run
 from support.scripted_journals import ScriptedJournals, serving
 

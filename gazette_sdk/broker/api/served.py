@@ -10,9 +10,8 @@ from gazette_sdk.broker.api.http_gateway import HttpGateway
 from gazette_sdk.broker.api.json_gateway import JsonGateway
 from gazette_sdk.broker.api.stream import stream_methods
 from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker, BrokerConfig
-from gazette_sdk.server import Server
 from gazette_sdk.server.limits import raise_open_files_limit
-from gazette_sdk.server.process import STOP_GRACE_S
+from gazette_sdk.server.process import STOP_GRACE_S, Server
 
 __all__ = ["ServedBroker"]
 

@@ -455,8 +455,8 @@ class _Append:
 
         proposal = spool.fragment
         if self._cause is None and self._status == pb.OK and content.length > 0:
-            if spool.is_behind:
-                await spool.settle()
+            if spool.has_queued_chunks:
+                await spool.flush()
             proposal = spool.next()
             if changes_registers:
                 self._registers = union(

@@ -1,7 +1,7 @@
-"""Fragments of a journal at rest: index, refresh from stores, uploads.
+"""Fragments of a journal: their index, listings of the stores, and uploads.
 
-- `index`: which offsets are in which fragment.
-- `refresh`: lists the stores.
+- `index`: the fragment and file of every offset.
+- `refresh`: lists the stores periodically.
 - `persister`: uploads closed spools.
-- `rpc`: ListFragments and FragmentStoreHealth.
+- `rpc`: answers ListFragments and FragmentStoreHealth.
 """

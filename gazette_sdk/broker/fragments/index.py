@@ -1,7 +1,7 @@
-"""The fragment index of a replica: which bytes of its journal are where (broker section 10).
+"""Fragment index of a replica: the place of every byte of its journal (broker section 10).
 
-It holds what the last listing of the stores showed, and the local spools which that listing does
-not cover yet. Reads look up the fragment of their offset here, and wait here for the next one.
+It has the fragments of the last listing of the stores, and the local spools which that listing
+does not cover yet. Reads look up the fragment of their offset here, and wait for the next one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from gazette_sdk.protocol import broker_pb2 as pb
 __all__ = ["OFFSET_JUMP_AGE_S", "Index", "Page", "QueryResult", "Summary"]
 
 OFFSET_JUMP_AGE_S = 6 * 3600
-"""A gap in a journal is passed over when the fragment behind it is older than this: before, some
-broker may still be about to upload the bytes of the gap."""
+"""A read skips a gap in a journal when the fragment behind it is older than this: until then a
+broker may still upload the bytes of the gap."""
 
 
 class Summary(NamedTuple):
-    """What an index covers; all zero when it is empty.
+    """Span of an index; all zero when it is empty.
 
     Attributes:
         begin: offset of the first byte.
@@ -41,13 +41,13 @@ _NOTHING = Summary(0, 0, 0)
 
 
 class QueryResult(NamedTuple):
-    """Where an offset is.
+    """Place of an offset.
 
     Attributes:
         status: OK or OFFSET_NOT_YET_AVAILABLE.
         offset: the effective offset: the head for -1, and after a jump the offset jumped to.
         write_head: end of the index.
-        fragment: what holds the offset; ``None`` unless OK. Do not change it.
+        fragment: the fragment with the offset; ``None`` unless OK. Do not change it.
         file: the fragment's local content; ``None`` where it is in a store only.
     """
 
@@ -59,7 +59,7 @@ class QueryResult(NamedTuple):
 
 
 class Page(NamedTuple):
-    """A page of fragments.
+    """Page of fragments.
 
     Attributes:
         fragments: in order. Do not change them.
@@ -71,7 +71,7 @@ class Page(NamedTuple):
 
 
 class Index:
-    """The fragments of one journal. It belongs to the event loop.
+    """Fragments of one journal. The index belongs to the event loop.
 
     Args:
         now: Unix time in seconds.
@@ -94,11 +94,11 @@ class Index:
     # -------------------------------------------------------------- changes
 
     def commit(self, fragment: pb.Fragment, file: ContentFile) -> None:
-        """Add a local fragment, or what a local fragment has grown to.
+        """Add a local fragment, or the longer form of one.
 
         Args:
             fragment: kept as it is, not copied.
-            file: its content, held until a listing of the stores covers the fragment.
+            file: its content, referenced until a listing of the stores covers the fragment.
         """
         if self._closed:
             return
@@ -111,10 +111,10 @@ class Index:
             self._wake()
 
     def replace_remote(self, remote: CoverSet) -> None:
-        """Adopt a listing of all stores, and let go of local fragments which it covers.
+        """Adopt a listing of all stores, and release local fragments which it covers.
 
         Args:
-            remote: kept, and no longer the caller's.
+            remote: kept; the caller must not use it any more.
         """
         self._local = CoverSet.difference(self._local, remote)
         self._drop_files()
@@ -126,7 +126,7 @@ class Index:
         self._wake()
 
     def close(self) -> None:
-        """End waiting queries, and let go of all files: the replica ends."""
+        """End waiting queries and release all files: the replica ends."""
         self._closed = True
         self._all, self._local = CoverSet(), CoverSet()
         self._files.clear()
@@ -145,11 +145,11 @@ class Index:
     # -------------------------------------------------------------- look-up
 
     def local(self) -> list[tuple[pb.Fragment, ContentFile]]:
-        """Local fragments which no listing covers yet, with their files."""
+        """Return local fragments which no listing covers yet, with their files."""
         return [(fragment, self._files[fragment.begin]) for fragment in self._local]
 
     def summary(self) -> Summary:
-        """What the index covers."""
+        """Return the span of the index."""
         fragments = self._all
         end = fragments.end
         return Summary(fragments.begin, end, fragments[-1].mod_time) if end else _NOTHING
@@ -158,7 +158,7 @@ class Index:
         """Find the fragment of a read's offset; wait for it if the read blocks.
 
         Args:
-            request: ``offset``, ``block`` and ``begin_mod_time`` of it count.
+            request: its ``offset``, ``block`` and ``begin_mod_time`` are used.
 
         Raises:
             ClosedError: the replica ended.
@@ -178,7 +178,7 @@ class Index:
     def page(
         self, *, begin_mod_time: int = 0, end_mod_time: int = 0, token: int = 0, limit: int
     ) -> Page:
-        """A page of fragments (broker section 14).
+        """Return a page of fragments (broker section 14).
 
         Args:
             begin_mod_time: leave out stored fragments modified before this Unix second.

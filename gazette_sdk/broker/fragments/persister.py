@@ -1,11 +1,11 @@
-"""Uploads closed fragments to their stores (broker section 12).
+"""Persister: uploads closed fragments to their stores (broker section 12).
 
-The primary of a journal uploads at once. Every other replica keeps its copy too, and looks two to
-three minutes later: normally it then finds that the primary has uploaded. A spool is let go of
-when its fragment is in the store, whoever brought it there, or when its journal was deleted.
+The primary of a journal uploads at once. Every other replica checks two to three minutes later:
+normally the primary has uploaded by then. A spool is removed when its fragment is in the store,
+or when its journal was deleted.
 
-A store which fails is probed with one spool at a time, at growing intervals. As soon as one
-upload succeeds the whole backlog of that store goes out.
+A failed store is probed with one spool at a time, at growing intervals. When one upload succeeds
+the whole backlog of that store is uploaded.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Final
 
 from gazette_sdk.broker.metrics import SPOOLS_PERSISTED
 from gazette_sdk.broker.spool.directory import CompletedSpool
+from gazette_sdk.cluster.broker_keys import JournalEntry
 from gazette_sdk.errors import CorruptFragmentError, GazetteError, StoreError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path, digest_of, length_of
 from gazette_sdk.protocol.postfix import PostfixTemplate
 
-__all__ = ["CONCURRENT_ATTEMPTS_MAX", "TICK_S", "UPLOAD_TIMEOUT_S", "JournalLookup", "Persister"]
+__all__ = ["CONCURRENT_ATTEMPTS_MAX", "TICK_S", "UPLOAD_TIMEOUT_S", "Persister"]
 
 CONCURRENT_ATTEMPTS_MAX: Final = 32
 """Uploads of the process at once: enough to fill a network, few enough to bound memory."""
 
 UPLOAD_TIMEOUT_S: Final = 300.0
-"""An upload which takes longer has failed: a store that hangs must not hold its place for ever."""
+"""Bound of an upload: a store that hangs must not occupy its slot for ever."""
 
 TICK_S: Final = 60.0
-"""Between rotations of the queues."""
+"""Seconds between rotations of the queues."""
 
 RETRY_S_MIN: Final = 0.5
 RETRY_S_MAX: Final = 10.0
-"""A store that is back is noticed within this; a probe costs it one or two requests."""
+"""Bounds of the pause between two probes; a probe costs the store one or two requests."""
 
 _FINISH_PAUSE_S: Final = 1.0
 _OFFLOADED_ENCODING = "gzip"
@@ -47,21 +48,9 @@ _OFFLOADED_ENCODING = "gzip"
 _log = logging.getLogger(__name__)
 
 
-class JournalLookup(NamedTuple):
-    """A journal as it is now.
-
-    Attributes:
-        spec: its spec.
-        create_revision: Etcd revision at which it was created.
-    """
-
-    spec: pb.JournalSpec
-    create_revision: int
-
-
 @dataclass(slots=True, eq=False)
 class _Backlog:
-    """Spools which wait for one store, or for one journal where the store is not to blame."""
+    """Spools that wait for a failed store, or for a journal whose upload fails otherwise."""
 
     spools: deque[CompletedSpool] = field(default_factory=deque)
     failures: int = 0  # of probes, one after the other
@@ -70,12 +59,12 @@ class _Backlog:
 
 
 class Persister:
-    """Persists the closed spools of a process. It belongs to the event loop.
+    """Uploader of a process's closed spools. It belongs to the event loop.
 
     Args:
         stores: of the process.
-        lookup: a journal as it is now; ``None`` if it does not exist. It must know all journals
-            by the time of the first :meth:`complete`: what does not exist is dropped.
+        journal_of: returns a journal's current key; ``None`` if it does not exist. It must know
+            all journals before the first :meth:`complete`: spools of others are dropped.
         tick_s: see :data:`TICK_S`.
         retry_s_min: pause before a failed store is tried again; doubled with each failure.
         upload_timeout_s: see :data:`UPLOAD_TIMEOUT_S`.
@@ -84,14 +73,14 @@ class Persister:
     def __init__(
         self,
         stores: StoreRegistry,
-        lookup: Callable[[str], JournalLookup | None],
+        journal_of: Callable[[str], JournalEntry | None],
         *,
         tick_s: float = TICK_S,
         retry_s_min: float = RETRY_S_MIN,
         upload_timeout_s: float = UPLOAD_TIMEOUT_S,
     ) -> None:
         self._stores = stores
-        self._lookup = lookup
+        self._journal_of = journal_of
         self._tick_s = tick_s
         self._retry_s_min = retry_s_min
         self._upload_timeout_s = upload_timeout_s
@@ -106,7 +95,7 @@ class Persister:
 
     @property
     def pending(self) -> int:
-        """Spools which are not persisted yet, without those of journals that have no store."""
+        """Number of spools to upload, without those of journals that have no store."""
         return (
             len(self._attempts)
             + sum(map(len, self._queues))
@@ -114,7 +103,7 @@ class Persister:
         )
 
     def complete(self, spool: CompletedSpool) -> None:
-        """Take over a closed spool: persist it now if we are its primary, else after a while."""
+        """Upload a closed spool: now if this broker is its primary, otherwise minutes later."""
         if length_of(spool.fragment) == 0:
             return
         if spool.primary:
@@ -123,11 +112,11 @@ class Persister:
             self._queues[2].append(spool)
 
     def set_exiting(self) -> None:
-        """The process is about to exit: where the first store denies us, use the next one."""
+        """Use the next store from now on where the first one denies access: the process exits."""
         self._exiting = True
 
     async def run(self) -> None:
-        """Look after queues and failed stores, until cancelled."""
+        """Run the schedule of queues and failed stores, until cancelled."""
         loop = asyncio.get_running_loop()
         tick_at = loop.time() + self._tick_s
         while True:
@@ -147,10 +136,9 @@ class Persister:
                 continue
 
     async def finish(self) -> None:
-        """Persist everything that is left, however long it takes; :meth:`run` has ended before.
+        """Upload everything that is left, without a bound; :meth:`run` has ended before.
 
-        While a store keeps failing this goes on: it can be cancelled at any time, and spools stay
-        in the spool directory until the next start.
+        It can be cancelled at any time: spools stay in the spool directory until the next start.
         """
         while self.pending:
             for queue in self._queues:
@@ -160,11 +148,11 @@ class Persister:
             while self._attempts:
                 await asyncio.wait(list(self._attempts))
             if self.pending:
-                _log.warning("%d fragments could not be persisted yet; going on", self.pending)
+                _log.warning("%d fragments are not uploaded yet; trying again", self.pending)
                 await asyncio.sleep(_FINISH_PAUSE_S)
 
     async def aclose(self) -> None:
-        """Cancel what is under way. Spools which are not persisted stay in their directory."""
+        """Cancel uploads. Spools which are not uploaded stay in their directory."""
         attempts = list(self._attempts)
         for attempt in attempts:
             attempt.cancel()
@@ -180,7 +168,7 @@ class Persister:
         self._start_all(self._storeless)
 
     def _probe(self, now: float) -> None:
-        """Try one spool of each backlog whose time has come."""
+        """Start the upload of one spool of each backlog that is due."""
         for key, backlog in list(self._backlogs.items()):
             if backlog.is_probed or backlog.probe_at > now:
                 continue
@@ -207,7 +195,7 @@ class Persister:
     def _failed(
         self, spool: CompletedSpool, key: str, error: Exception, probed: _Backlog | None
     ) -> None:
-        """Put a spool back. Only probes make pauses longer: many may have failed at once."""
+        """Return a spool to the backlog. Only a failed probe lengthens the pause."""
         backlog = self._backlogs.setdefault(key, _Backlog())
         backlog.spools.append(spool)
         if backlog.failures > 0 and backlog is not probed:
@@ -239,18 +227,18 @@ class Persister:
 
     async def _attempt_now(self, spool: CompletedSpool, probed: _Backlog | None) -> None:
         journal = spool.fragment.journal
-        found = self._lookup(journal)
+        found = self._journal_of(journal)
         if found is None or found.create_revision != spool.create_revision:
             _log.info("dropping %s: its journal is deleted", content_path(spool.fragment))
             self._release(spool)
             return
-        urls = list(found.spec.fragment.stores)
+        urls = list(found.value.fragment.stores)
         if not urls:
             self._storeless.append(spool)
             return
         key = urls[0]
         try:
-            await self._persist(spool, found.spec, urls)
+            await self._persist(spool, found.value, urls)
         except CorruptFragmentError as error:
             _log.error("%s", error)
             self._failed(spool, f"journal {journal}", error, probed)
@@ -259,7 +247,7 @@ class Persister:
         except GazetteError as error:
             self._failed(spool, f"journal {journal}", error, probed)
         except Exception as error:  # noqa: BLE001 - the task's outermost boundary
-            # Whatever it is, the spool must not be lost.
+            # The spool must not be lost.
             _log.exception("persisting %s failed", content_path(spool.fragment))
             self._failed(spool, f"journal {journal}", error, probed)
         else:
@@ -271,7 +259,7 @@ class Persister:
         spool.file.discard()
 
     async def _persist(self, spool: CompletedSpool, spec: pb.JournalSpec, urls: list[str]) -> None:
-        """Bring the spool's fragment into the first store; see :meth:`set_exiting`."""
+        """Upload the spool's fragment to the first store; see :meth:`set_exiting`."""
         fragment = pb.Fragment()
         fragment.CopyFrom(spool.fragment)
         if spec.fragment.path_postfix_template:
@@ -314,4 +302,4 @@ def _is_denied(stores: StoreRegistry, url: str, error: BaseException) -> bool:
     try:
         return stores.get(url).is_authorization_error(error)
     except StoreError:
-        return False  # it could not even be made, and that is no matter of permissions
+        return False  # its URL cannot be used

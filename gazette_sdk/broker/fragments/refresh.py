@@ -1,14 +1,14 @@
-"""Keeps a replica's index up to date with what its journal's stores hold (broker section 11)."""
+"""Refresh of a replica's index from its journal's stores (broker section 11)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from typing import Final
 
 from gazette_sdk.broker.fragments.index import Index
+from gazette_sdk.cluster.broker_keys import JournalEntry
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.fragment.listing import list_fragments
@@ -19,7 +19,7 @@ from gazette_sdk.protocol.durations import to_seconds
 __all__ = ["FIRST_RETRY_S_MAX", "list_stores", "refresh_index", "retry_delay"]
 
 FIRST_RETRY_S_MAX: Final = 2.0
-"""Until the first listing succeeds appends wait for it, so a store is asked this often."""
+"""Longest pause before the first successful listing, which appends wait for."""
 
 _FIRST_DELAY_S: Final = 0.25
 
@@ -30,28 +30,26 @@ async def refresh_index(
     journal: str,
     index: Index,
     stores: StoreRegistry,
-    spec_of: Callable[[str], pb.JournalSpec | None],
-    *,
-    executor: Executor | None = None,
+    journal_of: Callable[[str], JournalEntry | None],
 ) -> None:
-    """List a journal's stores again and again, until it is deleted or this is cancelled.
+    """List a journal's stores periodically, until it is deleted or this is cancelled.
 
-    A listing is adopted as a whole or not at all: a part of it could release local files whose
-    bytes are nowhere else.
+    A listing is adopted as a whole or not at all: a part of it could release local files that are
+    the only copy.
 
     Args:
         journal: its name.
         index: adopts each listing.
         stores: of the process.
-        spec_of: a journal's spec as it is now; ``None`` once it is deleted.
-        executor: threads to list in; the loop's own if ``None``.
+        journal_of: returns a journal's current key; ``None`` once it is deleted.
     """
     failures = 0
-    while (spec := spec_of(journal)) is not None:
-        interval_s = to_seconds(spec.fragment.refresh_interval)
+    while (entry := journal_of(journal)) is not None:
+        fragments = entry.value.fragment
+        interval_s = to_seconds(fragments.refresh_interval)
         delay_s = interval_s
         try:
-            remote = await list_stores(journal, spec.fragment.stores, stores, executor=executor)
+            remote = await list_stores(journal, fragments.stores, stores)
         except (GazetteError, OSError) as error:
             delay_s = retry_delay(failures, interval_s, is_first=not index.first_refresh.is_set())
             failures += 1
@@ -65,34 +63,26 @@ async def refresh_index(
         await asyncio.sleep(delay_s)
 
 
-async def list_stores(
-    journal: str,
-    urls: Sequence[str],
-    stores: StoreRegistry,
-    *,
-    executor: Executor | None = None,
-) -> CoverSet:
-    """Everything that a journal's stores hold, added in the order of the stores.
+async def list_stores(journal: str, urls: Sequence[str], stores: StoreRegistry) -> CoverSet:
+    """Return the fragments in a journal's stores, added in the order of the stores.
 
     Raises:
         GazetteError: a store could not be listed.
     """
-    loop = asyncio.get_running_loop()
     found = CoverSet()
     for url in list(urls):
-        listed = await loop.run_in_executor(executor, _list, stores, url, journal)
-        for fragment in listed:
+        for fragment in await asyncio.to_thread(_list, stores, url, journal):
             found.add(fragment)
     return found
 
 
 def retry_delay(failures: int, interval_s: float, *, is_first: bool) -> float:
-    """Seconds until a failed listing is tried again.
+    """Return the seconds until a failed listing is tried again.
 
     Args:
-        failures: how many failed before, one after the other.
+        failures: consecutive failures before.
         interval_s: the journal's refresh interval.
-        is_first: whether none ever succeeded, so that appends wait for it.
+        is_first: True if none ever succeeded, so that appends wait for it.
     """
     if not is_first:
         return interval_s

@@ -1,9 +1,8 @@
-"""ListFragments and FragmentStoreHealth, once the call is resolved (broker section 14)."""
+"""Answers of ListFragments and FragmentStoreHealth to resolved calls (broker section 14)."""
 
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import Executor
 from typing import Final
 
 from gazette_sdk.broker.fragments.index import Index
@@ -21,20 +20,16 @@ __all__ = [
 ]
 
 PAGE_LIMIT_DEFAULT: Final = 1000
-"""Fragments of a page, where the request names no limit."""
+"""Fragments of a page if the request has no limit."""
 
 DELETE_PROBE_TIMEOUT_S: Final = 60.0
-"""How long the probe of a store's permission to delete may take."""
+"""Bound of the probe of a store's permission to delete."""
 
 
 async def list_page(
-    request: pb.FragmentsRequest,
-    index: Index,
-    stores: StoreRegistry,
-    *,
-    executor: Executor | None = None,
+    request: pb.FragmentsRequest, index: Index, stores: StoreRegistry
 ) -> pb.FragmentsResponse:
-    """A page of a journal's fragments, with signed URLs if the request wants them.
+    """Return a page of a journal's fragments, with signed URLs if they are requested.
 
     It waits for the first listing of the journal's stores.
 
@@ -42,7 +37,6 @@ async def list_page(
         request: a valid one.
         index: of the replica.
         stores: of the process.
-        executor: threads to sign in; the loop's own if ``None``.
 
     Returns:
         the response, without its header.
@@ -62,15 +56,14 @@ async def list_page(
         response.fragments.add(spec=fragment)
     if request.HasField("signatureTTL"):
         ttl_s = to_seconds(request.signatureTTL)
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(executor, _sign_all, stores, response, ttl_s)
+        await asyncio.to_thread(_sign_all, stores, response, ttl_s)
     return response
 
 
 async def check_store(
     request: pb.FragmentStoreHealthRequest, stores: StoreRegistry
 ) -> pb.FragmentStoreHealthResponse:
-    """Whether a store is healthy; and, if asked, whether we may delete from it.
+    """Return the health of a store and, if requested, of the permission to delete from it.
 
     Args:
         request: a valid one.

@@ -1,8 +1,11 @@
-"""Recovery of spools that an earlier process left behind.
+"""Recovery of heads and spools after the end of a process.
 
-- `spools`: finds and verifies spools.
-- `etcd_history`: decides by the history of Etcd whether remembered heads are still valid.
-- `quarantine`: keeps recovered spools apart until it is known how much of them is valid.
-- `peer_inventory`, `reconcile`: content that peers and stores have, and the decision.
-- `truncate`: removes the part of a spool that others wrote anew.
+In reading order:
+
+- `states`: the state machine of a head and of a recovered spool, as tables; pure.
+- `spools`: verifies the spools in a directory.
+- `etcd_history`: forgets heads of journals that others continued.
+- `quarantine`: decides about verified spools, with
+  `peer_inventory` (bytes that peers and stores have) and `reconcile` (comparison; pure).
+- `truncate`: truncates a spool's files, or renames them to ``*.superseded``.
 """

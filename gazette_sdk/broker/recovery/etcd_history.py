@@ -1,13 +1,13 @@
-"""Whether the heads which a broker remembers are still the heads of their journals.
+"""Etcd history: heads are valid only if nobody continued their journals without this broker.
 
-A broker that starts again knows from its spool directory where its journals ended. That is only
-good if nobody else went on with them in between. Content is appended to a journal only after its
-primary wrote the synchronized route into the journal's assignments, and whoever is in that route
-has every byte. So a remembered head is old exactly if a route without us was written since.
+A broker that starts again reads the heads of its journals from its spool directory. A primary
+appends to a journal only after it wrote the synchronized route into the journal's assignments, and
+every member of that route has every byte. So a head is outdated exactly if a synchronized route
+without this broker was written since.
 
-Etcd's history tells: :func:`succeeded_journals` reads the changes of assignments since the revision
-which the earlier process noted last. Where Etcd does not keep that history any more, no head can
-be trusted, and the operator has to say so by `reset-head`.
+:class:`EtcdHistory` reads the changes of assignments since the revision at which the earlier
+process was last a member. Where Etcd has compacted that history, every head is outdated, and the
+operator has to confirm the journal's end by `reset-head`.
 """
 
 from __future__ import annotations
@@ -20,25 +20,28 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from gazette_sdk.broker.recovery.states import HeadInput
+from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.item_keyspace import AssignmentEntry
 from gazette_sdk.errors import EtcdCompactedError
 from gazette_sdk.protocol import broker_pb2 as pb
 
-__all__ = ["RevisionNote", "is_without", "succeeded_journals"]
+__all__ = ["EtcdHistory", "RevisionFile", "is_route_without", "journals_continued_by_others"]
 
 HISTORY_TIMEOUT_S = 10.0
-"""Bound of reading the history; what it takes longer for counts as lost."""
+"""Bound of reading the history. When it is over, the history counts as compacted."""
 
-NOTE_DELAY_S = 1.0
-"""A revision is noted this long after it came, so that bursts of changes cost one note."""
+WRITE_DELAY_S = 1.0
+"""Delay before a revision is written, so that a burst of changes costs one write."""
 
 _log = logging.getLogger(__name__)
 
 
-class RevisionNote:
-    """The last revision of Etcd at which this broker's process was a member, in a file.
+class RevisionFile:
+    """File with the last revision of Etcd at which this broker was a member.
 
     Args:
         path: the file.
@@ -50,25 +53,25 @@ class RevisionNote:
         self._timer: asyncio.TimerHandle | None = None
 
     def read(self, cluster_id: int) -> int:
-        """The revision noted; 0 if there is none of this Etcd cluster."""
+        """Return the revision written; 0 if there is none of this Etcd cluster."""
         try:
-            noted_cluster, revision = map(int, self._path.read_text("ascii").split())
+            written_cluster, revision = map(int, self._path.read_text("ascii").split())
         except FileNotFoundError:
             return 0
         except ValueError:
-            _log.warning("%s holds no revision; it is made anew", self._path)
+            _log.warning("%s holds no revision; it is written anew", self._path)
             return 0
-        return revision if noted_cluster == cluster_id else 0
+        return revision if written_cluster == cluster_id else 0
 
-    def note(self, header: pb.Header.Etcd) -> None:
-        """Note a revision, soon."""
+    def write_later(self, header: pb.Header.Etcd) -> None:
+        """Write a revision after :data:`WRITE_DELAY_S`."""
         self._header = header
         if self._timer is None:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(NOTE_DELAY_S, self.flush)
+            self._timer = loop.call_later(WRITE_DELAY_S, self.flush)
 
     def flush(self) -> None:
-        """Write down what was to be noted, now."""
+        """Write the pending revision now, if there is one."""
         if self._timer is None:
             return
         self._timer.cancel()
@@ -78,52 +81,104 @@ class RevisionNote:
             fresh.write_text(f"{self._header.cluster_id} {self._header.revision}\n", "ascii")
             fresh.rename(self._path)
         except OSError as error:
-            # An older note only makes the next start look at more of the history.
-            _log.warning("cannot note the revision of Etcd: %s", error)
+            # With an older revision the next start only reads more of the history.
+            _log.warning("cannot write the revision of Etcd to %s: %s", self._path, error)
 
 
-def is_without(route: pb.Route, local_id: pb.ProcessSpec.ID) -> bool:
-    """Whether an assignment's value is a synchronized route which lacks this broker."""
+class EtcdHistory:
+    """Check of a broker's heads against the routes in Etcd, at the start and from then on.
+
+    Args:
+        directory: has the heads; forgets the outdated ones.
+        keyspace: mirror of Etcd.
+        local_id: this broker.
+    """
+
+    def __init__(
+        self, directory: SpoolDirectory, keyspace: BrokerKeySpace, local_id: pb.ProcessSpec.ID
+    ) -> None:
+        self._directory = directory
+        self._keyspace = keyspace
+        self._local_id = local_id
+        self._revision = RevisionFile(directory.root / "revision")
+
+    async def check(self, etcd: Etcd) -> None:
+        """Forget the heads that became outdated while this broker was away.
+
+        Args:
+            etcd: the client. The mirror is just loaded at the revision of our announcement.
+        """
+        keyspace = self._keyspace
+        since_revision = self._revision.read(keyspace.header.cluster_id)
+        continued = await journals_continued_by_others(
+            etcd, keyspace, self._local_id, since_revision
+        )
+        reason = HeadInput.CONTINUED_BY_OTHERS
+        if continued is None:
+            continued, reason = {item.id for item in keyspace.items()}, HeadInput.HISTORY_LOST
+        for journal in sorted(continued):
+            self._directory.forget_head(journal, reason)
+        # Only now: a process that ends before has to check the same history again.
+        self._revision.write_later(keyspace.header)
+        self._revision.flush()
+
+    def observe(self) -> None:
+        """Forget heads that became outdated by the last batch of changes of the mirror."""
+        keyspace, local = self._keyspace, self._local_id
+        for change in keyspace.changes:
+            new = change.new
+            if isinstance(new, AssignmentEntry) and is_route_without(new.value, local):
+                self._directory.forget_head(new.item, HeadInput.CONTINUED_BY_OTHERS)
+        if keyspace.member(local.zone, local.suffix) is not None:
+            self._revision.write_later(keyspace.header)
+
+    def flush(self) -> None:
+        """Write the last revision now."""
+        self._revision.flush()
+
+
+def is_route_without(route: pb.Route, local_id: pb.ProcessSpec.ID) -> bool:
+    """Return True if an assignment's value is a synchronized route without this broker."""
     return len(route.members) > 0 and local_id not in route.members
 
 
-async def succeeded_journals(
+async def journals_continued_by_others(
     etcd: Etcd,
     keyspace: BrokerKeySpace,
     local_id: pb.ProcessSpec.ID,
     since_revision: int,
 ) -> set[str] | None:
-    """Journals with which others went on after a revision, and we have not caught up since.
+    """Return the journals whose last synchronized route since a revision is without this broker.
 
     Args:
         etcd: the client.
         keyspace: the mirror, just loaded at the revision of our announcement.
         local_id: this broker.
-        since_revision: when this broker was a member last; 0 for not known.
+        since_revision: when this broker was last a member; 0 if that is not known.
 
     Returns:
         their names; ``None`` if Etcd's history does not reach back that far.
     """
-    succeeded: dict[str, bool] = {}
+    continued: dict[str, bool] = {}
     try:
         async with asyncio.timeout(HISTORY_TIMEOUT_S):
             async for journal, route in _routes_since(etcd, keyspace, since_revision + 1):
-                succeeded[journal] = is_without(route, local_id)
+                continued[journal] = is_route_without(route, local_id)
     except (EtcdCompactedError, TimeoutError) as error:
         _log.warning(
-            "Etcd does not tell what happened since revision %d (%s): offsets remembered from "
-            "before are not used; run `gazctl journals reset-head` where appends are refused",
+            "Etcd has no history since revision %d (%s): the heads in the spool directory are not "
+            "used; run `gazctl journals reset-head` where appends are refused",
             since_revision,
             error,
         )
         return None
-    return {journal for journal, is_succeeded in succeeded.items() if is_succeeded}
+    return {journal for journal, is_without in continued.items() if is_without}
 
 
 async def _routes_since(
     etcd: Etcd, keyspace: BrokerKeySpace, first_revision: int
 ) -> AsyncIterator[tuple[str, pb.Route]]:
-    """Synchronized routes that were written from a revision up to what is loaded, in order."""
+    """Yield synchronized routes, in order, from a revision up to that of the mirror."""
     last = keyspace.revision
     if first_revision > last:
         return
@@ -142,6 +197,6 @@ async def _routes_since(
                     journal = keys.parse_assignment(section)[0]
                     yield journal, pb.Route.FromString(event.kv.value)
                 except (ValueError, DecodeError) as error:
-                    _log.warning("%r in Etcd's history is passed over: %s", event.kv.key, error)
+                    _log.warning("%r in Etcd's history is ignored: %s", event.kv.key, error)
             if batch.events and batch.events[-1].kv.mod_revision >= last:
                 return

@@ -1,4 +1,4 @@
-"""What is known of a journal's content: to the brokers that serve it, and in its stores."""
+"""Inventory of a journal's content outside of this broker: on its peers and in its stores."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.journal_spec import desired_replication, may_read
 from gazette_sdk.transport.base import ANYWHERE, Target, Transport
 
-__all__ = ["KnownFragments"]
+__all__ = ["PeerInventory"]
 
 _CLAIMS: Final = Claims(int(Capability.READ), pb.LabelSelector(), math.inf)
 
 
-class KnownFragments:
-    """Asks for the fragments of journals.
+class PeerInventory:
+    """Fragments and bytes that the brokers and stores of a journal have.
 
     Args:
-        resolver: knows who serves a journal, and our own replicas.
+        resolver: has the routes of journals, and our own replicas.
         peers: carries calls to other brokers.
         local: carries calls to ourselves.
         stores: of the process.
@@ -47,23 +47,18 @@ class KnownFragments:
         self._stores = stores
         self._max_replication = max_replication
 
-    async def before(self, journal: str, end: int) -> list[pb.Fragment]:
-        """The fragments that begin before an offset, some of them perhaps more than once.
+    async def fragments_before(self, journal: str, end: int) -> list[pb.Fragment]:
+        """Return the fragments that begin before an offset; some may be listed twice.
 
-        Every broker of the journal is asked, each that its replication wants: any of them may
-        be the only one to have what was acknowledged. Our own replica is looked at as it is.
-        The stores are listed last and by ourselves, since what a broker told just before, or
-        let go of, may be there since the last listing of its own.
+        Every broker that the journal's replication requires is asked: any of them may be the
+        only one that has acknowledged bytes. The index of our own replica is read directly. The
+        stores are listed last: a peer may have uploaded a fragment since it was asked.
 
         Raises:
-            GazetteError: somebody did not answer; or there are too few brokers, or no primary.
+            GazetteError: a broker did not answer, or there are too few brokers, or no primary.
             OSError: a store could not be listed.
         """
-        resolution = await self._resolver.resolve(
-            journal, _CLAIMS, may_proxy=True, require_primary=True
-        )
-        if resolution.status != pb.OK:
-            raise UnavailableError(STATUS_NAMES[resolution.status], journal=journal)
+        resolution = await self._resolve(journal)
         spec, members = resolution.spec, resolution.header.route.members
         assert spec is not None
         if len(members) < desired_replication(spec, self._max_replication):
@@ -73,24 +68,19 @@ class KnownFragments:
         for member in members:
             if member == self._resolver.local_id:
                 if resolution.replica is not None:
-                    page = resolution.replica.index.page(limit=sys.maxsize)
-                    found += page.fragments
-            elif may_read(spec):  # where nobody may, its brokers do not tell each other
-                found += await self._of_member(resolution, member, end)
+                    found += resolution.replica.index.page(limit=sys.maxsize).fragments
+            elif may_read(spec):  # peers refuse to list a journal that nobody may read
+                found += await self._fragments_of(resolution, member, end)
         found += await list_stores(journal, spec.fragment.stores, self._stores)
         return [fragment for fragment in found if fragment.begin < end]
 
     async def digest(self, journal: str, begin: int, end: int) -> bytes | None:
-        """SHA-1 of what readers get of a span from the primary; ``None`` if not all of it.
+        """Return the SHA-1 of a span as the primary serves it; ``None`` if it is not complete.
 
         Raises:
-            GazetteError: it did not answer.
+            GazetteError: the primary did not answer.
         """
-        resolution = await self._resolver.resolve(
-            journal, _CLAIMS, may_proxy=True, require_primary=True
-        )
-        if resolution.status != pb.OK:
-            raise UnavailableError(STATUS_NAMES[resolution.status], journal=journal)
+        resolution = await self._resolve(journal)
         request = pb.ReadRequest(journal=journal, offset=begin, end_offset=end, do_not_proxy=True)
         reads: Transport = self._local
         target = ANYWHERE
@@ -107,7 +97,15 @@ class KnownFragments:
                 return None
         return found.digest() if position == end else None
 
-    async def _of_member(
+    async def _resolve(self, journal: str) -> Resolution:
+        resolution = await self._resolver.resolve(
+            journal, _CLAIMS, may_proxy=True, require_primary=True
+        )
+        if resolution.status != pb.OK:
+            raise UnavailableError(STATUS_NAMES[resolution.status], journal=journal)
+        return resolution
+
+    async def _fragments_of(
         self, resolution: Resolution, member: pb.ProcessSpec.ID, end: int
     ) -> list[pb.Fragment]:
         request = pb.FragmentsRequest(journal=resolution.journal, do_not_proxy=True)

@@ -1,19 +1,18 @@
-"""What an earlier process left in its spools, until it is clear how much of it is still good.
+"""Quarantine of recovered spools, until it is known how much of them is valid.
 
-A primary that was killed may have committed an append which no other broker has, and of which
-nobody was told. If the others went on with the journal without us, at an earlier offset, then the
-bytes there are theirs. So a recovered spool is *held back* at first: it is in no replica's index,
-and not uploaded.
+A primary that was killed may have committed an append which no peer has and which was never
+acknowledged. If the others continued the journal without this broker, at an earlier offset, then
+the bytes there are theirs. So a recovered spool is in quarantine first: in no replica's index and
+not uploaded. `states` has the transitions; this module performs their effects:
 
-- Where nobody went on without us, and the journal is assigned to us again, it is used at once.
-- Else the brokers of the journal are asked what they have of it, and its stores are listed
-  (`reconcile` has the rule). What nobody else has is used, and what has just their bytes.
-- Where they have other bytes, and went on without us, ours are cut off, or put aside.
+- An uncontested spool is used as soon as its journal is assigned to this broker again.
+- Otherwise the journal's brokers and stores are asked for their fragments. A spool of which they
+  have nothing, or the same bytes, is used. A contested one is truncated or renamed where they
+  have other bytes.
 
-Until then our replica of the journal has no spool: nobody appends to it at an offset which the
-bytes held back may have. Which spools others passed is written down before the revision is noted
-since when others may have done so, see :meth:`SpoolDirectory.forget_head`: a crash or a stop at
-any time leaves them held back.
+Contested spools are recorded on disk before the revision from which the next start reads Etcd's
+history; see :meth:`SpoolDirectory.forget_head`. So a stop or a crash at any time leaves them in
+quarantine.
 """
 
 from __future__ import annotations
@@ -21,11 +20,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from dataclasses import dataclass
+from typing import Final
 
-from gazette_sdk.broker.recovery.reconcile import kept_end
+from gazette_sdk.broker.recovery.peer_inventory import PeerInventory
+from gazette_sdk.broker.recovery.reconcile import compare
 from gazette_sdk.broker.recovery.spools import serial_of
-from gazette_sdk.broker.recovery.truncate import keep_beginning, put_superseded_aside
+from gazette_sdk.broker.recovery.states import (
+    SPOOL_ENDS,
+    SpoolEffect,
+    SpoolInput,
+    SpoolState,
+    spool_step,
+)
+from gazette_sdk.broker.recovery.truncate import set_superseded_aside, truncate_spool
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.slot import Signal
 from gazette_sdk.broker.spool.directory import CompletedSpool, Durability, SpoolDirectory
@@ -33,20 +41,24 @@ from gazette_sdk.errors import GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import digest_of
 
-__all__ = ["HeldBack", "Others"]
+__all__ = ["Quarantine"]
 
 ASK_TIMEOUT_S: Final = 15.0
-"""Whoever does not answer within this is asked again later."""
+"""Bound of one inventory. A peer that does not answer is asked again later."""
 
 READ_TIMEOUT_S: Final = 300.0
-"""As long as an upload may take, which is what it saves or costs."""
+"""Bound of reading a span from the primary: that of an upload, which it replaces."""
 
 PAUSE_S_MIN: Final = 0.05
 PAUSE_S_MAX: Final = 5.0
-"""Between rounds, in each of which all journals are asked about that are left."""
+"""Pauses between rounds. Each round asks for all journals that are left."""
 
-_TOLD_PAUSE_S = 1.0  # a start takes some rounds; one that takes longer says why
-_CONCURRENT_QUESTIONS_MAX = 8
+_WARNING_PAUSE_S = 1.0  # a normal start takes some rounds
+_CONCURRENT_JOURNALS_MAX = 8
+_WHY_SUPERSEDED = (
+    "other brokers wrote them while this one was away; these bytes were never "
+    "acknowledged, or with replication 1 only, and lost when others went on"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -54,36 +66,28 @@ Key = tuple[str, int]
 """A journal's name, and the Etcd revision at which it was created."""
 
 
-class Others(Protocol):
-    """Tells what is known of a journal's content elsewhere."""
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A spool in quarantine."""
 
-    async def before(self, journal: str, end: int) -> list[pb.Fragment]:
-        """The fragments that begin before an offset.
+    spool: CompletedSpool
+    state: SpoolState = SpoolState.UNCONTESTED
 
-        Raises:
-            GazetteError: it is not known just now.
-            OSError: likewise.
-        """
-
-    async def digest(self, journal: str, begin: int, end: int) -> bytes | None:
-        """SHA-1 of what readers get of a span; ``None`` if they do not get all of it.
-
-        Raises:
-            GazetteError: it is not known just now.
-            OSError: likewise.
-        """
+    def step(self, given: SpoolInput) -> SpoolEffect:
+        effect, self.state = spool_step(self.state, given)
+        return effect
 
 
-class HeldBack:
-    """The recovered spools of a broker. It belongs to the event loop.
+class Quarantine:
+    """Recovered spools of a broker which are not used yet. It belongs to the event loop.
 
     Args:
-        directory: where they stand.
+        directory: the directory of the spools.
         spools: all that were recovered.
-        exists: whether a journal of this name and create revision exists.
-        others: whom it asks.
-        upload: takes a spool that is good; and one whose journal is deleted, to be dropped.
-        replica_of: our replica of the journal of this name and create revision, if there is one.
+        exists: returns True if a journal of this name and create revision exists.
+        inventory: what peers and stores have.
+        upload: takes a spool that is used; also one whose journal is deleted, which is dropped.
+        replica_of: returns our replica of the journal of this name and create revision, if any.
     """
 
     def __init__(
@@ -92,30 +96,31 @@ class HeldBack:
         spools: Iterable[CompletedSpool],
         *,
         exists: Callable[[str, int], bool],
-        others: Others,
+        inventory: PeerInventory,
         upload: Callable[[CompletedSpool], None],
         replica_of: Callable[[str, int], Replica | None],
     ) -> None:
         self._directory = directory
         self._exists = exists
-        self._others = others
+        self._inventory = inventory
         self._upload = upload
         self._replica_of = replica_of
-        self._held: dict[Key, list[CompletedSpool]] = {}
-        self._usable: dict[Key, list[CompletedSpool]] = {}  # for a replica to be
-        self._ready: dict[Key, Signal] = {}  # of journals of which anything is held back
+        self._entries: dict[Key, list[_Entry]] = {}  # without those that are being decided
+        self._usable: dict[Key, list[CompletedSpool]] = {}  # for a replica which is made later
+        self._ready: dict[Key, Signal] = {}  # of journals with spools in quarantine
         for spool in spools:
             key = (spool.fragment.journal, spool.create_revision)
-            self._held.setdefault(key, []).append(spool)
+            self._entries.setdefault(key, []).append(_Entry(spool))
             self._ready.setdefault(key, Signal())
 
     def take(self, journal: str, create_revision: int) -> tuple[Sequence[CompletedSpool], Signal]:
-        """What a new replica has from its beginning on.
+        """Return the usable spools of a journal that was assigned to this broker.
 
-        What nobody passed is good, since the journal is assigned to us again: it is uploaded.
+        Uncontested spools are usable from now on, and are uploaded.
 
         Returns:
-            the spools, and what fires, or has fired, when nothing of the journal is held back.
+            the spools, and a signal that fires, or has fired, when no spool of the journal is in
+            quarantine.
         """
         key = (journal, create_revision)
         taken = self._usable.pop(key, [])
@@ -123,45 +128,45 @@ class HeldBack:
         if ready is None:
             ready = Signal()
             ready.fire()
-            return taken, ready
-        held = self._held.pop(key, None)
-        if held is None:
-            return taken, ready  # it is just being decided
-        passed = [spool for spool in held if self._directory.is_passed(spool)]
-        for spool in held:
-            if spool not in passed:
-                taken.append(spool)
-                self._upload(spool)
-        self._leave(key, passed)
+        elif key in self._entries:  # else they are being decided
+            contested = []
+            for entry in self._pop(key):
+                if entry.step(SpoolInput.ASSIGNED) is SpoolEffect.USE:
+                    taken.append(entry.spool)
+                    self._upload(entry.spool)
+                else:
+                    contested.append(entry)
+            self._put_back(key, contested)
         return taken, ready
 
     async def run(self) -> None:
-        """Ask until nothing is held back any more."""
-        pause_s, is_told = PAUSE_S_MIN, False
-        while self._held:
-            room = asyncio.Semaphore(_CONCURRENT_QUESTIONS_MAX)
-            reasons = await asyncio.gather(*(self._try(key, room) for key in list(self._held)))
+        """Decide about all spools; return when none is in quarantine."""
+        pause_s, is_warned = PAUSE_S_MIN, False
+        while self._entries:
+            room = asyncio.Semaphore(_CONCURRENT_JOURNALS_MAX)
+            reasons = await asyncio.gather(*(self._try(key, room) for key in list(self._entries)))
             waiting = [reason for reason in reasons if reason]
             if not waiting:
                 continue
-            if pause_s >= _TOLD_PAUSE_S and not is_told:
-                is_told = True
+            if pause_s >= _WARNING_PAUSE_S and not is_warned:
+                is_warned = True
                 _log.warning(
-                    "recovered spools of %d journals are held back, asking again until it is known "
-                    "what others wrote of them: %s", len(waiting), waiting[0],
+                    "recovered spools of %d journals stay in quarantine and are not uploaded: it "
+                    "is not known yet what other brokers wrote there; asking again: %s",
+                    len(waiting), waiting[0],
                 )  # fmt: skip
             await asyncio.sleep(pause_s)
             pause_s = min(pause_s * 2, PAUSE_S_MAX)
 
-    def let_go(self) -> None:
-        """The broker stops: replicas need not wait any more. What is held back stays on disk."""
+    def stop(self) -> None:
+        """Let replicas end without waiting for decisions. Spools in quarantine stay on disk."""
         for ready in self._ready.values():
             ready.fire()
 
-    # --------------------------------------------------------------- inside
+    # ------------------------------------------------------------ decisions
 
     async def _try(self, key: Key, room: asyncio.Semaphore) -> str:
-        """Decide what becomes of a journal's spools; or why that cannot be done yet."""
+        """Decide about a journal's spools. Return why not, or an empty string."""
         async with room:
             try:
                 await self._decide(key)
@@ -169,80 +174,108 @@ class HeldBack:
                 return f"{key[0]}: no answer in time"
             except (GazetteError, OSError) as error:
                 return f"{key[0]}: {error}"
-            except Exception as error:  # noqa: BLE001 - a broker does not end for what it keeps
-                _log.exception("deciding on recovered spools of %s failed", key[0])
+            except Exception as error:  # noqa: BLE001 - the broker continues without these spools
+                _log.exception("deciding about recovered spools of %s failed", key[0])
                 return f"{key[0]}: {error!r}"
         return ""
 
     async def _decide(self, key: Key) -> None:
-        journal, create_revision = key
-        if not self._exists(journal, create_revision):
-            for spool in self._held.pop(key, ()):
-                self._upload(spool)
-            self._leave(key, [])
+        if not self._exists(*key):
+            for entry in self._pop(key):
+                entry.step(SpoolInput.JOURNAL_DELETED)
+                self._upload(entry.spool)  # which drops it
+            self._put_back(key, [])
             return
-        end = max((spool.fragment.end for spool in self._held.get(key, ())), default=0)
+        end = max((entry.spool.fragment.end for entry in self._entries.get(key, ())), default=0)
         async with asyncio.timeout(ASK_TIMEOUT_S):
-            known = await self._others.before(journal, end)
-        # A replica may have taken some meanwhile. From here on none does.
-        spools = self._held.pop(key, [])
-        # Of our own, too, the bytes written later are those which the journal went on with.
-        spools.sort(key=lambda spool: serial_of(spool.file.path))
+            inventory = await self._inventory.fragments_before(key[0], end)
+        # A replica may have taken some meanwhile. None does from here on.
+        entries = self._pop(key)
+        # Of overlapping spools of our own the later one has the journal's bytes.
+        entries.sort(key=lambda entry: serial_of(entry.spool.file.path))
         try:
-            while spools:
-                kept = await self._kept(spools[-1], known)
-                spools.pop()
-                if kept is None:
-                    continue
-                known.append(kept.fragment)
-                if (replica := self._replica_of(*key)) is not None:
-                    replica.index.commit(kept.fragment, kept.file)
-                else:
-                    self._usable.setdefault(key, []).append(kept)
-                self._upload(kept)
+            while entries:
+                used = await self._advance(entries[-1], inventory)
+                entries.pop()
+                if used is not None:
+                    inventory.append(used.fragment)
+                    self._use(key, used)
         finally:
-            self._leave(key, spools)
+            self._put_back(key, entries)
 
-    async def _kept(
-        self, spool: CompletedSpool, known: Sequence[pb.Fragment]
+    async def _advance(
+        self, entry: _Entry, inventory: Sequence[pb.Fragment]
     ) -> CompletedSpool | None:
-        """What is left of a spool, given what others have."""
-        fragment = spool.fragment
-        journal, begin, end = fragment.journal, fragment.begin, fragment.end
-        good_end = kept_end(fragment, known)
-        if good_end == end:
-            return spool
-        if not self._directory.is_passed(spool):
-            raise UnavailableError("nobody went on with it yet, with us or without us")
-        if good_end == begin:
-            async with asyncio.timeout(READ_TIMEOUT_S):
-                theirs = await self._others.digest(journal, begin, end)
-            if theirs == digest_of(fragment.sum):
-                return spool
-        why = (
-            "other brokers wrote them while this one was away; these bytes were never "
-            "acknowledged, or with replication 1 only, and lost when others went on"
+        """Perform the effects of a spool's transitions to its end. Return the usable part.
+
+        Raises:
+            GazetteError: it cannot be decided yet.
+            OSError: likewise.
+        """
+        spool = entry.spool
+        given, end = compare(spool.fragment, inventory)
+        while entry.state not in SPOOL_ENDS:
+            effect = entry.step(given)
+            if effect is SpoolEffect.CONTINUE_WAITING:
+                raise UnavailableError("no broker has continued the journal yet")
+            try:
+                match effect:
+                    case SpoolEffect.COMPARE:
+                        given = await self._compare_bytes(spool.fragment)
+                    case SpoolEffect.TRUNCATE:
+                        spool, given = await self._truncate(spool, end), SpoolInput.DONE
+                    case SpoolEffect.SET_SUPERSEDED_ASIDE:
+                        await self._set_aside(spool)
+                        given = SpoolInput.DONE
+            except BaseException:
+                entry.step(SpoolInput.FAILED)
+                raise
+        return spool if entry.state is SpoolState.IN_USE else None
+
+    async def _compare_bytes(self, ours: pb.Fragment) -> SpoolInput:
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            digest = await self._inventory.digest(ours.journal, ours.begin, ours.end)
+        return SpoolInput.SAME_BYTES if digest == digest_of(ours.sum) else SpoolInput.OTHER_BYTES
+
+    async def _truncate(self, spool: CompletedSpool, end: int) -> CompletedSpool:
+        synced = self._directory.durability is Durability.PERSISTED
+        truncated = await self._directory.in_background(
+            lambda: truncate_spool(spool, end, synced=synced)
         )
-        if good_end > begin:
-            synced = self._directory.durability is Durability.PERSISTED
-            cut = await self._directory.in_background(
-                lambda: keep_beginning(spool, good_end, synced=synced)
-            )
-            _log.warning(
-                "offsets %d to %d of %s are cut off %s: %s",
-                good_end, end, journal, spool.file.path, why,
-            )  # fmt: skip
-            return cut
-        aside = await self._directory.in_background(lambda: put_superseded_aside(spool))
+        _log.warning(
+            "offsets %d to %d of %s are cut off %s: %s",
+            end, spool.fragment.end, spool.fragment.journal, spool.file.path, _WHY_SUPERSEDED,
+        )  # fmt: skip
+        return truncated
+
+    async def _set_aside(self, spool: CompletedSpool) -> None:
+        aside = await self._directory.in_background(lambda: set_superseded_aside(spool))
+        fragment = spool.fragment
         _log.warning(
             "offsets %d to %d of %s in %s are not used: %s; kept as %s",
-            begin, end, journal, spool.file.path, why, aside.name,
+            fragment.begin, fragment.end, fragment.journal, spool.file.path, _WHY_SUPERSEDED,
+            aside.name,
         )  # fmt: skip
-        return None
 
-    def _leave(self, key: Key, spools: list[CompletedSpool]) -> None:
-        """Leave these held back, of a journal of which nothing is in :attr:`_held` now."""
-        if spools:
-            self._held[key] = spools
+    def _use(self, key: Key, spool: CompletedSpool) -> None:
+        if (replica := self._replica_of(*key)) is not None:
+            replica.index.commit(spool.fragment, spool.file)
+        else:
+            self._usable.setdefault(key, []).append(spool)
+        self._upload(spool)
+
+    def _pop(self, key: Key) -> list[_Entry]:
+        """Remove and return the entries of a journal, in their states as of now."""
+        entries = self._entries.pop(key, [])
+        for entry in entries:
+            is_contested = self._directory.is_contested(entry.spool)
+            if is_contested and entry.state is SpoolState.UNCONTESTED:
+                entry.step(SpoolInput.CONTINUED_BY_OTHERS)
+        return entries
+
+    def _put_back(self, key: Key, entries: list[_Entry]) -> None:
+        """Return undecided entries. Without any, nothing of the journal is in quarantine."""
+        if entries:
+            self._entries[key] = entries
         elif (ready := self._ready.pop(key, None)) is not None:
             ready.fire()

@@ -1,34 +1,42 @@
-"""How much of a recovered spool is kept, where others went on with its journal meanwhile.
+"""Comparison of a recovered spool with what others have of its journal; pure.
 
-A primary commits an append to its own spool before the others have it. When it is killed right
-then, the others go on from an earlier offset, and what they write and acknowledge there is what
-the journal holds. The bytes of the recovered spool are good up to the first offset which others
-have, and not behind it.
+A primary commits an append to its own spool before its peers have it. If it is killed right then,
+its peers continue the journal at an earlier offset, and the bytes which they acknowledge there are
+the journal's. So a recovered spool is valid up to the first offset which others have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gazette_sdk.broker.recovery.states import SpoolInput
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import digest_of
 
-__all__ = ["kept_end"]
+__all__ = ["compare", "valid_end"]
 
 
-def kept_end(ours: pb.Fragment, known: Iterable[pb.Fragment]) -> int:
-    """Up to which offset a recovered spool is kept.
+def compare(ours: pb.Fragment, inventory: Iterable[pb.Fragment]) -> tuple[SpoolInput, int]:
+    """Return the input of the state machine, and the offset up to which a spool is valid."""
+    end = valid_end(ours, inventory)
+    if end == ours.end:
+        return SpoolInput.NOT_HELD, end
+    return (SpoolInput.HELD_FROM_BEGIN if end == ours.begin else SpoolInput.HELD_FROM_WITHIN), end
+
+
+def valid_end(ours: pb.Fragment, inventory: Iterable[pb.Fragment]) -> int:
+    """Return the offset up to which a recovered spool is valid.
 
     Args:
         ours: the spool's fragment, which is not empty.
-        known: fragments of the journal that others have, or that are stored.
+        inventory: fragments of the journal that others have, or that are stored.
 
     Returns:
-        its end where all of it is kept: nobody else has any of it, or it is stored just as it
-        is. Its begin where nothing of it is.
+        its end if nobody else has any of it, or if it is stored as it is; its begin if others
+        have its first byte.
     """
     others = []
-    for fragment in known:
+    for fragment in inventory:
         if not _is_same(ours, fragment):
             others.append(fragment)
         elif fragment.backing_store:

@@ -1,9 +1,9 @@
-"""Recovery of spools which an earlier process left in its spool directory.
+"""Recovery of the spools that an earlier process left in one journal's directory.
 
-What is committed is what the last valid record of a spool's log says; bytes behind it were never
-acknowledged and are cut off. The content's SHA-1 must be that of the record. Where it is not, a
-disk lost what was committed: the longest beginning that is still right is recovered, and the
-damaged files are kept beside it, under names which end in ``.damaged``.
+The last valid record of a spool's log states what is committed. Bytes behind it were never
+acknowledged and are cut off. The content must have the SHA-1 of that record. Otherwise the disk
+lost committed bytes: the longest beginning that matches a commit is recovered, and the damaged
+files are kept beside it under names that end in ``.damaged``. `states` has the transitions.
 """
 
 from __future__ import annotations
@@ -17,8 +17,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import cast
+from typing import TypeGuard, cast
 
+from gazette_sdk.broker.recovery.states import (
+    HeadEffect,
+    HeadInput,
+    HeadState,
+    SpoolEffect,
+    SpoolInput,
+    SpoolState,
+    head_step,
+    spool_step,
+)
 from gazette_sdk.broker.spool.commit_log import (
     Commit,
     CommitLog,
@@ -32,7 +42,7 @@ from gazette_sdk.broker.spool.content_file import CompletedSpool, ContentFile
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
 
-__all__ = ["Recovered", "recover_journal", "serial_of"]
+__all__ = ["RecoveredJournal", "recover_journal", "serial_of"]
 
 _SPOOL_NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})\.(log|content)")
 _ASIDE_NAME = re.compile(r"([0-9a-f]{16}-[0-9a-f]{8})\.(log|content)\.(damaged|superseded)")
@@ -42,14 +52,14 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Recovered:
-    """What one journal's directory holds.
+class RecoveredJournal:
+    """Content of one journal's spool directory.
 
     Attributes:
-        spools: with committed content, in order.
-        head: the highest committed offset known, if any is.
-        serial: the highest serial that was given to a spool, as far as its name still stands.
-        forgotten: the highest serial of a spool which tells no head any more.
+        spools: spools with committed content, in order.
+        head: the greatest committed offset known; ``None`` if none is.
+        serial: the greatest serial in a file's name.
+        forgotten: the greatest serial of a contested spool, which no longer states the head.
     """
 
     spools: list[CompletedSpool]
@@ -60,80 +70,66 @@ class Recovered:
 
 def recover_journal(
     directory: Path, cluster_id: int, opened: Callable[[Path, Origin], ContentFile]
-) -> Recovered:
+) -> RecoveredJournal:
     """Recover the spools of one journal; see :meth:`SpoolDirectory.recover`. Blocks.
 
     Args:
         directory: of the journal.
-        cluster_id: of the Etcd cluster which this broker belongs to.
-        opened: makes the content file of a spool that stands there already, by its path without
-            suffix.
+        cluster_id: id of this broker's Etcd cluster.
+        opened: makes the content file of an existing spool from its path without suffix.
     """
     forgotten = _read_forgotten(directory)
-    # A serial that was forgotten is not given again: the new spool would be taken for the old.
-    found = Recovered(
-        [], _read_head(directory), max(forgotten, _put_aside_serial(directory)), forgotten
-    )
-    if found.head is not None and found.head.cluster_id != cluster_id:
-        _log.warning(
-            "%s knows %s of another Etcd cluster (%d, ours is %d): not used; remove the "
-            "directory if that cluster is gone", directory, found.head.journal,
-            found.head.cluster_id, cluster_id,
-        )  # fmt: skip
-        found.head = None
-
+    # A contested serial is not given again: the new spool would be taken for the old one.
+    serial = max(forgotten, _set_aside_serial(directory))
+    found = RecoveredJournal([], _read_head(directory, cluster_id), serial, forgotten)
     for stem in _stems(directory):
         serial = serial_of(stem)
         found.serial = max(found.serial, serial)
         try:
             log = _read_log(stem)
-            if log is None or log.origin is None:
-                continue
-            if log.origin.cluster_id != cluster_id:
-                _log.warning(
-                    "%s.content is a spool of %s of another Etcd cluster (%d, ours is %d): "
-                    "left where it is", stem, log.origin.journal, log.origin.cluster_id,
-                    cluster_id,
-                )  # fmt: skip
-                continue
-            if serial > forgotten:
-                found.head = _further_head(found.head, log.origin, log.commits)
-            spool = _recover_spool(stem, log.origin, log, opened)
+            if serial > forgotten and log.commits and _is_of(log.origin, cluster_id):
+                found.head = _greater_head(found.head, log.origin, log.commits)
+            spool = _recover_spool(stem, log, cluster_id, opened)
         except OSError as error:
-            _log.error("cannot recover %s.content: %s; left where it is", stem, error)
+            # SpoolInput.UNREADABLE in the table: the files are left alone.
+            _log.error("cannot recover %s.content: %s; its files stay as they are", stem, error)
             continue
         if spool is not None:
             found.spools.append(spool)
     return found
 
 
-def _recover_spool(
-    stem: Path, origin: Origin, log: ParsedLog, opened: Callable[[Path, Origin], ContentFile]
-) -> CompletedSpool | None:
-    content, log_path = stem.with_suffix(".content"), stem.with_suffix(".log")
-    claimed = max(commit.end for commit in log.commits)
-    good = _longest_good(content, origin.begin, log.commits) if content.exists() else None
-    good_end = origin.begin if good is None else good.end
-    size = content.stat().st_size if content.exists() else 0
+def _is_of(origin: Origin | None, cluster_id: int) -> TypeGuard[Origin]:
+    return origin is not None and origin.cluster_id == cluster_id
 
-    # A damaged log may have told of more commits than are left in it: then the bytes behind
-    # the last one are kept as well.
-    if good_end < claimed or (log.damaged and size > good_end - origin.begin):
-        _log.error(
-            "%s of %s is damaged: its bytes from %d to %d are not what was committed; kept "
-            "as %s.damaged", content, origin.journal, good_end, max(
-                claimed, origin.begin + size), content.name,
-        )  # fmt: skip
-        _put_aside(stem)
-        if good is None:
-            return None
-        _copy_beginning(Path(f"{content}.damaged"), content, good.end - origin.begin)
+
+def _recover_spool(
+    stem: Path, log: ParsedLog, cluster_id: int, opened: Callable[[Path, Origin], ContentFile]
+) -> CompletedSpool | None:
+    """Inspect a spool's files and perform the effect. Return the spool if it is recovered."""
+    given, good = _inspect(stem, log, cluster_id)
+    effect, state = spool_step(SpoolState.FOUND, given)
+    content, log_path, origin = stem.with_suffix(".content"), stem.with_suffix(".log"), log.origin
+    if effect is SpoolEffect.REMOVE:
+        log_path.unlink(missing_ok=True)
+        content.unlink(missing_ok=True)
+    if effect in {SpoolEffect.SET_DAMAGED_ASIDE, SpoolEffect.COPY_BEGINNING}:
+        for path in (content, log_path):
+            if path.exists():
+                path.rename(f"{path}.damaged")
+    if state is not SpoolState.UNCONTESTED:
+        return None
+    assert origin is not None, "the log is readable"
+    assert good is not None, "commits of a spool end behind its begin"
+    length_bytes = good.end - origin.begin
+    if effect is SpoolEffect.COPY_BEGINNING:
+        shutil.copyfile(f"{content}.damaged", content)
+        os.truncate(content, length_bytes)
         rewritten = CommitLog(log_path, origin)
         rewritten.append(good)
         rewritten.close()
-    elif size > good_end - origin.begin:
-        os.truncate(content, good_end - origin.begin)
-    assert good is not None, "commits of a spool end behind its begin"
+    elif effect is SpoolEffect.CUT_TAIL:
+        os.truncate(content, length_bytes)
     fragment = pb.Fragment(
         journal=origin.journal,
         begin=origin.begin,
@@ -151,8 +147,40 @@ def _recover_spool(
     )
 
 
+def _inspect(stem: Path, log: ParsedLog, cluster_id: int) -> tuple[SpoolInput, Commit | None]:
+    """Return the condition of a spool's files, and the last commit that the content matches."""
+    content, origin = stem.with_suffix(".content"), log.origin
+    size = content.stat().st_size if content.exists() else 0
+    if origin is None or not log.commits:
+        # Without any log the spool was being removed when the process ended.
+        is_lost = origin is None or bool(log.damaged)
+        if not (is_lost and size > 0 and stem.with_suffix(".log").exists()):
+            return SpoolInput.NOTHING_COMMITTED, None
+        _log.error("%s.log is damaged; it and its content are kept as *.damaged", stem)
+        return SpoolInput.DAMAGED, None
+    if origin.cluster_id != cluster_id:
+        _log.warning(
+            "%s.content is a spool of %s in another Etcd cluster (%d, this one is %d): its files "
+            "stay as they are", stem, origin.journal, origin.cluster_id, cluster_id,
+        )  # fmt: skip
+        return SpoolInput.OTHER_CLUSTER, None
+    good = _last_match(content, origin.begin, log.commits) if size else None
+    good_end = origin.begin if good is None else good.end
+    last_end = max(commit.end for commit in log.commits)
+    has_tail = size > good_end - origin.begin
+    # A damaged log may have lost later commits: then the bytes behind the last one are kept, too.
+    if good_end < last_end or (log.damaged and has_tail):
+        _log.error(
+            "%s of %s is damaged: its bytes from %d to %d are not what was committed; kept as "
+            "%s.damaged", content, origin.journal, good_end, max(last_end, origin.begin + size),
+            content.name,
+        )  # fmt: skip
+        return (SpoolInput.DAMAGED if good is None else SpoolInput.DAMAGED_TAIL), good
+    return (SpoolInput.UNCOMMITTED_TAIL if has_tail else SpoolInput.INTACT), good
+
+
 def serial_of(path: Path) -> int:
-    """The serial in the name of a spool's file."""
+    """Return the serial in the name of a spool's file."""
     return int(path.name.partition(".")[0].rpartition("-")[2], 16)
 
 
@@ -160,18 +188,18 @@ def serial_of(path: Path) -> int:
 
 
 def _stems(directory: Path) -> list[Path]:
-    """Paths of the directory's spools without their suffix, in order; leftovers are removed."""
+    """Return paths of the directory's spools without suffix, in order. Remove partial files."""
     stems = set()
     for path in directory.iterdir():
         if path.suffix in (".thin", ".new"):
-            path.unlink()  # of a replacement which did not come to its end
+            path.unlink()  # the process ended while it replaced a file
         elif _SPOOL_NAME.fullmatch(path.name):
             stems.add(path.with_suffix(""))
     return sorted(stems)
 
 
-def _put_aside_serial(directory: Path) -> int:
-    """The highest serial of files put aside. It also finishes what a crash interrupted."""
+def _set_aside_serial(directory: Path) -> int:
+    """Return the greatest serial of files set aside. Finish an interrupted renaming."""
     serial = 0
     for path in list(directory.iterdir()):
         match = _ASIDE_NAME.fullmatch(path.name)
@@ -185,15 +213,26 @@ def _put_aside_serial(directory: Path) -> int:
     return serial
 
 
-def _read_head(directory: Path) -> Head | None:
+def _read_head(directory: Path, cluster_id: int) -> Head | None:
     path = directory / "head"
     if not path.exists():
         return None
     head = decode_head(path.read_bytes())
     if head is None:
+        given = HeadInput.DAMAGED
+    else:
+        given = HeadInput.READ if head.cluster_id == cluster_id else HeadInput.OTHER_CLUSTER
+    effect, state = head_step(HeadState.ABSENT, given)
+    if effect is HeadEffect.SET_ASIDE:
         _log.error("%s is damaged; kept as head.damaged", path)
         path.rename(path.with_suffix(".damaged"))
-    return head
+    elif head is not None and state is HeadState.ABSENT:
+        _log.warning(
+            "%s is the head of %s in another Etcd cluster (%d, this one is %d) and is ignored; "
+            "remove the directory if that cluster is gone", path, head.journal, head.cluster_id,
+            cluster_id,
+        )  # fmt: skip
+    return head if state is HeadState.KNOWN else None
 
 
 def _read_forgotten(directory: Path) -> int:
@@ -201,46 +240,27 @@ def _read_forgotten(directory: Path) -> int:
     return int(path.read_bytes() or b"0", 16) if path.exists() else 0
 
 
-def _further_head(head: Head | None, origin: Origin, commits: list[Commit]) -> Head:
-    """The head known so far, or what a spool's commits tell, whichever is further."""
+def _greater_head(head: Head | None, origin: Origin, commits: list[Commit]) -> Head:
+    """Return the known head or that of a spool's commits, whichever is greater."""
     last = max(commits, key=lambda commit: commit.end)
-    told = Head(origin.journal, last.end, last.registers, origin.create_revision, origin.cluster_id)
-    if head is None or (told.create_revision, told.end) >= (head.create_revision, head.end):
-        return told
+    of_log = Head(
+        origin.journal, last.end, last.registers, origin.create_revision, origin.cluster_id
+    )
+    if head is None or (of_log.create_revision, of_log.end) >= (head.create_revision, head.end):
+        return of_log
     return head
 
 
-def _read_log(stem: Path) -> ParsedLog | None:
-    """A spool's log; of files without any commit ``None``.
-
-    Such files are removed, or put aside if their commits may have been lost.
-    """
-    content, log = stem.with_suffix(".content"), stem.with_suffix(".log")
-    data = log.read_bytes() if log.exists() else b""
-    parsed = parse_log(data)
+def _read_log(stem: Path) -> ParsedLog:
+    log = stem.with_suffix(".log")
+    parsed = parse_log(log.read_bytes() if log.exists() else b"")
     for begin, end in parsed.damaged:
         _log.error("%s: bytes %d to %d are no records of commits", log, begin, end)
-    if parsed.origin is not None and parsed.commits:
-        return parsed
-    has_content = content.exists() and content.stat().st_size > 0
-    if log.exists() and has_content and (parsed.origin is None or parsed.damaged):
-        _log.error("%s is damaged; it and its content are kept as *.damaged", log)
-        _put_aside(stem)
-        return None
-    # Begun and never committed; or removed, and the removal did not come to its end.
-    log.unlink(missing_ok=True)
-    content.unlink(missing_ok=True)
-    return None
+    return parsed
 
 
-def _put_aside(stem: Path) -> None:
-    for path in (stem.with_suffix(".content"), stem.with_suffix(".log")):
-        if path.exists():
-            path.rename(f"{path}.damaged")
-
-
-def _longest_good(content: Path, begin: int, commits: list[Commit]) -> Commit | None:
-    """The commit that reaches furthest among those whose sum the content has."""
+def _last_match(content: Path, begin: int, commits: list[Commit]) -> Commit | None:
+    """Return the greatest commit whose sum the content has."""
     found, position, good = hashlib.sha1(usedforsecurity=False), begin, None
     with content.open("rb") as file:
         for commit in sorted(commits, key=lambda commit: commit.end):
@@ -253,8 +273,3 @@ def _longest_good(content: Path, begin: int, commits: list[Commit]) -> Commit | 
             if found.digest() == commit.digest:
                 good = commit
     return good
-
-
-def _copy_beginning(source: Path, target: Path, length_bytes: int) -> None:
-    shutil.copyfile(source, target)
-    os.truncate(target, length_bytes)

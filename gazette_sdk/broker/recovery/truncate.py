@@ -1,7 +1,7 @@
-"""What becomes of the files of a recovered spool which others wrote anew, wholly or from somewhere.
+"""Truncation of a recovered spool whose end, or all of which, others wrote anew.
 
-Both remedies can be interrupted anywhere. The next start finds the whole spool, or what was to
-become of it, and never anything in between; see `held_back` for when they are applied.
+Both functions may be interrupted at any point: the next start finds either the whole spool or the
+result. `quarantine` calls them.
 """
 
 from __future__ import annotations
@@ -17,40 +17,37 @@ from gazette_sdk.errors import CorruptFragmentError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
 
-__all__ = ["keep_beginning", "put_superseded_aside"]
+__all__ = ["set_superseded_aside", "truncate_spool"]
 
 _log = logging.getLogger(__name__)
 
 
-def keep_beginning(spool: CompletedSpool, end: int, *, synced: bool) -> CompletedSpool:
-    """Cut a recovered spool at an offset within it. Blocks.
+def truncate_spool(spool: CompletedSpool, end: int, *, synced: bool) -> CompletedSpool:
+    """Truncate a recovered spool at an offset within it, and return it. Blocks.
 
-    The log of the beginning takes the log's place, and content behind what a log tells is what
-    recovery cuts off anyway.
+    A log with one commit at that offset replaces the log. Recovery cuts off content behind the
+    last commit, so the spool is truncated from then on.
 
     Args:
-        spool: recovered, and used by nobody.
-        end: where it is cut.
-        synced: whether the new log must be on disk before it takes its place.
-
-    Returns:
-        the beginning, of the same files.
+        spool: recovered, and in no index.
+        end: the offset.
+        synced: force the new log to disk before it replaces the old one.
 
     Raises:
-        OSError: it could not be cut.
+        OSError: it could not be truncated.
         CorruptFragmentError: the content is shorter than it was.
     """
     content, begin = spool.file.path, spool.fragment.begin
-    assert begin < end < spool.fragment.end, "it is cut within"
+    assert begin < end < spool.fragment.end, "the offset is within the spool"
     log, fresh = content.with_suffix(".log"), content.with_suffix(".new")
     parsed = parse_log(log.read_bytes())
     origin = parsed.origin
-    assert origin is not None, "recovery read it"
+    assert origin is not None, "recovery read the log"
     length, digest = spool.file.digest(end - begin)
     if length < end - begin:
         raise CorruptFragmentError(
             f"{content} became shorter by at least {end - begin - length} bytes since it was "
-            "recovered; check the disk, and restart this broker, which then recovers what is good"
+            "recovered; check the disk, and restart this broker, which then recovers the valid part"
         )
     commit = _commit_at(parsed, end, digest, spool)
     fresh.unlink(missing_ok=True)
@@ -58,8 +55,8 @@ def keep_beginning(spool: CompletedSpool, end: int, *, synced: bool) -> Complete
     fresh.rename(log)
     try:
         os.truncate(content, end - begin)
-    except OSError as error:  # room is all it costs
-        _log.warning("cannot free the room of superseded bytes in %s: %s", content, error)
+    except OSError as error:  # the log ends before them
+        _log.warning("cannot free the disk space of truncated bytes in %s: %s", content, error)
     fragment = pb.Fragment()
     fragment.CopyFrom(spool.fragment)
     fragment.end = end
@@ -67,18 +64,18 @@ def keep_beginning(spool: CompletedSpool, end: int, *, synced: bool) -> Complete
     return replace(spool, fragment=fragment, registers=pb.LabelSet.FromString(commit.registers))
 
 
-def put_superseded_aside(spool: CompletedSpool) -> Path:
-    """Rename a recovered spool's files, so that recovery leaves them alone. Blocks.
+def set_superseded_aside(spool: CompletedSpool) -> Path:
+    """Rename a recovered spool's files, so that recovery ignores them. Blocks.
 
     Returns:
-        the file with its content.
+        the path of its content.
 
     Raises:
-        OSError: they could not be renamed. It may be tried again.
+        OSError: they could not be renamed. The call may be repeated.
     """
     content = spool.file.path
     aside = Path(f"{content}.superseded")
-    # The log is renamed last: content without a log is what recovery removes.
+    # The log is renamed last: recovery removes content without a log.
     for path in (content, content.with_suffix(".log")):
         if path.exists():
             path.rename(f"{path}.superseded")
@@ -86,7 +83,7 @@ def put_superseded_aside(spool: CompletedSpool) -> Path:
 
 
 def _commit_at(parsed: ParsedLog, end: int, digest: bytes, spool: CompletedSpool) -> Commit:
-    """What is committed at a cut: the registers are those of the last commit before it."""
+    """Return the commit at an offset, with the registers of the last commit before it."""
     before = [commit for commit in parsed.commits if commit.end <= end]
     if before:
         return max(before, key=lambda commit: commit.end)._replace(end=end, digest=digest)

@@ -1,10 +1,10 @@
-"""The commit log of a spool: what of its content file was committed, and with what sum.
+"""Commit log of a spool: the ends and sums of the committed content.
 
-A log is a magic line, its :class:`Origin` (twice, so that one damaged byte cannot hide what the
-file is about) and one :class:`Commit` per commit. Records are small, protected by a CRC, complete
-on their own, and found again behind a damaged one by their marker. A log which grew past
-:data:`LOG_LENGTH_BYTES_MAX` is replaced by a thinned one: the last commit is what counts, and
-earlier ones only serve to cut damaged content at the last byte that is still good.
+A log is a magic line, its :class:`Origin` (twice, so that one damaged byte cannot hide it) and
+one :class:`Commit` per commit. Records are small, protected by a CRC, self-contained, and found
+again behind a damaged one by their marker. A log that grew past :data:`LOG_LENGTH_BYTES_MAX` is
+replaced by one with fewer commits: recovery needs the last one, and earlier ones only to keep the
+longest beginning of damaged content.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = [
 ]
 
 LOG_LENGTH_BYTES_MAX = 4 << 20
-"""A log longer than this is thinned: a spool with millions of small commits must neither need a
-log of the size of its content nor make a restart slow."""
+"""A longer log is thinned: that of millions of small commits must neither need as much disk space
+as the content nor make a restart slow."""
 
 _KEPT_BYTES_MAX = 1 << 20
-"""Of a thinned log's earlier commits as many are kept as fit into this."""
+"""Bound of the earlier commits in a thinned log."""
 
 _LOG_MAGIC = b"gazette spool log 1\n"
 _HEAD_MAGIC = b"gazette head 1\n"
@@ -56,14 +56,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a spool's files are about.
+    """Identity of a spool.
 
     Attributes:
         journal: the journal's name.
         begin: offset of the content file's first byte.
-        codec: compression codec of the fragment to be.
-        create_revision: Etcd revision at which the journal was created; a journal deleted and
-            created again is another one, whatever its name.
+        codec: compression codec of its fragment.
+        create_revision: Etcd revision at which the journal was created; a journal that was
+            deleted and created again is another one.
         cluster_id: id of the Etcd cluster the revision is of.
     """
 
@@ -74,20 +74,20 @@ class Origin:
     cluster_id: int
 
     def encode(self) -> bytes:
-        """The record's payload."""
+        """Return the record's payload."""
         fixed = _ORIGIN.pack(self.begin, self.codec, self.create_revision, self.cluster_id)
         return fixed + self.journal.encode()
 
     @classmethod
     def decode(cls, payload: bytes) -> Origin:
-        """The reverse of :meth:`encode`."""
+        """Return the origin of a payload."""
         begin, codec, create_revision, cluster_id = _ORIGIN.unpack_from(payload)
         journal = payload[_ORIGIN.size :].decode()
         return cls(journal, begin, codec, create_revision, cluster_id)
 
 
 class Commit(NamedTuple):
-    """One commit.
+    """Record of one commit.
 
     Attributes:
         end: journal offset after the last committed byte.
@@ -104,7 +104,7 @@ class Commit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The highest offset which this broker knows to be committed of a journal.
+    """Greatest offset that this broker knows to be committed of a journal.
 
     Attributes:
         journal: the journal's name.
@@ -123,13 +123,13 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class ParsedLog:
-    """What was found in a log's bytes.
+    """Valid records in a log's bytes.
 
     Attributes:
-        origin: what the files are about; ``None`` if that is lost (or was never written).
+        origin: the spool's identity; ``None`` if it is damaged or was never written.
         commits: every valid commit, in the order written.
-        damaged: ranges of bytes which are no valid records. One range at the very end is what
-            a crash in the middle of a write leaves, and no damage.
+        damaged: ranges of bytes which are no valid records. A range at the very end may only be
+            a write that a crash interrupted.
     """
 
     origin: Origin | None
@@ -138,7 +138,7 @@ class ParsedLog:
 
 
 def parse_log(data: bytes) -> ParsedLog:
-    """Read a log, passing over whatever is damaged. Never raises for any bytes."""
+    """Parse a log. Damaged bytes are skipped; no bytes raise an error."""
     origin: Origin | None = None
     commits: list[Commit] = []
     damaged: list[tuple[int, int]] = []
@@ -158,14 +158,14 @@ def parse_log(data: bytes) -> ParsedLog:
 
 
 def encode_head(head: Head) -> bytes:
-    """The content of a head file."""
+    """Return the content of a head file."""
     name = head.journal.encode()
     fixed = _HEAD.pack(head.end, head.create_revision, head.cluster_id, len(name))
     return _HEAD_MAGIC + _record(_HEAD_KIND, fixed + name + head.registers)
 
 
 def decode_head(data: bytes) -> Head | None:
-    """The reverse of :func:`encode_head`; ``None`` if the bytes are damaged."""
+    """Return the head of a head file's content; ``None`` if it is damaged."""
     for begin, _, kind, payload in _records(data, len(_HEAD_MAGIC)):
         if kind == _HEAD_KIND and begin == len(_HEAD_MAGIC):
             end, create_revision, cluster_id, length = _HEAD.unpack_from(payload)
@@ -175,13 +175,13 @@ def decode_head(data: bytes) -> Head | None:
 
 
 class CommitLog:
-    """Writes a spool's commit log.
+    """Writer of a spool's commit log.
 
     Args:
         path: the file, which is created.
-        origin: what the spool is about.
+        origin: identity of the spool.
         log_length_bytes_max: see :data:`LOG_LENGTH_BYTES_MAX`.
-        synced: whether what replaces the log must be on disk before it does.
+        synced: force a thinned log to disk before it replaces the log.
 
     Raises:
         OSError: the file cannot be created or written; it is removed again.
@@ -230,7 +230,7 @@ class CommitLog:
         """Write one commit.
 
         Raises:
-            OSError: it could not be written, and is not part of the log. It may be tried again.
+            OSError: it could not be written. The log is as before; the call may be repeated.
         """
         end, digest, first_append_us, registers = commit
         record = _record(_COMMIT_KIND, _COMMIT.pack(end, first_append_us, digest) + registers)
@@ -266,7 +266,7 @@ class CommitLog:
             self._stride *= 2
 
     def _thin(self) -> None:
-        """Replace the log by one of fewer commits; a log that cannot be replaced grows on."""
+        """Replace the log by one with fewer commits; a log that cannot be replaced grows."""
         tail = b"" if self._kept and self._kept[-1] is self._last else self._last
         content = b"".join([self._beginning, *self._kept, tail])
         thinned = self._path.with_suffix(".thin")
@@ -282,7 +282,7 @@ class CommitLog:
                 raise
         except OSError as error:
             self._limit = self._end + self._max
-            _log.warning("cannot shorten %s, which grows on: %s", self._path, error)
+            _log.warning("cannot shorten %s, which grows: %s", self._path, error)
             return
         os.close(self._fd)
         self._fd, self._end = fd, len(content)
@@ -295,7 +295,7 @@ def _record(kind: int, payload: bytes) -> bytes:
 
 
 def _records(data: bytes, position: int) -> Iterator[tuple[int, int, int, bytes]]:
-    """Valid records as (begin, end, kind, payload), from ``position`` on."""
+    """Yield valid records as (begin, end, kind, payload), from ``position`` on."""
     while (position := data.find(_MARKER, position)) >= 0:
         if position + _PREFIX.size > len(data):
             return
@@ -310,5 +310,5 @@ def _records(data: bytes, position: int) -> Iterator[tuple[int, int, int, bytes]
 
 def _write_all(fd: int, data: bytes, position: int) -> None:
     written = os.pwrite(fd, data, position)
-    while written < len(data):  # a disk that fills up takes a part, and then refuses
+    while written < len(data):  # a full disk writes a part, and then fails
         written += os.pwrite(fd, memoryview(data)[written:], position + written)

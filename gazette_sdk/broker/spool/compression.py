@@ -1,8 +1,8 @@
 """Compression of a spool's content, a batch at a time while the spool still grows.
 
-The primary compresses what is committed as soon as a megabyte of it has come together, in the
-background, so that little is left to do when the fragment is closed. Who does not compress so
-(a replica, a broker that recovered the spool) does all of it when it comes to upload.
+The primary compresses committed content in the background, a megabyte at a time, so that little
+is left to do when the fragment is closed. A replica, or a broker that recovered the spool,
+compresses all of it for the upload.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ import tempfile
 import threading
 from collections import deque
 from pathlib import Path
-from typing import BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 from gazette_sdk.errors import CorruptFragmentError
 from gazette_sdk.fragment.codecs import Compressor, compressor
 
-__all__ = ["COMPRESSION_BATCH_BYTES", "Compression", "Content", "UnnamedFile"]
+if TYPE_CHECKING:
+    from gazette_sdk.broker.spool.content_file import ContentFile
+
+__all__ = ["COMPRESSION_BATCH_BYTES", "Compression", "UnnamedFile"]
 
 COMPRESSION_BATCH_BYTES = 1 << 20
-"""Committed bytes which make it worth to compress them: a batch, and a member of gzip content."""
+"""Committed bytes of a batch, which becomes one member of gzip content."""
 
 _STEP_BYTES = 256 << 10
 
@@ -31,14 +34,14 @@ _log = logging.getLogger(__name__)
 
 
 class UnnamedFile:
-    """A file which no directory names, open as long as anybody holds this object.
+    """File without a name, open while this object is referenced.
 
     Args:
-        directory: on whose disk it stands; ``None`` for the system's place of temporary files.
+        directory: of the disk; ``None`` for the system's directory of temporary files.
 
     Attributes:
         fd: its descriptor.
-        length_bytes: what was written to it.
+        length_bytes: bytes written to it.
     """
 
     __slots__ = ("fd", "length_bytes")
@@ -50,7 +53,7 @@ class UnnamedFile:
         self.length_bytes = 0
 
     def write(self, data: bytes | memoryview) -> int:
-        """Write all of ``data`` behind what is there."""
+        """Append all of ``data``."""
         view = memoryview(data)
         while view:
             view = view[os.write(self.fd, view) :]
@@ -62,24 +65,13 @@ class UnnamedFile:
             os.close(self.fd)
 
 
-class Content(Protocol):
-    """What a compression needs of a content file."""
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-
-    def read_at(self, position: int, length: int) -> bytes:
-        """Bytes from ``position`` on."""
-
-
 class Compression:
-    """The compressed form of one content file. Methods block, and may be called in any thread.
+    """Compressed form of one content file. Methods block, and may be called in any thread.
+
+    The compressed bytes are in a file without a name, which no crash leaves behind.
 
     Args:
         codec: a compression codec other than NONE.
-
-    The compressed bytes stand in a file without a name: a crash leaves nothing of it behind.
     """
 
     def __init__(self, codec: int) -> None:
@@ -97,23 +89,23 @@ class Compression:
         """Note that a batch ends at ``end``, a committed position of the content.
 
         Returns:
-            whether it is the only one: then nobody compresses yet, and somebody should.
+            True if it is the only one, and the caller has to start :meth:`compress_batch`.
         """
         self._batches.append(end)
         return len(self._batches) == 1
 
-    def compress_batch(self, content: Content) -> bool:
+    def compress_batch(self, content: ContentFile) -> bool:
         """Compress the next batch that was added.
 
         Args:
             content: the content file, always the same one.
 
         Returns:
-            whether there are more.
+            True if there are more.
 
         Raises:
-            OSError: the content cannot be read, or the result not be written. No more batches are
-                compressed then: :meth:`finish` begins anew.
+            OSError: the content cannot be read, or the result cannot be written. Later batches
+                are not compressed then: :meth:`finish` begins anew.
         """
         with self._lock:
             if not self._batches:
@@ -125,7 +117,7 @@ class Compression:
             self._batches.popleft()
             return bool(self._batches)
 
-    def finish(self, content: Content, length_bytes: int, digest: bytes) -> UnnamedFile:
+    def finish(self, content: ContentFile, length_bytes: int, digest: bytes) -> UnnamedFile:
         """Compress all of the content, and verify it.
 
         Args:
@@ -137,9 +129,9 @@ class Compression:
             the file of compressed bytes, complete.
 
         Raises:
-            OSError: the content cannot be read, or the result not be written. Another attempt
-                starts again from the beginning of the file.
-            CorruptFragmentError: the content is not what it was when it was committed.
+            OSError: the content cannot be read, or the result cannot be written. Another attempt
+                begins anew.
+            CorruptFragmentError: the content has changed since it was committed.
         """
         with self._lock:
             if not self._finished:
@@ -153,7 +145,7 @@ class Compression:
             assert self._file is not None
             return self._file
 
-    def _end(self, content: Content, digest: bytes) -> None:
+    def _end(self, content: ContentFile, digest: bytes) -> None:
         assert self._compressor is not None
         found = self._sum.digest()
         if found != digest:
@@ -169,17 +161,17 @@ class Compression:
             self._restart()
             raise
 
-    def _through(self, content: Content, end: int) -> None:
+    def _through(self, content: ContentFile, end: int) -> None:
         try:
             self._compress(content, end, beside=True)
         except OSError as error:
             self._restart()
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            # Spools go when they are uploaded, and that needs them compressed: a full disk must
-            # not keep itself full.
+            # A spool is removed when it is uploaded, compressed: without another disk a full
+            # disk would stay full.
             _log.warning(
-                "no room to compress %s beside it; using %s", content.path,
+                "no room to compress %s on its disk; using %s", content.path,
                 tempfile.gettempdir(),
             )  # fmt: skip
             try:
@@ -191,7 +183,7 @@ class Compression:
             self._restart()
             raise
 
-    def _compress(self, content: Content, end: int, *, beside: bool) -> None:
+    def _compress(self, content: ContentFile, end: int, *, beside: bool) -> None:
         if self._compressor is None:
             self._file = UnnamedFile(content.path.parent if beside else None)
             self._compressor = compressor(self._codec, cast("BinaryIO", self._file))

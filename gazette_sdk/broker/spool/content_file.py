@@ -1,10 +1,9 @@
-"""A spool's content file: committed bytes of one fragment, for readers, index and persister.
+"""Content file of a spool: committed bytes of one fragment, for readers, index and persister.
 
-The file is open as long as anybody holds its :class:`ContentFile`: the spool that writes it, the
-index, the persister, a read under way. Python's own reference count is the count of its users, so
-no file is closed (and no descriptor used again) under a reader, however that reader ends. When
-its bytes are known to be safe elsewhere the file is *discarded*: its name goes from the directory
-at once, its content when the last user lets go of it.
+The file is open while anything references its :class:`ContentFile`: the spool that writes it, the
+index, the persister, a read. Python's reference count is the count of its users, so no file is
+closed (and no descriptor reused) under a reader. When the bytes are stored elsewhere the file is
+*discarded*: its name is removed from the directory soon, its content with the last reference.
 """
 
 from __future__ import annotations
@@ -32,29 +31,29 @@ _log = logging.getLogger(__name__)
 
 
 class SpoolError(GazetteError):
-    """A spool was asked for something that its owner must not ask for."""
+    """Error of a spool's owner: a request that the spool cannot apply."""
 
 
 class SpoolDiskError(SpoolError):
-    """The disk of a spool does not take content, or a commit. Nothing acknowledged is lost."""
+    """Error of a disk that refuses content or a commit. Nothing acknowledged is lost."""
 
 
 class Submit(Protocol):
-    """Runs something in the background."""
+    """Function that runs work in the background."""
 
     def __call__(self, work: Callable[[], None], *, is_needed: bool) -> None:
-        """Run ``work`` soon; not at all if it is not needed and everything is about to end."""
+        """Run ``work`` soon. After the end of the background it runs only if it is needed."""
 
 
 class ContentFile:
-    """The content of one spool.
+    """Content of one spool.
 
     Args:
         path: the file.
         codec: compression codec of the fragment.
         submit: runs compression and removal in the background.
         on_discard: removes the name from the directory; called once, in the background.
-        create: create the file, which must not exist, now; else it is opened when first used.
+        create: create the file, which must not exist; otherwise it is opened when first used.
 
     Raises:
         OSError: the file cannot be created.
@@ -112,11 +111,6 @@ class ContentFile:
                     self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         return self._fd
 
-    @property
-    def discarded(self) -> bool:
-        """Whether :meth:`discard` was called."""
-        return self._discarded
-
     # -------------------------------------------------------------- content
 
     def write(self, data: bytes, position: int) -> None:
@@ -127,25 +121,25 @@ class ContentFile:
         """
         fd, length = self._fd, len(data)
         written = os.pwrite(fd, data, position)
-        while written < length:  # a disk that fills up takes a part, and then refuses
+        while written < length:  # a full disk writes a part, and then fails
             written += os.pwrite(fd, memoryview(data)[written:], position + written)
 
     def shrink(self, length_bytes: int) -> None:
-        """Free the room of what stands behind ``length_bytes``, if the disk lets us."""
+        """Free the disk space behind ``length_bytes``. An error is only logged."""
         try:
             os.ftruncate(self.fd, length_bytes)
         except OSError as error:
-            _log.warning("cannot free the room of bytes rolled back in %s: %s", self.path, error)
+            _log.warning("cannot free the disk space of a rollback in %s: %s", self.path, error)
 
     def read_at(self, position: int, length: int) -> bytes:
-        """Up to ``length`` bytes from ``position``; fewer only at the end of the file."""
+        """Return up to ``length`` bytes from ``position``; fewer only at the end of the file."""
         return os.pread(self.fd, length, position)
 
     def verify(self, length_bytes: int, digest: bytes) -> None:
-        """Check that the content is what was committed. Blocks.
+        """Check that the content is as it was committed. Blocks.
 
         Raises:
-            CorruptFragmentError: it is not.
+            CorruptFragmentError: it has changed.
             OSError: it cannot be read.
         """
         length, found = self.digest(length_bytes)
@@ -158,7 +152,7 @@ class ContentFile:
             )
 
     def digest(self, length_bytes: int) -> tuple[int, bytes]:
-        """SHA-1 of the first ``length_bytes``, and before it how many of them are there. Blocks.
+        """Return how many of the first ``length_bytes`` there are, and their SHA-1. Blocks.
 
         Raises:
             OSError: they cannot be read.
@@ -180,18 +174,18 @@ class ContentFile:
             self._submit(self._compress_batch, is_needed=False)
 
     def stored_form(self, length_bytes: int, digest: bytes) -> tuple[BinaryIO, int]:
-        """What is to be uploaded: the content, verified, and compressed by its codec. Blocks.
+        """Return the content for an upload: verified, and compressed by its codec. Blocks.
 
         Args:
             length_bytes: of the content.
             digest: SHA-1 of the content.
 
         Returns:
-            a reader of it, which is seekable, and its length. Closing the reader closes no file.
+            a seekable reader, and the length. Closing the reader closes no file.
 
         Raises:
-            CorruptFragmentError: the content is not what was committed.
-            OSError: it cannot be read, or the compressed form not be written.
+            CorruptFragmentError: the content has changed since it was committed.
+            OSError: it cannot be read, or the compressed form cannot be written.
         """
         if self.codec == pb.NONE:
             self.verify(length_bytes, digest)
@@ -206,11 +200,13 @@ class ContentFile:
             return self._compression
 
     def _compress_batch(self) -> None:
-        """Compress one batch, and queue for the next one: other journals have theirs, too."""
+        """Compress one batch. The next one queues again, behind those of other journals."""
         try:
             more = self._made_compression().compress_batch(self)
         except Exception:  # noqa: BLE001 - the task's outermost boundary
-            _log.exception("cannot compress %s while it grows; it is when uploaded", self.path)
+            _log.exception(
+                "cannot compress %s while it grows; it is compressed when it is uploaded", self.path
+            )
         else:
             if more:
                 self._submit(self._compress_batch, is_needed=False)
@@ -218,10 +214,10 @@ class ContentFile:
     # -------------------------------------------------------------- removal
 
     def discard(self) -> None:
-        """Remove the file's name: its bytes are safe elsewhere, or nobody wants them any more.
+        """Remove the file's name: its bytes are stored elsewhere, or not needed any more.
 
-        Whoever holds this object can still read. Discarding again does nothing. The file is
-        removed in the background, since removing a large one takes its time.
+        Users of this object can still read. Calling it again does nothing. The file is removed
+        in the background, since removing a large one takes long.
         """
         with self._lock:
             if self._discarded:
@@ -231,16 +227,18 @@ class ContentFile:
 
     def _remove(self) -> None:
         try:
-            _ = self.fd  # for those who hold this object and did not read yet
+            _ = self.fd  # opened for later readers
             self._on_discard()
             self._compression = None
         except OSError as error:
-            _log.warning("cannot remove %s: %s; the next start does", self.path, error)
+            _log.warning(
+                "cannot remove %s: %s; the next start of this broker removes it", self.path, error
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CompletedSpool:
-    """A spool that gets no more content: a closed fragment, with all that uploading it needs.
+    """Spool that gets no more content: a closed fragment, with everything its upload needs.
 
     Attributes:
         fragment: span, sum and codec of the content.
@@ -248,7 +246,7 @@ class CompletedSpool:
         first_append_time: when its first content was committed, UTC.
         file: the content.
         create_revision: Etcd revision at which the journal was created.
-        primary: whether this broker was the journal's primary when it was closed.
+        primary: True if this broker was the journal's primary when it was closed.
     """
 
     fragment: pb.Fragment
@@ -260,12 +258,12 @@ class CompletedSpool:
 
 
 class FileView(io.RawIOBase):
-    """A reader of the first bytes of a file, with a position of its own.
+    """Reader of the first bytes of a file, with its own position.
 
     Args:
-        owner: kept alive, so that it does not close the descriptor.
+        owner: owner of the descriptor, which must not be collected before the view.
         fd: of the file.
-        length_bytes: where the view ends.
+        length_bytes: length of the view.
     """
 
     def __init__(self, owner: object, fd: int, length_bytes: int) -> None:
@@ -276,19 +274,19 @@ class FileView(io.RawIOBase):
         self._position = 0
 
     def as_binary(self) -> BinaryIO:
-        """Itself, by the type that readers of files ask for."""
+        """Return itself as the type that readers of files take."""
         return cast("BinaryIO", self)
 
     def readable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """The position, from the view's beginning."""
+        """Return the position in the view."""
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:

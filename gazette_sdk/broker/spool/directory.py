@@ -2,21 +2,22 @@
 
 ::
 
-    ROOT/lock                                      held while a broker uses the directory
-    ROOT/journals/NAME=DIGEST/head                 the highest committed offset, and the registers
-    ROOT/journals/NAME=DIGEST/forgotten            serial of the last spool that tells no head:
-                                                   others went on with the journal without us
-    ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.log     what of a spool is committed (`commit_log`)
+    ROOT/lock                                      locked while a broker uses the directory
+    ROOT/revision                                  last revision of Etcd (`etcd_history`)
+    ROOT/journals/NAME=DIGEST/head                 the greatest committed offset, and the registers
+    ROOT/journals/NAME=DIGEST/forgotten            serial of the last contested spool
+    ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.log     commits of a spool (`commit_log`)
     ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.content its bytes (`content_file`)
-    ROOT/journals/NAME=DIGEST/*.damaged            what recovery put aside; never removed
-    ROOT/journals/NAME=DIGEST/*.superseded         what others wrote anew (`held_back`); likewise
+    ROOT/journals/NAME=DIGEST/*.damaged            damaged files; never removed
+    ROOT/journals/NAME=DIGEST/*.superseded         bytes that others wrote anew; likewise
 
 A commit is acknowledged only when its record is written behind its content. Killing the process
-then loses nothing: both stand in the page cache. With durability ``persisted`` both are also
-forced to disk first. After a start :meth:`SpoolDirectory.recover` hands out every committed byte.
+then loses nothing: both are in the page cache. With durability ``persisted`` both are also forced
+to disk first. After a start :meth:`SpoolDirectory.recover` returns every committed byte. The
+package `recovery` has the states of recovered heads and spools.
 
-The head is kept also when the content went to a store and its files are gone. A broker that
-starts again therefore knows where a journal goes on, and nobody has to tell it by `reset-head`.
+The head is kept also when the content is in a store and its files are removed. So a broker that
+starts again continues the journal there, without an operator's `reset-head`.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ from typing import Self, TypeVar
 from urllib.parse import quote
 
 from gazette_sdk.broker.recovery.spools import recover_journal, serial_of
+from gazette_sdk.broker.recovery.states import HeadEffect, HeadInput, HeadState, head_step
+from gazette_sdk.broker.spool.chunk_queue import ChunkThread
 from gazette_sdk.broker.spool.commit_log import CommitLog, Head, Origin, encode_head
 from gazette_sdk.broker.spool.content_file import CompletedSpool, ContentFile, SpoolDiskError
-from gazette_sdk.broker.spool.write_behind import Writer
 from gazette_sdk.errors import ConfigurationError
 
 __all__ = ["CompletedSpool", "Durability", "JournalSpools", "SpoolDirectory"]
 
-_NAME_LENGTH = 120  # of a journal's name in its directory's; the digest beside it is what counts
+_NAME_LENGTH = 120  # of a journal in the name of its directory; the digest makes it unique
 _BACKGROUND_THREADS = 2  # compression shares two cores with everything else
 _RECOVERY_THREADS = 8
 
@@ -53,33 +55,33 @@ _log = logging.getLogger(__name__)
 
 
 class Durability(enum.Enum):
-    """What an acknowledged append has survived on every replica."""
+    """Events that an acknowledged append survives on every replica."""
 
     REPLICATED = "replicated"
-    """The end of the process: it is in the page cache."""
+    """The end of the process: the append is in the page cache."""
     PERSISTED = "persisted"
-    """The end of the machine: it was forced to disk."""
+    """The end of the machine: the append was forced to disk."""
 
 
 class SpoolDirectory:
-    """A broker's directory of spools. One process at a time may use it.
+    """Directory of a broker's spools. One process at a time may use it.
 
     Args:
         root: the directory; made if it does not exist.
-        durability: what a commit has to survive.
+        durability: events that a commit has to survive.
 
     Raises:
-        ConfigurationError: it cannot be used, or another process does.
+        ConfigurationError: it cannot be used, or another process uses it.
     """
 
     def __init__(self, root: Path, *, durability: Durability = Durability.REPLICATED) -> None:
         self.root = root
         self.durability = durability
         self._heads: dict[str, Head] = {}
-        self._heads_lock = threading.Lock()  # heads are noted by the loop, written by removals
-        self._unwritten: set[str] = set()  # journals whose head only logs of spools tell
+        self._heads_lock = threading.Lock()  # the loop changes heads, background threads write them
+        self._unwritten: set[str] = set()  # journals whose head is only in logs of spools
         self._serial = 0
-        self._forgotten: dict[str, int] = {}  # by journal, as its file of this name has it
+        self._forgotten: dict[str, int] = {}  # content of each journal's file of this name
         try:
             (root / "journals").mkdir(parents=True, exist_ok=True)
             self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -95,14 +97,14 @@ class SpoolDirectory:
                 f"{root} is in use by another broker process: stop it, or choose another "
                 "spool directory"
             ) from error
-        self.writer = Writer("spool writer")
-        self.hashers = Writer("spool hasher"), Writer("append hasher")
+        self.writer = ChunkThread("spool writer")
+        self.hashers = ChunkThread("spool hasher"), ChunkThread("append hasher")
         self._background: ThreadPoolExecutor | None = ThreadPoolExecutor(
             _BACKGROUND_THREADS, thread_name_prefix="spools"
         )
 
     def close(self) -> None:
-        """Finish what runs in the background, and unlock the directory. Blocks."""
+        """Finish background work and unlock the directory. Blocks."""
         if self._background is not None:
             background, self._background = self._background, None
             self.writer.close()
@@ -120,7 +122,7 @@ class SpoolDirectory:
     # ------------------------------------------------------------- journals
 
     def journal(self, name: str, *, create_revision: int, cluster_id: int) -> JournalSpools:
-        """Where the spools of a journal go. Nothing is written before there is content.
+        """Return the storage of a journal's spools. Nothing is written before there is content.
 
         Args:
             name: the journal's, without metadata.
@@ -130,9 +132,9 @@ class SpoolDirectory:
         return JournalSpools(self, name, create_revision, cluster_id)
 
     def head(self, name: str, *, create_revision: int, cluster_id: int) -> Head | None:
-        """The highest offset known to be committed of a journal.
+        """Return the greatest offset known to be committed of a journal.
 
-        ``None`` if this broker knows none, or only one of another journal of the same name.
+        ``None`` if none is known, or only one of another journal of the same name.
         """
         head = self._heads.get(name)
         if head is None or (head.create_revision, head.cluster_id) != (create_revision, cluster_id):
@@ -140,16 +142,16 @@ class SpoolDirectory:
         return head
 
     def note_head(self, head: Head) -> None:
-        """Remember a head, if it is beyond the one known, and write it down.
+        """Write a head, if it is greater than the known one. It is :attr:`HeadInput.COMMITTED`.
 
         Raises:
-            OSError: it could not be written down; it is remembered for this process.
+            OSError: it could not be written; it is known to this process only.
         """
         with self._heads_lock:
             known = self._heads.get(head.journal)
             if known is not None and known.cluster_id == head.cluster_id:
                 if known.create_revision > head.create_revision:
-                    return  # a replica of the deleted journal, which still shuts down
+                    return  # from a replica of the deleted journal, which still shuts down
                 if known.create_revision == head.create_revision and (
                     known.end > head.end or known == head
                 ):
@@ -158,20 +160,24 @@ class SpoolDirectory:
             self._unwritten.add(head.journal)
             self._write_head(head)
 
-    def forget_head(self, name: str) -> None:
-        """Forget a journal's head: others serve the journal now, and go on without us.
+    def forget_head(self, name: str, reason: HeadInput = HeadInput.CONTINUED_BY_OTHERS) -> None:
+        """Forget a journal's head, if it is known: its spools are contested from now on.
 
-        A head is only good for a broker which had the journal to its very end.
+        Args:
+            name: the journal's.
+            reason: what made the head outdated.
 
         Raises:
-            OSError: the note could not be removed.
+            OSError: it could not be recorded.
         """
         with self._heads_lock:
-            if self._heads.pop(name, None) is None:
+            state = HeadState.KNOWN if name in self._heads else HeadState.ABSENT
+            if head_step(state, reason)[0] is not HeadEffect.FORGET:
                 return
+            del self._heads[name]
             self._unwritten.discard(name)
             directory = self._directory_of(name)
-            if directory.exists():  # spools which still stand there must not tell it again
+            if directory.exists():  # recovery must not derive the head from spools there
                 is_synced = self.durability is Durability.PERSISTED
                 serial = f"{self._serial:08x}".encode()
                 _replace(directory / "forgotten", serial, synced=is_synced)
@@ -180,38 +186,37 @@ class SpoolDirectory:
                 self._forgotten[name] = self._serial
                 (directory / "head").unlink(missing_ok=True)
 
-    def is_passed(self, spool: CompletedSpool) -> bool:
-        """Whether others went on with a spool's journal without us, after it was written.
+    def is_contested(self, spool: CompletedSpool) -> bool:
+        """Return True if the head of a spool's journal was forgotten after it was written.
 
-        Later starts know it, too, for as long as the spool stands there.
+        This survives restarts for as long as the spool's files do.
         """
         return serial_of(spool.file.path) <= self._forgotten.get(spool.fragment.journal, 0)
 
     def sweep(self, exists: Callable[[str, int], bool]) -> None:
-        """Forget journals which were deleted. Blocks.
+        """Forget the heads of deleted journals. Blocks.
 
         Args:
-            exists: whether a journal of this name and create revision still exists.
+            exists: returns True if a journal of this name and create revision exists.
         """
         for head in list(self._heads.values()):
             if not exists(head.journal, head.create_revision):
-                self.forget_head(head.journal)
+                self.forget_head(head.journal, HeadInput.JOURNAL_DELETED)
 
     # ------------------------------------------------------------- recovery
 
     def recover(self, cluster_id: int) -> list[CompletedSpool]:
-        """Find the spools which an earlier process left, and verify them. Blocks.
+        """Find the spools of an earlier process, and verify them. Blocks.
 
-        Uncommitted bytes are cut off. Content that is not what it was when it was committed is put
-        aside, and replaced by the longest beginning that still is. Spools of other Etcd clusters
-        are left where they are, untouched.
+        Uncommitted bytes are cut off. Damaged content is renamed, and replaced by the longest
+        beginning that matches a commit. Spools of other Etcd clusters are ignored.
 
         Args:
             cluster_id: of the Etcd cluster which this broker belongs to.
 
         Returns:
-            every spool with committed content, in the order of journal and offset. Heads are known
-            to :meth:`head` and :meth:`journal` from now on.
+            every spool with committed content, by journal and offset. :meth:`head` and
+            :meth:`journal` have the heads from now on.
         """
         directories = [entry for entry in (self.root / "journals").iterdir() if entry.is_dir()]
         recovered: list[CompletedSpool] = []
@@ -232,7 +237,7 @@ class SpoolDirectory:
         return recovered
 
     async def in_background(self, work: Callable[[], T]) -> T:
-        """Run something which :meth:`close` waits for, also when its caller is cancelled."""
+        """Run blocking work, which :meth:`close` waits for even if the caller is cancelled."""
         return await asyncio.get_running_loop().run_in_executor(self._background, work)
 
     # ------------------------------------------------------------- internal
@@ -247,7 +252,7 @@ class SpoolDirectory:
         directory.mkdir(exist_ok=True)
         self._serial += 1
         stem = directory / f"{origin.begin:016x}-{self._serial:08x}"
-        # The log is made first and removed first: content without a log is what a removal left.
+        # The log is made first and removed first: content without a log is a partial removal.
         log = CommitLog(
             stem.with_suffix(".log"), origin, synced=self.durability is Durability.PERSISTED
         )
@@ -266,7 +271,7 @@ class SpoolDirectory:
         return file, log
 
     def submit(self, work: Callable[[], None], *, is_needed: bool) -> None:
-        """Run ``work`` in the background; once this is closed, at once or not at all."""
+        """Run ``work`` in the background; after :meth:`close` in this thread, or not at all."""
         background = self._background
         if background is not None:
             background.submit(work)
@@ -274,7 +279,7 @@ class SpoolDirectory:
             work()
 
     def sync_names(self, journal: str) -> None:
-        """Force the names of a journal's files to disk. Blocks."""
+        """Write the names of a journal's files through to disk. Blocks."""
         for path in (self._directory_of(journal), self.root / "journals"):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -300,7 +305,7 @@ class SpoolDirectory:
         self._unwritten.discard(head.journal)
 
     def _remove(self, stem: Path, journal: str) -> None:
-        """Remove a spool's files; what they told of the head must stand elsewhere before."""
+        """Remove a spool's files, after the head which they have is written to its own file."""
         with self._heads_lock:
             if journal in self._unwritten:
                 self._write_head(self._heads[journal])
@@ -316,52 +321,36 @@ class SpoolDirectory:
 
 
 class JournalSpools:
-    """Where the spools of one journal go; see :meth:`SpoolDirectory.journal`.
+    """Storage of one journal's spools; see :meth:`SpoolDirectory.journal`.
 
     Attributes:
         name: the journal's.
         create_revision: Etcd revision at which it was created.
+        persisted: True if a commit must be forced to disk.
+        writer: thread that writes large chunks.
+        hashers: threads that hash them, for their fragments and for their appends.
     """
-
-    __slots__ = ("_cluster_id", "_directory", "create_revision", "name")
 
     def __init__(
         self, directory: SpoolDirectory, name: str, create_revision: int, cluster_id: int
     ) -> None:
         self._directory = directory
+        self._cluster_id = cluster_id
         self.name = name
         self.create_revision = create_revision
-        self._cluster_id = cluster_id
+        self.persisted = directory.durability is Durability.PERSISTED
+        self.writer = directory.writer
+        self.hashers = directory.hashers
 
     @property
     def head(self) -> Head | None:
-        """The highest offset known to be committed of this very journal."""
+        """The greatest offset known to be committed of this very journal."""
         return self._directory.head(
             self.name, create_revision=self.create_revision, cluster_id=self._cluster_id
         )
 
-    @property
-    def root(self) -> Path:
-        """The directory of all spools, for messages."""
-        return self._directory.root
-
-    @property
-    def writer(self) -> Writer:
-        """The thread which writes large chunks."""
-        return self._directory.writer
-
-    @property
-    def persisted(self) -> bool:
-        """Whether a commit must be forced to disk."""
-        return self._directory.durability is Durability.PERSISTED
-
-    @property
-    def hashers(self) -> tuple[Writer, Writer]:
-        """The threads which hash large chunks: for their fragments, and for their appends."""
-        return self._directory.hashers
-
     def create(self, begin: int, codec: int) -> tuple[ContentFile, CommitLog]:
-        """The files of a new spool.
+        """Make the files of a new spool.
 
         Raises:
             OSError: they cannot be made.
@@ -371,25 +360,19 @@ class JournalSpools:
         )
 
     def note_head(self, end: int, registers: bytes) -> None:
-        """Remember that the journal is committed up to ``end``.
+        """Write ``end`` as the head of the journal.
 
-        A head that cannot be written down is logged: the logs of spools still tell it, and a
-        head that is behind only costs what every restart cost without one.
+        An error is only logged: the logs of spools have the head, too.
         """
-        head = self.head
-        if head is None and end == 0 and not registers:
-            return
-        if head is not None and (head.end, head.registers) == (end, registers):
-            return
+        head = Head(self.name, end, registers, self.create_revision, self._cluster_id)
         try:
-            self._directory.note_head(
-                Head(self.name, end, registers, self.create_revision, self._cluster_id)
-            )
+            if self.head is not None or end > 0 or registers:
+                self._directory.note_head(head)
         except OSError as error:
-            _log.warning("cannot write down the head of %s (%d): %s", self.name, end, error)
+            _log.warning("cannot write the head of %s (%d): %s", self.name, end, error)
 
     def forget_head(self) -> None:
-        """Forget the head: others serve the journal now. See :meth:`SpoolDirectory.forget_head`."""
+        """Forget the head: others continued the journal. See :meth:`SpoolDirectory.forget_head`."""
         if self.head is not None:
             self._directory.forget_head(self.name)
 
@@ -405,15 +388,15 @@ class JournalSpools:
             self._directory.sync_names(self.name)
 
     def disk_error(self, doing: str, error: OSError) -> SpoolDiskError:
-        """What tells a client, and an operator, that the disk does not take a spool's bytes."""
+        """Return the error that names the disk which refuses a spool's bytes, and the remedy."""
         remedy = (
             "free some space there"
             if error.errno in (errno.ENOSPC, errno.EDQUOT)
             else "check that disk"
         )
         return SpoolDiskError(
-            f"cannot {doing} of {self.name} in {self.root}: {error.strerror}; {remedy}, and "
-            "append again (nothing acknowledged is lost)",
+            f"cannot {doing} of {self.name} in {self._directory.root}: {error.strerror}; {remedy}, "
+            "and append again (nothing acknowledged is lost)",
             journal=self.name,
         )
 
@@ -422,7 +405,7 @@ class JournalSpools:
 
 
 def _safe_name(journal: str) -> str:
-    """A file name for a journal, also where names are short or do not tell case apart."""
+    """Return a file name for a journal that is unique on case-insensitive disks, too."""
     digest = hashlib.sha256(journal.encode()).hexdigest()[:16]
     return f"{quote(journal, safe='')[:_NAME_LENGTH]}={digest}"
 

@@ -1,14 +1,13 @@
-"""The spool: the fragment of a journal which is being written (broker section 7).
+"""Spool: the fragment of a journal that is being written (broker section 7).
 
-Every replica of a journal has one spool. Content is written into it as it arrives, and means
-nothing until a *proposal* names the fragment it would become: that commits it, rolls it back, or
-closes the fragment and begins the next. Replicas agree by holding equal fragments.
+Every replica of a journal has one spool. Content is written into it as it arrives and stays
+uncommitted until a *proposal* names the fragment it would become: the proposal commits the content,
+rolls it back, or closes the fragment and begins the next. Replicas agree by equal fragments.
 
-A spool has a single owner at a time, the pipeline of a primary or the Replicate call of a peer;
-nothing here waits for another user. In the normal path nothing waits at all: content goes to the
-page cache, and a commit is one more small write behind it. Large chunks are written by a thread
-(`write_behind`) and hashed by others while the next ones arrive, which is waited for before a
-proposal is judged.
+A spool has a single owner at a time: the pipeline of a primary, or the Replicate call of a peer.
+Small chunks go to the page cache at once, and a commit is one more small write. Large chunks are
+written by one thread (`chunk_queue`) and hashed by others while the next ones arrive; a proposal
+waits for them.
 """
 
 from __future__ import annotations
@@ -28,36 +27,39 @@ from gazette_sdk.broker.metrics import (
     SPOOL_ROLLBACKS,
     SPOOLS_COMPLETED,
 )
+from gazette_sdk.broker.spool.chunk_queue import (
+    LARGE_CHUNK_BYTES,
+    QUEUED_CHUNKS_MAX,
+    ChunkQueue,
+)
 from gazette_sdk.broker.spool.commit_log import Commit, CommitLog
 from gazette_sdk.broker.spool.compression import COMPRESSION_BATCH_BYTES
 from gazette_sdk.broker.spool.content_file import ContentFile, SpoolDiskError, SpoolError
 from gazette_sdk.broker.spool.directory import CompletedSpool, JournalSpools
-from gazette_sdk.broker.spool.write_behind import BEHIND_CHUNKS_MAX, LARGE_CHUNK_BYTES, Behind
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import set_sum
 
 __all__ = ["Spool", "SpoolDiskError", "SpoolError"]
 
 DISK_RETRIES_S: Final = (0.05, 0.2, 0.75, 1.5)
-"""Pauses before a failed write is tried again. An append must not hang on a full disk for ever:
-after these 2.5 s it fails, and says which disk it is."""
+"""Pauses before a failed write is tried again. After 2.5 s in all the append fails with an error
+that names the disk."""
 
 
 class Spool:
-    """The spool of one journal.
+    """Spool of one journal.
 
     Args:
-        storage: where its files go. The spool begins at the storage's head, if it knows one.
-        on_commit: told of each commit: the fragment, and the file that holds it.
-        on_complete: told of each fragment that is closed with content.
+        storage: makes its files. The spool begins at the storage's head, if that is known.
+        on_commit: called with the fragment and its file after each commit.
+        on_complete: called with each fragment that is closed with content.
         compression_batch_bytes: see :data:`COMPRESSION_BATCH_BYTES`.
         now: Unix time in seconds.
 
     Attributes:
         journal: its name.
-        fragment: what is committed. Replaced, never changed, so that it may be kept.
+        fragment: the committed content. Replaced, never changed, so that it may be kept.
         registers: the journal's registers. Replaced, never changed.
-        first_append_time: when the fragment got its first content, UTC.
     """
 
     def __init__(
@@ -81,23 +83,22 @@ class Spool:
         self._persisted = storage.persisted
 
         self.fragment = _empty_fragment(self.journal, head.end if head else 0, pb.NONE)
-        self.first_append_time: datetime | None = None
         self._first_append_us = 0
         self._file: ContentFile | None = None
         self._log: CommitLog | None = None
         self._is_synced_name = False
         self._sync_failure: SpoolDiskError | None = None
-        self._batched = 0  # committed bytes that were handed to compression
-        self._length = 0  # of what is committed
-        self._delta = 0
-        self._sum: Any = hashlib.sha1(usedforsecurity=False)  # of all that is written
+        self._batched = 0  # committed bytes that compression got
+        self._length = 0  # of the committed content
+        self._delta = 0  # uncommitted bytes
+        self._sum: Any = hashlib.sha1(usedforsecurity=False)  # of all written bytes
         self._committed_sum: Any = self._sum.copy()
         self._next: pb.Fragment | None = None  # kept until more is written
-        self._digest = b""  # of what it holds
-        self._has_large = False  # of what is uncommitted, some went to the threads
-        self._behind = Behind(storage.writer)
-        # Sums of these chunks, the fragment's and another; making them can't fail.
-        self._hashing = tuple(Behind(hasher) for hasher in storage.hashers)
+        self._digest = b""  # of its content
+        self._has_large = False  # some uncommitted bytes went to the threads
+        self._writes = ChunkQueue(storage.writer)
+        # For the fragment's sum and the append's; hashing cannot fail.
+        self._hashes = tuple(ChunkQueue(hasher) for hasher in storage.hashers)
 
     @property
     def uncommitted_bytes(self) -> int:
@@ -105,16 +106,13 @@ class Spool:
         return self._delta
 
     @property
-    def is_behind(self) -> bool:
-        """Whether chunks are still on their way, so that :meth:`settle` has to wait."""
-        if not self._has_large:
-            return False
-        fragments, another = self._hashing
-        return bool(self._behind) or bool(fragments) or bool(another)
+    def has_queued_chunks(self) -> bool:
+        """True while :meth:`flush` has to wait for threads."""
+        return self._has_large and any((self._writes, *self._hashes))
 
     @property
     def first_append_s(self) -> float | None:
-        """When the fragment got its first content, in seconds of Unix time."""
+        """Unix time in seconds of the fragment's first commit; ``None`` before it."""
         return self._first_append_us / 1e6 if self._first_append_us else None
 
     @property
@@ -123,13 +121,13 @@ class Spool:
         return self._file
 
     def next(self) -> pb.Fragment:
-        """What the fragment becomes if all that is written were committed.
+        """Return the fragment as it would be if all written bytes were committed.
 
-        After large chunks :meth:`settle` comes first: their sum is not known before.
+        Call :meth:`flush` before, while :attr:`has_queued_chunks`: their sum is not known yet.
         """
         following = self._next
         if following is None:
-            assert not self.is_behind, "settle() waits for large chunks"
+            assert not self.has_queued_chunks, "flush() waits for large chunks"
             fragment = self.fragment
             following = pb.Fragment()
             following.CopyFrom(fragment)
@@ -147,16 +145,16 @@ class Spool:
 
         Args:
             request: a valid one.
-            primary: whether this broker is the journal's primary: it compresses as it goes.
+            primary: True if this broker is the journal's primary: it compresses in the background.
 
         Returns:
-            OK, or PROPOSAL_MISMATCH with what this spool holds. With durability ``persisted`` a
+            OK, or PROPOSAL_MISMATCH with this spool's fragment. With durability ``persisted`` a
             commit is on disk when this returns.
 
         Raises:
-            SpoolError: the content does not continue what was written.
-            SpoolDiskError: the disk does not take it, not after some seconds either. What was
-                committed stands; what was not has to be rolled back.
+            SpoolError: the content does not follow the written bytes.
+            SpoolDiskError: the disk refuses it, for some seconds. Committed content stays; the
+                caller has to roll back the rest.
         """
         if not request.HasField("proposal"):
             await self.write(request.content, request.content_delta)
@@ -169,17 +167,17 @@ class Spool:
         )
 
     async def write(self, data: bytes, content_delta: int, also: Any = None) -> None:
-        """Write content behind what is there, uncommitted.
+        """Write uncommitted content behind the content before it.
 
-        A large chunk may still be on its way when this returns; :meth:`settle` waits for it.
+        A large chunk may still be queued when this returns; :meth:`flush` waits for it.
 
         Args:
             data: the bytes, which are not copied.
             content_delta: how many bytes were written since the last commit or rollback.
-            also: another hash, which is to be fed with the same bytes.
+            also: another hash to update with the same bytes.
 
         Raises:
-            SpoolError: that many were not.
+            SpoolError: ``content_delta`` is wrong.
             SpoolDiskError: see :meth:`apply`.
         """
         if content_delta != self._delta:
@@ -200,14 +198,14 @@ class Spool:
         write = partial(self._file.write, data, self._length + self._delta)
         self._delta += len(data)
         self._next = None
-        if len(data) >= LARGE_CHUNK_BYTES or self.is_behind:
-            fragments, another = self._hashing
+        if len(data) >= LARGE_CHUNK_BYTES or self.has_queued_chunks:
+            for_fragment, for_append = self._hashes
             self._has_large = True
-            self._behind.add(write)
-            fragments.add(partial(self._sum.update, data))
+            self._writes.add(write)
+            for_fragment.add(partial(self._sum.update, data))
             if also is not None:
-                another.add(partial(also.update, data))
-            await self._keep_up()
+                for_append.add(partial(also.update, data))
+            await self._limit_queues()
             return
         try:
             write()
@@ -217,40 +215,32 @@ class Spool:
         if also is not None:
             also.update(data)
 
-    async def _keep_up(self) -> None:
-        """Wait while too many chunks are on their way."""
-        for hashing in self._hashing:
-            if len(hashing) > BEHIND_CHUNKS_MAX:
-                await hashing.below(BEHIND_CHUNKS_MAX // 2)
-        if len(self._behind) > BEHIND_CHUNKS_MAX:
-            await self._behind.below(BEHIND_CHUNKS_MAX // 2)
-            if self._behind.error is not None:
-                await self.settle()
+    async def _limit_queues(self) -> None:
+        """Wait while too many chunks are queued."""
+        for queue in (*self._hashes, self._writes):
+            if len(queue) > QUEUED_CHUNKS_MAX:
+                await queue.wait_below(QUEUED_CHUNKS_MAX // 2)
+                if queue.error is not None:
+                    await self.flush()
 
-    async def settle(self) -> None:
-        """Wait until everything is written.
+    async def flush(self) -> None:
+        """Wait until all queued chunks are written and hashed.
 
         Raises:
             SpoolDiskError: see :meth:`apply`.
         """
-        await self._hashed()
-        if not self._behind:
-            return
-        await self._behind.below(0)
-        if self._behind.error is not None:
-            await self._retry(self._behind.retry, "write content", self._behind.error)
-
-    async def _hashed(self) -> None:
-        for hashing in self._hashing:
-            await hashing.below(0)
+        for queue in (*self._hashes, self._writes):
+            await queue.wait_below(0)
+        if self._writes.error is not None:
+            await self._retry(self._writes.retry, "write content", self._writes.error)
 
     async def roll_back(self) -> None:
-        """Drop what was written since the last commit."""
+        """Drop the bytes written since the last commit."""
         if self._delta == 0:
             return
-        await self._behind.below(0)
-        self._behind.drop()
-        await self._hashed()
+        for queue in (*self._hashes, self._writes):
+            await queue.wait_below(0)
+        self._writes.clear()
         SPOOL_ROLLBACKS.value += 1
         SPOOL_ROLLBACK_BYTES.value += self._delta
         self._sum = self._committed_sum.copy()
@@ -258,13 +248,13 @@ class Spool:
         self._has_large = False
         self._next = None
         if self._file is not None:
-            # Room for others; where it fails, the bytes are overwritten by the next append.
+            # This only frees disk space: the next append overwrites the bytes.
             self._file.shrink(self._length)
 
-    def give_up_behind(self, earlier: pb.Fragment) -> None:
-        """Give up what was committed behind an earlier fragment; what is left is closed next.
+    def reset_to(self, earlier: pb.Fragment) -> None:
+        """Make an earlier fragment the current one again, so that only its content is closed.
 
-        Files stay as they are: should nobody close it, a restart recovers all of it.
+        Files stay as they are: if the process ends before, a restart recovers all of the content.
         """
         assert self._delta == 0, "nothing is uncommitted"
         fragment = self.fragment
@@ -277,10 +267,10 @@ class Spool:
     async def propose(
         self, proposal: pb.Fragment, registers: pb.LabelSet, *, primary: bool
     ) -> pb.Status:
-        """Roll, roll back, or commit, as ``proposal`` has it.
+        """Begin a new fragment, roll back, or commit, according to a proposal.
 
         Returns:
-            OK, or PROPOSAL_MISMATCH. Also a refused proposal may have rolled the spool forward.
+            OK, or PROPOSAL_MISMATCH. A refused proposal may still have begun a new fragment.
 
         Raises:
             SpoolDiskError: see :meth:`apply`.
@@ -299,15 +289,15 @@ class Spool:
             await self._sync()
         return pb.OK
 
-    # ------------------------------------------------------------- its steps
+    # ----------------------------------------------------- parts of a proposal
 
     async def _rolls(self, proposal: pb.Fragment, registers: pb.LabelSet, *, primary: bool) -> bool:
-        """Roll, or roll back, as ``proposal`` has it: whether that was all. Others may commit."""
+        """Begin a new fragment or roll back. Return True if the proposal requires no more."""
         fragment = self.fragment
         keeps_registers = registers is self.registers or registers == self.registers
         is_rollback = keeps_registers and _same(fragment, proposal)
-        if self.is_behind and not is_rollback:
-            await self.settle()
+        if self.has_queued_chunks and not is_rollback:
+            await self.flush()
         end = proposal.end
         if end > fragment.end + self._delta or (end == fragment.end and proposal.begin == end):
             await self._roll(proposal, registers, primary=primary)
@@ -318,7 +308,6 @@ class Spool:
 
     def _begin_fragment(self, offset: int, codec: pb.CompressionCodec) -> None:
         self.fragment = _empty_fragment(self.journal, offset, codec)
-        self.first_append_time = None
         self._first_append_us = 0
         self._file = None
         self._log = None
@@ -336,7 +325,7 @@ class Spool:
         self._file, self._log = self._storage.create(fragment.begin, fragment.compression_codec)
 
     def _commit(self, registers: pb.LabelSet) -> None:
-        """Make what was written part of the fragment: in the log first, or not at all."""
+        """Make the written bytes part of the fragment: first in the log, or not at all."""
         log = self._log
         assert log is not None, "there is content to commit"
         first_append_us = self._first_append_us or int(self._now() * 1e6)
@@ -349,7 +338,6 @@ class Spool:
         log.append(Commit(fragment.end, self._digest, first_append_us, registers_bytes))
         if self._first_append_us == 0:
             self._first_append_us = first_append_us
-            self.first_append_time = datetime.fromtimestamp(first_append_us / 1e6, UTC)
         if registers_bytes is not self._registers_bytes:
             self._registers_bytes = registers_bytes
             self.registers = _copy(registers)
@@ -377,24 +365,24 @@ class Spool:
         if proposal.end > fragment.end and registers != self.registers:
             self.registers = _copy(registers)
             self._registers_bytes = registers.SerializeToString(deterministic=True)
-        # The head is written down before the log which told it may be removed.
+        # The head file is written before the log, which also has the head, may be removed.
         self._storage.note_head(proposal.end, self._registers_bytes)
-        first_append_time = self.first_append_time
+        first_append_s = self.first_append_s
         if self._log is not None:
             self._log.close()
         self._begin_fragment(proposal.end, proposal.compression_codec)
         if file is None:
             return
         if fragment.end == fragment.begin:
-            file.discard()  # all that was ever written to it was rolled back
+            file.discard()  # all of its content was rolled back
             return
-        assert first_append_time is not None, "content was committed"
+        assert first_append_s is not None, "content was committed"
         SPOOLS_COMPLETED.value += 1
         self._on_complete(
             CompletedSpool(
                 fragment,
                 closing_registers,
-                first_append_time,
+                datetime.fromtimestamp(first_append_s, UTC),
                 file,
                 self._storage.create_revision,
                 primary=primary,
@@ -404,10 +392,10 @@ class Spool:
     # ------------------------------------------------------------- the disk
 
     async def _sync(self) -> None:
-        """Force what is committed to disk.
+        """Force committed content to disk.
 
-        A failed attempt is not repeated: the kernel may have given up the pages meanwhile, and a
-        second attempt that succeeds would say nothing of them.
+        A failed attempt is not repeated: the kernel may have dropped the pages meanwhile, and a
+        second attempt would succeed without them.
         """
         assert self._file is not None
         assert self._log is not None
@@ -444,7 +432,7 @@ def _empty_fragment(journal: str, offset: int, codec: pb.CompressionCodec) -> pb
 
 
 def _same(a: pb.Fragment, b: pb.Fragment) -> bool:
-    """Whether two fragments are equal in every field; an absent sum is a sum of zeros."""
+    """Return True if fragments are equal in every field; an absent sum is a sum of zeros."""
     return a is b or (
         a.end == b.end
         and a.begin == b.begin

@@ -84,7 +84,7 @@ def test_an_append_is_proxied_as_it_comes(etcd, tmp_path):
     run(scenario())
 
 
-def test_a_member_whose_key_is_gone_is_unavailable_and_we_go_on(etcd, tmp_path):
+def test_a_member_whose_key_is_gone_is_unavailable_and_the_broker_continues(etcd, tmp_path):
     async def scenario():
         async with HandCluster(etcd, tmp_path) as cluster:
             client = await cluster.start()

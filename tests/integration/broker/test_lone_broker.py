@@ -22,7 +22,7 @@ def stored(name, **changes):
     return journal_spec(name, stores=[STORE], **changes)
 
 
-def test_what_is_appended_is_read_back(etcd, tmp_path):
+def test_appended_bytes_are_read_back(etcd, tmp_path):
     async def scenario():
         async with a_broker(etcd, tmp_path) as (_, client):
             await client.apply(stored("a/journal", compression_codec=pb.SNAPPY))
@@ -104,7 +104,7 @@ def test_an_append_that_is_not_committed_leaves_nothing(etcd, tmp_path):
     run(scenario())
 
 
-def test_a_cancelled_append_is_rolled_back_and_the_next_one_goes_on(etcd, tmp_path):
+def test_a_cancelled_append_is_rolled_back_and_the_next_one_succeeds(etcd, tmp_path):
     async def scenario():
         async with a_broker(etcd, tmp_path) as (_, client):
             await client.apply(stored("a/journal"))
@@ -249,7 +249,7 @@ def test_a_crash_loses_nothing_that_was_acknowledged(etcd, tmp_path):
     run(scenario())
 
 
-def test_a_clean_stop_stores_everything_and_the_next_start_goes_on(etcd, tmp_path):
+def test_a_clean_stop_stores_everything_and_the_next_start_continues(etcd, tmp_path):
     async def scenario():
         async with a_broker(etcd, tmp_path) as (_, client):
             await client.apply(stored("a/journal", compression_codec=pb.GZIP))
@@ -283,7 +283,7 @@ def test_a_stop_ends_also_when_the_store_is_gone(etcd, tmp_path):
     run(scenario())
 
 
-def test_a_store_that_is_away_is_told_within_seconds_and_so_is_its_return(etcd, tmp_path):
+def test_a_store_that_is_away_is_reported_within_seconds_and_so_is_its_return(etcd, tmp_path):
     async def scenario():
         async with a_broker(etcd, tmp_path) as (_, client):
             await client.apply(

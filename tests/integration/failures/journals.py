@@ -95,7 +95,7 @@ class Writer:
 
 
 def read(transport: Transport, journal: str, offset: int = 0) -> tuple[bytes, GazetteError]:
-    """What one read of a journal gives, and how it ends."""
+    """Return the bytes of one read of a journal, and its end."""
 
     async def read() -> tuple[bytes, GazetteError]:
         content = bytearray()
@@ -113,7 +113,7 @@ def read(transport: Transport, journal: str, offset: int = 0) -> tuple[bytes, Ga
 
 
 def read_on(transport: Transport, journal: str, offset: int = 0) -> tuple[bytes, GazetteError]:
-    """What a reader that tries again gives, and how it ends."""
+    """Return the bytes of a reader that tries again, and its end."""
 
     async def read() -> tuple[bytes, GazetteError]:
         content = bytearray()

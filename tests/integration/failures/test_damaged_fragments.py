@@ -155,7 +155,7 @@ def test_a_flipped_byte_is_one_clear_error_however_it_is_read(cluster, stored):
     stored.assert_tells(dict(answer.trailers)["X-Close-Error"])
 
 
-def test_damage_of_a_large_fragment_is_told_although_some_of_it_was_read(cluster, name):
+def test_damage_of_a_large_fragment_is_reported_although_some_of_it_was_read(cluster, name):
     """A reader which tried again from the middle would not notice it any more."""
     stored = Stored(cluster, name, count=10_000).wait()
     flip(stored.files()[1], 70)
@@ -231,7 +231,7 @@ def test_a_good_copy_in_its_place_mends_it(cluster, stored):
     assert isinstance(error, OffsetNotYetAvailableError)
 
 
-def test_a_removed_fragment_is_told_until_the_journal_is_read_behind_it(cluster, name):
+def test_a_removed_fragment_is_reported_until_the_journal_is_read_behind_it(cluster, name):
     stored = Stored(cluster, name).wait()
     first, second, third = stored.contents
     path = stored.files()[1]

@@ -36,7 +36,7 @@ KILLED = textwrap.dedent(
 
 
 def left_behind(data, name):
-    """What a killed process had acknowledged, and its spool's content file."""
+    """Return the bytes that a killed process acknowledged, and its spool's content file."""
     tests = str(Path(__file__).parents[2])
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", KILLED, data, name],

@@ -202,7 +202,7 @@ def test_a_bad_offset_is_told(cluster, kept, transport):
         ("file:///no/such/directory/", "create it"),
     ],
 )
-def test_a_store_that_cannot_be_used_is_told_by_appends(cluster, name, transport, url, text):
+def test_a_store_that_cannot_be_used_is_reported_by_appends(cluster, name, transport, url, text):
     cluster.apply(spec(name, url))
     with one_error(FragmentStoreUnhealthyError, name, url, text, "gazctl journals store-health"):
         append(transport, name, b"content")
@@ -221,7 +221,7 @@ def test_a_store_that_cannot_be_used_is_told_by_appends(cluster, name, transport
         "s3://bucket/?unknown=1",
     ],
 )  # fmt: skip
-def test_a_bad_address_is_told_where_it_is_given(url, monkeypatch):
+def test_a_bad_address_is_reported_where_it_is_given(url, monkeypatch):
     with within(5), pytest.raises(ConfigurationError) as caught:
         connect(url)
     assert url.strip() in str(caught.value)

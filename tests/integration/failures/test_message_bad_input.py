@@ -133,7 +133,7 @@ POISON = [
     [(*each, "committed") for each in POISON]
     + [(*each, "uncommitted") for each in POISON if each not in NO_UUIDS],
 )
-def test_a_poison_record_is_told_and_nothing_around_it_is_lost(
+def test_a_poison_record_is_reported_and_nothing_around_it_is_lost(
     journal, kind, poison, error_type, isolation
 ):
     journal = journal(kind)
@@ -158,7 +158,7 @@ def test_a_poison_record_is_told_and_nothing_around_it_is_lost(
 
 
 @pytest.mark.parametrize(("kind", "poison", "error_type"), NO_UUIDS)
-def test_text_that_is_no_uuid_is_told_by_its_envelope_where_nothing_is_sequenced(
+def test_text_that_is_no_uuid_is_reported_by_its_envelope_where_nothing_is_sequenced(
     journal, kind, poison, error_type
 ):
     journal = journal(kind)
@@ -171,7 +171,7 @@ def test_text_that_is_no_uuid_is_told_by_its_envelope_where_nothing_is_sequenced
     assert is_clear(caught.value, journal, commit.begin)
 
 
-def test_a_reader_goes_on_from_a_checkpoint_before_a_poison_record(journal):
+def test_a_reader_continues_from_a_checkpoint_before_a_poison_record(journal):
     journal = journal("dict")
     journal.append(b"poison\n")
     journal.publish(2)
@@ -181,7 +181,7 @@ def test_a_reader_goes_on_from_a_checkpoint_before_a_poison_record(journal):
     assert (numbers, error) == ([2], None)
 
 
-def test_what_a_callback_raises_ends_the_iteration(journal):
+def test_an_error_of_a_callback_ends_the_iteration(journal):
     class TooManyError(Exception):
         pass
 
@@ -204,7 +204,7 @@ TORN = [
 
 
 @pytest.mark.parametrize(("kind", "begin", "rest"), TORN)
-def test_a_frame_that_is_torn_at_the_head_is_told_and_read_when_it_is_whole(
+def test_a_frame_that_is_torn_at_the_head_is_reported_and_read_when_it_is_whole(
     journal, kind, begin, rest
 ):
     journal = journal(kind)
@@ -245,7 +245,7 @@ def test_the_last_csv_record_needs_no_end(journal):
         "1b4e28ba2fa14bd2883f0016d3cca427",
     ],
 )
-def test_a_uuid_of_another_version_is_read_for_what_its_fields_say(journal, text):
+def test_a_uuid_of_another_version_is_read_by_its_fields(journal, text):
     journal = journal("dict")
     journal.append(b'{"UUID": "%b", "number": 2}\n' % text.encode())
     journal.publish(3)
@@ -288,7 +288,9 @@ def test_a_wall_clock_that_is_set_back_stops_no_publisher(journal, monkeypatch):
 
 
 @pytest.mark.parametrize("content_type", ["", "text/plain", RECOVERY_LOG])
-def test_a_journal_without_framing_is_told_to_readers_and_publishers(cluster, name, content_type):
+def test_a_journal_without_framing_is_reported_to_readers_and_publishers(
+    cluster, name, content_type
+):
     cluster.apply(spec(name, content_type=content_type))
     append(cluster.transport, name, b"content\n")
 
@@ -317,7 +319,7 @@ def test_a_journal_without_framing_is_told_to_readers_and_publishers(cluster, na
 
 
 @pytest.mark.parametrize("kind", ["csv", "protobuf"])
-def test_a_class_that_a_journal_cannot_hold_is_told_with_those_it_can(journal, kind):
+def test_a_class_that_a_journal_cannot_hold_is_reported_with_those_it_can(journal, kind):
     journal = journal(kind)
     with within(5), Reader(dict, name=journal.name, transport=journal.transport) as reader:
         found, error = messages(reader)
@@ -363,7 +365,7 @@ def test_a_mapping_to_an_unknown_journal_publishes_nothing(journal):
         ("lines", b"{}\n{", "input at byte 3: no whole record: unexpected EOF"),
     ],
 )
-def test_the_command_line_tells_bad_input_in_one_line(cluster, name, framing, content, told):
+def test_the_command_line_reports_bad_input_in_one_line(cluster, name, framing, content, told):
     cluster.apply(spec(name))
     ended = subprocess.run(
         [

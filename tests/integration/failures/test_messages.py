@@ -24,7 +24,7 @@ def published(cluster, name):
 @pytest.mark.parametrize(
     "poison", [b"this is no JSON\n", b'{"half": \n', b"\xff\xfe\n", b"[1, 2]\n"]
 )
-def test_a_poisoned_record_is_named_and_what_stands_around_it_can_be_read(
+def test_a_poisoned_record_is_named_and_its_neighbours_can_be_read(
     cluster, name, published, poison
 ):
     commit = published(poison)
@@ -43,7 +43,7 @@ def test_a_poisoned_record_is_named_and_what_stands_around_it_can_be_read(
     assert [message["number"] for message in found] == [2]
 
 
-def test_a_torn_record_is_told_at_the_head_and_waited_for_by_a_reader_that_blocks(
+def test_a_torn_record_is_reported_at_the_head_and_waited_for_by_a_reader_that_blocks(
     cluster, name, published
 ):
     commit = published(b'{"number": ')
@@ -60,7 +60,9 @@ def test_a_torn_record_is_told_at_the_head_and_waited_for_by_a_reader_that_block
 
 
 @pytest.mark.parametrize("content_type", ["", "text/plain"])
-def test_a_journal_without_framing_is_told_to_readers_and_publishers(cluster, name, content_type):
+def test_a_journal_without_framing_is_reported_to_readers_and_publishers(
+    cluster, name, content_type
+):
     cluster.apply(spec(name, content_type=content_type))
     append(cluster.transport, name, b"a,b\n")
     with within(5), Reader(dict, name=name, transport=cluster.transport) as reader:
@@ -78,7 +80,7 @@ def test_a_journal_without_framing_is_told_to_readers_and_publishers(cluster, na
     assert name in str(caught.value)
 
 
-def test_a_store_read_directly_must_be_told_its_content_type(cluster, name):
+def test_a_store_read_directly_needs_its_content_type(cluster, name):
     cluster.apply(spec(name, length=1024))
     for _ in range(2):
         append(cluster.transport, name, b"{}\n" * 512)

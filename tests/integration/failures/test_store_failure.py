@@ -42,7 +42,7 @@ def append_until_taken(writer: Writer) -> None:
 
 
 @pytest.mark.parametrize("way", ["refuse", "hang"])
-def test_a_lost_s3_store_is_told_within_five_seconds_and_so_is_its_return(
+def test_a_lost_s3_store_is_reported_within_five_seconds_and_so_is_its_return(
     cluster, losable_s3, name, way
 ):
     (cluster.fragments / "elsewhere").mkdir(exist_ok=True)
@@ -74,7 +74,7 @@ def test_a_lost_s3_store_is_told_within_five_seconds_and_so_is_its_return(
     delete(cluster, lost)
 
 
-def test_a_file_store_that_vanishes_is_told_and_what_it_held_is_there_when_it_is_back(
+def test_a_file_store_that_vanishes_is_reported_and_its_content_is_there_when_it_is_back(
     cluster, name, warnings_of
 ):
     directory = cluster.fragments / "vanishing"
@@ -98,7 +98,7 @@ def test_a_file_store_that_vanishes_is_told_and_what_it_held_is_there_when_it_is
     writer.check()
 
 
-def test_a_store_that_was_never_there_is_told_within_five_seconds(cluster, name):
+def test_a_store_that_was_never_there_is_reported_within_five_seconds(cluster, name):
     url = "s3://bucket/?endpoint=http://127.0.0.1:1&region=us-east-1"
     cluster.apply(spec(name, url))
     writer = Writer(cluster.transport, name)
@@ -108,7 +108,7 @@ def test_a_store_that_was_never_there_is_told_within_five_seconds(cluster, name)
     assert caught.value.journal == name
 
 
-def test_a_second_store_that_cannot_be_listed_is_told_within_five_seconds(cluster, name):
+def test_a_second_store_that_cannot_be_listed_is_reported_within_five_seconds(cluster, name):
     """The head of a journal is not known before all of its stores were listed."""
     url = "s3://bucket/?endpoint=http://127.0.0.1:1&region=us-east-1"
     cluster.apply(spec(name, "file:///", url))
@@ -119,7 +119,7 @@ def test_a_second_store_that_cannot_be_listed_is_told_within_five_seconds(cluste
     delete(cluster, name)
 
 
-def test_a_reader_waits_for_a_lost_store_within_a_bound_and_goes_on_when_it_is_back(
+def test_a_reader_waits_for_a_lost_store_within_a_bound_and_continues_when_it_is_back(
     cluster, losable_s3, name, monkeypatch
 ):
     monkeypatch.setattr(prefetch, "PATIENCE_S", 0.5)

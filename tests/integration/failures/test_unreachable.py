@@ -123,7 +123,7 @@ def stoppable(tmp_path):
     clusters[-1].stop()
 
 
-def test_a_reader_that_blocks_goes_on_when_its_broker_is_back(stoppable, name):
+def test_a_reader_that_blocks_continues_when_its_broker_is_back(stoppable, name):
     cluster = stoppable.cluster
     cluster.apply(spec(name))
     append(cluster.transport, name, b'{"number": 0}\n')
@@ -157,7 +157,7 @@ def test_a_reader_that_blocks_can_be_closed_while_its_broker_is_gone(stoppable, 
     run(transport.aclose())
 
 
-def test_what_is_published_while_the_broker_is_gone_is_sent_when_it_is_back(stoppable, name):
+def test_messages_published_without_a_broker_are_sent_when_it_is_back(stoppable, name):
     cluster = stoppable.cluster
     cluster.apply(spec(name))
     transport = connect(cluster.address, connect_timeout_s=CONNECT_TIMEOUT_S)
@@ -200,7 +200,7 @@ def test_a_publisher_is_closed_in_time_while_its_broker_is_gone(stoppable, name)
 
 
 @pytest.mark.parametrize("block", [False, True])
-def test_a_transport_closed_under_a_reader_or_publisher_is_told_and_stops_nothing_else(
+def test_a_transport_closed_under_a_reader_or_publisher_is_reported_and_stops_nothing_else(
     cluster, name, block
 ):
     cluster.apply(spec(name, content_type="application/x-ndjson"))

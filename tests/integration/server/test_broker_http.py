@@ -23,7 +23,7 @@ from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.api.served import ServedBroker
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
-from gazette_sdk.server import Server
+from gazette_sdk.server.process import Server
 from gazette_sdk.transport.loop import run
 from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
 from support.brokers import Client, config_for, journal_spec
@@ -72,7 +72,7 @@ def place(root: Path, journal: str, begin: int, end: int, content: bytes, **how:
 
 
 async def recorded_state(root: Path, client: Client) -> None:
-    """What the recordings say was true before."""
+    """Set up the state before the recordings."""
     place(root, "http/stored", 0, 12, b"stored line\n", mod_time=1700000000)
     for begin in (1100, 3300, 4400):
         content = PATTERN[begin : begin + 1100]
@@ -132,7 +132,7 @@ FREE_TEXT = re.compile(r"(?!(?:[A-Z_]+|unknown method: [A-Z]+|<a .*)\n\s*$)")
 
 
 def differences(case: dict[str, Any], answer: Answer, endpoint: str) -> list[str]:
-    """What differs from the recording, of what is a contract."""
+    """Return the differences from the recording in what the contract covers."""
     found: list[str] = []
 
     def compare(what: str, ours: object, recorded: object) -> None:
@@ -378,7 +378,7 @@ def test_metrics_have_the_recorded_names_types_and_labels(etcd, tmp_path):
 
 
 @pytest.mark.parametrize("size", [1, 100_000, 5_000_000])
-def test_what_one_front_writes_the_others_read(etcd, tmp_path, size):
+def test_bytes_written_by_one_front_are_read_by_the_others(etcd, tmp_path, size):
     content = os.urandom(size)
 
     async def scenario():

@@ -10,7 +10,8 @@ import grpc.aio
 import pytest
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.server import Wire, server_context
+from gazette_sdk.server.listener import PortProtocol
+from gazette_sdk.server.tls import server_context
 from gazette_sdk.transport.loop import run
 from support.certificates import Authority
 from support.raw_http import exchange
@@ -216,7 +217,7 @@ def test_a_further_protocol_can_be_added(authority, certificate, secure):
             str(certificate.cert_file), str(certificate.key_file), alpn=("echo/1", "http/1.1", "h2")
         )
         async with serving(ScriptedJournals(), tls=tls if secure else None) as server:
-            server.listener.add(Wire("echo", (b"ECHO/1\r\n\r\n",), Echo, alpn="echo/1"))
+            server.listener.add(PortProtocol("echo", (b"ECHO/1\r\n\r\n",), Echo, alpn="echo/1"))
             context = None
             if secure:
                 context = ssl.create_default_context(cafile=str(authority.ca_file))

@@ -162,7 +162,7 @@ def test_a_later_revision_is_waited_for(by_header, tmp_path):
     run(scenario())
 
 
-def test_a_stopped_broker_proxies_what_is_elsewhere_and_refuses_its_own(tmp_path):
+def test_a_stopped_broker_proxies_journals_of_others_and_refuses_its_own(tmp_path):
     async def scenario():
         async with topology(tmp_path) as made:
             made.resolver.stop_local()
@@ -186,7 +186,7 @@ def test_a_fully_suspended_journal_answers_suspended_whatever_its_members(tmp_pa
     run(scenario())
 
 
-def test_what_was_resolved_is_known_until_something_changes(tmp_path):
+def test_a_resolution_is_cached_until_something_changes(tmp_path):
     async def scenario():
         async with topology(tmp_path) as made:
             options = {"may_proxy": True, "require_primary": True}
@@ -273,7 +273,7 @@ def test_a_replica_is_made_when_assigned_and_ended_when_not(tmp_path):
     run(scenario())
 
 
-def test_a_spec_of_the_same_stores_and_assignments_disturbs_nobody(tmp_path):
+def test_a_spec_of_the_same_stores_and_assignments_invalidates_nothing(tmp_path):
     async def scenario():
         async with setup(tmp_path) as made:
             spec = journal_spec("a/journal", stores=["file:///one/"])
@@ -387,7 +387,7 @@ def test_a_head_is_forgotten_only_where_others_synchronized_without_us(tmp_path)
     run(scenario())
 
 
-def test_a_replica_that_follows_another_waits_for_it_and_goes_on_where_it_ended(tmp_path):
+def test_a_replica_waits_for_its_predecessor_and_continues_at_its_end(tmp_path):
     async def scenario():
         async with setup(tmp_path) as made:
             item = dict([made.mirror.item(journal_spec("a/journal", replication=2))])

@@ -152,8 +152,9 @@ def test_private_diagnostics_are_on_their_own_port_only():
         journals.on_read = lambda *_: items(pb.ReadResponse(status=pb.JOURNAL_NOT_FOUND))
         async with serving(journals, debug_port="0", debug_private=True) as server:
             public = await exchange(server.endpoint, "GET", "/debug/ready")
-            private = await exchange(server.debug_endpoint, "GET", "/debug/ready")
-            elsewhere = await exchange(server.debug_endpoint, "GET", "/a/journal")
+            own = f"http://localhost:{server._debug_listener.port}"
+            private = await exchange(own, "GET", "/debug/ready")
+            elsewhere = await exchange(own, "GET", "/a/journal")
             return public.status, private.status, elsewhere.status
 
     assert run(scenario(), 10) == (404, 200, 404)

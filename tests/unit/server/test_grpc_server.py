@@ -13,8 +13,8 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.server import FOREIGN_CHUNK_BYTES, MAX_CHUNK_BYTES
 from gazette_sdk.server import grpc_server as grpc_module
+from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, MAX_CHUNK_BYTES
 from gazette_sdk.server.metrics import metrics_text
 from gazette_sdk.transport.loop import run
 from support.scripted_journals import HEADER, ScriptedJournals, items, metadata, serving, stub
@@ -127,7 +127,7 @@ def test_an_unknown_method_is_unimplemented():
     run(scenario(), 10)
 
 
-def test_a_call_knows_its_token_its_deadline_and_its_chunk_size():
+def test_a_call_has_its_token_its_deadline_and_its_chunk_size():
     async def scenario():
         journals = ScriptedJournals()
         async with serving(journals) as server, channel_to(server) as channel:
@@ -158,7 +158,7 @@ REFUSED_CALLS = 300
 
 
 @pytest.mark.parametrize("outcome", ["error", "response"])
-def test_an_append_refused_while_its_client_sends_always_says_why(outcome):
+def test_an_append_refused_while_its_client_sends_always_has_its_status(outcome):
     """Also when the answer comes long before the client has sent everything."""
 
     async def refuse(requests, _call):
@@ -191,7 +191,7 @@ def test_an_append_refused_while_its_client_sends_always_says_why(outcome):
     run(scenario(), 60)
 
 
-def test_a_replication_refused_while_its_client_sends_always_says_why():
+def test_a_replication_refused_while_its_client_sends_always_has_its_status():
     async def refuse(requests, _call):
         yield pb.ReplicateResponse(status=pb.WRONG_ROUTE)
         await anext(requests)

@@ -5,8 +5,8 @@ import pytest
 from aiohttp import web
 
 from gazette_sdk.errors import GazetteError, UnauthenticatedError, ValidationError
-from gazette_sdk.server import Server
 from gazette_sdk.server.http import TrailedResponse, clean_path, parse_target, quote_path
+from gazette_sdk.server.process import Server
 from gazette_sdk.transport.loop import run
 from support.raw_http import exchange
 

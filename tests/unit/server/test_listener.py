@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.server import listener as listener_module
-from gazette_sdk.server.listener import HTTP_OPENINGS, Listener, Wire, find_wire
+from gazette_sdk.server.listener import HTTP_OPENINGS, Listener, PortProtocol, find_protocol
 from gazette_sdk.transport.loop import run
 from support.spools import until
 
@@ -30,11 +30,11 @@ class Recorder(asyncio.Protocol):
         self.transport.write(self.name.encode() + b":" + data)
 
 
-def wires(seen: list[tuple[str, bytes]]) -> list[Wire]:
+def wires(seen: list[tuple[str, bytes]]) -> list[PortProtocol]:
     return [
-        Wire("grpc", (b"PRI * HTTP/2.0\r\n",), lambda: Recorder("grpc", seen)),
-        Wire("http", HTTP_OPENINGS, lambda: Recorder("http", seen)),
-        Wire("stream", (b"GZT/1\r\n\r\n",), lambda: Recorder("stream", seen)),
+        PortProtocol("grpc", (b"PRI * HTTP/2.0\r\n",), lambda: Recorder("grpc", seen)),
+        PortProtocol("http", HTTP_OPENINGS, lambda: Recorder("http", seen)),
+        PortProtocol("stream", (b"GZT/1\r\n\r\n",), lambda: Recorder("stream", seen)),
     ]
 
 
@@ -59,16 +59,16 @@ def wires(seen: list[tuple[str, bytes]]) -> list[Wire]:
     ],
 )
 def test_the_first_bytes_say_the_protocol(opening, name, undecided):
-    wire, more = find_wire(opening, wires([]))
+    wire, more = find_protocol(opening, wires([]))
     assert (wire.name if wire else None, more) == (name, undecided)
 
 
 @given(st.binary(max_size=30), st.integers(0, 30))
-def test_more_bytes_never_change_what_was_decided(opening, cut):
+def test_more_bytes_never_change_a_decision(opening, cut):
     known = wires([])
-    wire, more = find_wire(opening[:cut], known)
+    wire, more = find_protocol(opening[:cut], known)
     if not more:
-        assert find_wire(opening, known)[0] is wire
+        assert find_protocol(opening, known)[0] is wire
 
 
 async def _ask(port: int, *parts: bytes) -> bytes:
@@ -123,7 +123,7 @@ def test_small_answers_are_sent_at_once(address):
             return made[-1]
 
         listener = Listener()
-        listener.add(Wire("stream", (b"GZT/1\r\n\r\n",), recorder))
+        listener.add(PortProtocol("stream", (b"GZT/1\r\n\r\n",), recorder))
         listener.bind("localhost", 0)
         await listener.start()
         try:
@@ -159,7 +159,7 @@ def test_an_unknown_protocol_closes_the_connection(opening):
 
 @pytest.mark.parametrize("opening", [b"", b"GE"])
 def test_a_connection_that_shows_no_protocol_in_time_is_closed(monkeypatch, opening):
-    monkeypatch.setattr(listener_module, "SHOW_PROTOCOL_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(listener_module, "OPENING_TIMEOUT_S", 0.05)
 
     async def scenario():
         listener = _listening([])
@@ -190,7 +190,7 @@ def test_closing_drops_connections_without_a_protocol():
 
 
 @pytest.mark.parametrize("turns", range(5))
-def test_closing_drops_connections_that_are_just_being_made(turns):
+def test_closing_aborts_connections_that_are_just_being_made(turns):
     async def scenario() -> None:
         listener = Listener()
         listener.bind("127.0.0.1", 0)
@@ -246,7 +246,7 @@ def test_an_unknown_host_is_refused():
 def test_localhost_is_every_loopback_address():
     async def scenario():
         listener = Listener()
-        listener.add(Wire("http", HTTP_OPENINGS, lambda: Recorder("http", [])))
+        listener.add(PortProtocol("http", HTTP_OPENINGS, lambda: Recorder("http", [])))
         port = listener.bind("localhost", 0)
         await listener.start()
         try:
@@ -287,7 +287,7 @@ def test_a_unix_socket_is_served_and_removed(tmp_path: Path):
     async def scenario():
         path = tmp_path / "socket"
         listener = Listener()
-        listener.add(Wire("http", HTTP_OPENINGS, lambda: Recorder("http", [])))
+        listener.add(PortProtocol("http", HTTP_OPENINGS, lambda: Recorder("http", [])))
         listener.bind_unix(path)
         await listener.start()
         reader, writer = await asyncio.open_unix_connection(path)

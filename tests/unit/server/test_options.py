@@ -116,7 +116,7 @@ def test_a_file_names_options_in_three_ways_in_any_case_of_the_section(key, sect
     assert load(GROUP, layers(ini=f"[{section}]\n{key}=x\n")).name == "x"
 
 
-def test_what_a_file_holds_beside_is_ignored():
+def test_unknown_entries_of_a_file_are_ignored():
     ini = "[Other]\nName = wrong\n[Things.list]\nUnknown = 1\nOnlyFlag = no\nname = lower case\n"
     values = load(GROUP, layers(ini=ini))
     assert (values.name, values.only_flag) == ("default", "")

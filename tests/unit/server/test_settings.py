@@ -86,6 +86,6 @@ def test_a_random_name_has_two_words():
     assert re.fullmatch("[a-z]+-[a-z]+", pet_name())
 
 
-def test_the_advertised_host_is_this_machine_unless_told_otherwise():
+def test_the_advertised_host_is_this_machine_by_default():
     assert load(BROKER, Sources()).advertise_host
     assert load(BROKER, Sources({"broker.host": ["h.example"]})).advertise_host == "h.example"

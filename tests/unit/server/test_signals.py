@@ -27,7 +27,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
-def test_the_first_signal_is_told_and_later_ones_are_swallowed(first):
+def test_the_first_signal_is_returned_and_later_ones_are_ignored(first):
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -100,7 +100,7 @@ def test_a_connection_without_a_call_is_closed(monkeypatch):
 
 
 def test_a_preface_that_trickles_in_is_given_up(monkeypatch):
-    monkeypatch.setattr(listener_module, "SHOW_PROTOCOL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(listener_module, "OPENING_TIMEOUT_S", 0.2)
     with (
         stream_server(ScriptedJournals()) as server,
         RawStream(server.endpoint, preface=b"") as client,

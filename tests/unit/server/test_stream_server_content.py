@@ -18,7 +18,7 @@ from gazette_sdk.protocol.stream_frames import (
     Method,
     encode,
 )
-from gazette_sdk.server import server_context
+from gazette_sdk.server.tls import server_context
 from support.certificates import Authority
 from support.raw_stream import RawStream, append_frames, read_call
 from support.scripted_journals import FileSpan, ScriptedJournals, items, metadata

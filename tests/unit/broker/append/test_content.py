@@ -93,7 +93,7 @@ class Setting:
         assert content.error is None
         assert content.effect is ContentEffect.COMMIT
         spool = self.user.spool
-        await spool.settle()
+        await spool.flush()
         await self.pipeline.propose(spool.next(), spool.registers, acknowledge=True)
         return content.commit(spool.fragment)
 

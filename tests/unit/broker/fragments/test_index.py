@@ -91,7 +91,7 @@ def test_queries(case, directory):
     asyncio.run(scenario())
 
 
-def test_a_gap_is_passed_over_when_what_follows_is_old(directory):
+def test_a_gap_is_skipped_if_the_next_fragment_is_old(directory):
     async def scenario():
         now = 1_500_000_000
         for age, status in [(OFFSET_JUMP_AGE_S - 1, 6), (OFFSET_JUMP_AGE_S + 1, 0)]:
@@ -110,7 +110,7 @@ def test_a_gap_is_passed_over_when_what_follows_is_old(directory):
     asyncio.run(scenario())
 
 
-def test_local_files_are_let_go_of_once_a_listing_shows_their_bytes(directory):
+def test_local_files_are_released_when_a_listing_covers_their_bytes(directory):
     async def scenario():
         index, one, two = Index(), a_file(directory), a_file(directory)
         index.commit(fragment_of(0, 50), one)
@@ -173,7 +173,7 @@ def test_a_replica_that_ends_wakes_all_readers(directory):
     asyncio.run(scenario())
 
 
-def test_what_a_spool_commits_can_be_read_at_once(directory):
+def test_committed_bytes_of_a_spool_can_be_read_at_once(directory):
     async def scenario():
         index = Index()
         user = SpoolUser(directory, on_commit=index.commit)

@@ -5,10 +5,11 @@ import contextlib
 import gzip
 import threading
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 import pytest
 
-from gazette_sdk.broker.fragments.persister import JournalLookup, Persister
+from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.fragment.stores import FileStore, open_store
@@ -39,7 +40,8 @@ class Setting:
 
     def lookup(self, journal):
         assert journal == JOURNAL
-        return JournalLookup(self.spec, self.revision) if self.spec is not None else None
+        entry = SimpleNamespace(value=self.spec, create_revision=self.revision)
+        return entry if self.spec is not None else None
 
     async def spool(self, content=b"content of 12", *, primary=True, codec=pb.NONE):
         """A closed spool, whose file nobody else holds."""
@@ -130,7 +132,7 @@ def test_a_completion_without_content_is_ignored(tmp_path):
     scenario(tmp_path, body)
 
 
-def test_a_replica_waits_for_three_ticks_and_uploads_if_nobody_did(tmp_path):
+def test_a_replica_waits_for_three_ticks_and_uploads_what_is_not_stored(tmp_path):
     async def body(setting):
         done = await setting.spool(primary=False)
         setting.persister.complete(done)
@@ -173,7 +175,7 @@ def test_a_replica_that_finds_the_fragment_does_not_upload_it_again(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["deleted", "created again"])
-def test_what_a_deleted_journal_left_is_dropped(how, tmp_path):
+def test_spools_of_a_deleted_journal_are_dropped(how, tmp_path):
     async def body(setting):
         done = await setting.spool()
         if how == "deleted":
@@ -241,7 +243,7 @@ def test_content_that_changed_on_disk_is_never_uploaded(tmp_path, caplog):
     scenario(tmp_path, body)
 
 
-def test_postfix_codec_and_encoding_of_what_is_stored(tmp_path):
+def test_postfix_codec_and_encoding_of_a_stored_fragment(tmp_path):
     async def body(setting):
         setting.spec.fragment.path_postfix_template = (
             'date={{ .Spool.FirstAppendTime.Format "2006-01-02" }}'
@@ -309,7 +311,7 @@ def test_finish_awaits_attempts_and_all_queues(tmp_path):
     scenario(tmp_path, body)
 
 
-def test_finish_goes_on_while_a_store_fails_and_can_be_cancelled(tmp_path):
+def test_finish_continues_while_a_store_fails_and_can_be_cancelled(tmp_path):
     async def body(setting):
         setting.spec.fragment.stores[:] = ["file:///missing/"]
         setting.persister.complete(await setting.spool())

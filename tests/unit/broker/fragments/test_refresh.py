@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,7 +69,11 @@ def put(root, begin, end):
 
 @contextlib.asynccontextmanager
 async def refreshing(index, stores, lookup):
-    task = asyncio.create_task(refresh_index("a/journal", index, stores, lookup))
+    def journal_of(journal):
+        spec = lookup(journal)
+        return SimpleNamespace(value=spec) if spec is not None else None
+
+    task = asyncio.create_task(refresh_index("a/journal", index, stores, journal_of))
     try:
         yield task
     finally:
@@ -78,7 +83,7 @@ async def refreshing(index, stores, lookup):
         await stores.aclose()
 
 
-def test_the_index_follows_the_store_and_lets_go_of_local_files(tmp_path):
+def test_the_index_follows_the_store_and_releases_local_files(tmp_path):
     async def scenario():
         root = tmp_path / "store"
         root.mkdir()

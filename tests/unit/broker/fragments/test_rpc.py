@@ -129,7 +129,7 @@ def test_a_delete_probe_that_cannot_be_put_names_the_step(tmp_path):
     assert "no write" in response.store_health_error
 
 
-def test_a_store_that_cannot_be_made_is_unhealthy_and_says_why(tmp_path):
+def test_a_store_that_cannot_be_made_is_unhealthy_with_a_reason(tmp_path):
     response = health(tmp_path, url="s3://bucket/?unknown=argument", check_delete=True)
     assert response.status == pb.FRAGMENT_STORE_UNHEALTHY
     assert "unknown" in response.store_health_error

@@ -100,7 +100,7 @@ def test_an_error_ends_background_work_and_another_attempt_begins_anew(content, 
     assert finished(compression, content)[:4] == b"\x28\xb5\x2f\xfd"
 
 
-def test_changed_content_is_told_and_right_content_is_taken_afterwards(content):
+def test_changed_content_is_an_error_and_right_content_is_compressed_afterwards(content):
     compression = Compression(pb.GZIP)
     content.path.write_bytes(b"x" + CONTENT[1:])
     with pytest.raises(CorruptFragmentError, match="changed since it was committed"):

@@ -58,7 +58,7 @@ def as_after_a_crash(root: Path, target: Path) -> Path:
 
 
 def recover(root: Path, *, cluster: int = CLUSTER):
-    """What a new process finds: {(journal, begin): content}, and its head of the journal."""
+    """Return what a new process finds: {(journal, begin): content}, and its head of the journal."""
     with SpoolDirectory(root) as directory:
         spools = directory.recover(cluster)
         found = {}
@@ -79,7 +79,7 @@ def test_committed_content_is_found_again_and_uncommitted_content_is_cut_off(roo
             await user.append(b"second ")
             await user.roll(codec=pb.SNAPPY)
             await user.append(b"third ")
-            written = user.spool.first_append_time
+            written = user.spool.first_append_s
             await user.spool.write(b"never acknowledged", 0)
             crashed = as_after_a_crash(root, tmp_path / "crashed")
 
@@ -93,7 +93,7 @@ def test_committed_content_is_found_again_and_uncommitted_content_is_cut_off(roo
             )
             assert two.fragment.begin == one.fragment.end == 13
             assert one.registers == two.registers == label_set(owner="me")
-            assert two.first_append_time == written
+            assert two.first_append_time.timestamp() == written
             assert (one.create_revision, one.primary) == (REVISION, False)
 
             # The journal goes on where it was, and what was recovered is still there then.
@@ -108,7 +108,7 @@ def test_committed_content_is_found_again_and_uncommitted_content_is_cut_off(roo
     asyncio.run(scenario())
 
 
-def test_a_head_outlives_the_files_that_told_it(root):
+def test_a_head_outlives_the_files_it_came_from(root):
     async def scenario():
         with SpoolDirectory(root) as directory:
             user = SpoolUser(directory)
@@ -203,7 +203,7 @@ def test_one_process_uses_a_directory_at_a_time(root):
         pass
 
 
-def test_a_directory_that_cannot_be_used_says_so(tmp_path):
+def test_a_directory_that_cannot_be_used_is_a_configuration_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="choose a writable directory"):
         SpoolDirectory(tmp_path / "file")
@@ -309,7 +309,7 @@ def test_a_log_that_cannot_be_replaced_grows_on(tmp_path, caplog):
     (tmp_path / "x.thin").mkdir()
     commits = commits_of(1000)
     assert parse_log(log_of(tmp_path, commits, log_length_bytes_max=20_000)).commits == commits
-    assert "which grows on" in caplog.text
+    assert "which grows: " in caplog.text
 
 
 def test_files_that_cannot_be_made_leave_no_half_of_them(root):
@@ -330,7 +330,7 @@ def test_files_that_cannot_be_made_leave_no_half_of_them(root):
 
 
 @pytest.mark.parametrize("registers", [b"", b"r" * 70_000])
-def test_a_log_cut_anywhere_tells_the_commits_before_the_cut(tmp_path, registers):
+def test_a_log_cut_anywhere_has_the_commits_before_the_cut(tmp_path, registers):
     commits = commits_of(4, registers)
     data = log_of(tmp_path, commits)
     assert parse_log(data).commits == commits

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def directory(tmp_path):
 
 
 def stored(spool):
-    """What an upload of a closed spool would hold, decompressed."""
+    """Return the decompressed upload of a closed spool."""
     fragment = spool.fragment
     reader, length = spool.file.stored_form(fragment.end - fragment.begin, digest_of(fragment.sum))
     raw = reader.read()
@@ -120,7 +121,9 @@ def test_each_batch_is_a_gzip_member(case, directory):
     "codec", [pb.NONE, pb.GZIP, pb.ZSTANDARD, pb.SNAPPY, pb.GZIP_OFFLOAD_DECOMPRESSION]
 )
 @pytest.mark.parametrize("primary", [True, False])
-def test_what_is_stored_holds_the_content_whoever_compresses(codec, primary, directory):
+def test_the_stored_form_has_the_content_with_and_without_compression_before(
+    codec, primary, directory
+):
     async def scenario():
         user = SpoolUser(directory, batch_bytes=1000)
         await user.roll(codec=codec)
@@ -183,15 +186,15 @@ def test_first_append_time_is_that_of_the_first_commit(directory):
         user = SpoolUser(directory)
         await user.spool.write(b"dropped", 0)
         await user.spool.roll_back()
-        assert user.spool.first_append_time is None
+        assert user.spool.first_append_s is None
         await user.append(b"one")
-        first = user.spool.first_append_time
+        first = user.spool.first_append_s
         assert first is not None
-        assert first.utcoffset().total_seconds() == 0
         await user.append(b"two")
-        assert user.spool.first_append_time == first
+        assert user.spool.first_append_s == first
         await user.roll()
-        assert user.spool.first_append_time is None
+        assert user.spool.first_append_s is None
+        assert user.completed[0].first_append_time == datetime.fromtimestamp(first, UTC)
 
     asyncio.run(scenario())
 
@@ -248,7 +251,7 @@ class FullDisk:
     def __init__(self, monkeypatch, part, failures):
         self.left = failures
         kind = {"content": "content_file", "log": "commit_log"}[part]
-        module = sys.modules[f"gazette_sdk.broker.{kind}"]
+        module = sys.modules[f"gazette_sdk.broker.spool.{kind}"]
         monkeypatch.setattr(module, "os", self)
 
     def __getattr__(self, name):
@@ -427,7 +430,7 @@ class Oracle:
 
 @given(steps, st.sampled_from([pb.NONE, pb.GZIP, pb.SNAPPY]), st.booleans(), st.booleans())
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_a_spool_holds_what_a_plain_string_of_bytes_would(steps, codec, primary, by_itself):
+def test_a_spool_has_the_content_of_a_plain_string_of_bytes(steps, codec, primary, by_itself):
     """Proposals are copies, as peers get them, or the spool's own objects (``by_itself``)."""
 
     async def scenario(root):

@@ -1,4 +1,4 @@
-"""How much is kept of a recovered spool; the remedies for its files; the decisions, one by one."""
+"""The valid part of a recovered spool, truncation of its files, and decisions in quarantine."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.broker.recovery import quarantine as held_back
-from gazette_sdk.broker.recovery import truncate as spool_remedies
-from gazette_sdk.broker.recovery.quarantine import HeldBack
-from gazette_sdk.broker.recovery.reconcile import kept_end
-from gazette_sdk.broker.recovery.truncate import keep_beginning, put_superseded_aside
+from gazette_sdk.broker.recovery import quarantine, truncate
+from gazette_sdk.broker.recovery.quarantine import Quarantine
+from gazette_sdk.broker.recovery.reconcile import valid_end
+from gazette_sdk.broker.recovery.truncate import set_superseded_aside, truncate_spool
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -52,8 +51,8 @@ def fragment(begin: int, end: int, *, content: bytes = b"", store: str = "") -> 
         ([fragment(15, 30), fragment(10, 20, content=b"ours", store="file:///")], 20),
     ],
 )
-def test_it_is_kept_up_to_what_others_have(known, kept):
-    assert kept_end(fragment(10, 20, content=b"ours"), known) == kept
+def test_a_spool_is_valid_up_to_what_others_have(known, kept):
+    assert valid_end(fragment(10, 20, content=b"ours"), known) == kept
 
 
 spans = st.tuples(st.integers(0, 40), st.integers(1, 10)).map(
@@ -65,7 +64,7 @@ spans = st.tuples(st.integers(0, 40), st.integers(1, 10)).map(
 def test_no_byte_is_kept_which_others_have_and_none_is_lost_before(ours, known):
     known = [each for each in known if (each.begin, each.end) != (ours.begin, ours.end)]
     theirs = {offset for each in known for offset in range(each.begin, each.end)}
-    end = kept_end(ours, known)
+    end = valid_end(ours, known)
     assert ours.begin <= end <= ours.end
     assert not theirs & set(range(ours.begin, end))
     assert end == ours.end or end in theirs
@@ -106,13 +105,13 @@ def content_of_spool(spool):
 @pytest.mark.parametrize("synced", [False, True])
 def test_a_spool_is_cut(root, end, synced):
     (whole,) = recovered(root)
-    cut = keep_beginning(whole, end, synced=synced)
+    cut = truncate_spool(whole, end, synced=synced)
     assert content_of_spool(cut) == WHOLE[:end]
     (again,) = recovered(root)
     assert (again.fragment, again.registers) == (cut.fragment, cut.registers)
     assert content_of_spool(again) == WHOLE[:end]
     if end > 1:
-        assert content_of_spool(keep_beginning(again, 1, synced=synced)) == WHOLE[:1]
+        assert content_of_spool(truncate_spool(again, 1, synced=synced)) == WHOLE[:1]
 
 
 class Killed(BaseException):
@@ -127,28 +126,28 @@ def test_a_crash_while_it_is_cut_leaves_all_of_it_or_the_beginning(root, at, mon
         raise Killed
 
     steps = {
-        "write": (spool_remedies.CommitLog, "append"),
-        "rename": (spool_remedies.Path, "rename"),
-        "truncate": (spool_remedies.os, "truncate"),
+        "write": (truncate.CommitLog, "append"),
+        "rename": (truncate.Path, "rename"),
+        "truncate": (truncate.os, "truncate"),
     }
     with monkeypatch.context() as patch:
         patch.setattr(*steps[at], die)
         with pytest.raises(Killed):
-            keep_beginning(whole, 8, synced=False)
+            truncate_spool(whole, 8, synced=False)
     (again,) = recovered(root)
     assert content_of_spool(again) == (WHOLE[:8] if at == "truncate" else WHOLE)
     if at != "truncate":
-        assert content_of_spool(keep_beginning(again, 8, synced=False)) == WHOLE[:8]
+        assert content_of_spool(truncate_spool(again, 8, synced=False)) == WHOLE[:8]
 
 
-def test_what_is_put_aside_stays_there(root):
+def test_superseded_files_stay_where_they_are(root):
     (spool,) = recovered(root)
-    aside = put_superseded_aside(spool)
+    aside = set_superseded_aside(spool)
     assert aside.name.endswith(".content.superseded")
     assert recovered(root) == []
     assert aside.read_bytes() == WHOLE
     assert len(list(aside.parent.glob("*.superseded"))) == 2
-    assert put_superseded_aside(spool) == aside
+    assert set_superseded_aside(spool) == aside
 
 
 def test_a_crash_while_it_is_put_aside_loses_nothing(root):
@@ -164,7 +163,7 @@ def test_a_crash_while_it_is_put_aside_loses_nothing(root):
 
 def test_a_name_put_aside_is_not_given_again(root):
     (spool,) = recovered(root)
-    put_superseded_aside(spool)
+    set_superseded_aside(spool)
 
     async def scenario():
         with SpoolDirectory(root) as directory:
@@ -176,16 +175,16 @@ def test_a_name_put_aside_is_not_given_again(root):
     asyncio.run(scenario())
 
 
-def test_a_spool_that_others_passed_is_one_at_each_later_start_and_new_ones_are_not(root):
+def test_a_contested_spool_is_contested_at_each_later_start_and_new_ones_are_not(root):
     async def scenario():
         with SpoolDirectory(root) as directory:
             (spool,) = directory.recover(CLUSTER)
-            assert not directory.is_passed(spool)
+            assert not directory.is_contested(spool)
             directory.forget_head(JOURNAL)
-            assert directory.is_passed(spool)
+            assert directory.is_contested(spool)
         with SpoolDirectory(root) as directory:
             (spool,) = directory.recover(CLUSTER)
-            assert directory.is_passed(spool)
+            assert directory.is_contested(spool)
             spool.file.discard()
         with SpoolDirectory(root) as directory:
             assert directory.recover(CLUSTER) == []
@@ -195,7 +194,7 @@ def test_a_spool_that_others_passed_is_one_at_each_later_start_and_new_ones_are_
         with SpoolDirectory(root) as directory:
             (spool,) = directory.recover(CLUSTER)
             assert spool.file.path == file.path
-            assert not directory.is_passed(spool)
+            assert not directory.is_contested(spool)
             head = directory.head(JOURNAL, create_revision=REVISION, cluster_id=CLUSTER)
             assert head.end == 3
 
@@ -205,15 +204,15 @@ def test_a_spool_that_others_passed_is_one_at_each_later_start_and_new_ones_are_
 # ------------------------------------------------------------------ decisions
 
 
-class Elsewhere:
-    """What others say, as the test has it: fragments, or errors before them."""
+class ScriptedInventory:
+    """An inventory that returns scripted fragments, or raises scripted errors before them."""
 
     def __init__(self, *answers, digest=None):
         self.answers = list(answers)
         self.content = digest
         self.asked = 0
 
-    async def before(self, journal, end):
+    async def fragments_before(self, journal, end):
         assert (journal, end) == (JOURNAL, len(WHOLE))
         self.asked += 1
         await asyncio.sleep(0)
@@ -228,17 +227,17 @@ class Elsewhere:
 
 
 class Made:
-    """What is held back of the fixture's directory."""
+    """A quarantine of the fixture's directory, and what it uploaded."""
 
-    def __init__(self, directory, others, *, exists=True):
+    def __init__(self, directory, inventory, *, exists=True):
         self.uploaded = []
         self.replica = None
         self.directory = directory
-        self.held = HeldBack(
+        self.quarantine = Quarantine(
             directory,
             directory.recover(CLUSTER),
             exists=lambda *_: exists,
-            others=others,
+            inventory=inventory,
             upload=self.uploaded.append,
             replica_of=lambda *_: self.replica,
         )
@@ -250,38 +249,38 @@ class Made:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    monkeypatch.setattr(held_back, "PAUSE_S_MIN", 0.001)
+    monkeypatch.setattr(quarantine, "PAUSE_S_MIN", 0.001)
 
 
-def decide(root, others, *, is_passed=True, exists=True):
+def decide(root, inventory, *, is_contested=True, exists=True):
     async def scenario():
         with SpoolDirectory(root) as directory:
-            made = Made(directory, others, exists=exists)
-            if is_passed:
+            made = Made(directory, inventory, exists=exists)
+            if is_contested:
                 directory.forget_head(JOURNAL)
-            await asyncio.wait_for(made.held.run(), 10)
-            taken, ready = made.held.take(JOURNAL, REVISION)
+            await asyncio.wait_for(made.quarantine.run(), 10)
+            taken, ready = made.quarantine.take(JOURNAL, REVISION)
             assert ready.fired
             return made, list(taken)
 
     return asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("is_passed", [False, True])
-def test_what_nobody_else_has_is_uploaded_and_kept_for_a_replica(root, is_passed):
-    made, taken = decide(root, Elsewhere([]), is_passed=is_passed)
+@pytest.mark.parametrize("is_contested", [False, True])
+def test_a_spool_that_nobody_else_has_is_uploaded_and_kept_for_a_replica(root, is_contested):
+    made, taken = decide(root, ScriptedInventory([]), is_contested=is_contested)
     assert made.spans == [(0, len(WHOLE))]
     assert taken == made.uploaded
 
 
-def test_what_others_have_just_so_within_more_is_used(root):
-    others = Elsewhere([fragment(0, 100)], digest=hashlib.sha1(WHOLE).digest())
-    made, _ = decide(root, others)
+def test_a_spool_whose_bytes_the_primary_serves_is_used(root):
+    inventory = ScriptedInventory([fragment(0, 100)], digest=hashlib.sha1(WHOLE).digest())
+    made, _ = decide(root, inventory)
     assert made.spans == [(0, len(WHOLE))]
 
 
 def test_the_beginning_is_used_where_others_wrote_the_rest(root, caplog):
-    made, taken = decide(root, Elsewhere([fragment(8, 100)]))
+    made, taken = decide(root, ScriptedInventory([fragment(8, 100)]))
     assert made.spans == [(0, 8)]
     assert content_of_spool(taken[0]) == WHOLE[:8]
     (record,) = [each for each in caplog.records if each.levelname == "WARNING"]
@@ -289,7 +288,7 @@ def test_the_beginning_is_used_where_others_wrote_the_rest(root, caplog):
 
 
 def test_nothing_is_used_where_others_wrote_all_of_it(root, caplog):
-    made, taken = decide(root, Elsewhere([fragment(0, 4), fragment(4, 9)]))
+    made, taken = decide(root, ScriptedInventory([fragment(0, 4), fragment(4, 9)]))
     assert made.spans == []
     assert taken == []
     (record,) = [each for each in caplog.records if each.levelname == "WARNING"]
@@ -298,38 +297,38 @@ def test_nothing_is_used_where_others_wrote_all_of_it(root, caplog):
     assert recovered(root) == []
 
 
-def test_a_deleted_journal_is_left_to_who_drops_it(root):
-    others = Elsewhere([fragment(0, 100)])
-    made, taken = decide(root, others, exists=False)
+def test_spools_of_a_deleted_journal_go_to_the_persister_which_drops_them(root):
+    inventory = ScriptedInventory([fragment(0, 100)])
+    made, taken = decide(root, inventory, exists=False)
     assert made.spans == [(0, len(WHOLE))]
     assert taken == []
-    assert others.asked == 0
+    assert inventory.asked == 0
 
 
-def test_who_has_no_answer_is_asked_again_and_that_is_told_once(root, caplog, monkeypatch):
-    monkeypatch.setattr(held_back, "_TOLD_PAUSE_S", 0.002)
+def test_peers_without_an_answer_are_asked_again_with_one_warning(root, caplog, monkeypatch):
+    monkeypatch.setattr(quarantine, "_WARNING_PAUSE_S", 0.002)
     errors = [UnavailableError("nobody leads it"), TimeoutError(), OSError("no"), KeyError("odd")]
-    made, _ = decide(root, Elsewhere(*errors, []))
+    made, _ = decide(root, ScriptedInventory(*errors, []))
     assert made.spans == [(0, len(WHOLE))]
     (record,) = [each for each in caplog.records if each.levelname == "WARNING"]
-    assert "spools of 1 journals are held back" in record.getMessage()
+    assert "recovered spools of 1 journals stay in quarantine" in record.getMessage()
 
 
 def test_a_disk_that_refuses_is_tried_again(root, monkeypatch):
-    real, failures = held_back.put_superseded_aside, [OSError("no room")]
+    real, failures = quarantine.set_superseded_aside, [OSError("no room")]
 
     def flaky(spool):
         if failures:
             raise failures.pop()
         return real(spool)
 
-    monkeypatch.setattr(held_back, "put_superseded_aside", flaky)
-    made, _ = decide(root, Elsewhere([fragment(0, 100)]))
+    monkeypatch.setattr(quarantine, "set_superseded_aside", flaky)
+    made, _ = decide(root, ScriptedInventory([fragment(0, 100)]))
     assert made.spans == []
     assert recovered(root) == []
 
 
-def test_of_what_we_wrote_twice_the_later_counts(tmp_path, root):
+def test_of_overlapping_spools_of_our_own_the_later_one_counts(tmp_path, root):
     async def scenario():
         with SpoolDirectory(root) as directory:
             directory.recover(CLUSTER)
@@ -338,40 +337,40 @@ def test_of_what_we_wrote_twice_the_later_counts(tmp_path, root):
             await user.append(b"later")
             shutil.copytree(root, tmp_path / "again")
         with SpoolDirectory(tmp_path / "again") as directory:
-            made = Made(directory, Elsewhere([]))
+            made = Made(directory, ScriptedInventory([]))
             directory.forget_head(JOURNAL)
-            await asyncio.wait_for(made.held.run(), 10)
+            await asyncio.wait_for(made.quarantine.run(), 10)
             assert sorted(made.spans) == [(0, 8), (8, 13)]
 
     asyncio.run(scenario())
 
 
-def test_a_replica_gets_at_once_what_nobody_passed(root):
+def test_a_replica_gets_uncontested_spools_at_once(root):
     async def scenario():
         with SpoolDirectory(root) as directory:
-            made = Made(directory, Elsewhere([fragment(0, 100)]))
-            taken, ready = made.held.take(JOURNAL, REVISION)
+            made = Made(directory, ScriptedInventory([fragment(0, 100)]))
+            taken, ready = made.quarantine.take(JOURNAL, REVISION)
             assert list(taken) == made.uploaded
             assert made.spans == [(0, len(WHOLE))]
             assert ready.fired
-            await made.held.run()
+            await made.quarantine.run()
             assert len(made.uploaded) == 1
 
     asyncio.run(scenario())
 
 
-def test_a_replica_waits_for_what_is_held_back(root):
+def test_a_replica_waits_while_spools_are_in_quarantine(root):
     async def scenario():
         with SpoolDirectory(root) as directory:
-            others = Elsewhere(UnavailableError("not yet"))
-            made = Made(directory, others)
+            inventory = ScriptedInventory(UnavailableError("not yet"))
+            made = Made(directory, inventory)
             directory.forget_head(JOURNAL)
-            taken, ready = made.held.take(JOURNAL, REVISION)
+            taken, ready = made.quarantine.take(JOURNAL, REVISION)
             assert not taken
-            running = asyncio.ensure_future(made.held.run())
-            await until(lambda: others.asked > 2)
+            running = asyncio.ensure_future(made.quarantine.run())
+            await until(lambda: inventory.asked > 2)
             assert not ready.fired
-            others.answers = [[fragment(0, 100)]]
+            inventory.answers = [[fragment(0, 100)]]
             await asyncio.wait_for(running, 10)
             assert ready.fired
             assert made.uploaded == []
@@ -379,15 +378,15 @@ def test_a_replica_waits_for_what_is_held_back(root):
     asyncio.run(scenario())
 
 
-def test_where_nobody_went_on_a_shorter_copy_elsewhere_supersedes_nothing(root):
+def test_a_shorter_copy_elsewhere_supersedes_nothing_until_the_journal_is_continued(root):
     """It is clear only when somebody goes on: without us, or with us."""
 
     async def scenario():
         with SpoolDirectory(root) as directory:
-            others = Elsewhere([fragment(0, 4)])
-            made = Made(directory, others)
-            running = asyncio.ensure_future(made.held.run())
-            await until(lambda: others.asked > 2)
+            inventory = ScriptedInventory([fragment(0, 4)])
+            made = Made(directory, inventory)
+            running = asyncio.ensure_future(made.quarantine.run())
+            await until(lambda: inventory.asked > 2)
             assert made.uploaded == []
             directory.forget_head(JOURNAL)
             await asyncio.wait_for(running, 10)
@@ -397,7 +396,7 @@ def test_where_nobody_went_on_a_shorter_copy_elsewhere_supersedes_nothing(root):
     asyncio.run(scenario())
 
 
-def test_a_replica_that_comes_while_others_are_asked_gets_what_is_left(root):
+def test_a_replica_that_is_made_during_the_decision_gets_the_usable_part(root):
     class Index:
         def __init__(self):
             self.added = []
@@ -408,32 +407,57 @@ def test_a_replica_that_comes_while_others_are_asked_gets_what_is_left(root):
     class Replica:
         index = Index()
 
-    class Slow(Elsewhere):
+    class Slow(ScriptedInventory):
         async def digest(self, journal, begin, end):
-            taken, self.ready = made.held.take(journal, REVISION)
+            taken, self.ready = made.quarantine.take(journal, REVISION)
             assert not taken
             assert not self.ready.fired
             made.replica = Replica()
             return self.content
 
     with SpoolDirectory(root) as directory:
-        others = Slow([fragment(0, 100)], digest=hashlib.sha1(WHOLE).digest())
-        made = Made(directory, others)
+        inventory = Slow([fragment(0, 100)], digest=hashlib.sha1(WHOLE).digest())
+        made = Made(directory, inventory)
         directory.forget_head(JOURNAL)
-        asyncio.run(asyncio.wait_for(made.held.run(), 10))
-        assert others.ready.fired
+        asyncio.run(asyncio.wait_for(made.quarantine.run(), 10))
+        assert inventory.ready.fired
         assert made.spans == [(0, len(WHOLE))]
         assert [each.end for each, _ in Replica.index.added] == [len(WHOLE)]
 
 
-def test_a_stop_lets_replicas_go_and_uploads_nothing(root):
+def test_a_stop_releases_replicas_and_uploads_nothing(root):
     async def scenario():
         with SpoolDirectory(root) as directory:
-            made = Made(directory, Elsewhere([]))
+            made = Made(directory, ScriptedInventory([]))
             directory.forget_head(JOURNAL)
-            _, ready = made.held.take(JOURNAL, REVISION)
-            made.held.let_go()
+            _, ready = made.quarantine.take(JOURNAL, REVISION)
+            made.quarantine.stop()
             assert ready.fired
+            assert made.uploaded == []
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_decision_leaves_the_spool_in_quarantine(root):
+    class Silent(ScriptedInventory):
+        is_reading = False
+
+        async def digest(self, journal, begin, end):
+            self.is_reading = True
+            await asyncio.Event().wait()
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            inventory = Silent([fragment(0, 100)])
+            made = Made(directory, inventory)
+            directory.forget_head(JOURNAL)
+            running = asyncio.ensure_future(made.quarantine.run())
+            await until(lambda: inventory.is_reading)
+            running.cancel()
+            await asyncio.wait([running])
+            taken, ready = made.quarantine.take(JOURNAL, REVISION)
+            assert not taken
+            assert not ready.fired
             assert made.uploaded == []
 
     asyncio.run(scenario())

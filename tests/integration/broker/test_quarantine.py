@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from gazette_sdk.broker import process
-from gazette_sdk.broker.recovery import peer_inventory as known_fragments
-from gazette_sdk.broker.recovery import quarantine as held_back
+from gazette_sdk.broker.recovery import etcd_history, quarantine
+from gazette_sdk.broker.recovery.peer_inventory import PeerInventory
 from gazette_sdk.broker.replication import pipeline
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -23,7 +22,7 @@ BEGIN, HEAD = len(b"first,"), len(FIRST)  # of the spool which is being written
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     without_pulses(monkeypatch)
-    monkeypatch.setattr(held_back, "PAUSE_S_MAX", 0.1)
+    monkeypatch.setattr(quarantine, "PAUSE_S_MAX", 0.1)
 
 
 class Story:
@@ -85,8 +84,8 @@ class Story:
         assert (response.status, response.commit.begin) == (pb.OK, at)
 
     @property
-    def held(self):
-        return self.cluster.brokers["broker-1"]._held_back._held
+    def quarantined(self):
+        return self.cluster.brokers["broker-1"]._quarantine._entries
 
     async def decided(self):
         async with asyncio.timeout(LIMIT_S):
@@ -109,7 +108,7 @@ class Story:
         return list((self.cluster.directory / "spools-broker-1").rglob("*.content.superseded"))
 
     async def stays(self, expect, *brokers, for_s=1.5):
-        """Whoever is asked reads what was acknowledged, over refreshes of the stores."""
+        """Check that brokers serve the acknowledged bytes, over refreshes of the stores."""
         async with asyncio.timeout(for_s + LIMIT_S):
             for broker in brokers:  # which may have to list the stores before
                 while (found := await self[broker].read(JOURNAL)) != expect:
@@ -151,7 +150,7 @@ def test_a_tail_of_a_killed_primary_is_not_used(etcd, tmp_path, monkeypatch, beg
     story(etcd, tmp_path, monkeypatch, script)
 
 
-def test_what_others_passed_while_we_start_is_not_used(etcd, tmp_path, monkeypatch):
+def test_a_spool_that_is_contested_during_the_start_is_not_used(etcd, tmp_path, monkeypatch):
     async def script(story):
         await story.begin("broker-1", "broker-2", replication=2)
         await story.crash_in_the_middle()
@@ -198,7 +197,7 @@ def test_the_beginning_that_nobody_else_has_is_used(etcd, tmp_path, monkeypatch)
     story(etcd, tmp_path, monkeypatch, script)
 
 
-def test_what_nobody_wrote_anew_is_stored(etcd, tmp_path, monkeypatch):
+def test_a_spool_that_nobody_wrote_anew_is_stored(etcd, tmp_path, monkeypatch):
     async def script(story):
         await story.begin("broker-1", replication=1, contents=(FIRST,))
         await story.crash()
@@ -212,7 +211,7 @@ def test_what_nobody_wrote_anew_is_stored(etcd, tmp_path, monkeypatch):
     story(etcd, tmp_path, monkeypatch, script)
 
 
-def test_with_replication_1_what_another_one_wrote_at_the_same_offsets_counts(
+def test_with_replication_1_the_bytes_of_the_other_broker_count(
     etcd, tmp_path, monkeypatch, caplog
 ):
     async def script(story):
@@ -232,7 +231,7 @@ def test_with_replication_1_what_another_one_wrote_at_the_same_offsets_counts(
     story(etcd, tmp_path, monkeypatch, script)
 
 
-def test_as_long_as_nobody_leads_the_journal_it_is_held_back(etcd, tmp_path, monkeypatch):
+def test_spools_stay_in_quarantine_while_the_journal_has_no_primary(etcd, tmp_path, monkeypatch):
     """Also over a stop and a crash."""
 
     async def script(story):
@@ -243,7 +242,7 @@ def test_as_long_as_nobody_leads_the_journal_it_is_held_back(etcd, tmp_path, mon
         for end in (story.stop, story.crash, None):
             await story.start("broker-1")
             await asyncio.sleep(0.5)
-            assert sum(map(len, story.held.values())) == 1
+            assert sum(map(len, story.quarantined.values())) == 1
             assert (BEGIN, len(FIRST + LOST)) not in story.stored()
             if end is not None:
                 await end("broker-1")
@@ -257,18 +256,18 @@ def test_as_long_as_nobody_leads_the_journal_it_is_held_back(etcd, tmp_path, mon
     story(etcd, tmp_path, monkeypatch, script)
 
 
-def test_a_primary_appends_when_it_knows_what_is_good_of_its_own(etcd, tmp_path, monkeypatch):
+def test_a_primary_appends_when_its_own_spools_are_decided(etcd, tmp_path, monkeypatch):
     async def script(story):
         await story.begin("broker-1", "broker-2", replication=2)
         await story.crash_in_the_middle()
         await story.go_on("broker-2", "broker-3")
-        ask, may_ask = known_fragments.KnownFragments.before, asyncio.Event()
+        ask, may_ask = PeerInventory.fragments_before, asyncio.Event()
 
         async def later(*args):
             await may_ask.wait()
             return await ask(*args)
 
-        monkeypatch.setattr(known_fragments.KnownFragments, "before", later)
+        monkeypatch.setattr(PeerInventory, "fragments_before", later)
         await story.start("broker-1")
         await story.cluster.assign(JOURNAL, "broker-1", "broker-3")
         early = asyncio.ensure_future(story["broker-1"].append(JOURNAL, b"!"))
@@ -286,7 +285,7 @@ def test_a_primary_appends_when_it_knows_what_is_good_of_its_own(etcd, tmp_path,
 
 
 @pytest.mark.parametrize("others_wrote", [False, True])
-def test_without_a_history_any_journal_may_have_been_passed(
+def test_without_a_history_spools_of_every_journal_are_contested(
     etcd, tmp_path, monkeypatch, others_wrote
 ):
     async def script(story):
@@ -298,7 +297,7 @@ def test_without_a_history_any_journal_may_have_been_passed(
         async def compacted(*_):  # what it answers then; a test of its own makes it so
             return None
 
-        monkeypatch.setattr(process, "succeeded_journals", compacted)
+        monkeypatch.setattr(etcd_history, "journals_continued_by_others", compacted)
         await story.start("broker-1")
         if not others_wrote:
             await story.cluster.assign(JOURNAL, "broker-1")

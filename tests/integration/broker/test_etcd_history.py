@@ -1,10 +1,14 @@
-"""What a broker remembers of its journals' heads, and when it must not trust it."""
+"""Validity of a broker's heads by the history of Etcd."""
 
 from __future__ import annotations
 
 import asyncio
 
-from gazette_sdk.broker.recovery.etcd_history import RevisionNote, is_without, succeeded_journals
+from gazette_sdk.broker.recovery.etcd_history import (
+    RevisionFile,
+    is_route_without,
+    journals_continued_by_others,
+)
 from gazette_sdk.cluster import etcd as etcd_module
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -20,13 +24,13 @@ def route(*members):
     return pb.Route(members=members, primary=0)
 
 
-def test_only_a_synchronized_route_tells_of_others():
-    assert not is_without(pb.Route(primary=-1), OURS)
-    assert not is_without(route(OURS, OTHER), OURS)
-    assert is_without(route(OTHER), OURS)
+def test_only_a_synchronized_route_shows_that_others_continued():
+    assert not is_route_without(pb.Route(primary=-1), OURS)
+    assert not is_route_without(route(OURS, OTHER), OURS)
+    assert is_route_without(route(OTHER), OURS)
 
 
-def test_history_tells_which_journals_others_went_on_with(etcd):
+def test_the_history_shows_which_journals_others_continued(etcd):
     async def scenario():
         async with etcd.client() as client:
             keyspace = BrokerKeySpace("/root")
@@ -51,16 +55,16 @@ def test_history_tells_which_journals_others_went_on_with(etcd):
             # What comes later is the mirror's business.
             await put("h/later", OTHER, OTHER)
 
-            found = await succeeded_journals(client, keyspace, OURS, since)
+            found = await journals_continued_by_others(client, keyspace, OURS, since)
             assert found == {"c/passed", "f/left"}
-            assert await succeeded_journals(client, keyspace, OURS, last) == set()
-            everything = await succeeded_journals(client, keyspace, OURS, 0)
+            assert await journals_continued_by_others(client, keyspace, OURS, last) == set()
+            everything = await journals_continued_by_others(client, keyspace, OURS, 0)
             assert everything == {"a/before", "c/passed", "f/left"}
 
     run(scenario())
 
 
-def test_a_history_that_is_gone_makes_nothing_trusted(etcd):
+def test_without_a_history_no_head_is_valid(etcd):
     async def scenario():
         async with etcd.client() as client:
             keyspace = BrokerKeySpace("/root")
@@ -69,20 +73,20 @@ def test_a_history_that_is_gone_makes_nothing_trusted(etcd):
             await keyspace.load(client, last)
             request = etcd_module.rpc.CompactionRequest(revision=last, physical=True)
             await client._call(client._kv.Compact, request)
-            assert await succeeded_journals(client, keyspace, OURS, since - 5) is None
+            assert await journals_continued_by_others(client, keyspace, OURS, since - 5) is None
 
     run(scenario())
 
 
-def test_the_note_is_of_one_cluster_and_survives(tmp_path):
+def test_the_revision_file_is_of_one_cluster(tmp_path):
     async def scenario():
-        note = RevisionNote(tmp_path / "revision")
-        assert note.read(7) == 0
-        note.note(pb.Header.Etcd(cluster_id=7, revision=41))
-        note.note(pb.Header.Etcd(cluster_id=7, revision=42))
-        note.flush()
-        note.flush()
-        again = RevisionNote(tmp_path / "revision")
+        revision_file = RevisionFile(tmp_path / "revision")
+        assert revision_file.read(7) == 0
+        revision_file.write_later(pb.Header.Etcd(cluster_id=7, revision=41))
+        revision_file.write_later(pb.Header.Etcd(cluster_id=7, revision=42))
+        revision_file.flush()
+        revision_file.flush()
+        again = RevisionFile(tmp_path / "revision")
         assert again.read(7) == 42
         assert again.read(8) == 0
         (tmp_path / "revision").write_text("nonsense")
@@ -91,13 +95,13 @@ def test_the_note_is_of_one_cluster_and_survives(tmp_path):
     run(scenario())
 
 
-def test_a_note_is_written_by_itself(tmp_path, monkeypatch):
-    monkeypatch.setattr("gazette_sdk.broker.recovery.etcd_history.NOTE_DELAY_S", 0.01)
+def test_a_revision_file_is_written_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr("gazette_sdk.broker.recovery.etcd_history.WRITE_DELAY_S", 0.01)
 
     async def scenario():
-        note = RevisionNote(tmp_path / "revision")
-        note.note(pb.Header.Etcd(cluster_id=7, revision=41))
-        await until(lambda: note.read(7) == 41)
+        revision_file = RevisionFile(tmp_path / "revision")
+        revision_file.write_later(pb.Header.Etcd(cluster_id=7, revision=41))
+        await until(lambda: revision_file.read(7) == 41)
 
     run(scenario())
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from gazette_sdk.broker.spool import spool as spool_module
+from gazette_sdk.broker.spool.chunk_queue import (
+    LARGE_CHUNK_BYTES,
+    QUEUED_CHUNKS_MAX,
+    ChunkQueue,
+    ChunkThread,
+)
 from gazette_sdk.broker.spool.content_file import ContentFile
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.broker.spool.spool import SpoolDiskError
-from gazette_sdk.broker.spool.write_behind import (
-    BEHIND_CHUNKS_MAX,
-    LARGE_CHUNK_BYTES,
-    Behind,
-    Writer,
-)
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.spools import SpoolUser, sum_of_content
 
@@ -31,7 +31,7 @@ def directory(tmp_path: Path):
 
 
 def test_large_and_small_chunks_keep_their_order_and_their_sum(directory: SpoolDirectory):
-    chunks = [os.urandom(LARGE + i) for i in range(3 * BEHIND_CHUNKS_MAX)]
+    chunks = [os.urandom(LARGE + i) for i in range(3 * QUEUED_CHUNKS_MAX)]
     chunks[5:5] = [b"small", b"smaller"]
     content = b"".join(chunks)
 
@@ -40,7 +40,7 @@ def test_large_and_small_chunks_keep_their_order_and_their_sum(directory: SpoolD
         for chunk in chunks:
             await user.spool.write(chunk, delta, also)
             delta += len(chunk)
-        await user.spool.settle()
+        await user.spool.flush()
         assert also.digest() == hashlib.sha1(content).digest()
         response = await user.propose(user.spool.next())
         assert response.status == pb.OK
@@ -89,13 +89,13 @@ def test_chunks_behind_a_failed_write_are_written_once_there_is_room(
     directory: SpoolDirectory, monkeypatch: pytest.MonkeyPatch
 ):
     FailingFile(monkeypatch, 2)
-    chunks = [bytes([i]) * LARGE for i in range(2 * BEHIND_CHUNKS_MAX)]
+    chunks = [bytes([i]) * LARGE for i in range(2 * QUEUED_CHUNKS_MAX)]
 
     async def scenario() -> None:
         user = SpoolUser(directory)
         for i, chunk in enumerate(chunks):
             await user.spool.write(chunk, i * LARGE)
-        await user.spool.settle()
+        await user.spool.flush()
         await user.propose(user.spool.next())
         assert user.spool.fragment.sum == sum_of_content(b"".join(chunks))
         assert user.spool.content_file.read_at(0, LARGE * 99) == b"".join(chunks)
@@ -114,7 +114,7 @@ def test_a_disk_that_stays_full_fails_the_append_and_nothing_else(
         await user.spool.write(bytes(LARGE), 0)
         await user.spool.write(bytes(LARGE), LARGE)
         with pytest.raises(SpoolDiskError):
-            await user.spool.settle()
+            await user.spool.flush()
         await user.spool.roll_back()
         disk.left = 0
         await user.spool.write(b", and more", 0)
@@ -125,26 +125,26 @@ def test_a_disk_that_stays_full_fails_the_append_and_nothing_else(
 
 
 def test_waiting_can_be_cancelled_and_done_again():
-    writer = Writer()
+    thread = ChunkThread("test")
     written: list[int] = []
 
     async def scenario() -> None:
         release, loop = asyncio.Event(), asyncio.get_running_loop()
-        behind = Behind(writer)
-        behind.add(lambda: asyncio.run_coroutine_threadsafe(release.wait(), loop).result(10))
+        queue = ChunkQueue(thread)
+        queue.add(lambda: asyncio.run_coroutine_threadsafe(release.wait(), loop).result(10))
         for number in range(3):
-            behind.add(lambda number=number: written.append(number))
-        waiting = asyncio.create_task(behind.below(0))
+            queue.add(lambda number=number: written.append(number))
+        waiting = asyncio.create_task(queue.wait_below(0))
         await asyncio.sleep(0)
         waiting.cancel()
         await asyncio.wait([waiting])
         assert waiting.cancelled()
         release.set()
-        await behind.below(0)
+        await queue.wait_below(0)
         assert written == [0, 1, 2]
-        assert len(behind) == 0
+        assert len(queue) == 0
 
     try:
         asyncio.run(scenario())
     finally:
-        writer.close()
+        thread.close()

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from gazette_sdk.broker.recovery import states
+from gazette_sdk.broker.recovery.states import (
+    HEAD,
+    SPOOL,
+    SPOOL_ENDS,
+    HeadInput,
+    HeadState,
+    SpoolEffect,
+    SpoolInput,
+    SpoolState,
+    head_step,
+    spool_step,
+)
+
+QUARANTINE = {SpoolState.UNCONTESTED, SpoolState.CONTESTED}
+DECIDING = {SpoolState.COMPARING, SpoolState.TRUNCATING, SpoolState.RENAMING}
+
+
+def written_table(table):
+    """A table as the docstring of the module has it."""
+    rows = [("state", "input", "effect", "next state")]
+    rows += [
+        (state.value, given.value, effect.value, after.value)
+        for (state, given), (effect, after) in table.items()
+    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    rule = "  ".join("=" * width for width in widths)
+    return "\n".join(["", rule, lines[0], rule, *lines[1:], rule, ""])
+
+
+@pytest.mark.parametrize("table", [HEAD, SPOOL], ids=["head", "spool"])
+def test_the_docstring_has_the_tables(table):
+    assert written_table(table) in states.__doc__
+
+
+@pytest.mark.parametrize(
+    ("table", "step", "pairs"),
+    [
+        (HEAD, head_step, list(itertools.product(HeadState, HeadInput))),
+        (SPOOL, spool_step, list(itertools.product(SpoolState, SpoolInput))),
+    ],
+    ids=["head", "spool"],
+)
+def test_every_input_in_every_state_has_its_step_or_is_refused(table, step, pairs):
+    assert set(table) <= set(pairs)
+    for state, given in pairs:
+        if (state, given) in table:
+            assert step(state, given) == table[state, given]
+            assert state not in SPOOL_ENDS
+        else:
+            with pytest.raises(AssertionError, match=f"{given.name} cannot happen"):
+                step(state, given)
+
+
+def test_a_head_is_forgotten_by_everything_that_makes_it_outdated():
+    outdated = {HeadInput.CONTINUED_BY_OTHERS, HeadInput.HISTORY_LOST, HeadInput.JOURNAL_DELETED}
+    for given in outdated:
+        for state in HeadState:
+            assert head_step(state, given)[1] is HeadState.ABSENT
+
+
+def test_every_state_of_a_spool_is_reached_and_leads_to_an_end():
+    reached = {SpoolState.FOUND}
+    while more := {after for (at, _), (_, after) in SPOOL.items() if at in reached} - reached:
+        reached |= more
+    assert reached == set(SpoolState)
+    leading = set(SPOOL_ENDS)
+    while more := {at for (at, _), (_, after) in SPOOL.items() if after in leading} - leading:
+        leading |= more
+    assert leading == set(SpoolState)
+
+
+def test_a_spool_is_used_only_from_quarantine_and_then_ends():
+    for (state, _), (effect, after) in SPOOL.items():
+        assert (effect is SpoolEffect.USE) == (after is SpoolState.IN_USE)
+        if after is SpoolState.IN_USE:
+            assert state in QUARANTINE | DECIDING
+
+
+def test_only_contested_spools_lose_bytes():
+    """Others may have acknowledged other bytes only if they continued the journal."""
+    changes = {SpoolEffect.COMPARE, SpoolEffect.TRUNCATE, SpoolEffect.SET_SUPERSEDED_ASIDE}
+    for (state, _), (effect, after) in SPOOL.items():
+        if effect in changes or after in DECIDING:
+            assert state in {SpoolState.CONTESTED, SpoolState.COMPARING}
+
+
+def test_a_failure_returns_a_spool_to_quarantine():
+    for state in QUARANTINE | DECIDING:
+        effect, after = spool_step(state, SpoolInput.FAILED)
+        assert effect is SpoolEffect.CONTINUE_WAITING
+        assert after is (state if state in QUARANTINE else SpoolState.CONTESTED)
+
+
+def test_a_verified_spool_enters_quarantine_uncontested():
+    for (state, _), (_, after) in SPOOL.items():
+        if state is SpoolState.FOUND and after not in SPOOL_ENDS:
+            assert after is SpoolState.UNCONTESTED
