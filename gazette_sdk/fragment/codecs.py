@@ -1,8 +1,8 @@
 """Compression codecs of fragments (protocol section 7).
 
 A compressed fragment may hold many members or frames, one after the other, and is complete on its
-own: bytes after the last member are an error, as is an end in the middle of one. Readers here take
-steps of a quarter of a megabyte, since a journal is read from its beginning to its end.
+own: bytes after the last member are an error, as is an end in the middle of one. Readers read steps
+of a quarter of a megabyte, since a journal is read from its beginning to its end.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ CODECS: Final = (
 """Every codec a fragment may have."""
 
 STEP_BYTES: Final = 256 << 10
-"""Compressed bytes read at once: large enough that Python's cost per step does not count."""
+"""Number of compressed bytes read at once: large enough to hide Python's cost per step."""
 
 _GZIP_HEADER: Final = bytes.fromhex("1f8b080000096e8800ff")
-"""Deflate, no flags, a zero time, no extra flags, unknown system: what other writers send."""
+"""Deflate, no flags, a zero time, no extra flags, unknown system: the header of other writers."""
 
 _SNAPPY_IDENTIFIER: Final = b"\xff\x06\x00\x00sNaPpY"
 
@@ -47,11 +47,11 @@ class CodecError(ValueError):
 
 
 def compressor(codec: int, out: BinaryIO) -> Compressor:
-    """Compress into a file.
+    """Return a compressor that writes to a file.
 
     Args:
         codec: one of :data:`CODECS`.
-        out: gets the compressed bytes; it is not closed.
+        out: file for the compressed bytes; it is not closed.
 
     Raises:
         ValueError: no such codec.
@@ -72,7 +72,7 @@ def compressor(codec: int, out: BinaryIO) -> Compressor:
 
 
 def decompressor(codec: int, raw: BinaryIO) -> BinaryIO:
-    """Decompress a file; the counterpart of :func:`compressor`.
+    """Return a reader of a file's decompressed content; the inverse of :func:`compressor`.
 
     Args:
         codec: one of :data:`CODECS`. GZIP_OFFLOAD_DECOMPRESSION expects compressed bytes: use NONE
@@ -102,14 +102,14 @@ def decompressor(codec: int, raw: BinaryIO) -> BinaryIO:
 
 
 class Compressor(ABC):
-    """Compresses a fragment, batch after batch, into a file."""
+    """Writer of a compressed fragment to a file, batch by batch."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
 
     @abstractmethod
     def write(self, data: bytes | memoryview) -> None:
-        """Compress ``data``; what comes of it may be held back until the batch ends."""
+        """Compress ``data``. The compressed bytes may be buffered until the batch ends."""
 
     @abstractmethod
     def end_batch(self) -> None:
@@ -230,7 +230,7 @@ class _Snappy(Compressor):
 
 
 class _Reader(io.RawIOBase):
-    """Base of decompressing readers: closes what it reads from."""
+    """Base of decompressing readers, which closes the compressed file."""
 
     def __init__(self, raw: BinaryIO) -> None:
         super().__init__()
@@ -249,7 +249,7 @@ class _GzipReader(_Reader):
     def __init__(self, raw: BinaryIO) -> None:
         super().__init__(raw)
         self._member: zlib._Decompress | None = None
-        self._pending: bytes = b""  # compressed bytes not yet taken
+        self._pending: bytes = b""  # compressed bytes that are not decompressed yet
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         wanted = len(buffer)
@@ -278,10 +278,10 @@ class _GzipReader(_Reader):
 
 
 class _ZstandardReader(_Reader):
-    """Never more than a step stands in memory, however well the content compresses.
+    """Reader of zstandard frames, which holds at most one step in memory.
 
-    A file cut in the middle of a frame reads like one that ends there: whoever reads a fragment
-    knows its length, and finds it short.
+    A file that is cut in the middle of a frame reads like one that ends there: the reader of the
+    fragment compares the length with the fragment's name.
     """
 
     def __init__(self, raw: BinaryIO) -> None:
