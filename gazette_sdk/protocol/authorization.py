@@ -32,10 +32,10 @@ __all__ = [
     "Capability",
     "Claims",
     "FixedToken",
-    "Wanted",
+    "RequestedClaims",
     "authority_for",
+    "claims_for",
     "parse_keys",
-    "wanted_for",
 ]
 
 LEEWAY_S = 5.0
@@ -89,7 +89,7 @@ class Claims:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequestedClaims:
     """Claims of a token that a client signs for one call.
 
     Attributes:
@@ -103,24 +103,26 @@ class Wanted:
     ttl_s: float
 
 
-def wanted_for(request: Message) -> Wanted:
+def claims_for(request: Message) -> RequestedClaims:
     """Return the narrow claims that a holder of the keys signs for a call, by its first request.
 
     Raises:
         TypeError: the message is no request of the journal service.
     """
     if isinstance(request, pb.ListRequest):
-        return Wanted(Capability.LIST, request.selector, _HOUR_S)
+        return RequestedClaims(Capability.LIST, request.selector, _HOUR_S)
     if isinstance(request, pb.ApplyRequest):
-        return Wanted(Capability.APPLY, pb.LabelSelector(), _MINUTE_S)
+        return RequestedClaims(Capability.APPLY, pb.LabelSelector(), _MINUTE_S)
     if isinstance(request, pb.ReadRequest | pb.FragmentsRequest):
-        return Wanted(Capability.READ, journal_selector(request.journal), _HOUR_S)
+        return RequestedClaims(Capability.READ, journal_selector(request.journal), _HOUR_S)
     if isinstance(request, pb.AppendRequest):
-        return Wanted(Capability.APPEND, journal_selector(request.journal), _HOUR_S)
+        return RequestedClaims(Capability.APPEND, journal_selector(request.journal), _HOUR_S)
     if isinstance(request, pb.ReplicateRequest):
-        return Wanted(Capability.REPLICATE, journal_selector(request.proposal.journal), _HOUR_S)
+        return RequestedClaims(
+            Capability.REPLICATE, journal_selector(request.proposal.journal), _HOUR_S
+        )
     if isinstance(request, pb.FragmentStoreHealthRequest):
-        return Wanted(Capability.READ, pb.LabelSelector(), _HOUR_S)
+        return RequestedClaims(Capability.READ, pb.LabelSelector(), _HOUR_S)
     raise TypeError(f"{type(request).__name__} is no request of the journal service")
 
 
