@@ -45,7 +45,7 @@ from gazette_sdk.protocol.stream_frames import (
 from support.frame_feed import FrameFeed
 from support.stream_calls import AFTER_SUCCESS, FRAMES, client_in, server_in
 
-CASES = int(os.environ.get("STREAM_CASES", "300"))
+CASES = int(os.environ.get("STREAM_CASES", "150"))
 LAW = settings(max_examples=CASES, deadline=None)
 LONG = pytest.mark.timeout(max(120, CASES // 5))
 

@@ -49,7 +49,7 @@ from gazette_sdk.protocol.stream_frames import (
 )
 from support.frame_feed import FrameFeed
 
-CASES = int(os.environ.get("STREAM_CASES", "300"))
+CASES = int(os.environ.get("STREAM_CASES", "100"))
 LAW = settings(max_examples=CASES, deadline=None)
 LONG = pytest.mark.timeout(max(120, CASES // 10))
 
