@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import cramjam
+import snappy
 import zstandard
 from measure import Figure, arguments, cluster, in_turn, report
 
@@ -91,7 +91,8 @@ def unzstd(path: Path) -> int:
 
 def unsnappy(path: Path) -> int:
     """Decompress a framed snappy file."""
-    return len(cramjam.snappy.decompress(path.read_bytes()))
+    stream = snappy.StreamDecompressor()
+    return sum(len(stream.decompress(piece)) for piece in pieces(path))
 
 
 def hashed(path: Path) -> int:

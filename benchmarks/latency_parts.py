@@ -20,7 +20,7 @@ from gazette_sdk.message.kinds import kind_of
 from gazette_sdk.message.uuid import Stamp, new_producer_id
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_calls import CallBegan, ClientCalls, ServerCalls
-from gazette_sdk.protocol.stream_frames import PREFACE, FrameDecoder
+from gazette_sdk.protocol.stream_frames import PREFACE, Frame, FrameBuffer
 from gazette_sdk.transport import loop as sdk_loop
 
 __all__ = ["Part", "parts"]
@@ -100,6 +100,15 @@ def _encoding() -> Callable[[], bytes]:
     return work
 
 
+class _FrameFeed(FrameBuffer):
+    """A frame buffer that copies what it is given into its memory."""
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Return the frames that are whole now."""
+        self.get_buffer()[: len(data)] = data
+        return self.updated(len(data))
+
+
 class _Exchange:
     """Both ends of the wire without a socket between them.
 
@@ -110,7 +119,7 @@ class _Exchange:
     def __init__(self, content: bytes) -> None:
         self._content = content
         self._client, self._server = ClientCalls(), ServerCalls()
-        self._to_client, self._to_server = FrameDecoder(), FrameDecoder(PREFACE)
+        self._to_client, self._to_server = _FrameFeed(), _FrameFeed(PREFACE)
         self._to_server.feed(PREFACE)
         for frame in self._to_client.feed(self._server.hello("zone", "broker-1")):
             self._client.receive(frame)
@@ -119,7 +128,7 @@ class _Exchange:
         # What the broker says to the client alone is the same each time.
         lone = ServerCalls()
         lone.hello("zone", "broker-1")
-        self._answer = self._served(lone, FrameDecoder(), self._sent(ClientCalls()))
+        self._answer = self._served(lone, _FrameFeed(), self._sent(ClientCalls()))
 
     def whole(self) -> None:
         """An append, at both ends."""
@@ -132,13 +141,13 @@ class _Exchange:
 
     def _sent(self, calls: ClientCalls) -> bytes:
         if calls is not self._client:
-            for frame in FrameDecoder().feed(ServerCalls().hello("zone", "broker-1")):
+            for frame in _FrameFeed().feed(ServerCalls().hello("zone", "broker-1")):
                 calls.receive(frame)
         request = pb.AppendRequest(journal="profiled/part-000").SerializeToString()
         _, data = calls.append(request, self._content)
         return data
 
-    def _served(self, calls: ServerCalls, decoder: FrameDecoder, data: bytes) -> bytes:
+    def _served(self, calls: ServerCalls, decoder: _FrameFeed, data: bytes) -> bytes:
         call = 0
         for frame in decoder.feed(data):
             event = calls.receive(frame)

@@ -1,9 +1,9 @@
-"""Every error of gazette_sdk, in one tree.
+"""Errors of gazette_sdk, in one tree.
 
 ::
 
     GazetteError
-    ├── ValidationError              what was given is malformed: names the field and the rule
+    ├── ValidationError              a value is malformed: names the field and the rule
     ├── ConfigurationError           a flag, file, address or environment value cannot be used
     ├── StatusError                  a broker answered with a status other than OK
     │   ├── JournalNotFoundError, NoJournalPrimaryBrokerError, NotJournalPrimaryBrokerError,
@@ -17,15 +17,15 @@
     │   └── StoreAuthorizationError, FragmentNotFoundError, CorruptFragmentError
     ├── EtcdError                    Etcd failed or refused
     │   └── EtcdUnavailableError, EtcdCompactedError, LeaseLostError
-    ├── FramingError                 bytes of a journal are not the messages they should be
+    ├── FramingError                 bytes of a journal cannot be decoded as messages
     │   └── DecodeError, DesyncError, TornFrameError
     ├── MappingError                 a message maps to no journal
     ├── StreamProtocolError          a peer broke the rules of the stream transport
-    ├── BackPressureError            more waits to be sent than may wait
+    ├── BackPressureError            the bound of unsent messages is reached
     └── ClosedError                  used after it was closed
 
-Each error carries what it is about (``journal``, ``offset``, ``status``; ``None`` where that
-does not apply) and its text says the remedy where there is one.
+Each error has attributes of its subject (``journal``, ``offset``, ``status``; ``None`` where they
+do not apply), and its text names the remedy where there is one.
 """
 
 from __future__ import annotations
@@ -100,12 +100,12 @@ STATUS_NAMES = (
 
 
 class GazetteError(Exception):
-    """Base of every error this package raises.
+    """Base of all errors that this package raises.
 
     Args:
-        message: what went wrong, and the remedy.
-        journal: name of the journal it is about, if any.
-        offset: byte offset it is about, if any.
+        message: the failure, and its remedy.
+        journal: name of the affected journal, if any.
+        offset: affected byte offset, if any.
     """
 
     status: ClassVar[int | None] = None
@@ -122,7 +122,7 @@ class ValidationError(GazetteError):
     """A value breaks a rule.
 
     Args:
-        reason: the rule, in words.
+        reason: the rule, as text.
         kind: short stable name of the rule (``not_clean``, ``invalid_offset``, …).
         path: dotted path of the field (``spec.fragment.length``), empty for the value itself.
     """
@@ -136,7 +136,7 @@ class ValidationError(GazetteError):
         self.path = path
 
     def within(self, prefix: str) -> ValidationError:
-        """The same error, seen from a message that holds the value under ``prefix``."""
+        """Return the same error for a message that holds the value under ``prefix``."""
         path = (
             f"{prefix}.{self.path}"
             if self.path and not self.path.startswith("[")
@@ -186,7 +186,7 @@ class JournalNotFoundError(StatusError):
 
 
 class NoJournalPrimaryBrokerError(StatusError):
-    """Nobody is the journal's primary right now. Transient."""
+    """The journal has no primary right now. Transient."""
 
     status = STATUS_NAMES.index("NO_JOURNAL_PRIMARY_BROKER")
     remedy = "transient: try again"
@@ -233,7 +233,7 @@ class ProposalMismatchError(StatusError):
 
 
 class EtcdTransactionFailedError(StatusError):
-    """A spec was changed by somebody else in between."""
+    """Another process changed a spec in between."""
 
     status = STATUS_NAMES.index("ETCD_TRANSACTION_FAILED")
     remedy = "list again and apply with the current revisions (0: must not exist, -1: do not check)"
@@ -254,7 +254,7 @@ class WrongAppendOffsetError(StatusError):
 
 
 class IndexHasGreaterOffsetError(StatusError):
-    """Stored fragments reach past what brokers remember."""
+    """Stored fragments reach past the brokers' write head."""
 
     status = STATUS_NAMES.index("INDEX_HAS_GREATER_OFFSET")
     remedy = "when no broker holds unpersisted content any more, run `gazctl journals reset-head`"
@@ -289,7 +289,7 @@ _BY_STATUS: dict[int, type[StatusError]] = {
 def for_status(
     status: int, detail: str = "", *, journal: str | None = None, offset: int | None = None
 ) -> StatusError:
-    """The error of a response's ``status`` (any but OK)."""
+    """Return the error of a response's ``status`` (any but OK)."""
     return _BY_STATUS.get(status, StatusError)(
         detail, journal=journal, offset=offset, status=status
     )
@@ -302,7 +302,7 @@ class CallError(GazetteError):
     """A call ended without an answer; an append may or may not have happened.
 
     Args:
-        message: what happened.
+        message: the failure.
         code: name of the gRPC status code (``UNKNOWN``, ``INTERNAL``, …).
     """
 
@@ -340,7 +340,7 @@ class DeadlineExceededError(CallError):
 
 
 class CallCancelledError(CallError):
-    """The call was given up by its caller, or by a server that stops."""
+    """The caller cancelled the call, or the server stopped."""
 
     def __init__(self, message: str, *, journal: str | None = None) -> None:
         super().__init__(message, code="CANCELLED", journal=journal)
@@ -353,7 +353,7 @@ class StoreError(GazetteError):
     """A fragment store failed.
 
     Args:
-        message: what happened, and the remedy.
+        message: the failure, and its remedy.
         store: URL of the store.
     """
 
@@ -378,7 +378,7 @@ class FragmentNotFoundError(StoreError):
 
 
 class CorruptFragmentError(StoreError):
-    """A stored fragment's bytes are not what its name promises."""
+    """A stored fragment's content does not match its name."""
 
 
 # ---------------------------------------------------------------------- etcd
@@ -397,14 +397,14 @@ class EtcdCompactedError(EtcdError):
 
 
 class LeaseLostError(EtcdError):
-    """The process's lease ran out or was revoked: its peers already see it as gone."""
+    """The process's lease expired or was revoked: its peers have removed it already."""
 
 
 # ------------------------------------------------------------------ messages
 
 
 class FramingError(GazetteError):
-    """Bytes of a journal are not the messages they should be."""
+    """Malformed bytes of a journal: they cannot be decoded as messages."""
 
 
 class DecodeError(FramingError):
@@ -412,7 +412,7 @@ class DecodeError(FramingError):
 
 
 class DesyncError(FramingError):
-    """Bytes stand where a frame should begin. ``skipped`` of them were passed over."""
+    """Malformed bytes at the begin of a frame; ``skipped`` of them were skipped."""
 
     def __init__(
         self, message: str, *, skipped: int, journal: str | None = None, offset: int | None = None
@@ -430,10 +430,10 @@ class MappingError(GazetteError):
 
 
 class StreamProtocolError(GazetteError):
-    """Bytes or frames break the rules of the stream transport; their connection ends.
+    """Violation of the rules of the stream transport, which ends the connection.
 
     Args:
-        reason: which rule, in words; a GOAWAY frame tells the peer the same.
+        reason: the rule, as text; a GOAWAY frame sends it to the peer.
     """
 
     def __init__(self, reason: str) -> None:
@@ -442,8 +442,8 @@ class StreamProtocolError(GazetteError):
 
 
 class BackPressureError(GazetteError):
-    """More waits to be sent than may wait. Wait until some of it is sent, then go on."""
+    """The bound of unsent messages is reached. Wait until some are sent, then continue."""
 
 
 class ClosedError(GazetteError):
-    """It was used after it was closed."""
+    """A closed object was used."""

@@ -10,9 +10,9 @@ from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
 from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Get, Operation, Put
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
+from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.protocol.routes import attach_endpoints, unrouted_header
 from gazette_sdk.protocol.selectors import matches_journal, rewrite_prefix
-from gazette_sdk.protocol.wire import complete
 
 __all__ = ["PAGE_JOURNALS", "Listing"]
 

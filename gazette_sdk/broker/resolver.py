@@ -23,9 +23,9 @@ from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.names import strip_meta
+from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.protocol.routes import attach_endpoints, route_of
 from gazette_sdk.protocol.selectors import matches_journal
-from gazette_sdk.protocol.wire import complete
 
 __all__ = ["MISSING_ID", "Resolution", "Resolver", "StoppingError"]
 

@@ -1,8 +1,8 @@
-"""Who is in a cluster and who does what: Etcd, its local mirror, membership, the allocator.
+"""State of a cluster: Etcd, its local mirror, membership, the allocator.
 
-What a cluster knows of itself stands in Etcd under one prefix: items (journals), members (brokers)
-and assignments of items to members. Each process announces itself there under a lease, mirrors the
-prefix in memory, and acts on what it sees; the member announced first also allocates.
+The state of a cluster is stored in Etcd under one prefix: items (journals), members (brokers) and
+assignments of items to members. Each process announces itself there under a lease, mirrors the
+prefix in memory, and follows its changes; the member announced first also allocates.
 
 In reading order:
 
@@ -13,9 +13,9 @@ In reading order:
 * :mod:`~gazette_sdk.cluster.keyspace`: the mirror of a prefix,
 * :mod:`~gazette_sdk.cluster.keys`, :mod:`~gazette_sdk.cluster.item_keyspace`: items, members and
   assignments; their keys, their mirror and its look-ups,
-* :mod:`~gazette_sdk.cluster.broker_keys`: what brokers store there,
+* :mod:`~gazette_sdk.cluster.broker_keys`: the values that brokers store there,
 * :mod:`~gazette_sdk.cluster.membership`: a process's lease and announcement,
-* :mod:`~gazette_sdk.cluster.allocator`: which member holds what.
+* :mod:`~gazette_sdk.cluster.allocator`: assignment of items to members.
 """
 
 from gazette_sdk.cluster.allocator import Allocation, run_allocator

@@ -1,9 +1,9 @@
-"""The messages and stubs of ``etcd3``, made usable with today's protobuf.
+"""Messages and stubs of ``etcd3``, adapted to current releases of protobuf.
 
-The modules which ``etcd3`` 0.12 was generated with do not import under protobuf 4 or later. The
-serialized descriptors in them are fine, though: they are read out of the source (which is parsed
-and not run), become message classes in a pool of their own, and are placed in ``sys.modules``
-under the names that the rest of ``etcd3`` imports. Only :mod:`gazette_sdk.cluster.etcd` uses this.
+The generated modules of ``etcd3`` 0.12 cannot be imported under protobuf 4 or later, but their
+serialized descriptors are usable. They are read from the source, which is parsed and not run. They
+become message classes in a separate pool, placed in ``sys.modules`` under the names that the rest
+of ``etcd3`` imports. Only :mod:`gazette_sdk.cluster.etcd` uses this.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["rpc", "stubs"]
 
 _PACKAGE = "etcd3.etcdrpc"
 _FILES = ("kv", "auth", "rpc")
-"""In order of their imports of each other."""
+"""Modules in order of their imports."""
 
 
 def _serialized_descriptor(source: str) -> bytes:
-    """The argument ``serialized_pb`` in the source of a generated module."""
+    """Return the argument ``serialized_pb`` in the source of a generated module."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.keyword) and node.arg == "serialized_pb":
             literal = next(n for n in ast.walk(node.value) if isinstance(n, ast.Constant))
@@ -38,7 +38,7 @@ def _serialized_descriptor(source: str) -> bytes:
 
 
 def _load() -> tuple[Any, Any]:
-    """Build and place the modules; returns ``rpc_pb2`` and ``rpc_pb2_grpc``."""
+    """Build and register the modules, and return ``rpc_pb2`` and ``rpc_pb2_grpc``."""
     spec = importlib.util.find_spec("etcd3")
     if spec is None or not spec.submodule_search_locations:
         raise ImportError("etcd3 is not installed; run `pip install etcd3==0.12.0`")

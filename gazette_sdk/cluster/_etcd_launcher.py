@@ -1,14 +1,14 @@
-"""The step between this process and an embedded etcd: it becomes that etcd.
+"""Launcher of an embedded etcd: it locks the data directory and replaces itself by etcd.
 
-Run as a program by :mod:`gazette_sdk.cluster.etcd_server`, with plain ``python -I -S``, so that
-nothing has to run between fork and exec of a process that may have threads. It
+:mod:`gazette_sdk.cluster.etcd_server` runs it as a program, with plain ``python -I -S``, so that no
+code runs between fork and exec of a process that may have threads. It
 
-1. asks the kernel to kill it when its parent dies (Linux), which survives the exec,
-2. locks the data directory; the lock lives as long as etcd does, whoever started it,
+1. configures the kernel to kill it when its parent dies (Linux), which survives the exec,
+2. locks the data directory; the lock lives as long as etcd,
 3. replaces itself by etcd.
 
 Arguments: pid of the parent, path of the lock file, seconds to wait for the lock, then the
-command line of etcd. It ends by SIGALRM where the lock stays taken.
+command line of etcd. It ends by SIGALRM if another process keeps the lock.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Lock, then become etcd."""
+    """Lock the data directory, then exec etcd."""
     parent, lock_path, lock_timeout_s = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     command = sys.argv[4:]
     if sys.platform == "linux":
@@ -36,7 +36,7 @@ def main() -> None:
     os.truncate(lock, 0)
     os.write(lock, f"{os.getpid()}\n".encode())
     os.set_inheritable(lock, True)
-    os.execv(command[0], command)  # noqa: S606 -- becoming it is the point
+    os.execv(command[0], command)  # noqa: S606 -- the launcher's purpose
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""What brokers keep in Etcd: journals, brokers, and which broker serves which journal.
+"""Keys and values of brokers in Etcd: journals, brokers, and assignments of journals to brokers.
 
 Values are ``JournalSpec``, ``BrokerSpec`` and ``Route`` (protocol section 13, allocator section
-1). A value that breaks a rule of its message, or that tells another name than its key, can not be
-decoded.
+1). A value that breaks a rule of its message, or has another name than its key, cannot be decoded.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ BrokerAssignment = AssignmentEntry[pb.Route]
 
 
 class BrokerKeySpace(ItemKeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]):
-    """The mirror of a cluster of brokers.
+    """Mirror of a cluster of brokers.
 
     Args:
         root: the cluster's prefix, by default ``/gazette/cluster``.
@@ -61,64 +60,64 @@ class BrokerKeySpace(ItemKeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]):
         )
 
     def journal_route(self, journal: str) -> pb.Route:
-        """The route which the assignments of a journal imply, without endpoints."""
+        """Return the route that the assignments of a journal imply, without endpoints."""
         return implied_route(self.assignments(journal))
 
     def endpoint(self, zone: str, suffix: str) -> str | None:
-        """The endpoint a broker announced."""
+        """Return the endpoint that a broker announced; None if there is no such broker."""
         entry = self.member(zone, suffix)
         return entry.value.process_spec.endpoint if entry is not None else None
 
 
 class JournalAllocation(Allocation[pb.JournalSpec, pb.BrokerSpec, pb.Route]):
-    """How the allocator sees journals and brokers.
+    """The allocator's rules for journals and brokers.
 
     Args:
-        max_replication: upper bound of the replication of any journal, whatever its spec says.
+        max_replication: upper bound of the replication of all journals.
     """
 
     def __init__(self, max_replication: int = DEFAULT_MAX_REPLICATION) -> None:
         self._max_replication = max_replication
 
     def desired_replication(self, item: pb.JournalSpec) -> int:
-        """Members a journal wants."""
+        """Return the number of brokers that a journal should have."""
         return desired_replication(item, self._max_replication)
 
     def item_limit(self, member: pb.BrokerSpec) -> int:
-        """Journals a broker offers to hold."""
+        """Return the number of journals that a broker offers to hold."""
         return member.journal_limit
 
     def is_exiting(self, member: pb.BrokerSpec) -> bool:
-        """Whether a broker wants to leave."""
+        """Return True if a broker is leaving the cluster."""
         return member.exiting
 
     def is_consistent(
         self,
-        item: ItemEntry[pb.JournalSpec],  # noqa: ARG002 -- journals do not need all of them
+        item: ItemEntry[pb.JournalSpec],  # noqa: ARG002 -- only the routes matter
         assignment: BrokerAssignment,  # noqa: ARG002
         assignments: Sequence[BrokerAssignment],
     ) -> bool:
-        """Whether all replicas of the journal agree on the current route."""
+        """Return True if all replicas of the journal agree on the current route."""
         return is_consistent(assignments)
 
 
 def implied_route(assignments: Sequence[BrokerAssignment]) -> pb.Route:
-    """The route of a journal's assignments, given in order of their keys."""
+    """Return the route of a journal's assignments, given in order of their keys."""
     return route_of((a.zone, a.suffix, a.slot) for a in assignments)
 
 
 def is_consistent(assignments: Sequence[BrokerAssignment]) -> bool:
-    """Whether each assignment of a journal holds the route that all of them imply (section 10).
+    """Return True if each assignment of a journal holds the route that all of them imply.
 
     The journal's primary writes it there once the replicas have synchronised, so a journal is
-    inconsistent from each change of its members or its primary until then.
+    inconsistent from each change of its members or its primary until then (allocator section 10).
     """
     route = implied_route(assignments)
     return all(equivalent(a.value, route) for a in assignments)
 
 
 def route_value(route: pb.Route) -> bytes:
-    """The value of an assignment that has synchronised on ``route``: without endpoints."""
+    """Return the value of an assignment that has synchronised on ``route``: without endpoints."""
     return pb.Route(members=route.members, primary=route.primary).SerializeToString()
 
 
@@ -141,7 +140,7 @@ def _decode_broker(zone: str, suffix: str, raw: bytes) -> pb.BrokerSpec:
 
 def _decode_assignment(_item: str, _zone: str, _suffix: str, raw: bytes) -> pb.Route:
     if not raw:
-        # Not what the empty message means, whose primary is the first member.
+        # The empty message would have the first member as primary.
         return pb.Route(primary=NO_PRIMARY)
     route = _parse(pb.Route(), raw)
     validate_route(route)

@@ -1,12 +1,12 @@
-"""The Etcd client: ranges at a revision, transactions, leases, watches.
+"""Etcd client: ranges at a revision, transactions, leases, watches.
 
-``etcd3`` gives the messages and stubs, ``grpc.aio`` carries them on our event loop. Whoever uses
-this sees plain dataclasses, and the errors of :mod:`gazette_sdk.errors`:
+``etcd3`` provides the messages and stubs, ``grpc.aio`` sends them on the running event loop.
+Callers use plain dataclasses, and get the errors of :mod:`gazette_sdk.errors`:
 
-* :class:`~gazette_sdk.errors.EtcdUnavailableError`: no answer; the same request may work later,
-* :class:`~gazette_sdk.errors.EtcdCompactedError`: the revision is gone from Etcd's history,
-* :class:`~gazette_sdk.errors.LeaseLostError`: the lease is gone,
-* :class:`~gazette_sdk.errors.EtcdError`: anything else, such as a refusal.
+* :class:`~gazette_sdk.errors.EtcdUnavailableError`: no answer; the same request may succeed later,
+* :class:`~gazette_sdk.errors.EtcdCompactedError`: Etcd no longer keeps the revision,
+* :class:`~gazette_sdk.errors.LeaseLostError`: the lease has ended,
+* :class:`~gazette_sdk.errors.EtcdError`: all others, such as a refusal.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ CALL_TIMEOUT_S = 10.0
 """Bound of one request, including the wait for a connection."""
 
 DIAGNOSIS_TIMEOUT_S = 0.5
-"""How much longer a failed connect takes to find out why it failed."""
+"""Additional time of a failed connect to find the reason of the failure."""
 
 RENEWAL_RETRY_S = 0.5
 """Pause before a broken stream of lease renewals is replaced."""
@@ -110,7 +110,7 @@ class Etcd:
 
         Args:
             address: ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///PATH``.
-            dial_timeout_s: how long to wait for the connection and the first answer.
+            dial_timeout_s: longest time until the connection and the first answer.
             cert_file: client certificate (PEM), for https.
             cert_key_file: its key.
             trusted_ca_file: certificates of the authorities to trust instead of the system's.
@@ -137,15 +137,10 @@ class Etcd:
     async def aclose(self) -> None:
         """Close the connection. Running calls end with an error."""
         self._closed = True
-        # grpc.aio finds only some of them, and does not wake those who write.
+        # Closing the channel ends only some of them, and does not wake pending writes.
         for call in (*self._calls, *self._steps):
             call.cancel()
         await self._channel.close()
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether :meth:`aclose` was called."""
-        return self._closed
 
     async def range(
         self, key: bytes, range_end: bytes = b"", *, revision: int = 0, limit: int = 0
@@ -154,9 +149,9 @@ class Etcd:
 
         Args:
             key: first key.
-            range_end: key to end before; see :func:`prefix_end`.
-            revision: read the store as it was then; 0: as it is now.
-            limit: at most so many keys; 0: all.
+            range_end: exclusive end of the range; see :func:`prefix_end`.
+            revision: revision of the store to read at; 0: the current one.
+            limit: greatest number of keys; 0: all.
 
         Raises:
             EtcdCompactedError: ``revision`` is no longer kept.
@@ -171,10 +166,10 @@ class Etcd:
         then: Iterable[Operation],
         otherwise: Iterable[Operation] = (),
     ) -> TxnResult:
-        """One atomic transaction: ``then`` where all of ``compares`` hold, else ``otherwise``.
+        """Run one atomic transaction: ``then`` if all of ``compares`` hold, else ``otherwise``.
 
         Raises:
-            LeaseLostError: an operation puts under a lease that is gone.
+            LeaseLostError: an operation puts a key under a lease that has ended.
             EtcdUnavailableError: no answer. The transaction may or may not have happened.
             EtcdError: Etcd refused it, for instance as too large.
         """
@@ -196,17 +191,17 @@ class Etcd:
         )
 
     async def put(self, key: bytes, value: bytes, *, lease: int = 0) -> int:
-        """Write a key unconditionally. Returns the revision."""
+        """Write a key unconditionally, and return the revision."""
         return (await self.txn((), (Put(key, value, lease),))).revision
 
     async def delete(self, key: bytes, range_end: bytes = b"") -> int:
-        """Delete a key or range unconditionally. Returns the revision of the store."""
+        """Delete a key or range unconditionally, and return the revision of the store."""
         return (await self.txn((), (Delete(key, range_end),))).revision
 
     # -------------------------------------------------------------- leases
 
     async def grant(self, ttl_s: int) -> int:
-        """Make a lease that lives for ``ttl_s`` seconds unless renewed. Returns its id."""
+        """Create a lease that lives for ``ttl_s`` seconds unless renewed, and return its id."""
         response = await self._call(self._lease.LeaseGrant, rpc.LeaseGrantRequest(TTL=ttl_s))
         if response.error:
             raise EtcdError(f"Etcd did not grant a lease: {response.error}")
@@ -214,7 +209,7 @@ class Etcd:
         return lease
 
     async def revoke(self, lease: int, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """End a lease: all keys that hang on it are deleted in one revision.
+        """End a lease: all keys that are attached to it are deleted in one revision.
 
         Raises:
             LeaseLostError: it had ended already.
@@ -223,7 +218,7 @@ class Etcd:
         await self._call(self._lease.LeaseRevoke, request, timeout_s=timeout_s)
 
     async def leases(self) -> list[int]:
-        """Ids of all leases."""
+        """Return the ids of all leases."""
         response = await self._call(self._lease.LeaseLeases, rpc.LeaseLeasesRequest())
         return [status.ID for status in response.leases]
 
@@ -239,7 +234,7 @@ class Etcd:
         expires_at = loop.time() + ttl_s
         while True:
             try:
-                # As counted from the moment of sending, so never later than Etcd counts.
+                # Counted from the moment of sending, so it is never later than Etcd's time.
                 async with asyncio.timeout_at(expires_at) as bound:
                     with self._errors("keep-alive"):
                         async for expires_at in self._renewals(lease, ttl_s / 3):
@@ -253,7 +248,7 @@ class Etcd:
             await asyncio.sleep(min(RENEWAL_RETRY_S, ttl_s / 10))
 
     async def _renewals(self, lease: int, pause_s: float) -> AsyncIterator[float]:
-        """Renew over one stream. Yields the loop time up to which the lease lives at least."""
+        """Renew over one stream, and yield the loop time at which the lease may end."""
         loop = asyncio.get_running_loop()
         with self._running(self._lease.LeaseKeepAlive(wait_for_ready=True)) as call:
             while True:
@@ -270,10 +265,10 @@ class Etcd:
     # -------------------------------------------------------------- watches
 
     async def watch(self, prefix: bytes, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
-        """Changes of keys that begin with ``prefix``, from ``start_revision`` on.
+        """Yield changes of keys that begin with ``prefix``, from ``start_revision`` on.
 
-        It asks for progress notifications, and for an error when the server it talks to loses
-        the cluster's leader. It ends only by an error; close the iterator when done with it
+        It requests progress notifications, and an error when the server loses the cluster's
+        leader. It ends only by an error; close the iterator after use
         (:func:`contextlib.aclosing`).
 
         Raises:
@@ -305,7 +300,7 @@ class Etcd:
                     yield watch_batch_of(response)
         raise EtcdUnavailableError("Etcd ended the watch")
 
-    # -------------------------------------------------------------- plumbing
+    # -------------------------------------------------------------- calls
 
     async def _check_version(self, timeout_s: float) -> None:
         request = rpc.StatusRequest()
@@ -313,7 +308,7 @@ class Etcd:
             status = await self._call(self._maintenance.Status, request, timeout_s=timeout_s)
         except EtcdUnavailableError as error:
             reason = str(error)
-            # One that does not wait for the connection tells why there is none.
+            # A call that does not wait for the connection fails with the reason.
             try:
                 await self._maintenance.Status(request, timeout=DIAGNOSIS_TIMEOUT_S)
             except grpc.aio.AioRpcError as failure:
@@ -337,7 +332,7 @@ class Etcd:
         *,
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Any:
-        """One unary request. Waits for a connection within the same bound."""
+        """Send one unary request. The time limit includes the wait for a connection."""
         with self._errors(type(request).__name__):
             call = method(request, timeout=timeout_s, wait_for_ready=True)
             with self._running(call):
@@ -345,7 +340,7 @@ class Etcd:
 
     @contextlib.contextmanager
     def _running(self, call: CallT) -> Iterator[CallT]:
-        """A call that :meth:`aclose` can end, and that ends with this block."""
+        """Cancel a call at the end of this block, or when :meth:`aclose` is called."""
         self._calls.add(call)
         try:
             yield call
@@ -354,7 +349,7 @@ class Etcd:
             call.cancel()
 
     async def _step(self, awaitable: Awaitable[Any]) -> Any:
-        """One read or write of a stream, that :meth:`aclose` can end."""
+        """Await one read or write of a stream, which :meth:`aclose` can cancel."""
         step = asyncio.ensure_future(awaitable)
         self._steps.add(step)
         try:
@@ -368,11 +363,10 @@ class Etcd:
 
     @contextlib.contextmanager
     def _errors(self, what: str) -> Iterator[None]:
-        """Errors of gRPC become ours.
+        """Translate errors of gRPC.
 
-        grpc.aio reports a call that was ended under its caller as the caller's cancellation, and
-        may answer the caller's cancellation with the status of the call. Here each is told as
-        what it is.
+        grpc.aio reports a call that :meth:`aclose` cancelled as the caller's cancellation, and may
+        report the caller's cancellation as the status of the call. Both are corrected here.
         """
         self._check_open()
         task = asyncio.current_task()

@@ -1,4 +1,4 @@
-"""The connection to Etcd: addresses, TLS, and what failures of it mean."""
+"""Connection to Etcd: addresses, TLS, and classes of its failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEEPALIVE_S = 10.0
 """Pause between HTTP/2 pings on a silent connection. Etcd drops clients that ping every 5 s."""
 
 KEEPALIVE_TIMEOUT_S = 5.0
-"""How long a ping may stay unanswered before the connection counts as broken."""
+"""Longest time until the answer to a ping, after which the connection counts as broken."""
 
 _RETRYABLE = frozenset(
     {
@@ -33,7 +33,7 @@ _RETRYABLE = frozenset(
         grpc.StatusCode.CANCELLED,
     }
 )
-"""Statuses that tell of the connection or the server's state rather than of the request."""
+"""Statuses caused by the connection or the server's state, not by the request."""
 
 
 def open_channel(
@@ -43,7 +43,7 @@ def open_channel(
     cert_key_file: Path | str | None = None,
     trusted_ca_file: Path | str | None = None,
 ) -> grpc.aio.Channel:
-    """A channel to Etcd on the running loop; it connects when it is used.
+    """Return a channel to Etcd on the running loop, which connects when it is used.
 
     Args:
         address: ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///PATH``.
@@ -65,7 +65,7 @@ def open_channel(
         ("grpc.min_reconnect_backoff_ms", 1000),
         ("grpc.max_reconnect_backoff_ms", 2000),
         ("grpc.enable_http_proxy", 0),
-        # Each client has a connection of its own, so that one can break without the other.
+        # Each client has its own connection, so that they break independently.
         ("grpc.use_local_subchannel_pool", 1),
     ]
     if is_tls:
@@ -75,7 +75,7 @@ def open_channel(
 
 
 def _dial_target(address: str) -> tuple[str, bool]:
-    """The gRPC target of an address, and whether it wants TLS."""
+    """Return the gRPC target of an address, and True if it uses TLS."""
     url = urlsplit(address)
     if url.scheme == "unix" and url.path:
         return f"unix:{url.path}", False
@@ -111,7 +111,7 @@ def _credentials(
 
 
 def error_of_status(code: grpc.StatusCode, details: str, what: str) -> EtcdError:
-    """Our error for a failed call. Etcd's texts are part of its interface."""
+    """Return the error for a failed call. Etcd's texts are part of its interface."""
     text = f"{what}: {details or code.name}"
     if "has been compacted" in details:
         return EtcdCompactedError(text)
@@ -123,7 +123,7 @@ def error_of_status(code: grpc.StatusCode, details: str, what: str) -> EtcdError
 
 
 def error_of_text(reason: str) -> EtcdError:
-    """Our error for the reason of a cancelled watch."""
+    """Return the error for the reason of a cancelled watch."""
     if "no leader" in reason:
         return EtcdUnavailableError(reason)
     if "compacted" in reason:

@@ -1,6 +1,6 @@
-"""What is said to Etcd and what it answers, as plain dataclasses.
+"""Requests to Etcd and its responses, as plain dataclasses.
 
-The conversions to and from the messages of ``etcd3`` stand at the end.
+Conversions to and from the messages of ``etcd3`` are at the end.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = [
     "watch_batch_of",
 ]
 
-# ------------------------------------------------------------------ what is said
+# ------------------------------------------------------------------ requests
 
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key of Etcd. ``lease`` is 0 where none is attached."""
+    """A key of Etcd. ``lease`` is 0 if the key has none."""
 
     key: bytes
     value: bytes
@@ -47,10 +47,10 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """A condition of a transaction: that a key's property equals a value.
+    """Condition of a transaction: a property of a key equals a value.
 
-    A missing key has create revision, mod revision, version and lease 0. Make one with a class
-    method, which names the property.
+    A missing key has create revision, mod revision, version and lease 0. Each property has a class
+    method that constructs its condition.
     """
 
     key: bytes
@@ -59,31 +59,31 @@ class Compare:
 
     @classmethod
     def create_revision(cls, key: bytes, revision: int) -> Compare:
-        """The key was created at ``revision``; 0: it does not exist."""
+        """Require that the key was created at ``revision``; 0: that it does not exist."""
         return cls(key, "create_revision", revision)
 
     @classmethod
     def mod_revision(cls, key: bytes, revision: int) -> Compare:
-        """The key was last changed at ``revision``; 0: it does not exist."""
+        """Require that the key was last changed at ``revision``; 0: that it does not exist."""
         return cls(key, "mod_revision", revision)
 
     @classmethod
     def version(cls, key: bytes, version: int) -> Compare:
-        """The key was written ``version`` times since its creation; 0: it does not exist."""
+        """Require that the key has been written ``version`` times since its creation."""
         return cls(key, "version", version)
 
     @classmethod
     def lease(cls, key: bytes, lease: int) -> Compare:
-        """The key hangs on ``lease``; 0: on none."""
+        """Require that the key is attached to ``lease``; 0: to none."""
         return cls(key, "lease", lease)
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write a key.
+    """Write of a key.
 
-    ``lease``: what to attach it to, 0 for none. ``ignore_lease``: keep what it hangs on now (the
-    key must exist); a plain put would detach it.
+    ``lease``: the lease to attach the key to, 0 for none. ``ignore_lease``: True to keep the
+    current lease of an existing key; a plain put would detach it.
     """
 
     key: bytes
@@ -94,7 +94,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete a key, or with ``range_end`` all keys of ``[key, range_end)``."""
+    """Deletion of a key, or with ``range_end`` of all keys in ``[key, range_end)``."""
 
     key: bytes
     range_end: bytes = b""
@@ -102,7 +102,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """Read a key, or with ``range_end`` all keys of ``[key, range_end)``."""
+    """Read of a key, or with ``range_end`` of all keys in ``[key, range_end)``."""
 
     key: bytes
     range_end: bytes = b""
@@ -111,7 +111,7 @@ class Get:
 Operation = Put | Delete | Get
 
 
-# ------------------------------------------------------------------ what comes back
+# ------------------------------------------------------------------ responses
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class RangeResult:
     """Keys, in order.
 
     ``header.revision`` is the revision of the whole store, also for a read at an older one.
-    ``has_more``: ``limit`` cut the result. ``count``: keys of the range, whatever the limit.
+    ``has_more``: True if ``limit`` cut the result. ``count``: number of keys in the whole range.
     """
 
     header: pb.Header.Etcd
@@ -132,9 +132,9 @@ class RangeResult:
 class TxnResult:
     """Outcome of a transaction.
 
-    ``succeeded``: whether the conditions held, and so which branch ran. ``revision``: that of the
-    store afterwards; a transaction which wrote nothing did not raise it. ``responses``: one for
-    each operation of the branch, a :class:`RangeResult` for a :class:`Get`, else ``None``.
+    ``succeeded``: True if the conditions held, and the first branch ran. ``revision``: that of the
+    store afterwards; a transaction without writes does not raise it. ``responses``: one for each
+    operation of the branch, a :class:`RangeResult` for a :class:`Get`, else ``None``.
     """
 
     succeeded: bool
@@ -156,9 +156,10 @@ class WatchEvent:
 
 @dataclass(frozen=True, slots=True)
 class WatchBatch:
-    """One message of a watch: changes in order of revision, never part of a revision.
+    """One message of a watch: changes in order of revision, never a part of a revision.
 
-    Without events it is a progress notification: all up to ``header.revision`` was delivered.
+    Without events it is a progress notification: all changes up to ``header.revision`` were
+    delivered.
     """
 
     header: pb.Header.Etcd
@@ -166,7 +167,7 @@ class WatchBatch:
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The end of the range of all keys that begin with ``prefix``."""
+    """Return the end of the range of all keys that begin with ``prefix``."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else b"\x00"
 
@@ -175,7 +176,7 @@ def prefix_end(prefix: bytes) -> bytes:
 
 
 def header_of(header: Any) -> pb.Header.Etcd:
-    """The header of a response, as it is passed on in headers of RPCs."""
+    """Return the header of a response, in the form of the headers of RPCs."""
     return pb.Header.Etcd(
         cluster_id=header.cluster_id,
         member_id=header.member_id,
@@ -189,7 +190,7 @@ def key_value_of(kv: Any) -> KeyValue:
 
 
 def range_result_of(response: Any) -> RangeResult:
-    """The result in a response to a range."""
+    """Return the result in the response to a range."""
     return RangeResult(
         header=header_of(response.header),
         entries=tuple(map(key_value_of, response.kvs)),
@@ -199,7 +200,7 @@ def range_result_of(response: Any) -> RangeResult:
 
 
 def watch_batch_of(response: Any) -> WatchBatch:
-    """The changes in a response of a watch."""
+    """Return the changes in a response of a watch."""
     # An event's type is PUT (0) or DELETE (1).
     return WatchBatch(
         header=header_of(response.header),
@@ -210,7 +211,7 @@ def watch_batch_of(response: Any) -> WatchBatch:
 
 
 def compare_message(compare: Compare) -> Any:
-    """The message of a condition."""
+    """Return the message of a condition."""
     message = rpc.Compare(
         key=compare.key,
         target=_TARGETS[compare.target],
@@ -229,7 +230,7 @@ _TARGETS = {
 
 
 def operation_message(operation: Operation) -> Any:
-    """The message of an operation of a transaction."""
+    """Return the message of an operation of a transaction."""
     match operation:
         case Put(key, value, lease, ignore_lease):
             put = rpc.PutRequest(key=key, value=value, lease=lease, ignore_lease=ignore_lease)

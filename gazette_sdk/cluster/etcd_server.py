@@ -1,7 +1,7 @@
-"""A real etcd as a child process: for embedded clusters, and for tests.
+"""Embedded etcd: a child process, for embedded clusters and tests.
 
-The child listens on a free port of the loopback address, keeps its files in the directory it is
-given, and dies with this process, however that ends. Two of them can not run over one directory.
+The child listens on a free port of the loopback address, stores its files in the given directory,
+and dies with this process, even if that is killed. Two of them cannot run over one directory.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from gazette_sdk.errors import ConfigurationError, EtcdError
 __all__ = ["EtcdServer"]
 
 HEARTBEAT_MS = 20
-"""Raft tick. Small, because a lone member waits for some ticks before it elects itself."""
+"""Raft tick. Small, because a single member waits for some ticks before it elects itself."""
 
 ELECTION_MS = 200
-"""Election time-out; etcd asks for at least five ticks. Also bounds the shortest lease: 1 s."""
+"""Election time-out; etcd requires at least five ticks. Also bounds the shortest lease: 1 s."""
 
 HISTORY_REVISIONS = 50_000
-"""Revisions that are kept at least, for those who resume after a break, however long it was.
+"""Least number of revisions in Etcd's history, for watches that resume after a break.
 
-By count and not by time: what a cluster that was stopped for a month last did shall be known.
+It is a number and not a time: a cluster that was stopped for a month keeps its last history.
 """
 
 LOCK_TIMEOUT_S = 5
-"""A killed predecessor may take a moment to be gone; after that the directory is in use."""
+"""Longest wait for the lock of a killed predecessor; after that the directory is in use."""
 
 PORT_ATTEMPTS = 5
-"""A free port may be taken by somebody else between asking for it and listening on it."""
+"""Number of attempts to start: another process may take a port that was free before."""
 
 LOG_TAIL_LINES = 5
-"""How much of etcd's own log an error shows."""
+"""Number of lines of etcd's own log in an error."""
 
 _LAUNCHER = Path(__file__).with_name("_etcd_launcher.py")
 
@@ -57,14 +57,14 @@ class EtcdServer:
     :meth:`start_blocking` and :meth:`stop_blocking`. It may be started again after it ended.
 
     Args:
-        data_dir: directory of etcd's files; made when missing. It can be started over again by
-            a later process, also after this one was killed.
-        binary: the etcd to run; when not given, that which
-            :func:`~gazette_sdk.cluster.etcd_binary.find_etcd` finds.
-        sync_writes: whether writes reach the disk before they are acknowledged. Only tests,
-            whose data dies with them anyway, may say no.
-        start_timeout_s: how long etcd may take to be ready.
-        stop_timeout_s: how long etcd may take to end after SIGTERM, before it is killed.
+        data_dir: directory of etcd's files; created when missing. A later process can start
+            etcd over it again, also after this one was killed.
+        binary: the etcd to run; by default the one that
+            :func:`~gazette_sdk.cluster.etcd_binary.find_etcd` returns.
+        sync_writes: True to sync writes to disk before they are acknowledged. Only tests use
+            False.
+        start_timeout_s: longest time until etcd is ready.
+        stop_timeout_s: longest time from SIGTERM to etcd's end, before it is killed.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class EtcdServer:
             raise
 
     async def stop(self) -> None:
-        """End the server: SIGTERM, and SIGKILL when it does not heed that in time."""
+        """End the server: SIGTERM, and SIGKILL if it does not end in time."""
         await asyncio.shield(asyncio.to_thread(self.stop_blocking))
 
     async def wait(self) -> int:
@@ -135,32 +135,32 @@ class EtcdServer:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[int] = loop.create_future()
 
-        def tell(status: int) -> None:
+        def set_status(status: int) -> None:
             if not ended.done():
                 ended.set_result(status)
 
-        def tell_threadsafe(status: int) -> None:
+        def set_status_threadsafe(status: int) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(tell, status)
+                loop.call_soon_threadsafe(set_status, status)
 
-        child.call_when_ended(tell_threadsafe)
+        child.call_when_ended(set_status_threadsafe)
         return await ended
 
     def kill(self) -> None:
-        """End the server at once with SIGKILL, as a crash would. Returns when it is gone."""
+        """End the server with SIGKILL, like a crash, and wait until it has ended."""
         if self._child is not None:
             self._child.kill()
             self._child.join(self._stop_timeout_s)
             self._child = None
 
     def start_blocking(self) -> None:
-        """:meth:`start` for plain code."""
+        """Start the server from blocking code; see :meth:`start`."""
         if self.pid is not None:
             return
         binary = self._binary if self._binary is not None else find_etcd()
         self.data_dir.mkdir(parents=True, exist_ok=True)
         for attempt in range(1, PORT_ATTEMPTS + 1):
-            # Started again it serves where its clients look for it, if it can.
+            # A restarted server uses its earlier port if it can, since its clients use that.
             port = self._port if self._port and attempt == 1 else _free_port()
             child, problem = self._launch(binary, port)
             if problem is None:
@@ -172,7 +172,7 @@ class EtcdServer:
                 raise EtcdError(f"etcd did not start over {self.data_dir}: {problem}")
 
     def stop_blocking(self) -> None:
-        """:meth:`stop` for plain code."""
+        """Stop the server from blocking code; see :meth:`stop`."""
         child, self._child = self._child, None
         if child is None:
             return
@@ -183,11 +183,11 @@ class EtcdServer:
             child.join(self._stop_timeout_s)
 
     def _launch(self, binary: Path, port: int) -> tuple[_Child, str | None]:
-        """Start one child and await its readiness. Returns it, and what went wrong if anything."""
+        """Start one child, wait until it is ready, and return it with its failure, if any."""
         log_path = self.data_dir / "etcd.log"
         with tempfile.TemporaryDirectory(prefix="gazette-etcd-") as folder:
-            # etcd speaks systemd's protocol: one datagram says that it is ready. The thread that
-            # keeps the child sends another one when the child ended, so one wait sees both.
+            # etcd implements systemd's protocol: it sends one datagram when it is ready. The
+            # child's thread sends another one when the child has ended: one wait receives both.
             notify_path = f"{folder}/notify"
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
                 notify.bind(notify_path)
@@ -223,7 +223,7 @@ class EtcdServer:
 
     def _command(self, binary: Path, port: int) -> list[str]:
         client = f"http://127.0.0.1:{port}"
-        # A lone member has no peers: a socket in the data directory keeps that door closed.
+        # A single member has no peers: a unix socket in the data directory listens on no port.
         peer = "unix://peer:0"
         command = [
             sys.executable,
@@ -259,10 +259,10 @@ _EndCallback = Callable[[int], None]
 
 
 class _Child:
-    """The process, kept by a thread of its own.
+    """The etcd process and the thread that started it.
 
-    The kernel counts a child's parent as the *thread* that started it, and kills the child when
-    that thread ends; so the thread that starts it stays to wait for it.
+    For the kernel the parent of a child is the *thread* that started it, and the child is killed
+    when that thread ends; so the thread waits for the child.
     """
 
     def __init__(
@@ -275,7 +275,7 @@ class _Child:
         self._started = threading.Event()
         self._failure: OSError | None = None
         self._thread = threading.Thread(
-            target=self._keep,
+            target=self._run,
             args=(command, directory, log_path, notify_path),
             name="gazette-etcd",
             daemon=True,
@@ -285,8 +285,8 @@ class _Child:
         if self._failure is not None:
             raise EtcdError(f"etcd could not be started: {self._failure}")
 
-    def _keep(self, command: list[str], directory: Path, log_path: Path, notify_path: str) -> None:
-        # etcd takes ETCD_* for flags; ETCD_ADDRESS and ETCD_PREFIX are ours.
+    def _run(self, command: list[str], directory: Path, log_path: Path, notify_path: str) -> None:
+        # etcd reads ETCD_* as flags, but ETCD_ADDRESS and ETCD_PREFIX are settings of this SDK.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("ETCD_")}
         environment["NOTIFY_SOCKET"] = notify_path
         try:
@@ -298,7 +298,7 @@ class _Child:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    # Ctrl-C in a terminal is for us: we stop etcd when its users have stopped.
+                    # Ctrl-C in a terminal must not reach etcd: it stops after its users.
                     start_new_session=True,
                 )
         except OSError as error:
@@ -314,7 +314,7 @@ class _Child:
         for callback in callbacks:
             callback(status)
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
-            # Nobody listens any more once the start was awaited.
+            # After the start the socket is closed.
             if notify.connect_ex(notify_path) == 0:
                 notify.send(_ENDED)
 
@@ -339,7 +339,7 @@ class _Child:
         return not self._thread.is_alive()
 
     def call_when_ended(self, callback: _EndCallback) -> None:
-        """Call back from the keeping thread with the exit status; at once if it has ended."""
+        """Call back from the child's thread with the exit status; at once if it has ended."""
         with self._lock:
             status = self.status
             if status is None:

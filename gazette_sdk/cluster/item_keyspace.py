@@ -1,8 +1,7 @@
 """ItemKeySpace: the mirror of a cluster's items, members and assignments (allocator section 1).
 
-Brokers and consumers share this layout and differ in what the values are. Look-ups are
-dictionaries which follow each batch of changes, so that asking costs the same whatever the
-number of keys.
+Brokers and consumers share this layout and differ in the values. Look-ups are dictionaries that
+each batch of changes updates, so that their cost does not depend on the number of keys.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class ItemEntry(Entry[T_co]):
-    """An item: something to be placed on members."""
+    """An item, which is assigned to members."""
 
     id: str
 
@@ -49,14 +48,14 @@ class AssignmentEntry(Entry[T_co]):
 
 
 class ItemKeySpace(KeySpace, Generic[I_co, M_co, A_co]):
-    """The mirror of a cluster.
+    """Mirror of a cluster.
 
     Args:
         root: the cluster's prefix.
-        decode_item: makes the value of an item of its id and bytes.
-        decode_member: makes the value of a member of its zone, suffix and bytes.
-        decode_assignment: makes the value of an assignment of its item, zone, suffix and bytes.
-            All three raise GazetteError or ValueError for what is no such value.
+        decode_item: decodes the value of an item from its id and bytes.
+        decode_member: decodes the value of a member from its zone, suffix and bytes.
+        decode_assignment: decodes the value of an assignment from its item, zone, suffix and
+            bytes. All three raise GazetteError or ValueError for a malformed value.
     """
 
     def __init__(
@@ -82,64 +81,64 @@ class ItemKeySpace(KeySpace, Generic[I_co, M_co, A_co]):
     # -------------------------------------------------------------- look-ups
 
     def item(self, item: str) -> ItemEntry[I_co] | None:
-        """The item of that id."""
+        """Return the item of that id."""
         return self._items.get(item)
 
     def items(self) -> Sequence[ItemEntry[I_co]]:
-        """All items, in order of their ids."""
+        """Return all items, in order of their ids."""
         return cast("Sequence[ItemEntry[I_co]]", self.prefixed(self._items_prefix))
 
     def member(self, zone: str, suffix: str) -> MemberEntry[M_co] | None:
-        """The member of that zone and suffix."""
+        """Return the member of that zone and suffix."""
         return self._members.get((zone, suffix))
 
     def members(self) -> Sequence[MemberEntry[M_co]]:
-        """All members, in order of zone and suffix."""
+        """Return all members, in order of zone and suffix."""
         return cast("Sequence[MemberEntry[M_co]]", self.prefixed(self._members_prefix))
 
     def assignments(self, item: str) -> list[AssignmentEntry[A_co]]:
-        """Assignments of an item, in order of zone and suffix, whether or not it exists."""
+        """Return the assignments of an item, in order of zone and suffix, even if it is missing."""
         return list(self._by_item.get(item, {}).values())
 
     def all_assignments(self) -> Sequence[AssignmentEntry[A_co]]:
-        """All assignments, in order of item, zone and suffix."""
+        """Return all assignments, in order of item, zone and suffix."""
         return cast("Sequence[AssignmentEntry[A_co]]", self.prefixed(self._assignments_prefix))
 
     def local_assignments(self, zone: str, suffix: str) -> list[AssignmentEntry[A_co]]:
-        """Assignments to a member, in order of items, whether or not these exist."""
+        """Return the assignments to a member, in order of items, even of missing ones."""
         held = self._by_member.get((zone, suffix), {})
         return [held[key] for key in sorted(held)]
 
     # -------------------------------------------------------------- names of keys
 
     def item_key(self, item: str) -> bytes:
-        """Key of an item."""
+        """Return the key of an item."""
         return keys.item_key(self.root, item)
 
     def member_key(self, zone: str, suffix: str) -> bytes:
-        """Key of a member."""
+        """Return the key of a member."""
         return keys.member_key(self.root, zone, suffix)
 
     def assignment_key(self, item: str, zone: str, suffix: str, slot: int) -> bytes:
-        """Key of an assignment."""
+        """Return the key of an assignment."""
         return keys.assignment_key(self.root, item, zone, suffix, slot)
 
-    # -------------------------------------------------------------- upkeep
+    # -------------------------------------------------------------- updates
 
     def _decode_entry(self, kv: KeyValue) -> Entry[Any]:
-        facts = (kv.create_revision, kv.mod_revision, kv.version, kv.lease, kv.value)
+        common = (kv.create_revision, kv.mod_revision, kv.version, kv.lease, kv.value)
         if kv.key.startswith(self._items_prefix):
             item = keys.parse_item(kv.key[len(self._items_prefix) :].decode())
-            return ItemEntry(kv.key, self._decode_item(item, kv.value), *facts, item)
+            return ItemEntry(kv.key, self._decode_item(item, kv.value), *common, item)
         if kv.key.startswith(self._members_prefix):
             zone, suffix = keys.parse_member(kv.key[len(self._members_prefix) :].decode())
             member = self._decode_member(zone, suffix, kv.value)
-            return MemberEntry(kv.key, member, *facts, zone, suffix)
+            return MemberEntry(kv.key, member, *common, zone, suffix)
         if kv.key.startswith(self._assignments_prefix):
             section = kv.key[len(self._assignments_prefix) :].decode()
             item, zone, suffix, slot = keys.parse_assignment(section)
             value = self._decode_assignment(item, zone, suffix, kv.value)
-            return AssignmentEntry(kv.key, value, *facts, item, zone, suffix, slot)
+            return AssignmentEntry(kv.key, value, *common, item, zone, suffix, slot)
         raise ValueError("it is none of items, members and assignments")
 
     def _reindex(self, changes: Sequence[Change]) -> None:
@@ -147,28 +146,28 @@ class ItemKeySpace(KeySpace, Generic[I_co, M_co, A_co]):
         for key, old, new in changes:
             match new if new is not None else old:
                 case ItemEntry(id=item):
-                    _follow(self._items, item, new)
+                    _update_index(self._items, item, new)
                 case MemberEntry(zone=zone, suffix=suffix):
-                    _follow(self._members, (zone, suffix), new)
+                    _update_index(self._members, (zone, suffix), new)
                 case AssignmentEntry(item=item, zone=zone, suffix=suffix):
-                    _follow_within(self._by_item, item, key, new)
-                    _follow_within(self._by_member, (zone, suffix), key, new)
+                    _update_nested_index(self._by_item, item, key, new)
+                    _update_nested_index(self._by_member, (zone, suffix), key, new)
                     if old is None:
                         reordered.add(item)
         for item in reordered:
-            # A new key stands last in its dictionary: put it where it belongs.
+            # A new key is the last one of its dictionary: restore the order of keys.
             if len(held := self._by_item.get(item, {})) > 1:
                 self._by_item[item] = dict(sorted(held.items()))
 
 
-def _follow(index: dict[Any, Any], name: Any, entry: Entry[Any] | None) -> None:
+def _update_index(index: dict[Any, Any], name: Any, entry: Entry[Any] | None) -> None:
     if entry is None:
         index.pop(name, None)
     else:
         index[name] = entry
 
 
-def _follow_within(
+def _update_nested_index(
     index: dict[Any, dict[bytes, Any]], name: Any, key: bytes, entry: Entry[Any] | None
 ) -> None:
     if entry is not None:

@@ -1,9 +1,8 @@
 """KeySpace: a local mirror of all keys of Etcd under one prefix (allocator section 2).
 
-The mirror loads the prefix at a revision and then follows it by a watch. Everything happens on
-one event loop, and a batch of changes is applied without an await in between: whoever looks sees
-one consistent state. ``entries`` is replaced and never changed, so a list once taken stays what
-it was.
+The mirror loads the prefix at a revision and then follows it by a watch. It runs on one event loop,
+and applies a batch of changes without an await in between: readers always see a consistent state.
+``entries`` is replaced and never modified, so that a list is an immutable snapshot.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from gazette_sdk.protocol import broker_pb2 as pb
 __all__ = ["Change", "Decoder", "Entry", "KeySpace", "check_root", "restart_delay_s"]
 
 PAGE_ENTRIES = 1000
-"""Keys of one page of a load: bounds the size of a response."""
+"""Number of keys in one page of a load: bounds the size of a response."""
 
 WATCH_DELAY_S = 0.03
-"""How long changes are gathered before they are applied together.
+"""Time for which changes are gathered before they are applied together.
 
-Work of observers is per batch, so this is what keeps it low while many keys change.
+Observers run once per batch: this bounds their work while many keys change.
 """
 
 QUEUE_BATCHES_MAX = 1024
-"""Responses of a watch that may wait to be applied; the watch is read no further meanwhile."""
+"""Greatest number of responses of a watch that wait; a full queue stops reading the watch."""
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -45,7 +44,7 @@ _log = logging.getLogger(__name__)
 class Entry(Generic[T_co]):
     """A key of the mirror.
 
-    ``value`` is what was decoded from the bytes ``raw``. ``lease`` is 0 where none is attached.
+    ``value`` was decoded from the bytes ``raw``. ``lease`` is 0 if the key has none.
     """
 
     key: bytes
@@ -58,18 +57,18 @@ class Entry(Generic[T_co]):
 
     @classmethod
     def of(cls, kv: KeyValue, value: Any) -> Entry[Any]:
-        """The entry of a key with its decoded value."""
+        """Return the entry of a key with its decoded value."""
         return cls(
             kv.key, value, kv.create_revision, kv.mod_revision, kv.version, kv.lease, kv.value
         )
 
 
 Decoder = Callable[[KeyValue], Entry[Any]]
-"""Makes an entry of a key; raises GazetteError or ValueError for what can not be decoded."""
+"""Returns the entry of a key; raises GazetteError or ValueError if it cannot be decoded."""
 
 
 class Change(NamedTuple):
-    """What a batch did to one key: created (no ``old``), replaced, or deleted (no ``new``)."""
+    """Change of one key by a batch: created (no ``old``), replaced, or deleted (no ``new``)."""
 
     key: bytes
     old: Entry[Any] | None
@@ -77,20 +76,20 @@ class Change(NamedTuple):
 
 
 class KeySpace:
-    """The mirror of one prefix.
+    """Mirror of one prefix.
 
     Args:
         root: the prefix: an absolute clean path without trailing slash. Keys are matched with
-            the plain string, so ``/a/b`` also sees ``/a/b-2/c``.
-        decoder: makes entries of keys. A key it can not decode is logged and left out, or keeps
-            the value it had.
+            the plain string, so ``/a/b`` also matches ``/a/b-2/c``.
+        decoder: decodes keys to entries. A key that it cannot decode is logged and left out, or
+            keeps its earlier value.
 
     Attributes:
-        header: cluster, member and term last heard of, and the newest revision *that changed
-            this prefix* (or that was loaded). Peers wait for this revision, so nothing else
-            may raise it.
+        header: cluster, member and term of the last response, and the newest revision *that
+            changed this prefix* (or that was loaded). Peers wait for this revision, so other
+            changes must not raise it.
         entries: all entries, sorted by key.
-        changes: what the last load or batch changed, sorted by key; for observers.
+        changes: changes of the last load or batch, sorted by key; for observers.
         observers: called in order, without arguments, after each load and each batch.
 
     Raises:
@@ -118,34 +117,34 @@ class KeySpace:
         return self.header.revision
 
     def search(self, key: bytes) -> tuple[int, bool]:
-        """Index of ``key`` in ``entries``, or where it would stand, and whether it is there."""
+        """Return the (insertion) index of ``key`` in ``entries``, and True if it is there."""
         index = bisect_left(self._keys, key)
         return index, index < len(self._keys) and self._keys[index] == key
 
     def find(self, key: bytes) -> Entry[Any] | None:
-        """The entry of ``key``."""
+        """Return the entry of ``key``."""
         index, found = self.search(key)
         return self.entries[index] if found else None
 
     def bounds(self, begin: bytes, end: bytes) -> tuple[int, int]:
-        """Indices of the entries in ``[begin, end)``; an empty range when reversed."""
+        """Return the indices of the entries in ``[begin, end)``; an empty range when reversed."""
         first = bisect_left(self._keys, begin)
         return first, max(first, bisect_left(self._keys, end))
 
     def prefixed(self, prefix: bytes) -> Sequence[Entry[Any]]:
-        """Entries whose keys begin with ``prefix``, in order."""
+        """Return the entries whose keys begin with ``prefix``, in order."""
         first, last = self.bounds(prefix, prefix_end(prefix))
         return self.entries[first:last]
 
     async def wait_for_revision(self, revision: int) -> None:
         """Wait until the mirror has reached ``revision``.
 
-        Wait only for revisions that changed this prefix: no other will come. A cancelled task
-        gets its cancellation even if the revision is there, so that nobody acts on a mirror
-        that lost its own member key.
+        Wait only for revisions that changed this prefix: the mirror skips all others. A cancelled
+        task is cancelled even if the revision is reached: it must not act on a mirror without its
+        own member key.
 
         Raises:
-            EtcdUnavailableError: the watch ended, so the revision will not come.
+            EtcdUnavailableError: the watch ended, so the mirror will not reach the revision.
         """
         task = asyncio.current_task()
         if task is not None and task.cancelling():
@@ -153,7 +152,7 @@ class KeySpace:
         if self.header.revision >= revision:
             return
         if self._end is not None:
-            raise self._ended()
+            raise self._end_error()
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiters, (revision, next(self._waiter_numbers), waiter))
         await waiter
@@ -165,15 +164,15 @@ class KeySpace:
     # -------------------------------------------------------------- loading
 
     async def load(self, etcd: Etcd, revision: int = 0) -> None:
-        """Fill the mirror with the prefix as it was at ``revision``; 0: as it is now.
+        """Load the prefix at ``revision``; 0: the current one.
 
-        Give the revision of an own change under the prefix where there is one.
+        Pass the revision of an own change under the prefix if there is one.
 
         Raises:
             EtcdError: Etcd failed, or is another cluster than before.
         """
         if revision == 0:
-            # Any key does, best one that is not there: only the header is of interest.
+            # Only the header is needed: read a key that does not exist.
             revision = (await etcd.range(b"\x00")).header.revision
         entries: list[Entry[Any]] = []
         header = self.header
@@ -209,17 +208,17 @@ class KeySpace:
 
         Args:
             etcd: the client.
-            delay_s: how long changes are gathered into one batch.
+            delay_s: time for which changes are gathered into one batch.
 
         Raises:
-            EtcdError: what can not be resumed: the revision was compacted away, permission was
-                refused, it is another cluster. The process should end and start anew.
+            EtcdError: the watch cannot be resumed: the revision was compacted away, permission was
+                refused, it is another cluster. Restart the process.
         """
         self._end = None
         try:
             await self._follow(etcd, delay_s)
         except BaseException as error:
-            self._finish(error)
+            self._fail_waiters(error)
             raise
 
     async def _follow(self, etcd: Etcd, delay_s: float) -> None:
@@ -260,13 +259,13 @@ class KeySpace:
     # -------------------------------------------------------------- applying
 
     def apply(self, batches: Sequence[WatchBatch]) -> None:
-        """Apply changes, then run the observers. Pure but for the observers.
+        """Apply changes, then run the observers. It does no I/O itself.
 
-        A bad value never fails: it is logged, and the key keeps the value it had.
+        A bad value is no error: it is logged, and the key keeps its earlier value.
 
         Raises:
-            EtcdError: the changes are those of another cluster, or go back in time. Nothing was
-                applied.
+            EtcdError: the changes are those of another cluster, or older than the mirror. None
+                was applied.
         """
         header = self.header
         events: list[WatchEvent] = []
@@ -298,7 +297,7 @@ class KeySpace:
         self._install(*self._merged(changes), changes, header)
 
     def _outcome(self, prev: Entry[Any] | None, event: WatchEvent) -> Entry[Any] | None:
-        """The entry of a key after an event (the table of allocator section 2.5)."""
+        """Return the entry of a key after an event (the table of allocator section 2.5)."""
         kv = event.kv
         if prev is not None and kv.mod_revision <= prev.mod_revision:
             _log.warning("ignored a replayed change of %s", _text(kv.key))
@@ -325,7 +324,7 @@ class KeySpace:
         return entry
 
     def _merged(self, changes: Iterable[Change]) -> tuple[list[bytes], list[Entry[Any]]]:
-        """New lists with the changes, in one pass that copies the runs in between."""
+        """Return new lists with the changes, in one pass that copies the runs in between."""
         keys: list[bytes] = []
         entries: list[Entry[Any]] = []
         position = 0
@@ -348,7 +347,7 @@ class KeySpace:
         changes: Sequence[Change],
         header: pb.Header.Etcd,
     ) -> None:
-        """Make a new state the current one, and tell everybody."""
+        """Install a new state, run the observers, and wake the tasks that wait for it."""
         if self.header.member_id and header.member_id != self.header.member_id:
             _log.info("the member of Etcd changed to %x", header.member_id)
         self._keys, self.entries, self.changes, self.header = keys, entries, changes, header
@@ -361,23 +360,23 @@ class KeySpace:
                 waiter.set_result(None)
 
     def _reindex(self, changes: Sequence[Change]) -> None:
-        """Bring look-ups of a subclass up to date, before observers run."""
+        """Update the look-ups of a subclass, before observers run."""
 
-    def _finish(self, end: BaseException) -> None:
-        """No further revision will come: tell those who wait."""
+    def _fail_waiters(self, end: BaseException) -> None:
+        """Fail all waiting tasks, because the watch has ended."""
         self._end = end
         waiters, self._waiters = self._waiters, []
         for _, _, waiter in waiters:
             if not waiter.done():
-                waiter.set_exception(self._ended())
+                waiter.set_exception(self._end_error())
 
-    def _ended(self) -> EtcdUnavailableError:
-        why = type(self._end).__name__
-        return EtcdUnavailableError(f"the mirror of {self.root} is followed no longer ({why})")
+    def _end_error(self) -> EtcdUnavailableError:
+        reason = type(self._end).__name__
+        return EtcdUnavailableError(f"the watch of {self.root} has ended ({reason})")
 
 
 def restart_delay_s(attempt: int) -> float:
-    """Pause before the ``attempt``-th watch in a row that brought nothing (section 2.3)."""
+    """Return the pause before the ``attempt``-th watch in a row without changes (section 2.3)."""
     if attempt < 2:
         return 0.0
     if attempt == 2:
@@ -386,7 +385,7 @@ def restart_delay_s(attempt: int) -> float:
 
 
 def check_root(root: str) -> None:
-    """Refuse a prefix that is no clean absolute path.
+    """Check that a prefix is a clean absolute path.
 
     Raises:
         ConfigurationError: it is not.
@@ -402,7 +401,7 @@ def check_root(root: str) -> None:
 async def _read_watch(
     etcd: Etcd, prefix: bytes, start: int, queue: asyncio.Queue[WatchBatch | GazetteError]
 ) -> None:
-    """Put what a watch sends into ``queue``, at last the error it ends with."""
+    """Put the batches of a watch into ``queue``, and at last the error that ended it."""
     try:
         async with aclosing(etcd.watch(prefix, start)) as batches:
             async for batch in batches:

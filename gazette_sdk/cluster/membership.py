@@ -1,8 +1,8 @@
-"""Membership: a process's place in its cluster (allocator section 4).
+"""Membership of a process in its cluster (allocator section 4).
 
-A lease, renewed for as long as the process serves; the member's key, announced under it; and the
-assignments, which the allocator hangs on the same lease. When the lease ends, all of them vanish
-in one revision: peers then see the process as gone, and it must stop to serve.
+A process has a lease, which it renews while it serves. Its member key, and the assignments that the
+allocator writes, are attached to the lease. When the lease ends, Etcd deletes all of them in one
+revision: peers then treat the process as gone, and it must stop serving.
 
 ::
 
@@ -26,13 +26,13 @@ from gazette_sdk.errors import EtcdError, EtcdUnavailableError, GazetteError, Le
 __all__ = ["ANNOUNCE_RETRY_S", "LEASE_TTL_S", "MemberSpec", "Membership"]
 
 LEASE_TTL_S = 20
-"""How long a process that went silent still counts as a member, by default."""
+"""Default time after which a process that does not renew its lease is no member any more."""
 
 ANNOUNCE_RETRY_S = 10.0
 """Pause before the next attempt to announce a key that another process holds."""
 
 REVOKE_TIMEOUT_S = 5.0
-"""How long the end of a process may be held up to revoke its lease; it runs out anyway."""
+"""Longest time for revoking the lease when a process ends; it expires by itself later."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,14 +43,14 @@ class MemberSpec(Protocol):
     exiting: bool
 
     def SerializeToString(self) -> bytes:  # noqa: N802 -- protobuf's name
-        """The bytes of the message."""
+        """Return the bytes of the message."""
 
     def CopyFrom(self, other: Self) -> None:  # noqa: N802 -- protobuf's name
-        """Take the fields of ``other``."""
+        """Copy the fields of ``other``."""
 
 
 class Membership:
-    """One process's lease and member key.
+    """Lease and member key of one process.
 
     Use it as an asynchronous context manager, or call :meth:`start` and :meth:`revoke`.
 
@@ -61,8 +61,8 @@ class Membership:
         retry_s: pause between attempts to announce.
 
     Attributes:
-        lost: done when the lease is lost, with LeaseLostError as its exception, which says that
-            the process must end. Not done while all is well, cancelled after :meth:`revoke`.
+        lost: done when the lease is lost, with LeaseLostError as its exception: the process must
+            end. Not done while the lease is alive, cancelled after :meth:`revoke`.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Membership:
         await self.revoke()
 
     async def start(self) -> None:
-        """Get the lease, and begin to renew it.
+        """Create the lease, and begin to renew it.
 
         Raises:
             EtcdError: Etcd did not grant it.
@@ -115,19 +115,19 @@ class Membership:
         self._renewal = asyncio.create_task(self._renew(), name="gazette-lease")
 
     async def announce(self, spec: MemberSpec) -> int:
-        """Create the member's key. Waits for as long as another process holds it.
+        """Create the member's key. Wait while another process holds it.
 
-        The key of another process is never overwritten: it may be alive, and its assignments
-        hang on its lease.
+        The key of another process is never overwritten: it may be alive, and its assignments are
+        attached to its lease.
 
         Args:
             spec: the (valid) spec to announce.
 
         Returns:
-            The revision to load the mirror at, which has this key for certain.
+            The revision to load the mirror at, so that it contains this key.
 
         Raises:
-            LeaseLostError: our own lease ended meanwhile.
+            LeaseLostError: this process's own lease ended meanwhile.
         """
         put = Put(self._key, spec.SerializeToString(), self._lease)
         key = self._key.decode()
@@ -151,20 +151,20 @@ class Membership:
             await self._pause()
 
     def _own_revision(self, result: TxnResult) -> int:
-        """Revision of our announcement; 0 where the key is another's."""
+        """Return the revision of this announcement; 0 if another process holds the key."""
         if result.succeeded:
             return result.revision
         found = result.responses[0]
         if found is not None and found.entries and found.entries[0].lease == self._lease:
-            # Our own, by an attempt whose answer was lost.
+            # An earlier attempt whose answer was lost wrote it.
             return found.entries[0].mod_revision
         return 0
 
     async def update(self, spec: MemberSpec) -> int:
-        """Replace the announced spec, keeping the lease. Returns the revision.
+        """Replace the announced spec, keep the lease, and return the revision.
 
         Raises:
-            EtcdError: the key was modified or deleted by somebody else, or Etcd failed.
+            EtcdError: another process modified or deleted the key, or Etcd failed.
         """
         result = await self._etcd.txn(
             (Compare.mod_revision(self._key, self._revision),),
@@ -182,7 +182,7 @@ class Membership:
                     f"{self._key.decode()}: key modified or deleted externally "
                     f"(expected revision {self._revision})"
                 )
-            # Written already, by an attempt whose answer was lost.
+            # An earlier attempt whose answer was lost has written it.
             self._revision = entry.mod_revision
         else:
             self._revision = result.revision
@@ -190,16 +190,16 @@ class Membership:
         return self._revision
 
     async def set_exiting(self) -> int:
-        """Announce that this process wants to leave: the allocator moves its items away.
+        """Announce that this process is leaving: the allocator moves its items away.
 
         Returns:
-            The revision; that of the last write where the process was exiting before.
+            The revision; that of the last write if the process was exiting before.
 
         Raises:
             EtcdError: as :meth:`update`.
         """
         if self._spec is None:
-            raise EtcdError("nothing was announced yet that could be exiting")
+            raise EtcdError("the member key is not announced yet; call announce() first")
         if self._spec.exiting:
             return self._revision
         spec = type(self._spec)()
@@ -208,7 +208,7 @@ class Membership:
         return await self.update(spec)
 
     async def revoke(self) -> None:
-        """End the lease: the member's key and its assignments are gone at once."""
+        """End the lease: Etcd deletes the member's key and its assignments at once."""
         renewal, self._renewal = self._renewal, None
         if renewal is not None:
             renewal.cancel()
@@ -222,23 +222,22 @@ class Membership:
             except LeaseLostError:
                 _log.info("the lease had ended already")
             except EtcdUnavailableError as error:
-                _log.warning("the lease was not revoked, it will run out: %s", error)
+                _log.warning("the lease was not revoked, it will expire: %s", error)
 
     async def _renew(self) -> None:
         try:
             await self._etcd.keep_alive(self._lease, self._ttl_s)
         except GazetteError as error:
-            self._tell_lost(error)
+            self._set_lost(error)
         except Exception as error:  # noqa: BLE001 -- the boundary of this task
-            # A lease that nobody renews is lost, whatever the reason.
+            # A lease that is not renewed is lost, for any reason.
             _log.exception("renewing the member lease failed")
-            self._tell_lost(error)
+            self._set_lost(error)
 
-    def _tell_lost(self, error: Exception) -> None:
+    def _set_lost(self, error: Exception) -> None:
         if not self.lost.done():
             self.lost.set_exception(LeaseLostError(f"unable to keep member lease alive: {error}"))
-            # Whoever looks sees it; nobody has to.
-            self.lost.exception()
+            self.lost.exception()  # marks it as retrieved: not every caller awaits it
 
     async def _pause(self) -> None:
         """Wait for the next attempt, or for the loss of the lease."""

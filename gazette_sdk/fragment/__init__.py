@@ -1,20 +1,20 @@
 """Content of journals at rest: fragments in object stores.
 
-A journal's bytes end up in fragments: files named by journal, offsets and SHA-1 sum, compressed or
-not, in a store that its spec names. Brokers write them there and read them back; clients read them
-directly; after that nobody but the store needs to keep them.
+A journal's bytes are persisted in fragments: files named by journal, offsets and SHA-1 sum,
+compressed or not, in a store of the journal's spec. Brokers write them and read them back; clients
+may read them directly.
 
 In reading order:
 
-- :mod:`~gazette_sdk.fragment.codecs`: compressing and decompressing a fragment's content.
-- :mod:`~gazette_sdk.fragment.cover`: which of many overlapping fragments holds an offset.
+- :mod:`~gazette_sdk.fragment.codecs`: compression and decompression of a fragment's content.
+- :mod:`~gazette_sdk.fragment.cover`: look-up of an offset among overlapping fragments.
 - :mod:`~gazette_sdk.fragment.stores`: directories, S3, Google and Azure behind one small interface.
-- :mod:`~gazette_sdk.fragment.listing`: which fragments of a journal are stored.
-- :mod:`~gazette_sdk.fragment.content`: reading a stored fragment, held to its name.
-- :mod:`~gazette_sdk.fragment.remote`: reading one by the URL that a broker gave.
-- :mod:`~gazette_sdk.fragment.health`: whether a store works, checked in the background.
+- :mod:`~gazette_sdk.fragment.listing`: listing of a journal's stored fragments.
+- :mod:`~gazette_sdk.fragment.content`: reading and verifying a stored fragment.
+- :mod:`~gazette_sdk.fragment.remote`: reading a fragment by the URL that a broker sent.
+- :mod:`~gazette_sdk.fragment.health`: health checks of a store in the background.
 - :mod:`~gazette_sdk.fragment.registry`: the stores of a process, one for each URL.
-- :mod:`~gazette_sdk.fragment.metrics`: what stores count.
+- :mod:`~gazette_sdk.fragment.metrics`: metrics of stores.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gazette_sdk.fragment.codecs import CODECS, CodecError, Compressor, compress
 from gazette_sdk.fragment.content import FragmentReader, decode_fragment, open_fragment
 from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.fragment.health import StoreHealth, check_delete, check_store
-from gazette_sdk.fragment.listing import list_fragments, walk_stores
+from gazette_sdk.fragment.listing import list_fragments
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.fragment.remote import open_url
 from gazette_sdk.fragment.stores import Store, StoredContent, StoredObject, open_store
@@ -48,5 +48,4 @@ __all__ = [
     "open_fragment",
     "open_store",
     "open_url",
-    "walk_stores",
 ]

@@ -1,8 +1,8 @@
 """Compression codecs of fragments (protocol section 7).
 
 A compressed fragment may hold many members or frames, one after the other, and is complete on its
-own: bytes after the last member are an error, as is an end in the middle of one. Readers here take
-steps of a quarter of a megabyte, since a journal is read from its beginning to its end.
+own: bytes after the last member are an error, as is an end in the middle of one. Readers read steps
+of a quarter of a megabyte, since a journal is read from its beginning to its end.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import zlib
 from abc import ABC, abstractmethod
 from typing import BinaryIO, Final, cast
 
-import cramjam
+import snappy
 import zstandard
 
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -30,10 +30,10 @@ CODECS: Final = (
 """Every codec a fragment may have."""
 
 STEP_BYTES: Final = 256 << 10
-"""Compressed bytes read at once: large enough that Python's cost per step does not count."""
+"""Number of compressed bytes read at once: large enough to hide Python's cost per step."""
 
 _GZIP_HEADER: Final = bytes.fromhex("1f8b080000096e8800ff")
-"""Deflate, no flags, a zero time, no extra flags, unknown system: what other writers send."""
+"""Deflate, no flags, a zero time, no extra flags, unknown system: the header of other writers."""
 
 _SNAPPY_IDENTIFIER: Final = b"\xff\x06\x00\x00sNaPpY"
 
@@ -47,11 +47,11 @@ class CodecError(ValueError):
 
 
 def compressor(codec: int, out: BinaryIO) -> Compressor:
-    """Compress into a file.
+    """Return a compressor that writes to a file.
 
     Args:
         codec: one of :data:`CODECS`.
-        out: gets the compressed bytes; it is not closed.
+        out: file for the compressed bytes; it is not closed.
 
     Raises:
         ValueError: no such codec.
@@ -72,7 +72,7 @@ def compressor(codec: int, out: BinaryIO) -> Compressor:
 
 
 def decompressor(codec: int, raw: BinaryIO) -> BinaryIO:
-    """Decompress a file; the counterpart of :func:`compressor`.
+    """Return a reader of a file's decompressed content; the inverse of :func:`compressor`.
 
     Args:
         codec: one of :data:`CODECS`. GZIP_OFFLOAD_DECOMPRESSION expects compressed bytes: use NONE
@@ -102,14 +102,14 @@ def decompressor(codec: int, raw: BinaryIO) -> BinaryIO:
 
 
 class Compressor(ABC):
-    """Compresses a fragment, batch after batch, into a file."""
+    """Writer of a compressed fragment to a file, batch by batch."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
 
     @abstractmethod
     def write(self, data: bytes | memoryview) -> None:
-        """Compress ``data``; what comes of it may be held back until the batch ends."""
+        """Compress ``data``. The compressed bytes may be buffered until the batch ends."""
 
     @abstractmethod
     def end_batch(self) -> None:
@@ -196,36 +196,41 @@ class _Zstandard(Compressor):
 
 
 class _Snappy(Compressor):
-    """The framing format; each chunk holds up to 64 KiB, so small writes are gathered first."""
+    """Writer of the framing format. A chunk holds up to 64 KiB, so small writes are gathered."""
 
     def __init__(self, out: BinaryIO) -> None:
         super().__init__(out)
-        self._pending = bytearray()
-        self._out.write(_SNAPPY_IDENTIFIER)
+        self._stream = snappy.StreamCompressor()
+        self._identified = False
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        self._pending += data
-        if len(self._pending) >= STEP_BYTES:
-            self._flush()
+        self._pending.append(bytes(data))
+        self._pending_bytes += len(data)
+        if self._pending_bytes >= STEP_BYTES:
+            self.end_batch()
 
     def end_batch(self) -> None:
-        self._flush()
+        if self._pending_bytes:
+            # The stream writes its identifier before the first chunk.
+            self._out.write(self._stream.compress(b"".join(self._pending)))
+            self._identified = True
+            self._pending.clear()
+            self._pending_bytes = 0
 
     def close(self) -> None:
-        self._flush()
-
-    def _flush(self) -> None:
-        if self._pending:
-            framed = memoryview(cramjam.snappy.compress(self._pending))
-            self._out.write(framed[len(_SNAPPY_IDENTIFIER) :])
-            self._pending.clear()
+        self.end_batch()
+        if not self._identified:
+            self._out.write(_SNAPPY_IDENTIFIER)
+            self._identified = True
 
 
 # ------------------------------------------------------------------- reading
 
 
 class _Reader(io.RawIOBase):
-    """Base of decompressing readers: closes what it reads from."""
+    """Base of decompressing readers, which closes the compressed file."""
 
     def __init__(self, raw: BinaryIO) -> None:
         super().__init__()
@@ -244,7 +249,7 @@ class _GzipReader(_Reader):
     def __init__(self, raw: BinaryIO) -> None:
         super().__init__(raw)
         self._member: zlib._Decompress | None = None
-        self._pending: bytes = b""  # compressed bytes not yet taken
+        self._pending: bytes = b""  # compressed bytes that are not decompressed yet
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         wanted = len(buffer)
@@ -273,10 +278,10 @@ class _GzipReader(_Reader):
 
 
 class _ZstandardReader(_Reader):
-    """Never more than a step stands in memory, however well the content compresses.
+    """Reader of zstandard frames, which holds at most one step in memory.
 
-    A file cut in the middle of a frame reads like one that ends there: whoever reads a fragment
-    knows its length, and finds it short.
+    A file that is cut in the middle of a frame reads like one that ends there: the reader of the
+    fragment compares the length with the fragment's name.
     """
 
     def __init__(self, raw: BinaryIO) -> None:
@@ -293,50 +298,46 @@ class _ZstandardReader(_Reader):
 
 
 class _SnappyReader(_Reader):
-    """Cuts whole chunks, and lets many of them be decoded and their checksums tested at once."""
+    """Reader of the framing format, which verifies the checksum of every chunk.
+
+    It holds one step of compressed bytes, what they decompress to, and the begin of a chunk.
+    """
 
     def __init__(self, raw: BinaryIO) -> None:
         super().__init__(raw)
-        self._pending = bytearray()  # compressed bytes: the begin of an incomplete chunk
-        self._ready = memoryview(b"")  # decompressed bytes not yet given
+        self._stream = snappy.StreamDecompressor()
         self._identified = False
+        self._ready = memoryview(b"")  # decompressed bytes that were not read yet
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         while not self._ready:
             data = self._raw.read(STEP_BYTES)
+            if not self._identified:
+                data = self._identify(data)
             if not data:
-                if self._pending:
+                # A repeated identifier is a whole chunk, but the stream keeps it for the next call.
+                if self._stream.remains not in (None, _SNAPPY_IDENTIFIER):
                     raise CodecError("snappy content ends in the middle of a chunk")
                 return 0
-            self._pending += data
-            whole = self._whole_chunks()
-            if whole:
-                chunks = bytes(self._pending[:whole])
-                del self._pending[:whole]
-                self._ready = self._decode(chunks)
+            try:
+                self._ready = memoryview(self._stream.decompress(data))
+            except OSError as error:
+                raise CodecError(f"snappy content is damaged: {error}") from error
         count = min(len(buffer), len(self._ready))
         buffer[:count] = self._ready[:count]
         self._ready = self._ready[count:]
         return count
 
-    def _whole_chunks(self) -> int:
-        """How many of the pending bytes are whole chunks."""
-        end, have = 0, len(self._pending)
-        while end + 4 <= have:
-            length = int.from_bytes(self._pending[end + 1 : end + 4], "little")
-            if end + 4 + length > have:
-                break
-            end += 4 + length
-        return end
+    def _identify(self, data: bytes) -> bytes:
+        """Return the first bytes of the content, which begin with a whole stream identifier.
 
-    def _decode(self, chunks: bytes) -> memoryview:
-        if not self._identified:
-            if not chunks.startswith(_SNAPPY_IDENTIFIER):
-                raise CodecError("snappy content does not begin with a stream identifier")
-            self._identified = True
-        else:
-            chunks = _SNAPPY_IDENTIFIER + chunks
-        try:
-            return memoryview(cramjam.snappy.decompress(chunks))
-        except cramjam.DecompressionError as error:
-            raise CodecError(f"snappy content is damaged: {error}") from error
+        The library accepts content without one.
+        """
+        while len(data) < len(_SNAPPY_IDENTIFIER) and (more := self._raw.read(STEP_BYTES)):
+            data += more
+        if data and not data.startswith(_SNAPPY_IDENTIFIER):
+            if _SNAPPY_IDENTIFIER.startswith(data):
+                raise CodecError("snappy content ends in the middle of a chunk")
+            raise CodecError("snappy content does not begin with a stream identifier")
+        self._identified = True
+        return data

@@ -1,8 +1,8 @@
-"""Reading a journal's bytes back out of a stored fragment (protocol section 7, broker section 13).
+"""Reading and verifying a stored fragment (protocol section 7, broker section 13).
 
-A fragment's name promises its offsets and the SHA-1 of its content. Readers hold it to that: the
-content must end exactly where the name says, and when it is decoded from its beginning its sum
-must be right. A damaged fragment is an error that says what to do, never other bytes.
+A fragment's name holds its offsets and the SHA-1 of its content. Readers verify both: the content
+must have the length of the name and, when it is decoded from its beginning, its sum. A damaged
+fragment is an error with a remedy, never wrong bytes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from gazette_sdk.protocol.fragments import content_name, content_path, digest_of
 __all__ = ["FragmentReader", "decode_fragment", "open_fragment"]
 
 _STEP_BYTES: Final = 256 << 10
-"""Content decoded at once."""
+"""Number of bytes of content that are decoded at once."""
 
 _THREAD_FROM_BYTES: Final = 4 << 20
-"""Fragments at least this long are summed by a thread of their own, beside the decoding."""
+"""Least length of a fragment whose sum a second thread computes, in parallel to the decoding."""
 
-_HANDED_OVER_BYTES: Final = 1 << 20
-_QUEUE_LENGTH: Final = 4
-"""How much is handed to that thread at once, and how often before it must have caught up."""
+_SUM_PART_BYTES: Final = 1 << 20
+_SUM_QUEUE_LENGTH: Final = 4
+"""Size of the parts that this thread receives, and greatest number of parts that wait for it."""
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 
@@ -39,8 +39,8 @@ def open_fragment(store: Store, fragment: pb.Fragment, offset: int) -> FragmentR
     """Open a stored fragment to read its content from an offset on.
 
     Args:
-        store: where it is stored.
-        fragment: which one.
+        store: its store.
+        fragment: its name.
         offset: journal offset of the first byte to read, within the fragment.
 
     Returns:
@@ -49,7 +49,7 @@ def open_fragment(store: Store, fragment: pb.Fragment, offset: int) -> FragmentR
     Raises:
         FragmentNotFoundError: it is not in the store.
         StoreError: the store failed.
-        CorruptFragmentError: here or while reading: its bytes are not what its name promises.
+        CorruptFragmentError: here or while reading: its content does not match its name.
     """
     path = content_path(fragment)
     content = store.open(path)
@@ -63,9 +63,9 @@ def decode_fragment(
 
     Args:
         content: its stored bytes; closed with the reader, or by an error here.
-        fragment: which one it is.
+        fragment: its name.
         offset: journal offset of the first byte to read, within the fragment.
-        source: where it comes from, for errors.
+        source: its store or URL, for errors.
     """
     assert fragment.begin <= offset <= fragment.end, "the offset is not within the fragment"
     try:
@@ -76,7 +76,7 @@ def decode_fragment(
         if fragment.compression_codec != pb.GZIP_OFFLOAD_DECOMPRESSION:
             raw = decompressor(fragment.compression_codec, raw)
         if raw is content.raw and raw.seekable():
-            raw.seek(offset - begin)  # stored verbatim: what stands before is not read
+            raw.seek(offset - begin)  # stored verbatim: the bytes before the offset are not read
             begin = offset
         return FragmentReader(raw, fragment, begin, offset, source=source)
     except BaseException:
@@ -85,31 +85,31 @@ def decode_fragment(
 
 
 def _gzip_on_top(content: StoredContent, fragment: pb.Fragment) -> bool:
-    """Whether the stored bytes are gzip beside what the fragment's codec says."""
+    """Return True if the stored bytes have a layer of gzip beside the fragment's codec."""
     if fragment.compression_codec == pb.GZIP:
-        return False  # one layer, also where somebody declared it as an encoding
+        return False  # a single layer, even if the store declares it as an encoding
     if content.content_encoding.lower() == "gzip":
         return True
     if fragment.compression_codec != pb.GZIP_OFFLOAD_DECOMPRESSION or not content.raw.seekable():
         return False
-    # It was put as gzip, but a store such as a directory has no place to say so.
+    # It was put as gzip, but a store such as a directory does not record the encoding.
     magic = content.raw.read(len(_GZIP_MAGIC))
     content.raw.seek(0)
     return magic == _GZIP_MAGIC
 
 
 class FragmentReader(io.RawIOBase):
-    """Reads a fragment's content, and holds it to its name.
+    """Reader of a fragment's content, which verifies it against the fragment's name.
 
     Args:
         raw: decompressed content; closed with this reader.
-        fragment: which one it is.
+        fragment: its name.
         begin: journal offset of ``raw``'s next byte.
-        offset: journal offset of the first byte to give; what stands before is passed over.
-        source: where it comes from, for errors.
+        offset: journal offset of the first byte to return; the bytes before it are skipped.
+        source: its store or URL, for errors.
 
     Attributes:
-        fragment: which one it is.
+        fragment: its name.
     """
 
     def __init__(
@@ -119,8 +119,8 @@ class FragmentReader(io.RawIOBase):
         self.fragment = fragment
         self._raw = raw
         self._source = source
-        self._decoded = begin  # journal offset up to which content was taken out of raw
-        self._ready = memoryview(b"")  # taken, but not given yet
+        self._decoded = begin  # journal offset up to which content was decoded
+        self._ready = memoryview(b"")  # decoded content that was not read yet
         self._skip = offset - begin
         self._ended = False
         whole = begin == fragment.begin and not is_zero_sum(fragment.sum)
@@ -128,19 +128,19 @@ class FragmentReader(io.RawIOBase):
 
     @property
     def offset(self) -> int:
-        """Journal offset of the next byte that a read gives."""
+        """Journal offset of the next byte to read."""
         return self._decoded - len(self._ready) + self._skip
 
     def readable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def read(self, size: int = -1) -> bytes:
-        """The next bytes: at most ``size``, or all; ``b""`` at the fragment's end.
+        """Return the next bytes: at most ``size``, or all; ``b""`` at the fragment's end.
 
         Raises:
-            CorruptFragmentError: the content is not what the fragment's name promises. Bytes
-                given before were read in good faith, and are damaged if the sum is wrong.
+            CorruptFragmentError: the content does not match the fragment's name. Bytes that were
+                read before may be damaged.
             StoreError: the store failed.
         """
         if size < 0:
@@ -149,11 +149,11 @@ class FragmentReader(io.RawIOBase):
             return b""
         data = self._ready[:size]
         self._ready = self._ready[len(data) :]
-        # What was decoded in one piece is given in one piece, without a copy.
+        # A whole decoded piece is returned without a copy.
         return data.obj if len(data) == len(data.obj) else bytes(data)  # type: ignore[arg-type,return-value]
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        """The next bytes, as :meth:`read`."""
+        """Read the next bytes into ``buffer``, as :meth:`read`."""
         if not len(buffer) or not self._fill():
             return 0
         count = min(len(buffer), len(self._ready))
@@ -162,13 +162,13 @@ class FragmentReader(io.RawIOBase):
         return count
 
     def skip(self, count: int) -> None:
-        """Pass over the next bytes; beyond the fragment's end this reader just ends."""
+        """Skip the next bytes. It is no error to skip beyond the fragment's end."""
         taken = min(count, len(self._ready))
         self._ready = self._ready[taken:]
         self._skip += count - taken
 
     def close(self) -> None:
-        """Close what is read from."""
+        """Close the reader and the stored content."""
         if not self.closed:
             if self._sum is not None:
                 self._sum.abandon()
@@ -178,19 +178,19 @@ class FragmentReader(io.RawIOBase):
     # -------------------------------------------------------------- inside
 
     def _fill(self) -> bool:
-        """Have bytes ready; False at the end."""
+        """Decode content if none is ready. Return False at the end."""
         while not self._ready:
             left = self.fragment.end - self._decoded
             if left == 0:
                 self._end()
                 return False
-            data = self._take(min(left, _STEP_BYTES))
+            data = self._decode(min(left, _STEP_BYTES))
             if not data:
                 raise self._corrupt(f"its content ends {left} bytes too early, at {self._decoded}")
             self._decoded += len(data)
             if self._sum is not None:
                 self._sum.update(data)
-                # The last bytes are given only when all are known to be right.
+                # The last bytes are returned only after the sum is verified.
                 if self._decoded == self.fragment.end:
                     self._verify(self._sum)
             skipped = min(self._skip, len(data))
@@ -198,7 +198,7 @@ class FragmentReader(io.RawIOBase):
             self._ready = memoryview(data)[skipped:]
         return True
 
-    def _take(self, size: int) -> bytes:
+    def _decode(self, size: int) -> bytes:
         try:
             return self._raw.read(size)
         except CodecError as error:
@@ -211,10 +211,10 @@ class FragmentReader(io.RawIOBase):
             raise self._corrupt(f"its content has the SHA-1 sum {found.hex()}")
 
     def _end(self) -> None:
-        """At the fragment's end its content must end as well; asked once."""
+        """Check that the content ends at the fragment's end."""
         if not self._ended:
             self._ended = True
-            if self._take(1):
+            if self._decode(1):
                 raise self._corrupt(f"its content goes on after its end {self.fragment.end}")
 
     def _corrupt(self, reason: str) -> GazetteError:
@@ -231,10 +231,10 @@ class FragmentReader(io.RawIOBase):
 
 
 class _Sum:
-    """A running SHA-1, by a thread of its own where that is worth it.
+    """Running SHA-1 of content, computed by a second thread for long fragments.
 
-    Summing costs about as much as decoding, and both leave Python's lock: on two cores they take
-    the time of one. What is handed over is gathered first, since handing over costs as well.
+    The sum costs about as much as decoding, and both release Python's lock: on two cores they run
+    in parallel. Content is gathered before it is queued, since queueing costs as well.
     """
 
     def __init__(self, length: int) -> None:
@@ -243,7 +243,7 @@ class _Sum:
         self._gathered_bytes = 0
         self._thread: threading.Thread | None = None
         if length >= _THREAD_FROM_BYTES and (os.cpu_count() or 1) > 1:
-            self._queue: queue.Queue[list[bytes] | None] = queue.Queue(_QUEUE_LENGTH)
+            self._queue: queue.Queue[list[bytes] | None] = queue.Queue(_SUM_QUEUE_LENGTH)
             self._thread = threading.Thread(target=self._run, name="fragment-sum", daemon=True)
             self._thread.start()
 
@@ -253,7 +253,7 @@ class _Sum:
             return
         self._gathered.append(data)
         self._gathered_bytes += len(data)
-        if self._gathered_bytes >= _HANDED_OVER_BYTES:
+        if self._gathered_bytes >= _SUM_PART_BYTES:
             self._queue.put(self._gathered)
             self._gathered, self._gathered_bytes = [], 0
 
@@ -265,7 +265,7 @@ class _Sum:
         return self._hash.digest()
 
     def abandon(self) -> None:
-        """End the thread, when what it has got is summed."""
+        """Wait until the thread has summed all queued content, and end it."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join()

@@ -1,9 +1,9 @@
-"""Cover sets: which fragment holds which offset of a journal (broker section 10).
+"""Cover sets: look-up of an offset among a journal's fragments (broker section 10).
 
 A journal's bytes are often stored more than once: two brokers uploaded overlapping fragments, or
-a fragment grew. A cover set keeps only fragments that add something. It is ordered, and no
-fragment lies wholly inside of another, so that begins and ends both strictly increase and every
-look-up is a binary search.
+a fragment grew. A cover set keeps only fragments that add bytes. It is ordered, and no fragment
+lies wholly inside another, so that begins and ends both strictly increase and every look-up is a
+binary search.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["CoverSet"]
 
 
 class CoverSet(Sequence[pb.Fragment]):
-    """An ordered set of fragments of one journal, none wholly inside of another.
+    """Ordered set of fragments of one journal, none wholly inside another.
 
     Args:
         fragments: fragments to add, in this order.
@@ -36,14 +36,14 @@ class CoverSet(Sequence[pb.Fragment]):
     # ------------------------------------------------------------- changes
 
     def add(self, fragment: pb.Fragment) -> bool:
-        """Add a fragment, and drop those which it covers.
+        """Add a fragment, and remove those that it covers.
 
         Args:
-            fragment: kept as it is, not copied.
+            fragment: stored without a copy.
 
         Returns:
-            Whether the set changed: not when the fragment is empty, or lies wholly inside of a
-            larger one. A fragment of the same span replaces the one before, and that counts.
+            True if the set changed: not when the fragment is empty, or lies wholly inside a
+            larger one. A fragment replaces another one of the same span.
         """
         begin, end = fragment.begin, fragment.end
         if begin >= end:
@@ -76,7 +76,7 @@ class CoverSet(Sequence[pb.Fragment]):
         return self._ends[-1] if self._ends else 0
 
     def longest_overlap(self, offset: int) -> tuple[int, bool]:
-        """The fragment that holds ``offset`` and reaches furthest.
+        """Find the fragment that holds ``offset`` and reaches furthest.
 
         Returns:
             Its index and True; or, when no fragment holds the offset, the index of the next later
@@ -88,11 +88,11 @@ class CoverSet(Sequence[pb.Fragment]):
         return bisect_right(self._begins, offset) - 1, True
 
     def first_from(self, offset: int) -> int:
-        """Index of the first fragment whose begin is at or after ``offset``."""
+        """Return the index of the first fragment whose begin is at or after ``offset``."""
         return bisect_left(self._begins, offset)
 
     def covers(self, begin: int, end: int) -> bool:
-        """Whether all bytes of ``[begin, end)`` are held, by one fragment or by a run of them."""
+        """Return True if all bytes of ``[begin, end)`` are held, by one fragment or several."""
         while begin < end:
             at, found = self.longest_overlap(begin)
             if not found:
@@ -102,11 +102,11 @@ class CoverSet(Sequence[pb.Fragment]):
 
     @staticmethod
     def difference(a: CoverSet, b: CoverSet) -> CoverSet:
-        """Those fragments of ``a`` which ``b`` does not hold completely."""
+        """Return the fragments of ``a`` that ``b`` does not hold completely."""
         return CoverSet(f for f in a if not b.covers(f.begin, f.end))
 
     def copy(self) -> CoverSet:
-        """A set of the same fragments, which changes on its own."""
+        """Return an independent set of the same fragments."""
         other = CoverSet()
         other._fragments = self._fragments.copy()
         other._begins = self._begins.copy()

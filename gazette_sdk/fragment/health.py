@@ -1,9 +1,10 @@
-"""Whether a fragment store works (broker section 15, "Health check").
+"""Health checks of a fragment store (broker section 15, "Health check").
 
-A store is probed by what brokers do with it: put, get, list, sign, and fetch of the signed URL. One
-:class:`StoreHealth` repeats that for a store: seldom while it is healthy; with growing pauses while
-it fails; and every two seconds while it fails and somebody wants it, so that a broker knows within
-five seconds that a store is lost, and within five that it is back.
+A check performs all operations that brokers need: put, get, list, sign, and fetch of the signed
+URL. One :class:`StoreHealth` repeats the check for a store: every half hour while it is healthy,
+and with growing pauses while it fails. While an append needs a failing store, it is checked every
+two seconds: a broker detects within five seconds that a store is lost, and within five that it is
+back.
 """
 
 from __future__ import annotations
@@ -31,38 +32,38 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 CHECK_PENDING: Final = "first check pending"
-"""What a store's health says until its first check is done."""
+"""Error of a store until its first check has ended."""
 
 CHECK_TIMEOUT_S: Final = 60.0
 """Longest time of one check."""
 
 HEALTHY_INTERVAL_S: Final = 30 * 60.0
-"""Pause after a check that went well."""
+"""Pause after a check that succeeded."""
 
-FAILING_BOUND_S: Final = 3.0
-"""A check of a store that does not work (yet) counts as failed when it has not ended after this.
+FAILING_TIMEOUT_S: Final = 3.0
+"""A check of a store that is not healthy counts as failed when it has not ended after this.
 
-It runs on, and when it succeeds late then the store is healthy, only slow.
+It runs on. If it succeeds late, the store is healthy, but slow.
 """
 
-WANTED_INTERVAL_S: Final = 2.0
-"""Pause after a failed check while somebody wants the store."""
+URGENT_INTERVAL_S: Final = 2.0
+"""Pause after a failed check while :meth:`StoreHealth.request_soon` holds."""
 
-WANTED_FOR_S: Final = 15.0
-"""How long a request to check soon holds."""
+URGENT_FOR_S: Final = 15.0
+"""Time for which :meth:`StoreHealth.request_soon` holds."""
 
-GLANCE_INTERVAL_S: Final = 1.0
-"""Pause between glances at a healthy store which somebody wants.
+QUICK_CHECK_INTERVAL_S: Final = 1.0
+"""Pause between quick checks of a healthy store while :meth:`StoreHealth.request_soon` holds.
 
-A glance only asks whether the probe's object is there: it costs a store next to nothing, and tells
-of one that is lost long before the next check is due.
+A quick check only tests that the probe's object exists: it costs a store little, and detects a lost
+one long before the next check is due.
 """
 
-GLANCE_BOUND_S: Final = 1.0
-"""A glance without an answer after this has failed; a check then tells whether the store has."""
+QUICK_CHECK_TIMEOUT_S: Final = 1.0
+"""A quick check without an answer after this has failed; a check follows."""
 
 _OVERLAPPING_CHECKS_MAX: Final = 4
-"""Checks that hang may be overtaken by this many later ones, which find out that it is back."""
+"""Greatest number of checks at a time: later ones detect that a store is back while others hang."""
 
 _PROBE_PATH: Final = ".test/health-check"
 _PROBE_CONTENT: Final = b"health-check\n"
@@ -76,10 +77,10 @@ _LONGEST_DELAY_S: Final = 100.0
 
 
 def next_delay(consecutive_failures: int) -> float:
-    """Seconds from the end of a check to the next one, before a jitter of 20 percent.
+    """Return seconds from the end of a check to the next one, before a jitter of 20 percent.
 
     Args:
-        consecutive_failures: how many checks in a row have failed; 0 when the last one went well.
+        consecutive_failures: number of checks in a row that failed; 0 when the last one succeeded.
     """
     if consecutive_failures == 0:
         return HEALTHY_INTERVAL_S
@@ -89,7 +90,7 @@ def next_delay(consecutive_failures: int) -> float:
 
 
 def check_store(store: Store) -> None:
-    """Probe a store by all that brokers do with it, except for removing. Blocks.
+    """Perform all operations that brokers need, except for removing. It blocks.
 
     Brokers share the probe object, ``.test/health-check``, and leave it there.
 
@@ -107,11 +108,11 @@ def check_store(store: Store) -> None:
 
 
 def check_delete(store: Store, prefix: str) -> None:
-    """Probe that a store lets objects be removed below a prefix. Blocks.
+    """Check that objects can be removed below a prefix. It blocks.
 
     Args:
         store: the store.
-        prefix: content path to which the name of the probe object is appended as it is.
+        prefix: content path to which the name of the probe object is appended.
 
     Raises:
         StoreError: names the step that failed.
@@ -123,7 +124,7 @@ def check_delete(store: Store, prefix: str) -> None:
 
 
 def _step(name: str, store: Store, perform: Callable[[], T]) -> T:
-    """One step of a probe, whose errors name it."""
+    """Perform one step of a check, and name it in errors."""
     try:
         return perform()
     except StoreError as error:
@@ -137,7 +138,7 @@ def _named(kind: type[StoreError], name: str, store: Store, error: Exception) ->
 
 
 def _put_probe(store: Store, path: str) -> None:
-    # Replacing it proves more than finding that somebody else once could write it.
+    # Replacing it proves that this process may write now.
     store.put(path, io.BytesIO(_PROBE_CONTENT), len(_PROBE_CONTENT), overwrite=True)
 
 
@@ -159,7 +160,7 @@ def _list_probe(store: Store) -> None:
 
 def _find_probe(store: Store) -> None:
     if not store.exists(_PROBE_PATH):
-        raise StoreError(f"{_PROBE_PATH} is not there any more", store=store.url)
+        raise StoreError(f"{_PROBE_PATH} does not exist any more", store=store.url)
 
 
 def _fetch_probe(url: str) -> None:
@@ -173,20 +174,20 @@ def _fetch_probe(url: str) -> None:
 
 
 class StoreHealth:
-    """The health of one store, checked in the background. Make it on the event loop.
+    """Health of one store, checked in the background. Construct it on the event loop.
 
     Args:
         url: the store's URL.
-        open_store: gives the store; called in a thread for each check, so that a store which
-            could not be made, or was dropped, is made anew.
-        check: probes a store, and raises where that fails.
-        jitter: gives a number around 1 by which each pause is multiplied.
+        open_store: returns the store; called in a thread for each check, so that a store that
+            could not be opened, or was dropped, is opened again.
+        check: checks a store, and raises if it fails.
+        jitter: returns a number around 1 by which each pause is multiplied.
 
     Attributes:
         url: the store's URL.
-        error: why the store is not healthy, None when it is. :data:`CHECK_PENDING` at first.
-        consecutive_failures: how many checks in a row have failed.
-        checked_at: loop time of the last outcome, be it of a check or of a glance that failed.
+        error: the reason why the store is not healthy, else None. :data:`CHECK_PENDING` at first.
+        consecutive_failures: number of checks in a row that failed.
+        checked_at: loop time of the last outcome of a check, or of a quick check that failed.
         failing_since: loop time of the first of those failures; None while there are none.
     """
 
@@ -209,14 +210,14 @@ class StoreHealth:
         self._loop = asyncio.get_running_loop()
         self._changed: asyncio.Future[None] = self._loop.create_future()
         self._first = asyncio.Event()
-        self._wanted = asyncio.Event()
-        self._wanted_until = 0.0
+        self._urgent = asyncio.Event()
+        self._urgent_until = 0.0
         self._running: set[asyncio.Future[str | None]] = set()
         self._task = self._loop.create_task(self._run(), name=f"store-health {url}")
 
     @property
     def healthy(self) -> bool:
-        """Whether the last check went well."""
+        """Return True if the last check succeeded."""
         return self.error is None
 
     async def wait_first(self) -> None:
@@ -224,30 +225,30 @@ class StoreHealth:
         await self._first.wait()
 
     async def changed(self) -> None:
-        """Wait for the next outcome of a check, be it the same as before."""
+        """Wait for the next outcome of a check, even if it equals the last one."""
         await asyncio.shield(self._changed)
 
     def request_soon(self) -> None:
-        """Say that somebody wants the store: it is looked at every two seconds.
+        """Request frequent checks, because an append needs the store.
 
-        While it fails it is checked that often. While it is healthy a glance has to do, and a
-        check follows when that finds something wrong.
+        A failing store is checked every two seconds. A healthy one is checked quickly every
+        second, and fully when a quick check fails.
 
-        That holds for some seconds; who waits for long says it again with each wait.
+        This holds for some seconds: call it again while waiting for the store.
         """
-        self._wanted_until = self._loop.time() + WANTED_FOR_S
-        self._wanted.set()
+        self._urgent_until = self._loop.time() + URGENT_FOR_S
+        self._urgent.set()
 
     async def check_delete(self, prefix: str) -> None:
-        """Probe that objects can be removed below a prefix.
+        """Check that objects can be removed below a prefix.
 
         Raises:
-            StoreError: they cannot, or the store could not be made.
+            StoreError: they cannot, or the store could not be opened.
         """
         await asyncio.to_thread(lambda: check_delete(self._open_store(), prefix))
 
     async def aclose(self) -> None:
-        """Stop checking. A check that hangs is left to its own time limit, after a second."""
+        """Stop checking, and wait up to a second for checks that run; others end by themselves."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         if self._running:
@@ -265,9 +266,9 @@ class StoreHealth:
     async def _check_once(self) -> None:
         """Begin a check, and wait for its outcome or until it counts as failed."""
         if len(self._running) >= _OVERLAPPING_CHECKS_MAX:
-            return  # one of those that hang must end first, and its limit sees to that
+            return  # one of the hanging checks must end first, by its time limit
         outcome = self._begin(self._check)
-        limit_s = CHECK_TIMEOUT_S if self.healthy else FAILING_BOUND_S
+        limit_s = CHECK_TIMEOUT_S if self.healthy else FAILING_TIMEOUT_S
         done, _ = await asyncio.wait({outcome}, timeout=limit_s)
         if not done:
             self._record(f"check has not ended within {limit_s:.0f} s", late=False)
@@ -275,15 +276,15 @@ class StoreHealth:
         else:
             self._record(outcome.result(), late=False)
 
-    def _begin(self, look: Callable[[Store], None]) -> asyncio.Future[str | None]:
-        """Look in a thread of its own: one that hangs shall not take a shared thread away."""
+    def _begin(self, check: Callable[[Store], None]) -> asyncio.Future[str | None]:
+        """Run a check in a thread of its own: a hanging check must not block a shared thread."""
         outcome: asyncio.Future[str | None] = self._loop.create_future()
         self._running.add(outcome)
         outcome.add_done_callback(self._running.discard)
 
         def run() -> None:
             try:
-                look(self._open_store())
+                check(self._open_store())
             except GazetteError as failure:
                 error: str | None = describe(failure)
             except Exception as failure:  # noqa: BLE001 - a thread's outermost boundary
@@ -308,7 +309,7 @@ class StoreHealth:
             self.failing_since = None
         else:
             if late and self.healthy:
-                return  # a later check has overtaken it, and knows better
+                return  # a check that began later has succeeded
             if self.error != error:
                 _log.warning("store %s is not healthy: %s", self.url, error)
             if not late:
@@ -321,32 +322,32 @@ class StoreHealth:
         settled, self._changed = self._changed, self._loop.create_future()
         settled.set_result(None)
 
-    async def _glance(self) -> bool:
-        """Whether the probe's object is still there. A failure stands until a check is done."""
+    async def _quick_check(self) -> bool:
+        """Return True if the probe's object exists. A failure is recorded until a check follows."""
         outcome = self._begin(_find_probe)
-        done, _ = await asyncio.wait({outcome}, timeout=GLANCE_BOUND_S)
-        error = outcome.result() if done else f"no answer within {GLANCE_BOUND_S:.0f} s"
+        done, _ = await asyncio.wait({outcome}, timeout=QUICK_CHECK_TIMEOUT_S)
+        error = outcome.result() if done else f"no answer within {QUICK_CHECK_TIMEOUT_S:.0f} s"
         if error is not None:
             self._record(error, late=False)
         return error is None
 
     async def _pause(self, ended: float) -> None:
-        """Wait until the next check is due, which somebody who wants the store may hasten."""
+        """Wait until the next check is due, or sooner after :meth:`request_soon`."""
         delay_s = next_delay(self.consecutive_failures) * self._jitter()
         while True:
             now = self._loop.time()
             until = ended + delay_s
-            is_wanted = now < self._wanted_until
-            if is_wanted and not self.healthy:
-                until = min(until, ended + WANTED_INTERVAL_S)
+            is_urgent = now < self._urgent_until
+            if is_urgent and not self.healthy:
+                until = min(until, ended + URGENT_INTERVAL_S)
             if now >= until:
                 return
-            if is_wanted and self.healthy:
-                await asyncio.sleep(min(GLANCE_INTERVAL_S, until - now))
-                if not await self._glance():
+            if is_urgent and self.healthy:
+                await asyncio.sleep(min(QUICK_CHECK_INTERVAL_S, until - now))
+                if not await self._quick_check():
                     return
                 continue
-            self._wanted.clear()
+            self._urgent.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(until):
-                    await self._wanted.wait()
+                    await self._urgent.wait()

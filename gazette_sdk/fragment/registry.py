@@ -1,4 +1,4 @@
-"""The fragment stores of a process, one for each URL (broker section 15)."""
+"""Registry of a process's fragment stores, one for each URL (broker section 15)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["StoreRegistry"]
 
 
 class StoreRegistry:
-    """Stores by URL, made when first used and dropped when not used for an hour or two.
+    """Stores by URL, opened at the first use and closed when not used for an hour or two.
 
-    Look a store up by its URL at each use, rather than keep it: then one that was dropped, or
-    could not be made before, is made anew.
+    Get a store by its URL at each use, and do not keep it: a store that was closed, or could not
+    be opened before, is opened again.
 
     Args:
         file_root: directory below which ``file`` stores lie.
-        file_only: keep every store below ``file_root``, whatever its URL says.
-        opener: makes the store of a URL; by default :func:`~.stores.open_store`.
+        file_only: True to keep every store below ``file_root``, independent of its URL.
+        opener: opens the store of a URL; by default :func:`~.stores.open_store`.
     """
 
     def __init__(
@@ -45,34 +45,34 @@ class StoreRegistry:
         self._closed = False
 
     def get(self, url: str) -> Store:
-        """The store of a URL; the same one as long as it is in use.
+        """Return the store of a URL; the same one as long as it is in use.
 
         The first use of a URL blocks for imports: on an event loop use :meth:`aget`.
 
         Raises:
-            StoreError: it cannot be made. The next use tries again.
+            StoreError: it cannot be opened. The next use tries again.
             ClosedError: the registry is closed.
         """
         self._used.add(url)
         return self._obtain(url)
 
     async def aget(self, url: str) -> Store:
-        """The store of a URL, made in a thread when it is not there yet."""
+        """Return the store of a URL, opened in a thread when it is not open yet."""
         if url in self._stores:
             return self.get(url)
         return await asyncio.to_thread(self.get, url)
 
     def health(self, url: str) -> StoreHealth:
-        """The health of a URL's store; the first use begins to check it. Call it on the loop."""
+        """Return the health of a URL's store. The first use, on the loop, begins to check it."""
         self._ensure_open()
         self._used.add(url)
         if url not in self._health:
-            # Its checks are no use of the store, so they do not mark it.
+            # Checks do not count as a use of the store.
             self._health[url] = StoreHealth(url, lambda: self._obtain(url))
         return self._health[url]
 
     async def sweep(self) -> None:
-        """Drop stores which nobody used since the last sweep. Servers do it hourly."""
+        """Close stores that were not used since the last sweep. Servers call it hourly."""
         with self._lock:
             idle = (self._stores.keys() | self._health.keys()) - self._used
             self._used.clear()
@@ -93,13 +93,13 @@ class StoreRegistry:
     # -------------------------------------------------------------- inside
 
     def _obtain(self, url: str) -> Store:
-        """The store of a URL, made when it is not there."""
+        """Return the store of a URL, opened when it is not open yet."""
         with self._lock:
             self._ensure_open()
             if store := self._stores.get(url):
                 return store
             opening = self._opening.setdefault(url, threading.Lock())
-        with opening:  # and not the registry's lock: for stores which are there nobody waits
+        with opening:  # not the registry's lock: uses of other stores do not wait
             with self._lock:
                 if store := self._stores.get(url):
                     return store

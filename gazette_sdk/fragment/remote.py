@@ -1,4 +1,4 @@
-"""Reading a fragment by the URL that a broker gave (client section 5, "Direct fragment reads")."""
+"""Reading a fragment by the URL that a broker sent (client section 5, "Direct fragment reads")."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gazette_sdk.protocol.fragments import content_name
 __all__ = ["URL_TIMEOUT_S", "open_url"]
 
 URL_TIMEOUT_S: Final = 30.0
-"""Longest silence of a host which serves a fragment."""
+"""Longest time without data from a host that serves a fragment."""
 
 
 def open_url(
@@ -36,27 +36,26 @@ def open_url(
     *,
     file_root: Path | None = None,
 ) -> FragmentReader:
-    """Open a fragment by its URL, to read its content from an offset on. Blocks.
+    """Open a fragment by its URL, to read its content from an offset on. It blocks.
 
-    Signed URLs are valid for about a minute: open them at once. Once open, reading may take as long
-    as the host bears.
+    Signed URLs are valid for about a minute: open them at once. Reading may take longer, up to
+    the limit of the host.
 
     Args:
-        url: ``http``, ``https`` or ``file``, as a broker gave it.
-        fragment: which one it is.
+        url: the ``http``, ``https`` or ``file`` URL that a broker sent.
+        fragment: its name.
         offset: journal offset of the first byte to read, within the fragment.
-        file_root: local directory which stands for the root of ``file`` URLs: the brokers' file
-            root, seen from here.
+        file_root: local directory of ``file`` URLs: the brokers' file root, as mounted here.
 
     Returns:
         A blocking reader of the decompressed content up to the fragment's end, to be closed.
 
     Raises:
-        FragmentNotFoundError: there is nothing at the URL.
+        FragmentNotFoundError: there is no fragment at the URL.
         StoreAuthorizationError: the URL is not valid (any more), or the file is not readable.
         ConfigurationError: a ``file`` URL without ``file_root``, or another scheme.
         StoreError: the host failed.
-        CorruptFragmentError: here or while reading: its bytes are not what its name promises.
+        CorruptFragmentError: here or while reading: its content does not match its name.
     """
     parts = urlsplit(url)
     public = f"{parts.scheme}://{parts.netloc}{parts.path}"  # without the signature
@@ -75,8 +74,8 @@ def open_url(
 
 
 def _get(url: str, public: str, fragment: pb.Fragment) -> StoredContent:
-    # Asking for gzip keeps what lies between from taking a layer of a gzip fragment away;
-    # everything else is wanted as it is stored.
+    # Accepting gzip prevents proxies from decompressing a gzip fragment; everything else is
+    # requested as it is stored.
     encoding = "gzip" if fragment.compression_codec == pb.GZIP else "identity"
     request = urllib.request.Request(url, headers={"Accept-Encoding": encoding})  # noqa: S310
     journal = fragment.journal
@@ -152,7 +151,7 @@ def _open_file(
 
 
 class _Body(io.RawIOBase):
-    """An answer's body, which tells a broken connection from the content's end."""
+    """Body of a response, which raises when the connection breaks before the content's end."""
 
     def __init__(self, answer: http.client.HTTPResponse, length: int | None, what: str) -> None:
         super().__init__()

@@ -1,17 +1,17 @@
-"""Bytes of a journal to payloads of messages and back, by content type.
+"""Framings: bytes of a journal to payloads of messages and back, by content type.
 
-A framing knows where one message ends and the next begins, and in which form ("json",
-"protobuf", …) a frame's payload stands. Which types of messages can take that form, and where
-their UUID lives, is the business of :mod:`gazette_sdk.message`.
+A framing defines where one message ends and the next begins, and the form ("json", "protobuf", …)
+of payloads. :mod:`gazette_sdk.message` defines the types of messages with that form, and where
+their UUID is stored.
 
 Everything here is pure: no I/O, no clock. In reading order:
 
 - ``base``: the :class:`Framing` interface, and :class:`Frames`, the result of a cut
 - ``json_lines``: ``application/x-ndjson``
 - ``fixed``: ``application/x-protobuf-fixed``, with the rules of a desynchronised stream
-- ``csv``: ``text/csv``, whose records have as many fields as the first of their stream
+- ``csv``: ``text/csv``, whose records have as many fields as the first record of their stream
 - ``registry``: framings by content type; :func:`register` adds one
-- ``cutter``: cuts a journal as its content arrives, in chunks of any size
+- ``cutter``: cuts a journal's content that is received in chunks of any size
 """
 
 from gazette_sdk.framing.base import Frames, Framing

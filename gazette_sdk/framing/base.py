@@ -1,4 +1,4 @@
-"""The interface of a framing: payloads of messages to frames and back."""
+"""Interface of a framing: payloads of messages to frames and back."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ Buffer: TypeAlias = bytes | bytearray
 
 @dataclass(slots=True)
 class Frames:
-    """Where the frames of a buffer are.
+    """Positions of the frames in a buffer.
 
     Attributes:
         begins: index of each frame's first byte, ascending.
         ends: index behind each frame's last byte; as many as ``begins``.
-        consumed: how many leading bytes of the buffer are dealt with. What stands behind waits
-            for more content.
-        error: what is wrong behind the frames, if anything. Its ``offset`` is an index of the
-            buffer. What is bad is consumed, so that another cut goes on behind it: the skipped
-            bytes of a :class:`~gazette_sdk.errors.DesyncError`, or the one frame of a
+        consumed: number of leading bytes of the buffer that are cut. The bytes behind them are
+            the begin of a frame that is not complete.
+        error: the error behind the frames, if any. Its ``offset`` is an index of the buffer. The
+            bad bytes are consumed, so that another cut goes on behind them: the skipped bytes of a
+            :class:`~gazette_sdk.errors.DesyncError`, or the one frame of a
             :class:`~gazette_sdk.errors.DecodeError`. Only a
             :class:`~gazette_sdk.errors.TornFrameError`, at the end, leaves its bytes.
     """
@@ -46,26 +46,27 @@ class Frames:
         return len(self.ends)
 
     def arrays(self) -> tuple[Offsets, Offsets]:
-        """``begins`` and ``ends`` as arrays, which are not to be changed."""
+        """Return ``begins`` and ``ends`` as arrays. Do not change them."""
         if self._arrays is None:
             self._arrays = np.array(self.begins, np.int64), np.array(self.ends, np.int64)
         return self._arrays
 
 
 class Framing(abc.ABC):
-    """A way to write messages one behind the other, so that a reader finds them again.
+    """Base class of framings, which delimit the messages in a journal.
 
-    A user's own framing derives from this class, gives ``content_type`` and ``form``, implements
-    ``encode`` and ``cut``, and is made known by :func:`gazette_sdk.framing.register`. Frames are
-    cut a buffer at a time, never a call per message.
+    A user's own framing derives from this class, sets ``content_type`` and ``form``, implements
+    ``encode`` and ``cut``, and is registered with :func:`gazette_sdk.framing.register`. One call
+    cuts all frames of a buffer.
 
     Attributes:
         content_type: value of the journal's ``content-type`` label.
-        form: how payloads represent messages, ``"json"``, ``"protobuf"`` or ``"csv"``: selects
-            the adapter between a message's class and payloads.
-        header_bytes: length of what stands before the payload in each frame.
-        trailer_bytes: length of what stands behind the payload in each frame.
-        newline_delimited: a frame is its payload and a newline, and payloads hold no newline.
+        form: form of payloads, ``"json"``, ``"protobuf"`` or ``"csv"``: selects the adapter
+            between a message's class and payloads.
+        header_bytes: length of a frame's header before the payload.
+        trailer_bytes: length of a frame's trailer behind the payload.
+        newline_delimited: True if a frame is its payload and a newline, and payloads hold no
+            newline.
     """
 
     content_type: ClassVar[str]
@@ -83,10 +84,10 @@ class Framing(abc.ABC):
         """
 
     def stream(self) -> Framing:
-        """The framing that cuts one stream, from the begin of a frame on.
+        """Return the framing that cuts one stream, from the begin of a frame on.
 
-        A framing whose frames depend on earlier ones of the stream returns a fresh object, which
-        remembers them and whose cuts follow each other. Without such a state it is ``self``.
+        A framing whose frames depend on earlier ones of the stream returns a new object with that
+        state, whose cuts follow each other. A framing without such a state returns ``self``.
         """
         return self
 
@@ -98,14 +99,13 @@ class Framing(abc.ABC):
 
         Args:
             buffer: content.
-            searched: so many leading bytes were seen by an earlier cut of the same frame, which
-                found it incomplete. Only saves time.
-            final: no more content follows. What remains is then reported as an error, unless
-                it is nothing.
+            searched: number of leading bytes that an earlier cut found to be an incomplete frame.
+                It only saves time.
+            final: True if no more content follows. Remaining bytes are then reported as an error.
         """
 
     def encode_many(self, payloads: Iterable[bytes], out: bytearray) -> list[int]:
-        """Append the frames of ``payloads``; returns the length of ``out`` after each.
+        """Append the frames of ``payloads``, and return the length of ``out`` after each.
 
         Raises:
             FramingError: as :meth:`encode`; ``out`` is as it was.
@@ -122,7 +122,7 @@ class Framing(abc.ABC):
         return ends
 
     def payloads(self, buffer: Buffer, frames: Frames) -> list[bytes]:
-        """The payload of each frame, copied out of ``buffer``."""
+        """Return the payload of each frame, copied out of ``buffer``."""
         head, tail = self.header_bytes, self.trailer_bytes
         whole = bytes(buffer)
         return [

@@ -1,9 +1,8 @@
 r"""CSV: one record per message, quoted only where needed (message section 8).
 
 Content is cut in bulk: quotes toggle between inside and outside of fields, and line feeds
-outside end records. That is right as long as every quote stands where one may stand, which is
-checked in bulk, too. A record in which one does not, and a record which is not whole yet, are
-looked through field by field.
+outside end records. That is right if every quote is at a legal place, which is checked in bulk,
+too. Records with a quote at another place, and incomplete records, are scanned field by field.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ _QUOTE = 0x22
 _COMMA = 0x2C
 
 _WINDOW_BYTES = 16 << 10
-"""So much is looked at in bulk first, and more behind what was good: a stream of bad records,
-of which one is reported per call, must not cost a look at the whole buffer for each."""
+"""Size of the first window that is cut in bulk; later ones grow. One bad record is reported per
+call: a stream of bad records must not cost a scan of the whole buffer for each."""
 
 _BLANK = (b"\n", b"\r\n", b"\r")
-"""Lines without a record; the last stands only at the end of a stream."""
+"""Lines without a record; the last one only at the end of a stream."""
 
 _QUOTED = rb'"[^"]*+(?:""[^"]*+)*+"'
 _FIELD = rb'(?:%b|[^",\n]*+)' % _QUOTED
@@ -64,16 +63,16 @@ class Csv(Framing):
         out += b"\n"
 
     def stream(self) -> Framing:
-        """The framing of one stream, which knows its number of fields."""
+        """Return the framing of one stream, which checks the number of fields."""
         return _Stream()
 
     def cut(self, buffer: Buffer, *, searched: int = 0, final: bool = False) -> Frames:
-        """Find all whole records of ``buffer``, taken for the begin of a stream."""
+        """Find all whole records of ``buffer``, which is the begin of a stream."""
         del searched
         return _Stream().cut(buffer, final=final)
 
     def payloads(self, buffer: Buffer, frames: Frames) -> list[bytes]:
-        """Each record's text, without its end."""
+        """Return each record's text, without its end."""
         whole = bytes(buffer)
         return [
             _without_end(whole[begin:end])
@@ -82,7 +81,7 @@ class Csv(Framing):
 
 
 def _is_record(payload: bytes) -> bool:
-    # A return at the end would be taken for a part of the record's end.
+    # A return at the end would become a part of the record's end.
     return _one_record(payload) is not None and not payload.endswith(b"\r")
 
 
@@ -91,10 +90,10 @@ def _without_end(record: bytes) -> bytes:
 
 
 class _Bulk(NamedTuple):
-    """What a window holds: record by record its begin, end and number of fields.
+    """Records of a window: the begin, end and number of fields of each.
 
-    ``at`` is the index behind the last line; ``is_bad`` says that a quote stands in a wrong place
-    in the record there.
+    ``at`` is the index behind the last line; ``is_bad`` is True if the record there has a quote at
+    a wrong place.
     """
 
     begins: npt.NDArray[np.int64]
@@ -104,8 +103,8 @@ class _Bulk(NamedTuple):
     is_bad: bool
 
 
-class _Place(enum.Enum):
-    """Where a scanner stands."""
+class _ScanState(enum.Enum):
+    """State of a scanner."""
 
     FIELD_BEGIN = enum.auto()
     UNQUOTED = enum.auto()
@@ -116,46 +115,46 @@ class _Place(enum.Enum):
 
 @dataclass(slots=True)
 class _Scanner:
-    """Goes through one record, as far as there is content, and on from there.
+    """Scanner of one record, which resumes when more content is there.
 
     Attributes:
-        at: how far it came, counted from the record's begin.
-        place: what stands there.
-        fields: number of fields that were ended.
-        error: what is wrong with the record. Everything to the end of that line belongs to it.
-        error_at: where that is.
+        at: number of bytes of the record that were scanned.
+        state: state behind them.
+        fields: number of fields that have ended.
+        error: the error of the record, if any. The record ends at the end of that line.
+        error_at: position of the error, counted from the record's begin.
     """
 
     at: int = 0
-    place: _Place = _Place.FIELD_BEGIN
+    state: _ScanState = _ScanState.FIELD_BEGIN
     fields: int = 0
     error: str = ""
     error_at: int = 0
 
     def scan(self, buffer: Buffer, begin: int, *, final: bool) -> bool:
-        """Go on in the record at index ``begin``; whether it is whole."""
+        """Scan on in the record at index ``begin``. Return True if it is whole."""
         size = len(buffer) - begin
-        while self.place is not _Place.END and self.at < size:
-            if self.place is _Place.QUOTED:
-                if not self._through_quoted(buffer, begin, final=final):
+        while self.state is not _ScanState.END and self.at < size:
+            if self.state is _ScanState.QUOTED:
+                if not self._scan_quoted(buffer, begin, final=final):
                     break
-            elif self.place is _Place.UNQUOTED:
-                self._through_unquoted(buffer, begin)
-            elif self.place is _Place.BAD:
-                self._through_line(buffer, begin)
+            elif self.state is _ScanState.UNQUOTED:
+                self._scan_unquoted(buffer, begin)
+            elif self.state is _ScanState.BAD:
+                self._scan_bad_line(buffer, begin)
             elif buffer[begin + self.at] == _QUOTE:
-                self.place = _Place.QUOTED
+                self.state = _ScanState.QUOTED
                 self.at += 1
             else:
-                self.place = _Place.UNQUOTED
-        if self.place is _Place.END:
+                self.state = _ScanState.UNQUOTED
+        if self.state is _ScanState.END:
             return True
-        if not final or self.place is _Place.QUOTED:
+        if not final or self.state is _ScanState.QUOTED:
             return False
         self.fields += 1
         return True
 
-    def _through_unquoted(self, buffer: Buffer, begin: int) -> None:
+    def _scan_unquoted(self, buffer: Buffer, begin: int) -> None:
         found = _in_unquoted(buffer, begin + self.at)
         if found is None:
             self.at = len(buffer) - begin
@@ -166,8 +165,8 @@ class _Scanner:
         else:
             self._end_field(buffer, begin)
 
-    def _through_quoted(self, buffer: Buffer, begin: int, *, final: bool) -> bool:
-        """Whether what follows the next quote is known."""
+    def _scan_quoted(self, buffer: Buffer, begin: int, *, final: bool) -> bool:
+        """Scan up to the next quote. Return False if more content is needed to go on."""
         found = buffer.find(b'"', begin + self.at)
         if found < 0:
             self.at = len(buffer) - begin
@@ -186,32 +185,32 @@ class _Scanner:
             if not final:
                 return False
             self.at = len(buffer) - begin
-            self.place = _Place.END
+            self.state = _ScanState.END
             self.fields += 1
         else:
             self._fail('extraneous or missing " in quoted field')
         return True
 
     def _end_field(self, buffer: Buffer, begin: int) -> None:
-        """A comma or a line feed stands here."""
-        self.place = _Place.FIELD_BEGIN if buffer[begin + self.at] == _COMMA else _Place.END
+        """End a field at a comma or a line feed."""
+        self.state = _ScanState.FIELD_BEGIN if buffer[begin + self.at] == _COMMA else _ScanState.END
         self.fields += 1
         self.at += 1
 
     def _fail(self, error: str) -> None:
-        self.place = _Place.BAD
+        self.state = _ScanState.BAD
         self.error = error
         self.error_at = self.at
 
-    def _through_line(self, buffer: Buffer, begin: int) -> None:
+    def _scan_bad_line(self, buffer: Buffer, begin: int) -> None:
         found = buffer.find(b"\n", begin + self.at)
         self.at = (len(buffer) if found < 0 else found + 1) - begin
         if found >= 0:
-            self.place = _Place.END
+            self.state = _ScanState.END
 
 
 class _Stream(Csv):
-    """The records of one stream: remembers the number of fields, and counts lines."""
+    """Framing of one stream: it stores the number of fields, and counts lines."""
 
     def __init__(self) -> None:
         self._fields = 0
@@ -220,35 +219,35 @@ class _Stream(Csv):
         self._scanned_bytes = 0
 
     def cut(self, buffer: Buffer, *, searched: int = 0, final: bool = False) -> Frames:
-        """Find all whole records that follow what was consumed by earlier cuts."""
+        """Find all whole records behind the bytes that earlier cuts consumed."""
         scanner, self._scanner = self._scanner, None
         if searched != self._scanned_bytes:
             scanner = None
         frames = Frames([], [], 0)
-        if scanner is None or self._take_scanned(buffer, frames, scanner, final=final):
-            self._take_all(buffer, frames, final=final)
+        if scanner is None or self._cut_one(buffer, frames, scanner, final=final):
+            self._cut_all(buffer, frames, final=final)
         self._lines += buffer.count(b"\n", 0, frames.consumed)
         return frames
 
-    def _take_all(self, buffer: Buffer, frames: Frames, *, final: bool) -> None:
+    def _cut_all(self, buffer: Buffer, frames: Frames, *, final: bool) -> None:
         window = _WINDOW_BYTES
         size = len(buffer)
         while frames.consumed < size:
             stop = min(frames.consumed + window, size)
-            bulk = _look(buffer, frames.consumed, stop)
-            if not self._take_bulk(buffer, frames, bulk):
+            bulk = _cut_bulk(buffer, frames.consumed, stop)
+            if not self._add_bulk(buffer, frames, bulk):
                 return
             if bulk.is_bad or stop == size:
-                if frames.consumed < size and not self._take_scanned(
+                if frames.consumed < size and not self._cut_one(
                     buffer, frames, _Scanner(), final=final
                 ):
                     return
-                # A record of which the quotes only seemed to be wrong would be looked at again.
+                # A good record that was taken for a bad one would be scanned again and again.
                 assert not bulk.is_bad or frames.error is not None
             window *= 4
 
-    def _take_bulk(self, buffer: Buffer, frames: Frames, bulk: _Bulk) -> bool:
-        """Take over a window's records; whether all are good."""
+    def _add_bulk(self, buffer: Buffer, frames: Frames, bulk: _Bulk) -> bool:
+        """Add a window's records to the frames. Return True if all are good."""
         begins, ends = bulk.begins, bulk.ends
         if ends.size:
             if not self._fields:
@@ -259,17 +258,15 @@ class _Stream(Csv):
                 frames.begins += begins[:first].tolist()
                 frames.ends += ends[:first].tolist()
                 frames.consumed = int(ends[first])
-                self._refuse_number(buffer, frames, int(begins[first]))
+                self._report_field_count(buffer, frames, int(begins[first]))
                 return False
             frames.begins += begins.tolist()
             frames.ends += ends.tolist()
         frames.consumed = bulk.at
         return True
 
-    def _take_scanned(
-        self, buffer: Buffer, frames: Frames, scanner: _Scanner, *, final: bool
-    ) -> bool:
-        """Take the record behind what is consumed; whether it is whole and good."""
+    def _cut_one(self, buffer: Buffer, frames: Frames, scanner: _Scanner, *, final: bool) -> bool:
+        """Cut the record behind the consumed bytes. Return True if it is whole and good."""
         begin = frames.consumed
         if not scanner.scan(buffer, begin, final=final):
             if final:
@@ -299,13 +296,13 @@ class _Stream(Csv):
         if not self._fields:
             self._fields = scanner.fields
         if scanner.fields != self._fields:
-            self._refuse_number(buffer, frames, begin)
+            self._report_field_count(buffer, frames, begin)
             return False
         frames.begins.append(begin)
         frames.ends.append(end)
         return True
 
-    def _refuse_number(self, buffer: Buffer, frames: Frames, begin: int) -> None:
+    def _report_field_count(self, buffer: Buffer, frames: Frames, begin: int) -> None:
         line = self._line_at(buffer, begin)
         frames.error = DecodeError(f"record on line {line}: wrong number of fields", offset=begin)
 
@@ -313,15 +310,15 @@ class _Stream(Csv):
         return self._lines + 1 + buffer.count(b"\n", 0, at)
 
 
-def _look(buffer: Buffer, begin: int, stop: int) -> _Bulk:
-    """All whole records of ``buffer[begin:stop]``, which begins at the begin of one."""
+def _cut_bulk(buffer: Buffer, begin: int, stop: int) -> _Bulk:
+    """Return all whole records of ``buffer[begin:stop]``, which begins at the begin of one."""
     content = np.frombuffer(buffer, dtype=np.uint8, count=stop - begin, offset=begin)
     ends_line = content == _LINE_FEED
     separates = content == _COMMA
     is_bad = False
     if buffer.find(b'"', begin, stop) >= 0:
         is_quote = content == _QUOTE
-        # Sums of bytes overflow, which leaves alone whether they are odd.
+        # Sums of bytes overflow, but stay odd or even.
         is_inside = (np.cumsum(is_quote, dtype=np.uint8) & 1).view(np.bool_)
         ends_line &= ~is_inside
         separates &= ~is_inside
@@ -347,10 +344,10 @@ _BESIDE_QUOTE[[_COMMA, _LINE_FEED, _QUOTE]] = True
 
 
 def _first_bad_quote(content: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int64]) -> int | None:
-    """Index of the first quote that stands where none may, if the content behind is known.
+    """Return the index of the first quote at a wrong place, as far as the content behind is known.
 
-    By turns quotes open and close: one that opens stands at a field's begin, one that closes at
-    its end, and a doubled one closes and opens.
+    Quotes open and close in turn: an opening one is at a field's begin, a closing one at its end,
+    and a doubled one closes and opens.
     """
     opening, closing = quotes[0::2], quotes[1::2]
     opens_well = _BESIDE_QUOTE[content[opening - 1]]

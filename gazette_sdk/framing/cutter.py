@@ -1,4 +1,4 @@
-"""Cuts a journal into frames as its content arrives, in chunks of any size."""
+"""Cutter of a journal's content, received in chunks of any size, into frames."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from gazette_sdk.framing.base import Buffer, Frames, Framing
 __all__ = ["FRAME_BYTES_MAX", "Cut", "Cutter"]
 
 FRAME_BYTES_MAX = 1 << 30
-"""A frame which is longer than 1 GiB is taken for a corrupt one: waiting for its end would only
+"""Greatest length of a frame: a longer one must be corrupt, and waiting for its end would only
 fill memory. Brokers bound one append to less by default."""
 
 
 @dataclass(slots=True)
 class Cut:
-    """Frames which became whole with one chunk.
+    """Frames that one chunk completed.
 
     Attributes:
         buffer: content; valid until the next call of :meth:`Cutter.feed`.
-        frames: where its frames are.
+        frames: positions of its frames.
         offset: the journal's offset of the buffer's first byte.
     """
 
@@ -30,15 +30,15 @@ class Cut:
 
 
 class Cutter:
-    """Cuts one journal's content into frames.
+    """Cutter of one journal's content into frames.
 
     Args:
         framing: the journal's framing.
-        offset: where the content begins, at the boundary of a frame.
+        offset: begin of the content, at the boundary of a frame.
         frame_bytes_max: longer frames are an error.
 
     Attributes:
-        offset: the journal's offset behind the last frame: where to read on from.
+        offset: the journal's offset behind the last frame, to resume reading from.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Cutter:
         return len(self._pending)
 
     def feed(self, chunk: bytes) -> Cut:
-        """Cut the next chunk; what remains of it is kept for the next call."""
+        """Cut the next chunk, and keep an incomplete frame for the next call."""
         buffer: Buffer
         if not self._pending:
             buffer = chunk
@@ -69,14 +69,14 @@ class Cutter:
         return self._cut(buffer, final=False)
 
     def finish(self) -> Cut:
-        """The content has ended: what remains is an error, unless it is nothing."""
+        """Cut the rest when the content has ended: an incomplete frame is an error."""
         return self._cut(self._pending, final=True)
 
     def jump(self, offset: int) -> TornFrameError | None:
-        """Go on at a later offset, because the content between was deleted.
+        """Continue at a later offset, because the content between was deleted.
 
         Returns:
-            An error, if the deleted content begins within a frame.
+            An error, if the deleted content begins inside a frame.
         """
         torn = None
         if self._pending:

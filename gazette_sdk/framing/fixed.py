@@ -35,11 +35,11 @@ class FixedProtobuf(Framing):
     def cut(self, buffer: Buffer, *, searched: int = 0, final: bool = False) -> Frames:
         """Find all whole frames up to the end or to bytes that are no frame.
 
-        Those are skipped to the next magic, or, when the buffer has none, to its last three
-        bytes, which could begin one; the error says how many were skipped. A single newline at
-        the end of the stream is no error.
+        Such bytes are skipped to the next magic, or, without one in the buffer, to its last three
+        bytes, which could begin one; the error counts them. A single newline at the end of the
+        stream is no error.
         """
-        del searched  # headers are passed over in one step each: nothing is searched twice
+        del searched  # a frame is found by its header alone: nothing is searched twice
         begins: list[int] = []
         ends: list[int] = []
         at, available = 0, len(buffer)

@@ -15,7 +15,7 @@ __all__ = ["JsonLines"]
 _NEWLINE = 0x0A
 
 _SHORT_BYTES = 2048
-"""Few lines are found sooner one by one than by an array."""
+"""In shorter buffers, finding the lines one by one is faster than with an array."""
 
 
 class JsonLines(Framing):
@@ -34,7 +34,7 @@ class JsonLines(Framing):
         out += b"\n"
 
     def encode_many(self, payloads: Iterable[bytes], out: bytearray) -> list[int]:
-        """Append a line for each of ``payloads``; returns the length of ``out`` after each."""
+        """Append a line for each of ``payloads``, and return the length of ``out`` after each."""
         begin = len(out)
         lines = [part for payload in payloads for part in (payload, b"\n")]
         out += b"".join(lines)
@@ -68,7 +68,7 @@ class JsonLines(Framing):
 
 
 def _torn(buffer: Buffer, consumed: int) -> TornFrameError | None:
-    """What is wrong with the rest of a buffer, at the end of the stream."""
+    """Return the error of an incomplete line at the end of the stream, if any."""
     pending = len(buffer) - consumed
     if not pending:
         return None

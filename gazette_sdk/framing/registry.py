@@ -14,7 +14,7 @@ _RECOVERY_LOG = "application/x-gazette-recoverylog"
 
 
 def register(framing: Framing) -> None:
-    """Make a framing known under its content type, replacing an earlier one.
+    """Register a framing under its content type, replacing an earlier one.
 
     Args:
         framing: the framing; its ``content_type`` is the value of the journal's label.
@@ -32,7 +32,7 @@ def register(framing: Framing) -> None:
 
 
 def framing_for(content_type: str) -> Framing:
-    """The framing of a journal, by the first value of its ``content-type`` label.
+    """Return the framing of a journal, by the first value of its ``content-type`` label.
 
     Args:
         content_type: the label's value, ``""`` for a journal without it.

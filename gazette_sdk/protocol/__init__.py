@@ -1,4 +1,4 @@
-"""The data model of journals that brokers, clients and tools share. Pure: no I/O, no clock.
+"""Data model of journals that brokers, clients and tools share. Pure: no I/O, no clock.
 
 Specs, fragments, routes and headers *are* the generated messages of ``broker_pb2``; the modules
 here are rules about them and functions over them. In reading order:
@@ -14,12 +14,14 @@ here are rules about them and functions over them. In reading order:
 - ``routes``: process ids, routes, headers.
 - ``rpc``: rules of every request and response.
 - ``service``: the table of calls.
-- ``wire``: sub-messages that are written also when empty.
+- ``non_null_fields``: sub-messages that are encoded even when empty.
+- ``varint``: variable-length integers of protobuf's encoding.
 - ``consumer_pb2``: checkpoints of consumers.
 - ``authorization``: capabilities and bearer tokens.
 - ``journalspace``: trees of specs, and their YAML.
+- ``stream_frames`` and ``stream_calls``: frames and calls of the stream transport.
 
-Rules raise :class:`gazette_sdk.errors.ValidationError` with the dotted path of the field. Which
-rule fails first is part of the contract with peers of other make; texts are not. Import the
+Rules raise :class:`gazette_sdk.errors.ValidationError` with the dotted path of the field. The rule
+that fails first is part of the contract with other implementations; texts are not. Import the
 modules themselves: the package re-exports nothing, so that importing one stays cheap.
 """

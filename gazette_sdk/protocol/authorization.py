@@ -1,7 +1,7 @@
-"""Bearer tokens: capabilities and the journals they are good for (protocol section 12).
+"""Bearer tokens: capabilities and the journals they allow (protocol section 12).
 
 A token is a JWT with claims ``cap`` (capability mask), ``sel`` (label selector) and ``exp``.
-Clients and brokers which share the keys sign narrow tokens of their own for each call.
+Clients and brokers that share the keys sign a narrow token for each call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import binascii
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Any, Protocol
@@ -27,36 +26,35 @@ from gazette_sdk.protocol.selectors import journal_selector
 __all__ = [
     "LEEWAY_S",
     "PASS_THROUGH_KEY",
-    "REQUIRED",
     "AllowAll",
     "Authority",
     "Authorizer",
     "Capability",
     "Claims",
     "FixedToken",
-    "Wanted",
+    "RequestedClaims",
     "authority_for",
+    "claims_for",
     "parse_keys",
-    "wanted_for",
 ]
 
 LEEWAY_S = 5.0
-"""By how much clocks of signer and verifier may differ."""
+"""Greatest difference between the clocks of signer and verifier."""
 PASS_THROUGH_KEY = "AA=="  # noqa: S105 - it is no key
-"""Among the keys, it admits requests that have no token."""
+"""Entry of the keys that admits requests without a token."""
 PASS_THROUGH_TTL_S = 3600.0
-"""How long a call without a token may last."""
+"""Greatest duration of a call without a token."""
 
 _HOUR_S = 3600.0
 _MINUTE_S = 60.0
 _SCHEME = "Bearer "
 _VERIFIED_TOKENS_MOST = 1024
-"""Tokens whose signature was verified are remembered, this many: long-lived tokens come with
-every call of a client."""
+"""Number of tokens whose verified signature is cached: a client sends a long-lived token with every
+call."""
 
 
 class Capability(IntFlag):
-    """What a token allows. Bits from 2^16 on belong to applications."""
+    """Rights of a token. Bits from 2^16 on belong to applications."""
 
     LIST = 2
     APPLY = 4
@@ -74,25 +72,14 @@ _BASIC = (
     Capability.REPLICATE,
 )
 
-REQUIRED: Mapping[str, Capability] = {
-    "List": Capability.LIST,
-    "Apply": Capability.APPLY,
-    "Read": Capability.READ,
-    "Append": Capability.APPEND,
-    "Replicate": Capability.REPLICATE,
-    "ListFragments": Capability.READ,
-    "FragmentStoreHealth": Capability.READ,
-}
-"""The capability which each call of the journal service requires, by the call's name."""
-
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What a verified caller may do.
+    """Rights of a verified caller.
 
     Attributes:
         capability: capability mask.
-        selector: journals it is good for; an empty selector matches all.
+        selector: journals that the token allows; an empty selector matches all.
         expires_at: Unix time in seconds at which calls of the token end; infinite without keys.
     """
 
@@ -102,8 +89,8 @@ class Claims:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a client asks of a token that it signs for one call.
+class RequestedClaims:
+    """Claims of a token that a client signs for one call.
 
     Attributes:
         capability: capability mask.
@@ -116,24 +103,26 @@ class Wanted:
     ttl_s: float
 
 
-def wanted_for(request: Message) -> Wanted:
-    """The narrow claims which a holder of the keys signs for a call, by its first request.
+def claims_for(request: Message) -> RequestedClaims:
+    """Return the narrow claims that a holder of the keys signs for a call, by its first request.
 
     Raises:
         TypeError: the message is no request of the journal service.
     """
     if isinstance(request, pb.ListRequest):
-        return Wanted(Capability.LIST, request.selector, _HOUR_S)
+        return RequestedClaims(Capability.LIST, request.selector, _HOUR_S)
     if isinstance(request, pb.ApplyRequest):
-        return Wanted(Capability.APPLY, pb.LabelSelector(), _MINUTE_S)
+        return RequestedClaims(Capability.APPLY, pb.LabelSelector(), _MINUTE_S)
     if isinstance(request, pb.ReadRequest | pb.FragmentsRequest):
-        return Wanted(Capability.READ, journal_selector(request.journal), _HOUR_S)
+        return RequestedClaims(Capability.READ, journal_selector(request.journal), _HOUR_S)
     if isinstance(request, pb.AppendRequest):
-        return Wanted(Capability.APPEND, journal_selector(request.journal), _HOUR_S)
+        return RequestedClaims(Capability.APPEND, journal_selector(request.journal), _HOUR_S)
     if isinstance(request, pb.ReplicateRequest):
-        return Wanted(Capability.REPLICATE, journal_selector(request.proposal.journal), _HOUR_S)
+        return RequestedClaims(
+            Capability.REPLICATE, journal_selector(request.proposal.journal), _HOUR_S
+        )
     if isinstance(request, pb.FragmentStoreHealthRequest):
-        return Wanted(Capability.READ, pb.LabelSelector(), _HOUR_S)
+        return RequestedClaims(Capability.READ, pb.LabelSelector(), _HOUR_S)
     raise TypeError(f"{type(request).__name__} is no request of the journal service")
 
 
@@ -141,17 +130,17 @@ def wanted_for(request: Message) -> Wanted:
 
 
 class Authorizer(Protocol):
-    """Makes the ``authorization`` metadata of calls."""
+    """Source of the ``authorization`` metadata of calls."""
 
     def header(
         self, capability: int, selector: pb.LabelSelector, ttl_s: float, now: float
     ) -> str | None:
-        """The value of the header, or ``None`` for none."""
+        """Return the value of the header, or ``None`` for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class FixedToken:
-    """An authorizer that attaches the token it was given, whatever the call.
+    """An authorizer that attaches the same token to all calls.
 
     Args:
         token: the token, without ``Bearer``.
@@ -161,12 +150,12 @@ class FixedToken:
 
     def header(
         self,
-        capability: int,  # noqa: ARG002 - the token says it
-        selector: pb.LabelSelector,  # noqa: ARG002 - the token says it
-        ttl_s: float,  # noqa: ARG002 - the token says it
-        now: float,  # noqa: ARG002 - the token says it
+        capability: int,  # noqa: ARG002 - the token has its own
+        selector: pb.LabelSelector,  # noqa: ARG002 - the token has its own
+        ttl_s: float,  # noqa: ARG002 - the token has its own
+        now: float,  # noqa: ARG002 - the token has its own
     ) -> str | None:
-        """``Bearer`` and the token."""
+        """Return ``Bearer`` and the token."""
         return _SCHEME + self.token
 
 
@@ -174,7 +163,7 @@ class FixedToken:
 
 
 class Authority:
-    """Signs and verifies tokens with shared keys.
+    """Signer and verifier of tokens, with shared keys.
 
     Args:
         keys: standard-base64 keys, separated by white space or commas. The first one signs,
@@ -190,15 +179,15 @@ class Authority:
 
     @property
     def key_count(self) -> int:
-        """How many keys verify."""
+        """Number of keys that verify."""
         return len(self._keys)
 
     def sign(self, capability: int, selector: pb.LabelSelector, ttl_s: float, now: float) -> str:
-        """A token, without ``Bearer``.
+        """Return a token, without ``Bearer``.
 
         Args:
             capability: capability mask.
-            selector: journals it is good for.
+            selector: journals that the token allows.
             ttl_s: lifetime in seconds.
             now: Unix time in seconds.
         """
@@ -215,11 +204,11 @@ class Authority:
     def header(
         self, capability: int, selector: pb.LabelSelector, ttl_s: float, now: float
     ) -> str | None:
-        """``Bearer`` and a token signed for the call; arguments are those of :meth:`sign`."""
+        """Return ``Bearer`` and a token signed for the call; see :meth:`sign`."""
         return _SCHEME + self.sign(capability, selector, ttl_s, now)
 
     def verify(self, header: str | None, required: Capability, now: float) -> Claims:
-        """The claims of a caller.
+        """Return the claims of a caller.
 
         Args:
             header: its ``authorization`` header, if it sent one.
@@ -274,32 +263,32 @@ _EVERYTHING = Claims(int(Capability.ALL), pb.LabelSelector(), math.inf)
 
 
 class AllowAll:
-    """The authority where no keys are configured: everybody may do everything."""
+    """Authority without keys: every caller has every right."""
 
     key_count = 0
 
     def header(
         self,
-        capability: int,  # noqa: ARG002 - nobody looks
-        selector: pb.LabelSelector,  # noqa: ARG002 - nobody looks
-        ttl_s: float,  # noqa: ARG002 - nobody looks
-        now: float,  # noqa: ARG002 - nobody looks
+        capability: int,  # noqa: ARG002 - there is no header
+        selector: pb.LabelSelector,  # noqa: ARG002 - there is no header
+        ttl_s: float,  # noqa: ARG002 - there is no header
+        now: float,  # noqa: ARG002 - there is no header
     ) -> str | None:
-        """No header."""
+        """Return None: requests need no header."""
         return None
 
     def verify(
         self,
-        header: str | None,  # noqa: ARG002 - nobody looks
+        header: str | None,  # noqa: ARG002 - no header is checked
         required: Capability,  # noqa: ARG002 - everything is allowed
-        now: float,  # noqa: ARG002 - it never ends
+        now: float,  # noqa: ARG002 - the claims never expire
     ) -> Claims:
-        """Claims of every capability over all journals, without end."""
+        """Return claims of every capability over all journals, which never expire."""
         return _EVERYTHING
 
 
 def authority_for(keys: str | None) -> Authority | AllowAll:
-    """The authority of a string of keys; :class:`AllowAll` where it is absent or blank.
+    """Return the authority of a string of keys; :class:`AllowAll` where it is absent or blank.
 
     Raises:
         ConfigurationError: as :class:`Authority`.
@@ -308,7 +297,7 @@ def authority_for(keys: str | None) -> Authority | AllowAll:
 
 
 def parse_keys(keys: str) -> tuple[tuple[bytes, ...], bool]:
-    """The keys of a string, and whether requests without a token are admitted.
+    """Return the keys of a string, and whether requests without a token are admitted.
 
     Raises:
         ConfigurationError: a key is not base64, or there is none beside ``AA==``.
@@ -337,10 +326,10 @@ def parse_keys(keys: str) -> tuple[tuple[bytes, ...], bool]:
 
 
 class _Hmac(HMACAlgorithm):
-    """HMAC with keys of any length: how long they must be is for who makes the cluster's keys."""
+    """HMAC with keys of any length: the operator of the cluster chooses it."""
 
     def check_key_length(self, key: bytes) -> None:
-        """Every length passes."""
+        """Accept every length."""
 
 
 def _make_jws() -> jwt.PyJWS:

@@ -46,14 +46,14 @@ _TERMS = re.compile(_TERM, re.ASCII)
 _WHOLE = re.compile(rf"([-+]?)((?:{_TERM})+)", re.ASCII)
 
 _GREATEST_NS = (1 << 63) - 1
-"""Durations are 64-bit integers of nanoseconds with every peer."""
+"""Durations are 64-bit integers of nanoseconds in other implementations."""
 
 
 def parse_duration(text: str) -> int:
-    """Nanoseconds of a Go duration string.
+    """Return the nanoseconds of a Go duration string.
 
     Raises:
-        ValidationError: the text is none, or stands for more than 64 bits of nanoseconds.
+        ValidationError: the text is no duration, or one of more than 64 bits of nanoseconds.
     """
     if text in {"0", "+0", "-0"}:
         return 0
@@ -69,7 +69,7 @@ def parse_duration(text: str) -> int:
 
 
 def format_duration(ns: int) -> str:
-    """The Go duration string of nanoseconds; inverse of :func:`parse_duration`."""
+    """Return the Go duration string of nanoseconds; inverse of :func:`parse_duration`."""
     if ns == 0:
         return "0s"
     sign, ns = ("-", -ns) if ns < 0 else ("", ns)
@@ -85,12 +85,12 @@ def format_duration(ns: int) -> str:
 
 
 def to_ns(duration: Duration) -> int:
-    """Nanoseconds of a protobuf duration."""
+    """Return the nanoseconds of a protobuf duration."""
     return duration.seconds * SECOND_NS + duration.nanos
 
 
 def from_ns(ns: int) -> Duration:
-    """The protobuf duration of nanoseconds; seconds and nanos have the same sign."""
+    """Return the protobuf duration of nanoseconds; seconds and nanos have the same sign."""
     seconds, nanos = divmod(abs(ns), SECOND_NS)
     return (
         Duration(seconds=-seconds, nanos=-nanos)
@@ -100,17 +100,17 @@ def from_ns(ns: int) -> Duration:
 
 
 def to_seconds(duration: Duration) -> float:
-    """Seconds of a protobuf duration."""
+    """Return the seconds of a protobuf duration."""
     return duration.seconds + duration.nanos / SECOND_NS
 
 
 def from_seconds(seconds: float) -> Duration:
-    """The protobuf duration of seconds, to the nanosecond."""
+    """Return the protobuf duration of seconds, to the nanosecond."""
     return from_ns(round(seconds * SECOND_NS))
 
 
 def _decimal(ns: int, size_ns: int) -> str:
-    """``ns`` in units of ``size_ns``, exactly and without trailing zeros."""
+    """Return ``ns`` in units of ``size_ns``, exactly and without trailing zeros."""
     whole, rest = divmod(ns, size_ns)
     if not rest:
         return str(whole)

@@ -48,7 +48,7 @@ _GREATEST_OFFSET = (1 << 63) - 1
 
 
 def content_name(fragment: pb.Fragment) -> str:
-    """``BEGIN-END-SUM`` and the codec's extension, which name a fragment by its content."""
+    """Return a fragment's content-addressed name: ``BEGIN-END-SUM`` and the codec's extension."""
     return (
         f"{fragment.begin:016x}-{fragment.end:016x}-{digest_of(fragment.sum).hex()}"
         f"{codec_extension(fragment.compression_codec)}"
@@ -56,17 +56,17 @@ def content_name(fragment: pb.Fragment) -> str:
 
 
 def content_path(fragment: pb.Fragment) -> str:
-    """A fragment's path in a store: journal, path postfix and content name, cleaned."""
+    """Return a fragment's path in a store: journal, path postfix and content name, cleaned."""
     return clean_path(f"{fragment.journal}/{fragment.path_postfix}/{content_name(fragment)}")
 
 
 def parse_content_path(journal: str, relative_path: str) -> pb.Fragment:
-    """The fragment that a store's object is, by its path below the journal's directory.
+    """Return the fragment of a store's object, by its path below the journal's directory.
 
     Raises:
         ValidationError: the object is no fragment of the journal: kind ``wrong_format``,
             ``invalid_hex``, ``invalid_sum_length``, ``unknown_extension``, or as
-            :func:`validate_fragment`. Foreign files below a journal are nothing unusual.
+            :func:`validate_fragment`. Foreign files below a journal are common.
     """
     postfix, _, final = relative_path.rpartition("/")
     stem, dot, suffix = final.rpartition(".")
@@ -90,7 +90,7 @@ def parse_content_path(journal: str, relative_path: str) -> pb.Fragment:
 
 
 def validate_fragment(fragment: pb.Fragment, path: str = "") -> None:
-    """Checks a fragment: journal, begin <= end, codec, path postfix.
+    """Check a fragment: journal, begin <= end, codec, path postfix.
 
     Raises:
         ValidationError: of the first rule that is broken.
@@ -110,7 +110,7 @@ def validate_fragment(fragment: pb.Fragment, path: str = "") -> None:
 
 
 def length_of(fragment: pb.Fragment) -> int:
-    """How many bytes of the journal the fragment holds."""
+    """Return the number of bytes of the journal that the fragment holds."""
     return fragment.end - fragment.begin
 
 
@@ -118,23 +118,23 @@ def length_of(fragment: pb.Fragment) -> int:
 
 
 def digest_of(content_sum: pb.SHA1Sum) -> bytes:
-    """The 20 bytes of a SHA-1 digest."""
+    """Return the 20 bytes of a SHA-1 digest."""
     return _SUM.pack(content_sum.part1, content_sum.part2, content_sum.part3)
 
 
 def sum_of(digest: bytes) -> pb.SHA1Sum:
-    """The message of a SHA-1 digest of 20 bytes."""
+    """Return the message of a SHA-1 digest of 20 bytes."""
     part1, part2, part3 = _SUM.unpack(digest)
     return pb.SHA1Sum(part1=part1, part2=part2, part3=part3)
 
 
 def is_zero_sum(content_sum: pb.SHA1Sum) -> bool:
-    """Whether it is the sum of an empty fragment: all zeros, not the digest of no bytes."""
+    """Return True if it is the sum of an empty fragment: all zeros, not the digest of no bytes."""
     return not (content_sum.part1 or content_sum.part2 or content_sum.part3)
 
 
 def set_sum(content_sum: pb.SHA1Sum, digest: bytes) -> None:
-    """Make a message's sum that of a SHA-1 digest of 20 bytes."""
+    """Set a message's sum to a SHA-1 digest of 20 bytes."""
     content_sum.part1, content_sum.part2, content_sum.part3 = _SUM.unpack(digest)
 
 
@@ -142,7 +142,7 @@ def set_sum(content_sum: pb.SHA1Sum, digest: bytes) -> None:
 
 
 def codec_extension(codec: pb.CompressionCodec) -> str:
-    """The extension that names of a codec's fragments have; empty for offloaded gzip.
+    """Return the extension of a codec's fragments; empty for offloaded gzip.
 
     Raises:
         ValidationError: the codec is INVALID or unknown.
@@ -152,7 +152,7 @@ def codec_extension(codec: pb.CompressionCodec) -> str:
 
 
 def codec_of_extension(extension: str) -> pb.CompressionCodec:
-    """The codec of a name's extension, with its dot and in any case.
+    """Return the codec of a name's extension, with its dot and in any case.
 
     Raises:
         ValidationError: kind ``unknown_extension``.
@@ -166,7 +166,7 @@ def codec_of_extension(extension: str) -> pb.CompressionCodec:
 
 
 def validate_codec(codec: int, path: str) -> None:
-    """Checks that a compression codec is known, and not INVALID.
+    """Check that a compression codec is known, and not INVALID.
 
     Raises:
         ValidationError: kind ``invalid_codec``.

@@ -10,8 +10,8 @@ from datetime import datetime
 
 __all__ = ["format_time"]
 
-# In the order in which they are looked for at a place of the layout. `Jan` and `Mon` are words
-# of their own: followed by a small letter they are text.
+# In the order in which they are matched at each position of the layout. `Jan` and `Mon` before a
+# small letter are text.
 _ELEMENT = re.compile(
     r"""
     (?P<literal>_(?=2006))
@@ -43,11 +43,11 @@ _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Su
 
 
 def format_time(time: datetime, layout: str) -> str:
-    """A UTC time, formatted as Go's ``Time.Format`` does.
+    """Return the text of a UTC time, as Go's ``Time.Format`` writes it.
 
     Args:
         time: the time, in UTC.
-        layout: the reference time, as it should look: ``2006-01-02T15:04:05Z07:00``.
+        layout: the reference time in the wanted format: ``2006-01-02T15:04:05Z07:00``.
     """
 
     def element(match: re.Match[str]) -> str:

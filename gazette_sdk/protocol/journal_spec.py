@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 DEFAULT_MAX_REPLICATION = 9
-"""No journal has more replicas than this, unless the process is told otherwise."""
+"""Greatest number of replicas of a journal, unless the process is configured otherwise."""
 REPLICATION = (1, 5)
 """Bounds of a spec's replication."""
 FRAGMENT_LENGTH_BYTES = (1 << 10, 1 << 34)
@@ -73,16 +73,16 @@ _MEDIA_TYPE = re.compile(f"{_MEDIA_TOKEN}(/{_MEDIA_TOKEN})?")
 
 
 def validate_journal_spec(spec: pb.JournalSpec, path: str = "", *, stored: bool = False) -> None:
-    """Checks a complete spec, in the order of protocol section 6.1.
+    """Check a complete spec, in the order of protocol section 6.1.
 
     Args:
         spec: the spec.
-        path: where it stands, for the error.
-        stored: whether the spec was stored by somebody else already, and is not being applied.
-            Then rules that are our own are left out: peers accept ``..`` in names, stores and
-            rewritten paths, and postfix templates that we refuse. A broker serves such journals
-            nevertheless; persisting fails where it would leave a store's root, or where the
-            template cannot be evaluated.
+        path: dotted path of the field, for the error.
+        stored: True if the spec is stored already, perhaps by another implementation, and is not
+            being applied. Then the rules that only this SDK has are left out: others accept ``..``
+            in names, stores and rewritten paths, and postfix templates that are refused here. A
+            broker serves such journals; persisting fails where it would leave a store's root, or
+            where the template cannot be evaluated.
 
     Raises:
         ValidationError: of the first rule that is broken.
@@ -114,7 +114,7 @@ def validate_journal_spec(spec: pb.JournalSpec, path: str = "", *, stored: bool 
 
 
 def validate_content_type(value: str, path: str = "") -> None:
-    """Checks a media type: a token, and optionally ``/`` and another (RFC 1521).
+    """Check a media type: a token, and optionally ``/`` and another (RFC 1521).
 
     Raises:
         ValidationError: kind ``invalid_content_type``.
@@ -238,13 +238,13 @@ def _validate_suspend(suspend: pb.JournalSpec.Suspend, path: str) -> None:
         )
 
 
-# ---------------------------------------------------------------- what a spec means
+# ---------------------------------------------------------------- meaning
 
 
 def desired_replication(
     spec: pb.JournalSpec, max_replication: int = DEFAULT_MAX_REPLICATION
 ) -> int:
-    """How many brokers a journal should have now: fewer than its spec says when suspended.
+    """Return the number of brokers a journal should have now: fewer when it is suspended.
 
     Args:
         spec: the spec.
@@ -261,12 +261,12 @@ def desired_replication(
 
 
 def may_read(spec: pb.JournalSpec) -> bool:
-    """Whether the journal's flags allow reads."""
+    """Return True if the journal's flags allow reads."""
     return spec.flags in _READABLE
 
 
 def may_write(spec: pb.JournalSpec) -> bool:
-    """Whether the journal's flags allow appends of content."""
+    """Return True if the journal's flags allow appends of content."""
     return spec.flags in _WRITABLE
 
 
@@ -274,7 +274,7 @@ def may_write(spec: pb.JournalSpec) -> bool:
 
 
 def union_specs(a: pb.JournalSpec, b: pb.JournalSpec) -> pb.JournalSpec:
-    """``a``, with the values of ``b`` where those of ``a`` are zero (protocol section 6.4).
+    """Return ``a``, with the values of ``b`` where those of ``a`` are zero (protocol section 6.4).
 
     Name and suspend are those of ``a``.
     """
@@ -291,7 +291,7 @@ def union_specs(a: pb.JournalSpec, b: pb.JournalSpec) -> pb.JournalSpec:
 
 
 def intersect_specs(a: pb.JournalSpec, b: pb.JournalSpec) -> pb.JournalSpec:
-    """The values that are equal in ``a`` and ``b``; zero elsewhere.
+    """Return the values that are equal in ``a`` and ``b``; zero elsewhere.
 
     The name is that of ``a``, suspend is dropped.
     """
@@ -310,7 +310,7 @@ def intersect_specs(a: pb.JournalSpec, b: pb.JournalSpec) -> pb.JournalSpec:
 
 
 def subtract_specs(a: pb.JournalSpec, b: pb.JournalSpec) -> pb.JournalSpec:
-    """``a``, with zero for values that are equal in ``b``.
+    """Return ``a``, with zero for values that are equal in ``b``.
 
     Name and suspend are those of ``a``.
     """
@@ -361,7 +361,7 @@ def _fragment_pairs(
 
 
 def _set_fragment(fragment: pb.JournalSpec.Fragment, *values: _FragmentValue | None) -> None:
-    """Sets all fields of a fragment section, in the order of :func:`_fragment_values`."""
+    """Set all fields of a fragment section, in the order of :func:`_fragment_values`."""
     fragment.Clear()
     fragment.SetInParent()
     fields = (

@@ -17,10 +17,6 @@ from gazette_sdk.protocol.names import at, validate_path_characters, validate_to
 
 __all__ = [
     "CONTENT_TYPE",
-    "CONTENT_TYPE_CSV",
-    "CONTENT_TYPE_JSON_LINES",
-    "CONTENT_TYPE_PROTO_FIXED",
-    "CONTENT_TYPE_RECOVERY_LOG",
     "INSTANCE",
     "MANAGED_BY",
     "MESSAGE_SUBTYPE",
@@ -46,19 +42,15 @@ __all__ = [
 ]
 
 CONTENT_TYPE = "content-type"
-"""How a journal's messages are framed."""
+"""Framing of a journal's messages."""
 MESSAGE_TYPE = "app.gazette.dev/message-type"
 MESSAGE_SUBTYPE = "app.gazette.dev/message-subtype"
 TAG = "app.gazette.dev/tag"
-"""Free words about a journal; may have several values."""
+"""Free text about a journal; may have several values."""
 MANAGED_BY = "app.gazette.dev/managed-by"
 INSTANCE = "app.gazette.dev/instance"
 REGION = "app.gazette.dev/region"
 
-CONTENT_TYPE_CSV = "text/csv"
-CONTENT_TYPE_JSON_LINES = "application/x-ndjson"
-CONTENT_TYPE_PROTO_FIXED = "application/x-protobuf-fixed"
-CONTENT_TYPE_RECOVERY_LOG = "application/x-gazette-recoverylog"
 
 NAME = "name"
 """Not a label of specs: selectors match it against the journal's name."""
@@ -82,7 +74,7 @@ _order = attrgetter("name", "value")
 
 
 def label_set(pairs: Iterable[tuple[str, str]] = (), /, **single: str) -> pb.LabelSet:
-    """A label set of name and value pairs, and of keyword arguments.
+    """Return a label set of name and value pairs, and of keyword arguments.
 
     A name that ends in ``:prefix`` sets the label's prefix flag.
     """
@@ -95,13 +87,13 @@ def label_set(pairs: Iterable[tuple[str, str]] = (), /, **single: str) -> pb.Lab
 
 
 def pairs_of(labels: pb.LabelSet) -> Iterator[tuple[str, str]]:
-    """The set's names and values, in order."""
+    """Yield the set's names and values, in order."""
     for label in labels.labels:
         yield label.name, label.value
 
 
 def add(labels: pb.LabelSet, name: str, value: str) -> None:
-    """Inserts a label, keeping the order; an identical label at its place makes it a no-op.
+    """Insert a label in order, unless the set has an identical one.
 
     Order ignores the prefix flag: adding ``x=v`` and ``x:prefix=v`` leaves both, and a set
     that fails validation.
@@ -115,23 +107,23 @@ def add(labels: pb.LabelSet, name: str, value: str) -> None:
 
 
 def set_value(labels: pb.LabelSet, name: str, value: str) -> None:
-    """Replaces all values of a name with one."""
+    """Replace all values of a name with one."""
     remove(labels, name.removesuffix(_PREFIX_SUFFIX))
     add(labels, name, value)
 
 
 def remove(labels: pb.LabelSet, name: str) -> None:
-    """Drops all values of a name."""
+    """Remove all values of a name."""
     del labels.labels[_first(labels, name) : _first(labels, name, after=True)]
 
 
 def values_of(labels: pb.LabelSet, name: str) -> list[str]:
-    """All values of a name, in order; empty if there are none."""
+    """Return all values of a name, in order; empty if there are none."""
     return [label.value for label in labels.labels if label.name == name]
 
 
 def value_of(labels: pb.LabelSet, name: str) -> str:
-    """The first value of a name, or the empty string."""
+    """Return the first value of a name, or the empty string."""
     for label in labels.labels:
         if label.name == name:
             return label.value
@@ -142,13 +134,13 @@ def value_of(labels: pb.LabelSet, name: str) -> str:
 
 
 def union(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet:
-    """Every name of either; where both have a name, only the values of ``left``."""
+    """Return every name of either; where both have a name, only the values of ``left``."""
     groups = {**_groups(right), **_groups(left)}
     return _of_groups(groups[name] for name in sorted(groups))
 
 
 def intersect(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet:
-    """The names whose complete lists of values are equal."""
+    """Return the names whose complete lists of values are equal."""
     others = _groups(right)
     return _of_groups(
         values for name, values in _groups(left).items() if others.get(name) == values
@@ -156,7 +148,7 @@ def intersect(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet:
 
 
 def subtract(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet:
-    """``left`` without the names whose complete lists of values are equal in ``right``."""
+    """Return ``left`` without the names whose complete lists of values are equal in ``right``."""
     others = _groups(right)
     return _of_groups(
         values for name, values in _groups(left).items() if others.get(name) != values
@@ -167,7 +159,7 @@ def subtract(left: pb.LabelSet, right: pb.LabelSet) -> pb.LabelSet:
 
 
 def validate_label(label: pb.Label, path: str = "", *, allow_prefix: bool = False) -> None:
-    """Checks one label.
+    """Check one label.
 
     Raises:
         ValidationError: of the name (``Name``), the value (``Value``), or of kind
@@ -184,12 +176,12 @@ def validate_label(label: pb.Label, path: str = "", *, allow_prefix: bool = Fals
 
 
 def validate_label_set(labels: pb.LabelSet, path: str = "", *, allow_prefix: bool = False) -> None:
-    """Checks every label, and that they are sorted and unique.
+    """Check every label, and that they are sorted and unique.
 
     Args:
         labels: the set.
-        path: where it stands, for the error.
-        allow_prefix: whether labels may have the prefix flag, as those of selectors may.
+        path: dotted path of the field, for the error.
+        allow_prefix: True if labels may have the prefix flag, as those of selectors may.
 
     Raises:
         ValidationError: of a label, or of kind ``not_sorted_unique`` or ``mixed_empty_value``.
@@ -207,7 +199,7 @@ def validate_label_set(labels: pb.LabelSet, path: str = "", *, allow_prefix: boo
 
 
 def validate_single_values(labels: pb.LabelSet, path: str = "") -> None:
-    """Checks that names which allow one value (:data:`SINGLE_VALUE_NAMES`) have no second.
+    """Check that the names in :data:`SINGLE_VALUE_NAMES` have one value only.
 
     Raises:
         ValidationError: kind ``multiple_values``.
@@ -242,7 +234,7 @@ def _label(name: str, value: str) -> pb.Label:
 
 
 def _first(labels: pb.LabelSet, name: str, *, after: bool = False) -> int:
-    """Where labels of a name begin, or where those after it begin."""
+    """Return the index of the first label of a name, or of the first one after it."""
     for index, label in enumerate(labels.labels):
         if label.name > name or (label.name == name and not after):
             return index

@@ -18,9 +18,7 @@ __all__ = [
     "clean_path",
     "climbs",
     "refuse_climbing",
-    "split_meta",
     "strip_meta",
-    "valid_path_component",
     "validate_journal",
     "validate_path_characters",
     "validate_path_component",
@@ -42,14 +40,14 @@ _PATH = re.compile(f"{PATH_CLASS}*").fullmatch
 
 @functools.lru_cache(maxsize=1024)  # the same few names stand in message after message
 def validate_journal(name: str, path: str = "journal") -> None:
-    """Checks a journal's name, which may carry ``;metadata``.
+    """Check a journal's name, which may carry ``;metadata``.
 
-    A leading ``../`` is lexically clean and passes here, as it does with every peer; specs
-    that are applied refuse it (see :func:`refuse_climbing`).
+    A leading ``../`` is lexically clean and passes here, as it does in other implementations;
+    specs that are applied refuse it (see :func:`refuse_climbing`).
 
     Args:
         name: the name.
-        path: where the name stands, for the error.
+        path: dotted path of the field, for the error.
 
     Raises:
         ValidationError: kinds ``invalid_length``, ``invalid_token``, ``not_clean``,
@@ -61,19 +59,13 @@ def validate_journal(name: str, path: str = "journal") -> None:
         validate_path_component(metadata, at(path, "metadata"), *METADATA_LENGTH_BYTES)
 
 
-def split_meta(name: str) -> tuple[str, str]:
-    """A journal name's two parts: before its first ``;``, and the rest including the ``;``."""
-    bare, separator, metadata = name.partition(";")
-    return bare, separator + metadata
-
-
 def strip_meta(name: str) -> str:
-    """A journal name without its metadata."""
+    """Return a journal name without its metadata."""
     return name.partition(";")[0]
 
 
 def validate_token(value: str, path: str, least: int, most: int) -> None:
-    """Checks a token: ``least`` to ``most`` bytes of letters, numbers and ``-_+/.``.
+    """Check a token: ``least`` to ``most`` bytes of letters, numbers and ``-_+/.``.
 
     Raises:
         ValidationError: kinds ``invalid_length`` (checked first), ``invalid_token``.
@@ -84,7 +76,7 @@ def validate_token(value: str, path: str, least: int, most: int) -> None:
 
 
 def validate_path_characters(value: str, path: str, least: int, most: int) -> None:
-    """Checks ``least`` to ``most`` bytes of a token's characters, ``=`` and ``%``.
+    """Check ``least`` to ``most`` bytes of a token's characters, ``=`` and ``%``.
 
     Raises:
         ValidationError: kinds ``invalid_length`` (checked first), ``invalid_token``.
@@ -97,7 +89,7 @@ def validate_path_characters(value: str, path: str, least: int, most: int) -> No
 
 
 def validate_path_component(value: str, path: str, least: int, most: int) -> None:
-    """Checks a clean, relative path of ``least`` to ``most`` bytes.
+    """Check a clean, relative path of ``least`` to ``most`` bytes.
 
     Raises:
         ValidationError: kinds in checking order ``invalid_length``, ``invalid_token``,
@@ -107,7 +99,7 @@ def validate_path_component(value: str, path: str, least: int, most: int) -> Non
     if not value or (
         value[0] not in "./" and value[-1] != "/" and "//" not in value and "/." not in value
     ):
-        return  # nothing that cleaning could change
+        return  # cleaning would change nothing
     if clean_path(value) != value:
         raise ValidationError(
             f"must be a clean path ({value!r}: no `//`, no `.`, no trailing `/`)",
@@ -120,20 +112,11 @@ def validate_path_component(value: str, path: str, least: int, most: int) -> Non
         )
 
 
-def valid_path_component(value: str, least: int, most: int) -> bool:
-    """Whether :func:`validate_path_component` passes."""
-    try:
-        validate_path_component(value, "", least, most)
-    except ValidationError:
-        return False
-    return True
-
-
 def clean_path(value: str) -> str:
-    """The shortest lexical equal of a slash-separated path.
+    """Return the shortest path that is lexically equal to a slash-separated path.
 
-    Empty and ``.`` components go, ``..`` removes the component before it, and at the beginning
-    of a rooted path it goes too. The empty path is ``.``.
+    Empty and ``.`` components are removed, ``..`` removes the component before it, and at the
+    beginning of a rooted path it is removed too. The empty path is ``.``.
     """
     rooted = value.startswith("/")
     kept: list[str] = []
@@ -151,12 +134,12 @@ def clean_path(value: str) -> str:
 
 
 def climbs(value: str) -> bool:
-    """Whether a component of the path is ``..``."""
+    """Return True if a component of the path is ``..``."""
     return ".." in value and ".." in value.split("/")
 
 
 def refuse_climbing(value: str, path: str) -> None:
-    """Refuses a path that has a ``..`` component, and could leave the root it is put under.
+    """Refuse a path that has a ``..`` component: it could leave the root it is joined to.
 
     Raises:
         ValidationError: kind ``traverses_outside``.
@@ -168,7 +151,7 @@ def refuse_climbing(value: str, path: str) -> None:
 
 
 def at(path: str, field: str) -> str:
-    """The dotted path of a field of the value at ``path``."""
+    """Return the dotted path of a field of the value at ``path``."""
     return f"{path}.{field}" if path else field
 
 

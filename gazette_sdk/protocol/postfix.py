@@ -1,7 +1,7 @@
-"""Path postfix templates: extra path components of a fragment, by what it holds.
+"""Path postfix templates: extra path components of a fragment, derived from its content.
 
 Templates are Go's ``text/template`` (protocol section 6.3). This is the subset that postfixes
-are made of, and what it cannot evaluate it refuses when a spec is applied:
+need; other templates are refused when a spec is applied:
 
 - literal text;
 - ``{{ .Spool.FirstAppendTime.Format "2006-01-02" }}``, and its numbers: ``.Year``, ``.Day``,
@@ -32,7 +32,7 @@ from gazette_sdk.protocol.names import clean_path, refuse_climbing, validate_pat
 __all__ = ["ZERO_TIME", "PostfixTemplate"]
 
 ZERO_TIME = datetime(1, 1, 1, tzinfo=UTC)
-"""The first append's time of a spool that has none."""
+"""Time of the first append of a spool without appends."""
 
 
 class PostfixTemplate:
@@ -58,20 +58,20 @@ class PostfixTemplate:
         first_append_time: datetime,
         registers: pb.LabelSet,
     ) -> str:
-        """The postfix of a fragment: a clean relative path, perhaps empty.
+        """Return the postfix of a fragment: a clean relative path, perhaps empty.
 
         Empty and ``.`` components are dropped, as they are from content paths.
 
         Args:
             fragment: the closed spool.
             spec: the journal's spec.
-            first_append_time: when its first append was committed; naive times are UTC.
+            first_append_time: time of the commit of its first append; naive times are UTC.
             registers: the journal's registers.
 
         Raises:
             ValidationError: the result is no path component of at most 512 bytes, or has a
-                ``..`` component: listings would not find the fragment. Change the template or
-                the labels it uses.
+                ``..`` component, so that listings would not find the fragment. Change the
+                template or the labels it uses.
         """
         spool = _Spool(fragment, spec, _utc(first_append_time), registers)
         text = "".join(part if isinstance(part, str) else part(spool) for part in self._parts)
@@ -81,10 +81,10 @@ class PostfixTemplate:
         return postfix
 
     def check(self) -> None:
-        """Evaluates the template over zero values, as it is when a spec is applied.
+        """Evaluate the template with zero values, to check it when a spec is applied.
 
         Raises:
-            ValidationError: no fragment could have its result.
+            ValidationError: the result is no valid postfix.
         """
         try:
             self.evaluate(pb.Fragment(), pb.JournalSpec(), ZERO_TIME, pb.LabelSet())
@@ -109,7 +109,7 @@ def _utc(time: datetime) -> datetime:
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
-# ---------------------------------------------------------------- what templates can name
+# ---------------------------------------------------------------- names in templates
 
 _SPOOL_VALUES: dict[str, _Evaluated] = {
     "Journal": lambda spool: spool.fragment.journal,
@@ -183,7 +183,7 @@ _SHOWN_CHARACTERS_MOST = 60
 def _parse(text: str) -> tuple[_Part, ...]:
     parts: list[_Part] = []
     place = 0
-    trims = False  # whether the action before trims what follows it
+    trims = False  # True if the action before trims the text that follows it
     while True:
         begin = text.find("{{", place)
         literal = text[place:] if begin < 0 else text[place:begin]
@@ -226,7 +226,7 @@ def _unquote(literal: str) -> str:
         if simple is not None:
             return _SIMPLE_ESCAPES[simple]
         code = int(octal, 8) if octal is not None else int(hex2 or hex4 or hex8, 16)
-        # Bytes above 0x7f make up UTF-8 in Go; no path has use for writing it that way.
+        # In Go, such bytes above 0x7f are parts of UTF-8 sequences; no path needs to be written so.
         if code > 0x10FFFF or 0xD800 <= code < 0xE000 or (code > 0x7F and (hex2 or octal)):
             raise _invalid(f"unsupported escape {match[0]} in a string")
         return chr(code)

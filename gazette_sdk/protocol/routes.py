@@ -25,9 +25,9 @@ __all__ = [
 ]
 
 NO_PRIMARY = -1
-"""``Route.primary`` where no member is; an absent field means the first member."""
+"""``Route.primary`` of a route without primary; an absent field means the first member."""
 JOURNAL_LIMIT_MOST = 1 << 17
-"""A broker must not offer to host more replicas than this."""
+"""Greatest number of replicas that a broker may offer to host."""
 
 _ZONE_LENGTH_BYTES = (1, 32)
 _SUFFIX_LENGTH_BYTES = (4, 128)
@@ -37,7 +37,7 @@ _SUFFIX_LENGTH_BYTES = (4, 128)
 
 
 def route_of(assignments: Iterable[tuple[str, str, int]]) -> pb.Route:
-    """The route of a journal, without endpoints.
+    """Return the route of a journal, without endpoints.
 
     Args:
         assignments: zone, suffix and slot of each of its assignments, in key order.
@@ -51,23 +51,23 @@ def route_of(assignments: Iterable[tuple[str, str, int]]) -> pb.Route:
 
 
 def attach_endpoints(route: pb.Route, endpoint_of: Callable[[str, str], str | None]) -> None:
-    """Sets the route's endpoints, one per member.
+    """Set the route's endpoints, one per member.
 
     Args:
         route: the route, changed in place.
-        endpoint_of: endpoint of a zone and suffix; ``None`` if that member is gone, which
-            leaves an empty text.
+        endpoint_of: returns the endpoint of a zone and suffix; ``None``, which becomes an empty
+            text, if that member is gone.
     """
     route.endpoints[:] = [endpoint_of(member.zone, member.suffix) or "" for member in route.members]
 
 
 def equivalent(a: pb.Route, b: pb.Route) -> bool:
-    """Whether two routes have equal members and primary; endpoints do not matter."""
+    """Return True if two routes have equal members and primary; endpoints do not matter."""
     return a.primary == b.primary and a.members == b.members
 
 
 def unrouted_header(process_id: pb.ProcessSpec.ID | None, etcd: pb.Header.Etcd) -> pb.Header:
-    """The header of answers that are about no journal: List, Apply, FragmentStoreHealth.
+    """Return the header of responses without a journal: List, Apply, FragmentStoreHealth.
 
     Args:
         process_id: the answering broker; ``None`` if its member key is gone.
@@ -82,7 +82,7 @@ def unrouted_header(process_id: pb.ProcessSpec.ID | None, etcd: pb.Header.Etcd) 
 
 
 def validate_process_id(process_id: pb.ProcessSpec.ID, path: str = "") -> None:
-    """Checks zone and suffix.
+    """Check zone and suffix.
 
     Raises:
         ValidationError: under ``Zone`` or ``Suffix``.
@@ -92,7 +92,7 @@ def validate_process_id(process_id: pb.ProcessSpec.ID, path: str = "") -> None:
 
 
 def validate_process_spec(spec: pb.ProcessSpec, path: str = "") -> None:
-    """Checks a process's id, and then its endpoint.
+    """Check a process's id, and then its endpoint.
 
     Raises:
         ValidationError: under ``Id`` or ``Endpoint``.
@@ -102,7 +102,7 @@ def validate_process_spec(spec: pb.ProcessSpec, path: str = "") -> None:
 
 
 def validate_broker_spec(spec: pb.BrokerSpec, path: str = "") -> None:
-    """Checks a broker's process spec, and its limit of journals.
+    """Check a broker's process spec, and its limit of journals.
 
     Raises:
         ValidationError: of the process spec, or of kind ``invalid_journal_limit``.
@@ -117,7 +117,7 @@ def validate_broker_spec(spec: pb.BrokerSpec, path: str = "") -> None:
 
 
 def validate_route(route: pb.Route, path: str = "") -> None:
-    """Checks members and their order, the primary, and endpoints.
+    """Check members and their order, the primary, and endpoints.
 
     Raises:
         ValidationError: of a member or endpoint, or of kind ``not_sorted_unique``,
@@ -155,7 +155,7 @@ def validate_route(route: pb.Route, path: str = "") -> None:
 
 
 def validate_etcd(etcd: pb.Header.Etcd, path: str = "") -> None:
-    """Checks that all fields of an Etcd header are set.
+    """Check that all fields of an Etcd header are set.
 
     Raises:
         ValidationError: kinds in checking order ``invalid_cluster_id``, ``invalid_member_id``,
@@ -177,11 +177,11 @@ _VALID_HEADERS_MAX = 64
 _VALID_HEADER_BYTES_MAX = 2048
 
 _valid_headers: set[bytes] = set()
-"""Headers that were found valid lately: every response of a broker has the same, for long."""
+"""Encoded headers that passed lately: the responses of a broker have the same one for long."""
 
 
 def validate_header(header: pb.Header, path: str = "") -> None:
-    """Checks a header's process id (unless wholly empty), its route, and its Etcd header.
+    """Check a header's process id (unless wholly empty), its route, and its Etcd header.
 
     Raises:
         ValidationError: under ``ProcessId``, ``Route`` or ``Etcd``.

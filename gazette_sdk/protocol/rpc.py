@@ -1,6 +1,6 @@
 """Rules of requests and responses (protocol section 10).
 
-A server validates each request before it acts, a client each response. Which rule fails first
+A server validates each request before it acts, a client each response. The rule that fails first
 is part of the contract; texts are not.
 """
 
@@ -27,9 +27,9 @@ __all__ = ["PAGE_LIMIT_MOST", "WRITE_HEAD", "validate"]
 WRITE_HEAD = -1
 """Offset of a read which begins at the journal's current write head."""
 ANY_REVISION = -1
-"""``expect_mod_revision`` of a change which does not care."""
+"""``expect_mod_revision`` of a change without condition."""
 PAGE_LIMIT_MOST = 10_000
-"""A page of fragments has at most this many."""
+"""Greatest number of fragments in a page."""
 
 _CHECK_DELETE_PREFIX_LENGTH_BYTES = (1, 512)
 _STATUSES = frozenset(pb.Status.values())
@@ -37,10 +37,10 @@ _SUSPENDS = frozenset(pb.AppendRequest.Suspend.values())
 
 
 def validate(message: Message) -> None:
-    """Checks a request or response of the journal service.
+    """Check a request or response of the journal service.
 
-    Not every message that is received should be: replicas attach their header to the first
-    acknowledged response of whatever status, and continuations of a List snapshot have none.
+    Do not validate every message that is received: replicas attach their header to the first
+    acknowledged response of any status, and continuations of a List snapshot have none.
 
     Args:
         message: any request or response of protocol section 3.
@@ -200,7 +200,7 @@ def _validate_replicate_content(request: pb.ReplicateRequest) -> None:
 
 
 def _validate_replicate_response(response: pb.ReplicateResponse) -> None:
-    """The nominal rule, for what we send: see the note of :func:`validate`."""
+    """Check a response that is being sent; received ones may differ, see :func:`validate`."""
     _validate_status(response.status)
     if response.status == pb.Status.WRONG_ROUTE:
         if not response.HasField("header"):
@@ -345,7 +345,7 @@ def _validate_status(status: int) -> None:
 
 
 def _refuse_set(*fields: tuple[str, object], beside: str) -> None:
-    """Refuses the first field that is set, in the order given."""
+    """Refuse the first field that is set, in the order given."""
     for name, value in fields:
         if value:
             raise _broken(f"unexpected_{name}", f"unexpected {name} with {beside}")

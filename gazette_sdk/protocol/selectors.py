@@ -1,7 +1,6 @@
-"""Label selectors: their text, and what they match (protocol sections 5.2 to 5.4).
+"""Label selectors: parsing, formatting and matching (protocol sections 5.2 to 5.4).
 
-A group of labels of one name is an OR, different names are ANDed, and no excluded name may
-match.
+Labels of one name are ORed, different names are ANDed, and no excluded name may match.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ __all__ = [
     "parse_selector",
     "rewrite_prefix",
     "validate_selector",
-    "with_name",
 ]
 
 _PREFIX_SUFFIX = ":prefix"
@@ -36,7 +34,7 @@ _VALUE = rf" ?(?P<value>{PATH_CLASS}*)"
 _LIST = r" ?\((?P<list>[^)]+)\)"
 _END = r" ?(?:,|\Z)"
 
-# In the order they are tried; the flag says whether the labels are included.
+# In the order in which they are tried; True if the labels are included.
 _FORMS = tuple(
     (re.compile(form + _END), included)
     for form, included in (
@@ -52,11 +50,11 @@ _ITEM = re.compile(_VALUE + _END)
 
 
 def parse_selector(text: str) -> pb.LabelSelector:
-    """The selector that a text such as ``topic=orders,env in (a,b),!draft`` stands for.
+    """Return the selector of a text such as ``topic=orders,env in (a,b),!draft``.
 
     Raises:
-        ValidationError: kind ``unmatched_expression`` or ``unmatched_set_item`` quotes what is
-            left from the first thing that is not understood; else as :func:`validate_selector`.
+        ValidationError: kind ``unmatched_expression`` or ``unmatched_set_item`` quotes the rest of
+            the text from the first error on; else as :func:`validate_selector`.
     """
     selector = pb.LabelSelector()
     place = 0
@@ -101,7 +99,7 @@ def _values(groups: dict[str, str | None]) -> Iterator[str]:
 
 
 def format_selector(selector: pb.LabelSelector) -> str:
-    """The canonical text of a selector.
+    """Return the canonical text of a selector.
 
     Parsing it gives the same selector, with one exception: an included single value which
     itself begins with ``=`` loses that character.
@@ -134,10 +132,10 @@ def _format_half(labels: pb.LabelSet, *, one: str, equal: str, several: str) -> 
 
 
 class Matcher:
-    """A selector made ready to be matched against many label sets.
+    """A selector that is prepared for matching many label sets.
 
     Args:
-        selector: the selector; later changes to it are not seen.
+        selector: the selector; later changes to it have no effect.
     """
 
     __slots__ = ("_exclude", "_include", "_only_names")
@@ -145,17 +143,17 @@ class Matcher:
     def __init__(self, selector: pb.LabelSelector) -> None:
         self._include = _groups(selector.include)
         self._exclude = _groups(selector.exclude)
-        # Journals are often selected by nothing but their name: then no label is looked at.
+        # Journals are often selected by their name alone: then their labels are not read.
         self._only_names = all(name == NAME for name, *_ in (*self._include, *self._exclude))
 
     def labels(self, labels: pb.LabelSet) -> bool:
-        """Whether the selector matches a label set."""
+        """Return True if the selector matches a label set."""
         if not self._include and not self._exclude:
             return True
         return self._matches(_by_name(labels))
 
     def journal(self, spec: pb.JournalSpec) -> bool:
-        """Whether the selector matches a journal: its labels, and its ``name``."""
+        """Return True if the selector matches a journal: its labels, and its ``name``."""
         if not self._include and not self._exclude:
             return True
         by_name = {} if self._only_names else _by_name(spec.labels)
@@ -170,25 +168,17 @@ class Matcher:
 
 
 _Group = tuple[str, bool, frozenset[str], tuple[str, ...]]
-"""A name; whether any value matches; values that match; prefixes of values that match."""
+"""A name; True if any value matches; values that match; prefixes of values that match."""
 
 
 def matches(selector: pb.LabelSelector, labels: pb.LabelSet) -> bool:
-    """Whether a selector matches a label set; see :class:`Matcher` for many of them."""
+    """Return True if a selector matches a label set. Use a :class:`Matcher` for many label sets."""
     return Matcher(selector).labels(labels)
 
 
 def matches_journal(selector: pb.LabelSelector, spec: pb.JournalSpec) -> bool:
-    """Whether a selector matches a journal's labels and name; see :class:`Matcher` for many."""
+    """Return True if a selector matches a journal. Use a :class:`Matcher` for many journals."""
     return Matcher(selector).journal(spec)
-
-
-def with_name(spec: pb.JournalSpec) -> pb.LabelSet:
-    """A journal's labels and the synthetic label ``name`` that selectors are matched with."""
-    labels = pb.LabelSet()
-    labels.CopyFrom(spec.labels)
-    add(labels, NAME, spec.name)
-    return labels
 
 
 def _groups(labels: pb.LabelSet) -> list[_Group]:
@@ -226,14 +216,14 @@ def _group_matches(group: _Group, by_name: dict[str, list[str]]) -> bool:
 
 
 def journal_selector(journal: str) -> pb.LabelSelector:
-    """The selector of exactly one journal, by its name without metadata."""
+    """Return the selector of exactly one journal, by its name without metadata."""
     return pb.LabelSelector(include=label_set([(NAME, strip_meta(journal))]))
 
 
 def rewrite_prefix(selector: pb.LabelSelector) -> pb.LabelSelector:
-    """A copy in which every label ``prefix`` is ``name`` with the prefix flag.
+    """Return a copy in which every label ``prefix`` is ``name`` with the prefix flag.
 
-    Only List does this, to its request and to the claims of its caller.
+    Only List does this, with its request and with the claims of its caller.
     """
     rewritten = pb.LabelSelector()
     for source, target in (
@@ -249,7 +239,7 @@ def rewrite_prefix(selector: pb.LabelSelector) -> pb.LabelSelector:
 
 
 def validate_selector(selector: pb.LabelSelector, path: str = "") -> None:
-    """Checks both halves of a selector, in which labels may have the prefix flag.
+    """Check both halves of a selector, in which labels may have the prefix flag.
 
     Raises:
         ValidationError: as :func:`~gazette_sdk.protocol.labels.validate_label_set`, under

@@ -1,4 +1,4 @@
-"""The journal service as a table: its calls, their paths, numbers and messages.
+"""Table of the journal service's calls: paths, numbers and messages.
 
 gRPC paths are those of protocol section 3; numbers those of the stream transport.
 """
@@ -11,14 +11,14 @@ from google.protobuf.message import Message
 
 from gazette_sdk.protocol import broker_pb2 as pb
 
-__all__ = ["ERROR_METADATA", "RPCS", "RPCS_BY_NAME", "RPCS_BY_NUMBER", "SERVICE", "Rpc"]
+__all__ = ["ERROR_METADATA", "RPCS", "RPCS_BY_NAME", "SERVICE", "Rpc"]
 
 SERVICE = "protocol.Journal"
 """Full name of the journal service."""
 
 ERROR_METADATA = "gazette-error"
-"""Trailing metadata of a failed call: name of the class of a store's error. Our own brokers send
-it beside the code UNKNOWN, so that a client can tell a damaged fragment from a passing failure."""
+"""Trailing metadata of a failed call: the class name of a store's error. Brokers of this SDK send
+it with the code UNKNOWN: a client can distinguish a damaged fragment from a temporary failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,48 +28,31 @@ class Rpc:
     Attributes:
         name: its name, such as ``Append``.
         number: its method number on the stream transport.
-        path: its gRPC path.
         request_type: class of requests.
         response_type: class of responses.
-        client_streams: whether the client sends several requests.
-        server_streams: whether the server sends several responses.
+        client_streams: True if the client sends several requests.
+        server_streams: True if the server sends several responses.
     """
 
     name: str
     number: int
-    path: str
     request_type: type[Message]
     response_type: type[Message]
     client_streams: bool = False
     server_streams: bool = False
 
-
-def _rpc(
-    name: str,
-    number: int,
-    request_type: type[Message],
-    response_type: type[Message],
-    *,
-    client_streams: bool = False,
-    server_streams: bool = False,
-) -> Rpc:
-    return Rpc(
-        name=name,
-        number=number,
-        path=f"/{SERVICE}/{name}",
-        request_type=request_type,
-        response_type=response_type,
-        client_streams=client_streams,
-        server_streams=server_streams,
-    )
+    @property
+    def path(self) -> str:
+        """Its gRPC path."""
+        return f"/{SERVICE}/{self.name}"
 
 
 RPCS = (
-    _rpc("List", 1, pb.ListRequest, pb.ListResponse, server_streams=True),
-    _rpc("Apply", 2, pb.ApplyRequest, pb.ApplyResponse),
-    _rpc("Read", 3, pb.ReadRequest, pb.ReadResponse, server_streams=True),
-    _rpc("Append", 4, pb.AppendRequest, pb.AppendResponse, client_streams=True),
-    _rpc(
+    Rpc("List", 1, pb.ListRequest, pb.ListResponse, server_streams=True),
+    Rpc("Apply", 2, pb.ApplyRequest, pb.ApplyResponse),
+    Rpc("Read", 3, pb.ReadRequest, pb.ReadResponse, server_streams=True),
+    Rpc("Append", 4, pb.AppendRequest, pb.AppendResponse, client_streams=True),
+    Rpc(
         "Replicate",
         5,
         pb.ReplicateRequest,
@@ -77,10 +60,9 @@ RPCS = (
         client_streams=True,
         server_streams=True,
     ),
-    _rpc("ListFragments", 6, pb.FragmentsRequest, pb.FragmentsResponse),
-    _rpc("FragmentStoreHealth", 7, pb.FragmentStoreHealthRequest, pb.FragmentStoreHealthResponse),
+    Rpc("ListFragments", 6, pb.FragmentsRequest, pb.FragmentsResponse),
+    Rpc("FragmentStoreHealth", 7, pb.FragmentStoreHealthRequest, pb.FragmentStoreHealthResponse),
 )
 """Every call of the journal service."""
 
 RPCS_BY_NAME = {rpc.name: rpc for rpc in RPCS}
-RPCS_BY_NUMBER = {rpc.number: rpc for rpc in RPCS}

@@ -1,4 +1,4 @@
-"""gRPC's status codes, by which calls end on every wire."""
+"""gRPC's status codes, with which calls end on every wire."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ CODE_NAMES = (
     "DATA_LOSS",
     "UNAUTHENTICATED",
 )
-"""Their names, by number."""
+"""Names of the codes, by number."""

@@ -1,9 +1,9 @@
 """URLs of fragment stores and of processes (protocol section 8).
 
 Store schemes of the wire contract are ``s3``, ``gs``, ``azure``, ``azure-ad`` and ``file``. This
-SDK knows three more, which peers of other make refuse: ``abfs`` and ``az``, aliases of ``azure``
-under the names that fsspec gives them (also ``abfs://container@account.dfs.core.windows.net/``),
-and ``memory``, an in-process store for tests and notebooks.
+SDK has three more, which other implementations refuse: ``abfs`` and ``az``, fsspec's names of
+``azure`` (also ``abfs://container@account.dfs.core.windows.net/``), and ``memory``, an in-process
+store for tests and notebooks.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _S3_ARGUMENTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class StoreURL:
-    """The parts of a fragment store's URL.
+    """Parts of a fragment store's URL.
 
     Attributes:
         url: the whole text, which is the store's identity.
@@ -57,8 +57,8 @@ class StoreURL:
         account: Azure storage account, where the URL names one.
         container: the same as ``bucket`` for Azure schemes, else empty.
         tenant: tenant id of ``azure-ad``, else empty.
-        arguments: query keys in lower case with their last value, unless that is empty. Keys
-            that the scheme does not know are here too, see ``unknown_arguments``.
+        arguments: query keys in lower case with their last value, unless that is empty; also
+            those in ``unknown_arguments``.
         unknown_arguments: query keys that make the store's construction fail.
     """
 
@@ -73,23 +73,23 @@ class StoreURL:
     unknown_arguments: tuple[str, ...] = ()
 
     def rewrite(self, path: str) -> str:
-        """A content path as the URL's ``find`` and ``replace`` change it; see `rewrite_path`."""
+        """Return a content path, rewritten by the URL's ``find`` and ``replace``."""
         find = self.arguments.get("find", "")
         return rewrite_path(find, self.arguments.get("replace", ""), path)
 
     def key(self, path: str) -> str:
-        """The object key of a content path: the prefix, and the rewritten path."""
+        """Return the object key of a content path: the prefix, and the rewritten path."""
         return self.prefix + self.rewrite(path)
 
 
 def validate_store_url(url: str, path: str = "", *, stored: bool = False) -> None:
-    """Checks a fragment store's URL. Unknown query keys pass: they fail its construction.
+    """Check a fragment store's URL. Unknown query keys pass here and fail when the store is opened.
 
     Args:
         url: the URL.
-        path: where it stands, for the error.
-        stored: whether a peer stored the URL already; then ``..`` in its path passes, as it does
-            with every peer.
+        path: dotted path of the field, for the error.
+        stored: True if the URL is stored already; then ``..`` in its path passes, as it does in
+            other implementations.
 
     Raises:
         ValidationError: kind ``url_parse``, ``not_absolute``, ``missing_bucket``,
@@ -110,7 +110,7 @@ def validate_store_url(url: str, path: str = "", *, stored: bool = False) -> Non
 
 @lru_cache(maxsize=1024)
 def parse_store_url(url: str) -> StoreURL:
-    """The parts of a fragment store's URL.
+    """Return the parts of a fragment store's URL.
 
     Raises:
         ValidationError: as :func:`validate_store_url`, but for ``..`` in its path.
@@ -144,7 +144,7 @@ def parse_store_url(url: str) -> StoreURL:
 
 
 def rewrite_path(find: str, replace: str, path: str) -> str:
-    """A content path with the first occurrence of ``find`` replaced; unchanged if that is empty.
+    """Return a content path with the first occurrence of a non-empty ``find`` replaced.
 
     Raises:
         ValidationError: kind ``traverses_outside``: the rewritten path has a ``..`` component.
@@ -236,7 +236,7 @@ def _prefix(parts: SplitResult) -> str:
 
 
 def validate_endpoint(url: str, path: str = "") -> None:
-    """Checks the URL at which a process can be reached.
+    """Check the URL of a process.
 
     Raises:
         ValidationError: kind ``url_parse``, ``not_absolute`` or ``missing_host``.
@@ -247,7 +247,7 @@ def validate_endpoint(url: str, path: str = "") -> None:
         raise (error.within(path) if path else error) from None
 
 
-@lru_cache(maxsize=1024)  # every header of every call names the same few endpoints
+@lru_cache(maxsize=1024)  # the headers of all calls have the same few endpoints
 def _check_endpoint(url: str) -> None:
     parts = _split(url, "")
     if not parts.scheme:
@@ -257,7 +257,7 @@ def _check_endpoint(url: str) -> None:
 
 
 def dial_address(endpoint: str) -> str:
-    """Where to connect to: a gRPC target, ``host:port`` or ``unix:///path``.
+    """Return the gRPC target of an endpoint: ``host:port`` or ``unix:///path``.
 
     Args:
         endpoint: a valid endpoint. Without a port, ``https`` means 443 and ``http`` means 80.
@@ -278,7 +278,7 @@ def dial_address(endpoint: str) -> str:
 
 
 def is_tls(endpoint: str) -> bool:
-    """Whether an endpoint is spoken to under TLS."""
+    """Return True if connections to an endpoint use TLS."""
     return endpoint.partition(":")[0].lower() == "https"
 
 
@@ -293,7 +293,7 @@ _BAD_USER = re.compile(r"[^A-Za-z0-9\-._:~!$&'()*+,;=%@]")
 
 
 def validate_url(url: str, path: str = "") -> None:
-    """Checks that a text parses as a URL, absolute or not. The empty text does.
+    """Check that a text is a URL, absolute or not, or empty.
 
     Raises:
         ValidationError: kind ``url_parse``.
@@ -303,7 +303,7 @@ def validate_url(url: str, path: str = "") -> None:
 
 
 def _split(url: str, path: str) -> SplitResult:
-    """The parts of a URL. Refuses what peers' parser refuses, where ``urlsplit`` is lenient."""
+    """Return the parts of a URL. It is stricter than ``urlsplit``, like other implementations."""
     fault = _fault(url)
     if not fault:
         try:

@@ -20,7 +20,6 @@ from gazette_sdk.protocol.stream_frames import (
     PREFACE,
     CallHead,
     Frame,
-    FrameDecoder,
     Hello,
     Kind,
     Method,
@@ -31,6 +30,7 @@ from gazette_sdk.protocol.stream_frames import (
     encode,
     encode_call,
 )
+from support.frame_feed import FrameFeed
 
 TIMEOUT_S = 20.0
 
@@ -84,7 +84,7 @@ class RawStream:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
-        self._decoder = FrameDecoder()
+        self._decoder = FrameFeed()
         self._frames: list[Frame] = []
         self.hello: Hello | None = None
         if preface:

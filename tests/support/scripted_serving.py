@@ -12,7 +12,6 @@ from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.protocol.stream_calls import NOT_RUN
 from gazette_sdk.protocol.stream_frames import (
     PREFACE,
-    FrameDecoder,
     Kind,
     Method,
     decode_status,
@@ -22,6 +21,7 @@ from gazette_sdk.server.outcomes import CODES
 from gazette_sdk.server.stream_call import Answer, StreamCall, StreamMethod
 from gazette_sdk.server.stream_connection import StreamConnection
 from gazette_sdk.server.stream_server import StreamServer
+from support.frame_feed import FrameFeed
 from support.raw_stream import append_frames, head_of
 
 __all__ = [
@@ -48,7 +48,7 @@ class Wire:
         self.frames: list[Any] = []
         self._closing = False
         self._connection = connection
-        self._decoder = FrameDecoder()
+        self._decoder = FrameFeed()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self if name == "socket" else default

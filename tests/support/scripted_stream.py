@@ -25,7 +25,8 @@ from typing import Any, Self
 from google.protobuf.message import Message
 
 from gazette_sdk.protocol.stream_calls import CallBegan, HalfClosed, Item, Ping, ServerCalls
-from gazette_sdk.protocol.stream_frames import PREFACE, FrameDecoder
+from gazette_sdk.protocol.stream_frames import PREFACE
+from support.frame_feed import FrameFeed
 
 __all__ = ["HangUpError", "ScriptedPeer", "ScriptedStream"]
 
@@ -47,7 +48,7 @@ class ScriptedPeer:
         self.reader = reader
         self.writer = writer
         self.events: list[Any] = []
-        self._decoder = FrameDecoder(PREFACE)
+        self._decoder = FrameFeed(PREFACE)
         self._waiting: deque[Any] = deque()
 
     async def greet(self) -> None:

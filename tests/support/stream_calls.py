@@ -7,13 +7,13 @@ from gazette_sdk.protocol.stream_frames import (
     ABORT_FRAME,
     CallHead,
     Frame,
-    FrameDecoder,
     Method,
     encode_call,
     encode_goaway,
     encode_hello,
     encode_status,
 )
+from support.frame_feed import FrameFeed
 
 __all__ = [
     "AFTER_SUCCESS",
@@ -30,7 +30,7 @@ AFTER_SUCCESS = CallHead(after_success=True).SerializeToString()
 
 
 def frame_of(data: bytes) -> Frame:
-    (frame,) = FrameDecoder().feed(data)
+    (frame,) = FrameFeed().feed(data)
     return frame
 
 

@@ -14,8 +14,9 @@ from google.protobuf.message import Message
 
 from gazette_sdk.broker.api.fronts import Chunk, Journals, chunks
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.protocol.service import RPCS
-from gazette_sdk.protocol.wire import complete
+from gazette_sdk.protocol.varint import decode_varint, encode_varint
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.transport.base import AppendItem
@@ -25,9 +26,6 @@ __all__ = ["decode_append_item", "encode_read_item", "journal_methods"]
 _APPEND_CONTENT_TAG = 0x22  # AppendRequest.content: field 4, length-delimited
 _READ_OFFSET_TAG = b"\x18"  # ReadResponse.offset: field 3, varint
 _READ_CONTENT_TAG = b"\x3a"  # ReadResponse.content: field 7, length-delimited
-
-_LENGTH_BYTES_MAX = 5
-"""Greatest size of a length: messages are bounded far below 2^35 bytes."""
 
 
 def journal_methods(service: Journals) -> Iterator[Method]:
@@ -78,34 +76,18 @@ def _content_begin(wire: bytes) -> int:
     """Where content begins that reaches to the end of the message, as its only field; or 0."""
     if not wire or wire[0] != _APPEND_CONTENT_TAG:
         return 0
-    length = shift = 0
-    for position in range(1, min(1 + _LENGTH_BYTES_MAX, len(wire))):
-        byte = wire[position]
-        length |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            begin = position + 1
-            return begin if begin + length == len(wire) else 0
-        shift += 7
-    return 0
+    length, begin = decode_varint(wire, 1)
+    return begin if length >= 0 and begin + length == len(wire) else 0
 
 
 def encode_read_item(item: pb.ReadResponse | Chunk) -> bytes:
     """The wire form of a read's metadata or of a chunk of its content."""
     if isinstance(item, Chunk):
         offset, content = item
-        head = _READ_OFFSET_TAG + _varint(offset) if offset else b""
-        return b"".join((head, _READ_CONTENT_TAG, _varint(len(content)), content))
+        head = _READ_OFFSET_TAG + encode_varint(offset) if offset else b""
+        return b"".join((head, _READ_CONTENT_TAG, encode_varint(len(content)), content))
     return _encode(item)
 
 
 def _encode(message: Message) -> bytes:
     return complete(message).SerializeToString()
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)

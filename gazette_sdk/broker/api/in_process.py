@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from gazette_sdk.broker.api.fronts import Chunk, Journals, chunks
 from gazette_sdk.errors import ClosedError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.authorization import Authorizer, wanted_for
+from gazette_sdk.protocol.authorization import Authorizer, claims_for
 from gazette_sdk.server.call import Call
 from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, Transport
 
@@ -128,7 +128,7 @@ class InProcessTransport(Transport):
             raise ClosedError(_CLOSED)
         authorization: str | None = None
         if self._authorizer is not None:
-            wanted = wanted_for(opening)
+            wanted = claims_for(opening)
             authorization = self._authorizer.header(
                 wanted.capability, wanted.selector, wanted.ttl_s, time.time()
             )

@@ -22,7 +22,7 @@ from google.protobuf.message import Message
 from gazette_sdk.broker.api.fronts import Chunk, Journals, chunks
 from gazette_sdk.errors import CallError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.wire import complete
+from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, Call
 from gazette_sdk.server.http import Target
 

@@ -18,9 +18,9 @@ from gazette_sdk.broker.api.fronts import Journals, Span
 from gazette_sdk.broker.append.content import ClientStream
 from gazette_sdk.broker.replication.pipeline import Pipeline
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.protocol.stream_frames import Kind
-from gazette_sdk.protocol.wire import complete
 from gazette_sdk.server.begun import Begun
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.outcomes import malformed

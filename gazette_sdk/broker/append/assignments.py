@@ -10,7 +10,7 @@ from gazette_sdk.broker.resolver import Resolution
 from gazette_sdk.cluster.broker_keys import is_consistent, route_value
 from gazette_sdk.cluster.etcd import Compare, Etcd, Put
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.wire import complete
+from gazette_sdk.protocol.non_null_fields import complete
 
 __all__ = ["write_route", "write_suspend"]
 

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from gazette_sdk.broker.resolver import Resolution
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.wire import complete
+from gazette_sdk.protocol.non_null_fields import complete
+from gazette_sdk.protocol.varint import encode_varint
 
 __all__ = ["AppendAnswer", "Committed", "Told"]
 
@@ -106,31 +107,22 @@ class Committed:
         parts = [
             _header_field(self._resolution.encoded_header),
             _COMMIT_TAG,
-            _varint(len(commit)),
+            encode_varint(len(commit)),
             commit,
             _REGISTERS_TAG,
-            _varint(len(registers)),
+            encode_varint(len(registers)),
             registers,
         ]
         if total_chunks:
-            parts += (_TOTAL_TAG, _varint(total_chunks))
+            parts += (_TOTAL_TAG, encode_varint(total_chunks))
         if delayed_chunks:
-            parts += (_DELAYED_TAG, _varint(delayed_chunks))
+            parts += (_DELAYED_TAG, encode_varint(delayed_chunks))
         return b"".join(parts)
 
 
 @lru_cache(maxsize=1024)  # they are those of resolutions
 def _header_field(header: bytes) -> bytes:
-    return _HEADER_TAG + _varint(len(header)) + header
-
-
-def _varint(value: int) -> bytes:
-    if value < len(_SMALL):
-        return _SMALL[value]
-    return bytes((value & 0x7F | 0x80,)) + _varint(value >> 7)
-
-
-_SMALL = tuple(bytes((value,)) for value in range(0x80))
+    return _HEADER_TAG + encode_varint(len(header)) + header
 
 
 def _tag(field: str, wire_type: int) -> bytes:

@@ -14,7 +14,7 @@ from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.labels import values_of
-from gazette_sdk.protocol.wire import complete
+from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.transport.listing import WatchedList, list_journals
 
 __all__ = ["run", "yaml_of"]

@@ -1,13 +1,14 @@
-"""The allocator: which members of a cluster hold which items.
+"""Allocator: assignment of a cluster's items to its members.
 
-Every member runs the loop; the one announced first computes and writes assignments. Solving says
-who shall hold what; convergence gets there in steps that never drop a replica which is needed.
+Every member runs the loop; the one announced first computes and writes assignments. The solver
+computes the desired assignments; convergence reaches them in steps that never remove a replica that
+is needed.
 
 In reading order:
 
-* :mod:`~.codec`: what the allocator asks of items and members,
-* :mod:`~.state`: what it derives from a state of the mirror,
-* :mod:`~.solver`, on :mod:`~.push_relabel` and :mod:`~.placement`: who shall hold what,
+* :mod:`~.codec`: interface of the allocator to values of items and members,
+* :mod:`~.state`: snapshot of the mirror with derived values,
+* :mod:`~.solver`, on :mod:`~.push_relabel` and :mod:`~.placement`: desired assignments,
 * :mod:`~.converge`: one round from current towards desired assignments,
 * :mod:`~.txn`: writing a round in few transactions,
 * :mod:`~.loop`: rounds as the cluster changes,

@@ -1,6 +1,6 @@
-"""Allocation: what the allocator asks of items and members (allocator sections 1 and 10).
+"""Interface of the allocator to values of items and members (allocator sections 1 and 10).
 
-Brokers and consumers each have one; all else of the allocator is the same for both.
+Brokers and consumers each implement it; the rest of the allocator is the same for both.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ A_contra = TypeVar("A_contra", contravariant=True)
 
 
 class Allocation(ABC, Generic[I_contra, M_contra, A_contra]):
-    """How the allocator sees the values of items, members and assignments.
+    """Rules for the values of items, members and assignments.
 
     All methods are pure and fast: they are called for each item in each round.
     """
 
     @abstractmethod
     def desired_replication(self, item: I_contra) -> int:
-        """Members the item wants, at least 0."""
+        """Return the number of members that the item should have, at least 0."""
 
     @abstractmethod
     def item_limit(self, member: M_contra) -> int:
-        """Items the member may hold at most, at least 0."""
+        """Return the greatest number of items that the member may hold, at least 0."""
 
     @abstractmethod
     def is_exiting(self, member: M_contra) -> bool:
-        """Whether the member wants to hold no items, so that it can leave."""
+        """Return True if the member is leaving, and should hold no items."""
 
     @abstractmethod
     def is_consistent(
@@ -43,7 +43,7 @@ class Allocation(ABC, Generic[I_contra, M_contra, A_contra]):
         assignment: AssignmentEntry[Any],
         assignments: Sequence[AssignmentEntry[Any]],
     ) -> bool:
-        """Whether ``assignment`` is in sync, so that another one could safely be dropped.
+        """Return True if ``assignment`` is in sync, so that another one can be removed safely.
 
         Args:
             item: the item.

@@ -1,8 +1,8 @@
 """One round of convergence: from current towards desired assignments (allocator section 8).
 
-Pure: it looks at a :class:`State` and yields checkpoints, each the comparisons and operations of
-one item. An item is never left with fewer consistent replicas than it wants, no member gets more
-items than its limit, and what cannot be done now is done by later rounds.
+Pure: it reads a :class:`State` and yields checkpoints, each with the comparisons and operations of
+one item. An item always keeps its number of consistent replicas, no member gets more items than its
+limit, and later rounds perform the steps that are not possible now.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Addition", "Checkpoint", "ItemState", "converge", "remove_dead"]
 
 @dataclass(slots=True)
 class Checkpoint:
-    """Comparisons and operations that must land in one transaction."""
+    """Comparisons and operations that must be in one transaction."""
 
     compares: list[Compare] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
@@ -37,11 +37,11 @@ class Addition(NamedTuple):
 
 
 def converge(state: State, desired: Sequence[Sequence[int]]) -> Iterator[Checkpoint]:
-    """Build one round. Takes the state's counts along, so use a state for one round only.
+    """Build one round. It updates the state's counts, so use a state for one round only.
 
     Args:
         state: the cluster.
-        desired: for each item the indices of the members that shall hold it, ascending.
+        desired: for each item the indices of its desired members, ascending.
 
     Yields:
         The checkpoints, in order of items.
@@ -66,7 +66,7 @@ def converge(state: State, desired: Sequence[Sequence[int]]) -> Iterator[Checkpo
 def remove_dead(root: str, assignments: Sequence[AssignmentEntry[Any]]) -> Checkpoint:
     """Remove the assignments of an item that does not exist.
 
-    The first comparison guards against the item having been created again meanwhile.
+    The first comparison fails the transaction if the item was created again meanwhile.
     """
     checkpoint = Checkpoint()
     checkpoint.compares.append(Compare.create_revision(keys.item_key(root, assignments[0].item), 0))
@@ -80,7 +80,7 @@ def remove_dead(root: str, assignments: Sequence[AssignmentEntry[Any]]) -> Check
 def _is_settled(
     state: State, current: Sequence[AssignmentEntry[Any]], desired: Sequence[int]
 ) -> bool:
-    """Whether an item has exactly the desired members, in slots 0 and up: the common case."""
+    """Return True if an item has exactly the desired members, in slots 0 and up."""
     if len(current) != len(desired):
         return False
     for assignment, member in zip(current, desired, strict=True):
@@ -92,17 +92,17 @@ def _is_settled(
 
 
 class ItemState:
-    """One item's current and desired assignments, step by step.
+    """Current and desired assignments of one item.
 
     Args:
-        state: the cluster; its counts follow what :meth:`build` emits.
-        index: of the item in ``state.items``.
-        desired: indices of the members that shall hold it, ascending.
+        state: the cluster; :meth:`build` updates its counts.
+        index: index of the item in ``state.items``.
+        desired: indices of its desired members, ascending.
 
     Attributes:
-        add: assignments to be made.
+        add: assignments to be added.
         remove: assignments to be removed.
-        keep: assignments to be kept; the first one shall be in slot 0.
+        keep: assignments to be kept; the first one becomes the primary, in slot 0.
     """
 
     def __init__(self, state: State, index: int, desired: Sequence[int]) -> None:
@@ -133,14 +133,14 @@ class ItemState:
                 self.add.append(Addition(member, slot))
 
     def checkpoint(self) -> Checkpoint:
-        """All steps: what this round does for the item."""
+        """Return this round's comparisons and operations for the item."""
         self.constrain_removals()
         self.constrain_order()
         self.constrain_additions()
         return self.build()
 
     def constrain_removals(self) -> None:
-        """Remove only while the wanted number of consistent replicas remains."""
+        """Remove only while the desired number of consistent replicas remains."""
         state = self._state
         loads = {a.key: state.load_ratio(a, state.total_count) for a in self.remove}
         candidates = sorted(self.remove, key=lambda a: loads[a.key], reverse=True)
@@ -177,7 +177,7 @@ class ItemState:
         self.keep.insert(0, best)
 
     def constrain_additions(self) -> None:
-        """Add only to members that have room."""
+        """Add only to members below their limit."""
         state = self._state
         self.add = [
             addition
@@ -186,7 +186,7 @@ class ItemState:
         ]
 
     def build(self) -> Checkpoint:
-        """The comparisons and operations of what was decided."""
+        """Return the comparisons and operations of the additions, removals and moves."""
         checkpoint = Checkpoint()
         self._build_additions(checkpoint)
         self._build_removals(checkpoint)
@@ -204,7 +204,7 @@ class ItemState:
         for index, slot in self.add:
             member = state.members[index]
             key = keys.assignment_key(state.root, self._item.id, member.zone, member.suffix, slot)
-            # The member's limit might have dropped.
+            # The member's limit may have been lowered.
             checkpoint.compares.append(Compare.mod_revision(member.key, member.mod_revision))
             checkpoint.operations.append(Put(key, b"", member.lease))
             state.total_count[index] += 1
@@ -214,7 +214,7 @@ class ItemState:
 
     def _build_removals(self, checkpoint: Checkpoint) -> None:
         if self.remove:
-            # The number of replicas it wants might have risen.
+            # The item's replication may have been raised.
             checkpoint.compares.append(
                 Compare.mod_revision(self._item.key, self._item.mod_revision)
             )
@@ -227,7 +227,7 @@ class ItemState:
     def _build_move(
         self, checkpoint: Checkpoint, assignment: AssignmentEntry[Any], slot: int
     ) -> None:
-        """Give an assignment another slot. Its value and lease stay."""
+        """Move an assignment to another slot. It keeps its value and lease."""
         state = self._state
         key = keys.assignment_key(
             state.root, assignment.item, assignment.zone, assignment.suffix, slot

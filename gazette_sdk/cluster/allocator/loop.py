@@ -22,10 +22,10 @@ from gazette_sdk.errors import EtcdError, LeaseLostError
 __all__ = ["OnRound", "run_allocator"]
 
 OnRound = Callable[[int, bool], Awaitable[None]]
-"""Told of each round of the leader: its number from 0, and whether it had nothing to write."""
+"""Called after each round of the leader: its number from 0, and True if it wrote nothing."""
 
 RETRY_S = 5.0
-"""A round that failed is tried again after so long, if nothing changes meanwhile."""
+"""Pause after a round that failed, unless the mirror changes earlier."""
 
 _log = logging.getLogger(__name__)
 
@@ -40,23 +40,23 @@ async def run_allocator(
     max_operations: int = TXN_MAX,
     on_round: OnRound | None = None,
 ) -> None:
-    """Assign items to members for as long as this process is the leader; else wait to be.
+    """Assign items to members while this process is the leader; else wait to be it.
 
-    Returns when the member is exiting and holds no items any more. Who leads needs no agreement:
-    each transaction holds only while the leader's own key is as it saw it.
+    Returns when the member is exiting and holds no items any more. Leadership needs no election:
+    each transaction compares the leader's own key.
 
     Args:
         etcd: the client.
-        keyspace: the mirror, which is loaded and followed by somebody else.
+        keyspace: the mirror; the caller loads and watches it.
         zone: zone of this member.
         suffix: suffix of this member.
-        allocation: how to see the values.
+        allocation: rules for the values.
         max_operations: bound of comparisons and of operations of a transaction.
-        on_round: told of each round, for tests.
+        on_round: called after each round, for tests.
 
     Raises:
         LeaseLostError: the member's key is gone.
-        EtcdUnavailableError: the mirror is followed no longer.
+        EtcdUnavailableError: the watch of the mirror has ended.
     """
     allocator = _Allocator(etcd, keyspace, allocation, max_operations)
     number = 0
@@ -73,7 +73,7 @@ async def run_allocator(
             outcome = await allocator.round(member)
             next_revision = max(next_revision, outcome.revision)
             if not outcome.succeeded:
-                # Whatever changed will be seen soon; if Etcd was away nothing may change.
+                # If the comparisons failed, the change arrives soon; if Etcd failed, none may.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_S):
                         await keyspace.wait_for_revision(next_revision)
@@ -85,14 +85,14 @@ async def run_allocator(
 
 
 class _Outcome(NamedTuple):
-    """Of a round: whether all of it was written, and the last revision written (0: nothing)."""
+    """Outcome of a round: True if all of it was written, and the last revision (0: no write)."""
 
     succeeded: bool
     revision: int
 
 
 class _Allocator:
-    """What the leader keeps between rounds: the solution, and what it was made of."""
+    """State of the leader between rounds: the solution, and its input."""
 
     def __init__(
         self,
@@ -109,11 +109,11 @@ class _Allocator:
         self._desired: list[list[int]] = []
 
     async def round(self, leader: MemberEntry[Any]) -> _Outcome:
-        """One round."""
-        # All of it is built from one snapshot, whatever the mirror sees meanwhile.
+        """Run one round."""
+        # The round is built from one snapshot, even if the mirror changes meanwhile.
         state = State(self._keyspace, self._allocation)
         if state.network != self._solved:
-            # Assignments are no part of this: a lost one is made again as it was.
+            # Assignments are no input of the solution: a lost one is added again as it was.
             self._desired = await self._solve(state)
             self._solved = state.network
 
@@ -145,7 +145,7 @@ class _Allocator:
 
 
 def _log_solution(state: State, desired: Sequence[Sequence[int]], duration_s: float) -> None:
-    """Say what was decided, and warn of what has no place."""
+    """Log a solution, and warn of replicas without a member."""
     current = {(a.item, state.member_index(a.zone, a.suffix)) for a in state.assignments}
     wanted = {
         (item.id, member)

@@ -1,4 +1,4 @@
-"""Placements: what one lacks, and how to complete one (guarantees of allocator section 6).
+"""Placements: their shortfall and their completion (guarantees of allocator section 6).
 
 A placement lists for each item the indices of the members that hold it.
 """
@@ -15,7 +15,7 @@ __all__ = ["Shortfall", "complete", "current_placement", "scaled", "shortfall"]
 
 
 class Shortfall(NamedTuple):
-    """What a placement lacks, the most important first. All 0: nothing.
+    """Shortfall of a placement, the most important first; all 0 if it is complete.
 
     ``unplaced``: replicas without a member. ``single_zone``: items with several replicas, all in
     one zone though there are more. ``above_share``: items that members hold above their fair
@@ -28,7 +28,7 @@ class Shortfall(NamedTuple):
 
 
 def current_placement(state: State) -> list[list[int]] | None:
-    """The placement of now; ``None`` where a limit or a replication forbids to keep it whole."""
+    """Return the current placement; ``None`` if a limit or a replication forbids to keep it."""
     counts = [0] * len(state.members)
     placement: list[list[int]] = []
     for assignments, replication in zip(state.item_assignments, state.replication, strict=True):
@@ -48,7 +48,7 @@ def current_placement(state: State) -> list[list[int]] | None:
 
 
 def shortfall(state: State, placement: Sequence[Sequence[int]]) -> Shortfall:
-    """What a placement lacks."""
+    """Return the shortfall of a placement."""
     counts = [0] * len(state.members)
     unplaced = single_zone = 0
     for holders, replication in zip(placement, state.replication, strict=True):
@@ -63,23 +63,23 @@ def shortfall(state: State, placement: Sequence[Sequence[int]]) -> Shortfall:
 
 
 def fair_share(state: State, member: int) -> int:
-    """Items a member holds at most when all members are loaded alike."""
+    """Return the greatest number of items of a member when all members are loaded alike."""
     return scaled(state.effective_limit(member), state.item_slots, state.member_slots)
 
 
 def scaled(value: int, numerator: int, denominator: int) -> int:
-    """``value`` times a fraction, rounded up; ``value`` where the fraction is above 1."""
+    """Return ``value`` times a fraction, rounded up; ``value`` if the fraction is above 1."""
     if numerator > denominator:
         return value
     return -(-value * numerator // denominator) if denominator else value
 
 
 def complete(state: State, placement: list[list[int]]) -> None:
-    """Place what has no place though there is one, in order of items.
+    """Place replicas without a member where limits allow it, in order of items.
 
-    A replica goes to a member with room; or it takes the place of another item's, which moves
-    on in turn: an augmenting path of a maximum matching, the shortest one. Limits are the only
-    bound here, because fair share and zones are what is given up for it.
+    A replica is placed on a member with room, or replaces another item's, which moves on in turn:
+    the shortest augmenting path of a maximum matching. Only limits bound this: fair share and
+    zones have lower priority.
 
     Args:
         state: the cluster.
@@ -91,7 +91,7 @@ def complete(state: State, placement: list[list[int]]) -> None:
         for member in holders:
             room[member] -= 1
             items_of[member].add(item)
-    # Members from which no path leads to one with room. None ever will, so none is tried again.
+    # Members without a path to one with room. They never get one, and are not tried again.
     dead: set[int] = set()
     for item, replication in enumerate(state.replication):
         while len(items_of) - len(dead) > 0 and len(placement[item]) < replication:
@@ -116,11 +116,11 @@ def _augmenting_path(
     room: Sequence[int],
     dead: set[int],
 ) -> list[tuple[int, int]]:
-    """The shortest chain of moves that gives ``item`` one more member.
+    """Return the shortest chain of moves that gives ``item`` one more member.
 
     Returns:
-        Pairs of an item and the member it goes to. Each item but the first leaves the member of
-        the pair before it. Empty where there is none; the members tried are dead then.
+        Pairs of an item and the member it moves to. Each item but the first leaves the member of
+        the pair before it. Empty if there is no path; the members tried are dead then.
     """
     came_from: dict[int, tuple[int, int | None]] = {}
     queue: list[tuple[int, int | None]] = [(item, None)]
@@ -134,8 +134,8 @@ def _augmenting_path(
                 path = []
                 at: int | None = member
                 while at is not None:
-                    who, previous = came_from[at]
-                    path.append((who, at))
+                    moving, previous = came_from[at]
+                    path.append((moving, at))
                     at = previous
                 return path[::-1]
             for other in sorted(items_of[member] - moved):

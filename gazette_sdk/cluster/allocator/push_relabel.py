@@ -1,8 +1,8 @@
 """Maximum flow by push/relabel, over a network whose arcs come in pages (allocator section 7.3).
 
-A node's arcs are asked for page by page while it discharges, and may differ after each change of
-its height: preferences and constraints are stated that way. The order of all steps is fixed, so
-the flow found among equally large ones is too.
+A node's arcs are requested page by page while it discharges, and may differ after each change of
+its height: they express preferences and constraints. The order of all steps is fixed, so the
+solution is deterministic.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SOURCE = 0
 SINK = 1
 
 Arc = tuple[int, int, bool]
-"""Target, capacity, and whether its flow is among the last to be taken back.
+"""Target, capacity, and True if its flow is among the last to be pushed back.
 
 A capacity bounds all flow of the pair of nodes; a later page may name the same pair again with a
 larger one.
@@ -26,29 +26,30 @@ _INFINITE = 1 << 60
 
 
 class Network(Protocol):
-    """What is to be solved."""
+    """Network of a maximum-flow problem."""
 
     @property
     def initial_heights(self) -> Sequence[int]:
         """Height of each node. Node 0 is the source, node 1 the sink."""
 
     def page(self, node: int, page: int, height: int) -> Sequence[Arc] | None:
-        """A page of the arcs of a node, counted from 0; ``None`` behind the last page.
+        """Return a page of the arcs of a node, counted from 0; ``None`` behind the last page.
 
         Args:
             node: the node.
-            page: which page.
+            page: number of the page.
             height: height of the node relative to that of the source.
         """
 
 
 class PushRelabel:
-    """Solves a network; the flows are found in ``flows`` afterwards.
+    """Solver of a network; ``flows`` holds the solution afterwards.
 
     Attributes:
-        flows: for each node the flow to each target that gets any.
-        heights: of each node.
-        height_counts: how many nodes but the source have each height below their number.
+        flows: for each node its flow to each target with any.
+        heights: height of each node.
+        height_counts: for each height below the number of nodes, the number of nodes with it,
+            without the source.
     """
 
     def __init__(self, network: Network) -> None:
@@ -61,8 +62,8 @@ class PushRelabel:
         self._pages = [0] * size
         self._indices = [0] * size
         self.flows: list[dict[int, int]] = [{} for _ in range(size)]
-        # Who sends to each node. Taken back are ordinary flows first, from the newest on, then
-        # those marked as front from the oldest on.
+        # Sources of each node's flow. Ordinary flows are pushed back first, from the newest on,
+        # then those marked as front from the oldest on.
         self._incoming: list[dict[int, None]] = [{} for _ in range(size)]
         self._incoming_front: list[dict[int, None]] = [{} for _ in range(size)]
         self.height_counts = [0] * size
@@ -78,17 +79,13 @@ class PushRelabel:
             self._discharge(self._active.pop())
 
     def add_excess(self, node: int, amount: int) -> None:
-        """Give a node flow that it has to get rid of."""
+        """Add flow to a node, which has to push it on."""
         if self.excess[node] == 0 and node != SINK:
             self._active.push(node)
         self.excess[node] += amount
 
-    def pop_tallest(self) -> int:
-        """Take the tallest node that has excess."""
-        return self._active.pop()
-
     def _discharge(self, node: int) -> None:
-        """Push all excess of a node to others; lift it as often as that takes."""
+        """Push all excess of a node to others, and lift it as often as needed."""
         while True:
             if self._push_forward(node) or self._push_back(node):
                 return
@@ -97,7 +94,7 @@ class PushRelabel:
             self._relabel(node)
 
     def _push_forward(self, node: int) -> bool:
-        """Push along arcs, from where the last discharge stopped. Returns whether all is gone."""
+        """Push along arcs, from the last discharge's on. Return True if no excess remains."""
         heights, excess, flows = self.heights, self.excess, self.flows[node]
         height = heights[node]
         while True:
@@ -106,7 +103,7 @@ class PushRelabel:
                 return False
             count = len(arcs)
             for index in range(self._indices[node], count):
-                # Nodes with the same arcs begin at different ones.
+                # Nodes with the same arcs begin at different arcs.
                 target, capacity, front = arcs[(index + node) % count]
                 flow = flows.get(target, 0)
                 if flow >= capacity:
@@ -129,7 +126,7 @@ class PushRelabel:
             self._indices[node] = 0
 
     def _push_back(self, node: int) -> bool:
-        """Give flow back to where it came from. Returns whether all is gone."""
+        """Push flow back to its sources. Return True if no excess remains."""
         heights, excess = self.heights, self.excess
         height = heights[node]
         ordinary, front = self._incoming[node], self._incoming_front[node]
@@ -158,7 +155,7 @@ class PushRelabel:
         old, new = heights[node], self._next_heights[node]
         assert new < _INFINITE, "a node with excess can at least push back"
         if 0 < old < size - 1 and new < size - 1 and counts[old] == 1:
-            # Nothing is left between this height and those above: they are cut off from the sink.
+            # No node remains at this height: the nodes above are cut off from the sink.
             if counts[new] > 0:
                 self._lift_above(old)
             new = size - 1
@@ -172,7 +169,7 @@ class PushRelabel:
     def _lift_above(self, gap: int) -> None:
         """Lift all nodes above a gap to just below the source.
 
-        Not above it: relaxations which depend on the height shall be tried before flow returns.
+        Not above it: relaxations that depend on the height come before flow returns.
         """
         heights, counts, size = self.heights, self.height_counts, self._size
         for node, height in enumerate(heights):
@@ -189,10 +186,10 @@ class PushRelabel:
 
 
 class _TallestFirst:
-    """A binary heap of nodes.
+    """Binary heap of nodes.
 
-    Which of equally tall nodes comes first decides the result, so the order of swaps is that of
-    the classic array heap; ``heapq`` differs there.
+    The order of equally tall nodes decides the result, so the order of swaps is that of the classic
+    array heap; ``heapq`` has another one.
     """
 
     def __init__(self, heights: Sequence[int]) -> None:
@@ -215,7 +212,7 @@ class _TallestFirst:
             index = parent
 
     def pop(self) -> int:
-        """Take the tallest node."""
+        """Remove and return the tallest node."""
         nodes = self._nodes
         last = len(nodes) - 1
         nodes[0], nodes[last] = nodes[last], nodes[0]

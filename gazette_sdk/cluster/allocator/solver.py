@@ -1,18 +1,17 @@
-"""The solver: which members shall hold which items (allocator sections 6 and 7).
+"""Solver of the desired assignments of items to members (allocator sections 6 and 7).
 
-It states the question as a network: the source feeds each item with as many units as it wants
-replicas; an item passes them on to its zones, one node for each pair of item and zone; these to
-the members of the zone, one unit each; and members to the sink, as many as they can hold. The
-flow that push/relabel finds is the answer. In the order of what is given up first:
+It is a maximum flow: the source sends one unit per replica to each item; an item sends them to its
+zones, one node for each pair of item and zone; these send one unit to each member of the zone; and
+members send to the sink as many as they can hold. Goals, the lowest priority first:
 
 1. current assignments are kept, new ones are spread evenly over zones,
 2. a member holds no more than its fair share of items,
 3. an item with several replicas is spread over two zones at least,
 4. as many replicas as possible are placed; where slots are short, the first items get theirs.
 
-Around it stand two steps that make sure of what push/relabel, which is greedy in its relaxations,
-does nearly always: what has no place though there is one is placed, and a complete placement is
-given up only for a better one, so that a new leader moves nothing.
+Push/relabel is greedy in its relaxations and reaches them nearly always. Two more steps guarantee
+them: replicas without a member are placed where limits allow it, and a complete placement is
+replaced only by a better one, so that a new leader moves nothing.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from gazette_sdk.cluster.item_keyspace import AssignmentEntry
 __all__ = ["NETWORK_ITEMS_MAX", "FlowNetwork", "solve"]
 
 NETWORK_ITEMS_MAX = 10_000
-"""Items of one network; more are solved in consecutive networks, to bound time and memory."""
+"""Greatest number of items of one network; more need several networks: bounds time and memory."""
 
 _ITEM_HEIGHT, _ZONE_ITEM_HEIGHT, _MEMBER_HEIGHT = 3, 2, 1
 
 
 def solve(state: State) -> list[list[int]]:
-    """Solve for the members that shall hold each item. Pure and deterministic.
+    """Return the desired members of each item. Pure and deterministic.
 
     Args:
         state: the cluster.
@@ -48,8 +47,8 @@ def solve(state: State) -> list[list[int]]:
         For each item the ascending indices of members.
     """
     current = current_placement(state)
-    lacks = shortfall(state, current) if current is not None else None
-    if current is not None and lacks == (0, 0, 0):
+    current_shortfall = shortfall(state, current) if current is not None else None
+    if current is not None and current_shortfall == (0, 0, 0):
         return current
     desired: list[list[int]] = []
     for begin in range(0, len(state.items), NETWORK_ITEMS_MAX):
@@ -58,14 +57,14 @@ def solve(state: State) -> list[list[int]]:
         solver.solve()
         desired += network.extract(solver)
     complete(state, desired)
-    if current is not None and lacks is not None and lacks.unplaced == 0:
-        # Another placement which is no better is no reason to move anything.
-        return current if lacks <= shortfall(state, desired) else desired
+    if current is not None and current_shortfall is not None and current_shortfall.unplaced == 0:
+        # Assignments move only for a better placement.
+        return current if current_shortfall <= shortfall(state, desired) else desired
     return desired
 
 
 class FlowNetwork:
-    """The network of the items ``[begin, end)`` of a state, and all of its members.
+    """Network of the items ``[begin, end)`` of a state, and all of its members.
 
     Where slots are short they are reserved in order of items.
 
@@ -93,7 +92,7 @@ class FlowNetwork:
             if (zone := zone_index.get(member.zone)) is not None:
                 self._zone_members[zone].append((self._first_member + index, 1, False))
 
-        # What is assigned now: how many in each zone, to whom in each zone.
+        # Current assignments: their number in each zone, and their members.
         self._held_zones: list[dict[int, int]] = [{} for _ in range(self._items)]
         self._held_members: dict[int, list[Arc]] = {}
         for item in range(self._items):
@@ -125,7 +124,7 @@ class FlowNetwork:
         )
 
     def page(self, node: int, page: int, height: int) -> Sequence[Arc] | None:
-        """A page of arcs of a node; see :class:`~.push_relabel.Network`."""
+        """Return a page of arcs of a node; see :class:`~.push_relabel.Network`."""
         if node >= self._first_member:
             return self._member_page(node - self._first_member, page, height)
         if node >= self._first_zone_item:
@@ -135,7 +134,7 @@ class FlowNetwork:
         return self._source_arcs if page == 0 else None
 
     def extract(self, solver: PushRelabel) -> list[list[int]]:
-        """The members that each item's flow reached."""
+        """Return for each item the members that its flow reached."""
         return [
             sorted(
                 target - self._first_member
@@ -152,7 +151,7 @@ class FlowNetwork:
         replication = self._replication[item]
         several_zones = max(replication - 1, 1)
         if self._zones == 1 or height == 1:
-            # There is but one zone, or flow would return to the source next: use a single one.
+            # There is only one zone, or flow would return to the source next: use a single one.
             if page > 0:
                 return None
             capacity = replication
@@ -184,6 +183,6 @@ class FlowNetwork:
         limit = state.effective_limit(member)
         capacity = scaled(limit, self._item_slots, state.item_slots)
         if height < -1:
-            # Not yet about to overflow: no more than the fair share.
+            # Flow is not about to return to the source: no more than the fair share.
             capacity = scaled(capacity, state.item_slots, state.member_slots)
         return [(SINK, capacity, False)]

@@ -1,14 +1,14 @@
-"""State: what the allocator derives from one state of the mirror (allocator section 3).
+"""Snapshot of the mirror, with values that the allocator derives from it (allocator section 3).
 
-A state is a snapshot: the mirror may move on, the state does not. Convergence updates the counts
-while it builds a round, so that each item sees the effects of those before it.
+The mirror may change later, the state does not. Convergence updates the counts while it builds a
+round, so that they include the changes of earlier items.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from gazette_sdk.cluster.allocator.codec import Allocation
 from gazette_sdk.cluster.item_keyspace import (
@@ -18,45 +18,34 @@ from gazette_sdk.cluster.item_keyspace import (
     MemberEntry,
 )
 
-__all__ = ["LOAD_RATIO_MAX", "LocalItem", "State", "leader_of", "shed_capacity"]
+__all__ = ["LOAD_RATIO_MAX", "State", "leader_of", "shed_capacity"]
 
 LOAD_RATIO_MAX: float = struct.unpack("f", struct.pack("I", 0x7F7FFFFF))[0]
 """Load ratio of a member that does not exist: the largest number of single precision."""
 
 
-class LocalItem(NamedTuple):
-    """An item assigned to the local member.
-
-    ``assignments`` are all of the item, ``assignments[local]`` is that of the member.
-    """
-
-    item: ItemEntry[Any]
-    assignments: Sequence[AssignmentEntry[Any]]
-    local: int
-
-
 class State:
-    """The cluster, as the allocator sees it at one revision.
+    """Snapshot of the cluster at one revision.
 
     Args:
         keyspace: the mirror.
-        allocation: how to see its values.
+        allocation: rules for its values.
 
     Attributes:
         revision: revision of the mirror.
         items, members, assignments: its entries, in order of their keys.
         item_assignments: for each item its assignments.
         dead_assignments: assignments of items that do not exist.
-        replication: for each item the number of members it wants.
+        replication: for each item its desired number of members.
         limits: for each member the number of items it offers to hold.
-        shed: for each member the part of its limit that is withheld because it is exiting.
+        shed: for each member the part of its limit that it loses because it is exiting.
         zones: sorted names of the zones of members whose limit is not 0.
         zone_slots: sum of limits of each of them.
-        member_slots: sum of all limits, less what is shed.
+        member_slots: sum of all limits, minus those in ``shed``.
         item_slots: sum of ``replication``.
         total_count, primary_count: assignments of existing items to each member; with slot 0.
-        network: all that a solution depends on but the current assignments. As long as it stays
-            equal a solution stays valid.
+        network: input of a solution, without the current assignments. A solution stays valid
+            while this is equal.
     """
 
     def __init__(
@@ -103,7 +92,7 @@ class State:
         self._join()
 
     def _join(self) -> None:
-        """Give each item its assignments, and count those of each member."""
+        """Group the assignments by item, and count those of each member."""
         by_item = dict(zip((item.id for item in self.items), self.item_assignments, strict=True))
         for assignment in self.assignments:
             held = by_item.get(assignment.item)
@@ -114,11 +103,11 @@ class State:
             self.count(assignment, 1)
 
     def effective_limit(self, member: int) -> int:
-        """Items that the member of that index may hold, less what is shed."""
+        """Return the number of items that the member of that index may hold."""
         return self.limits[member] - self.shed[member]
 
     def member_index(self, zone: str, suffix: str) -> int | None:
-        """Index of a member in ``members``."""
+        """Return the index of a member in ``members``."""
         return self._member_index.get((zone, suffix))
 
     def count(self, assignment: AssignmentEntry[Any], change: int) -> None:
@@ -130,10 +119,10 @@ class State:
                 self.primary_count[member] += change
 
     def load_ratio(self, assignment: AssignmentEntry[Any], counts: Sequence[int]) -> float:
-        """How loaded an assignment's member is: its count in ``counts`` per effective limit.
+        """Return the load of an assignment's member: its count in ``counts`` per effective limit.
 
-        In single precision, and by the rules of IEEE 754 where the limit is 0, as other
-        implementations compare it.
+        It has single precision, and follows IEEE 754 where the limit is 0, as in other
+        implementations.
         """
         member = self._member_index.get((assignment.zone, assignment.suffix))
         if member is None:
@@ -150,40 +139,31 @@ class State:
         assignment: AssignmentEntry[Any],
         assignments: Sequence[AssignmentEntry[Any]],
     ) -> bool:
-        """Whether an assignment is in sync."""
+        """Return True if an assignment is in sync."""
         return self.allocation.is_consistent(item, assignment, assignments)
-
-    def local_items(self, zone: str, suffix: str) -> list[LocalItem]:
-        """Existing items that are assigned to a member, in order."""
-        return [
-            LocalItem(item, assignments, local)
-            for item, assignments in zip(self.items, self.item_assignments, strict=True)
-            for local, a in enumerate(assignments)
-            if (a.zone, a.suffix) == (zone, suffix)
-        ]
 
 
 def leader_of(members: Sequence[MemberEntry[Any]]) -> MemberEntry[Any] | None:
-    """The member that computes and writes assignments: the one announced first (section 5)."""
+    """Return the leader, which is the member announced first (allocator section 5)."""
     return min(members, key=lambda m: (m.create_revision, m.key), default=None)
 
 
 def shed_capacity(
     exiting: Sequence[int], limits: Sequence[int], *, item_slots: int, max_replication: int
 ) -> list[int]:
-    """What part of their limits exiting members withhold, so that they drain.
+    """Return the part of its limit that each exiting member loses, so that it drains.
 
-    Only what the cluster has to spare is withheld: the oldest exiting members drain first and
+    Only spare slots of the cluster are removed: the oldest exiting members drain first and
     fully, the last one perhaps in part, and at least ``max_replication`` members keep all.
 
     Args:
         exiting: indices of the exiting members, the oldest first.
-        limits: items each member offers to hold.
-        item_slots: assignments that all items want.
-        max_replication: the most that any item wants.
+        limits: number of items that each member offers to hold.
+        item_slots: desired number of assignments of all items.
+        max_replication: greatest replication of an item.
 
     Returns:
-        For each member the number of items withheld.
+        For each member the part of its limit that it loses.
     """
     shed = [0] * len(limits)
     excess = max(0, sum(limits) - item_slots)

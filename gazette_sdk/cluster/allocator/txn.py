@@ -1,4 +1,4 @@
-"""Checkpoints, batched into transactions (allocator section 9)."""
+"""Batching of checkpoints into transactions (allocator section 9)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from gazette_sdk.errors import EtcdError
 __all__ = ["TXN_MAX", "BatchedTxn", "Commit"]
 
 TXN_MAX = 128
-"""The most comparisons, and the most operations, of a transaction: Etcd's own default bound."""
+"""Bound of comparisons, and of operations, of a transaction: Etcd's own default."""
 
 Commit = Callable[[Sequence[Compare], Sequence[Operation]], Awaitable[TxnResult]]
 
 
 class BatchedTxn:
-    """Collects checkpoints and sends as many as fit in one transaction.
+    """Batch of checkpoints, as many as fit in one transaction.
 
     Args:
         commit: sends a transaction, as :meth:`Etcd.txn <gazette_sdk.cluster.etcd.Etcd.txn>`.
-        fixed: comparisons that every transaction carries, and that count for its bound.
+        fixed: comparisons of every transaction, which count for its bound.
         max_operations: bound of comparisons and of operations.
 
     Attributes:
-        revision: that of the last transaction that succeeded, 0 before.
+        revision: revision of the last transaction that succeeded, 0 before.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class BatchedTxn:
         self._operations: list[Operation] = []
 
     async def checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Add a checkpoint; what was collected is sent first where both do not fit.
+        """Add a checkpoint. If it does not fit, send the batch first.
 
         Raises:
             EtcdError: see :meth:`flush`.
@@ -56,7 +56,7 @@ class BatchedTxn:
         self._operations += checkpoint.operations
 
     async def flush(self) -> None:
-        """Send what was collected, if anything.
+        """Send the batch, unless it is empty.
 
         Raises:
             EtcdError: the comparisons did not hold, or Etcd failed. Earlier transactions stay.

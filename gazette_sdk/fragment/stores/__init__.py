@@ -1,9 +1,9 @@
-"""Where fragments are stored: one class per kind of store, made from its URL.
+"""Fragment stores: one class per kind of store, constructed from its URL.
 
-In reading order: :mod:`~.base` (what a store can do, and how its errors read), :mod:`~.file`
-(a directory), :mod:`~.memory`, :mod:`~.objects` (what stores over a network share), and the
-backends :mod:`~.s3`, :mod:`~.gs` and :mod:`~.azure`, which are imported when first used, since
-each needs an extra of the package.
+In reading order: :mod:`~.base` (operations and errors of a store), :mod:`~.file` (a directory),
+:mod:`~.memory`, :mod:`~.objects` (base of stores over a network), and the backends :mod:`~.s3`,
+:mod:`~.gs` and :mod:`~.azure`, which are imported when first used, since each needs an extra of
+the package.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ _BACKENDS: Final = {
 
 
 def open_store(url: str, *, file_root: Path | None = None, file_only: bool = False) -> Store:
-    """Make the store of a URL. Nothing is asked of it yet.
+    """Return the store of a URL. No request is sent yet.
 
     The first store of a kind may take a second, for imports: call this in a thread.
 
     Args:
         url: the store's URL (protocol section 8).
         file_root: directory below which ``file`` stores lie.
-        file_only: store everything below ``file_root``, whatever the URL says.
+        file_only: True to store everything below ``file_root``, independent of the URL.
 
     Raises:
         ValidationError: no URL of a store.
@@ -61,7 +61,7 @@ def open_store(url: str, *, file_root: Path | None = None, file_only: bool = Fal
         return FileStore(mapped, _root(parsed, file_root))
     if parsed.unknown_arguments:
         raise StoreError(
-            f"{url}: {parsed.scheme} stores know no argument "
+            f"{url}: {parsed.scheme} stores have no argument "
             f"{', '.join(map(repr, parsed.unknown_arguments))}; remove it from the URL",
             store=url,
         )

@@ -41,16 +41,16 @@ from gazette_sdk.protocol.urls import StoreURL
 __all__ = ["AzureADStore", "AzureStore"]
 
 _IN_MEMORY_BYTES: Final = 64 << 20
-"""Larger uploads are read from their file while they are sent."""
+"""Greatest upload that is read into memory; larger ones are read while they are sent."""
 
 _LIMITS: Final[dict[str, Any]] = {
     "connection_timeout": CONNECT_TIMEOUT_S,
     "read_timeout": READ_TIMEOUT_S,
-    "retry_total": 0,  # attempts are counted above, for all stores
+    "retry_total": 0,  # ObjectStore retries, for all stores
 }
 
 _DELEGATION: Final = timedelta(hours=2)
-"""Life of a delegation key, which signs URLs; a new one is fetched when half of it is over."""
+"""Validity of a delegation key, which signs URLs; a new one is fetched after half of it."""
 
 _REFUSALS: Final = frozenset(
     {"ContainerNotFound", "ContainerDisabled", "ContainerBeingDeleted", "AccountIsDisabled"}
@@ -61,11 +61,11 @@ class AzureStore(ObjectStore):
     """A container of an Azure storage account, with the account's key.
 
     The account is that of the URL, else of ``AZURE_ACCOUNT_NAME``; its key is
-    ``AZURE_ACCOUNT_KEY``. A connection string in ``AZURE_STORAGE_CONNECTION_STRING`` says both, and
-    may name another address, such as that of an emulator.
+    ``AZURE_ACCOUNT_KEY``. A connection string in ``AZURE_STORAGE_CONNECTION_STRING`` holds both,
+    and may name another address, such as that of an emulator.
 
     Raises:
-        StoreError: account or key are not given, or make no sense.
+        StoreError: account or key are missing or malformed.
     """
 
     remedy = (
@@ -129,7 +129,7 @@ class AzureStore(ObjectStore):
             user_delegation_key=user_delegation_key,
             permission=BlobSasPermissions(read=True),
             expiry=datetime.now(UTC) + timedelta(seconds=max(1, ttl_s)),
-            protocol="https" if url.startswith("https:") else "https,http",  # an emulator's
+            protocol="https" if url.startswith("https:") else "https,http",  # of an emulator
         )
         return f"{url}?{signature}"
 
@@ -154,7 +154,7 @@ class AzureStore(ObjectStore):
     ) -> tuple[list[tuple[str, int]], str | None]:
         client = self._service.get_container_client(self._container)
         blobs = client.list_blobs(name_starts_with=prefix, results_per_page=5000, **_LIMITS)
-        pages: Any = blobs.by_page(continuation_token=token)  # its type says less than it is
+        pages: Any = blobs.by_page(continuation_token=token)  # its declared type is too narrow
         found = await anext(pages)
         page = [(blob.name, int(blob.last_modified.timestamp())) async for blob in found]
         return page, pages.continuation_token or None
@@ -173,7 +173,7 @@ class AzureStore(ObjectStore):
         settings = ContentSettings(
             content_type="application/octet-stream", content_encoding=content_encoding or None
         )
-        # Small ones may be sent again when a connection breaks. Large ones are sent in blocks.
+        # Small uploads can be repeated when a connection breaks. Large ones are sent in blocks.
         data = read_exactly(content, length) if length <= _IN_MEMORY_BYTES else None
 
         async def send() -> None:
@@ -212,7 +212,7 @@ class AzureStore(ObjectStore):
 
 
 def _code(error: HttpResponseError) -> str:
-    """The service's own code of an error, empty when it gave none."""
+    """Return the service's code of an error, empty if there is none."""
     code = getattr(error, "error_code", None)
     return str(getattr(code, "value", code) or "")
 
@@ -220,11 +220,11 @@ def _code(error: HttpResponseError) -> str:
 class AzureADStore(AzureStore):
     """A container of an Azure storage account, for an application registered with a tenant.
 
-    Tenant, account and container stand in the URL; the application is ``AZURE_CLIENT_ID`` with
+    Tenant, account and container are in the URL; the application is ``AZURE_CLIENT_ID`` with
     ``AZURE_CLIENT_SECRET``. URLs are signed by a delegation key, which is fetched when needed.
 
     Raises:
-        StoreError: the application is not given.
+        StoreError: the application is missing.
     """
 
     remedy = "check the network, the URL's tenant, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET"

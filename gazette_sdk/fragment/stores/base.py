@@ -1,4 +1,4 @@
-"""What every fragment store can do (broker section 15)."""
+"""Interface of fragment stores (broker section 15)."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class StoredObject:
     """One object of a listing.
 
     Attributes:
-        path: relative to the listed prefix.
-        mod_time: when it was last modified, in whole seconds since 1970.
+        path: path relative to the listed prefix.
+        mod_time: time of the last modification, in whole seconds since 1970.
     """
 
     path: str
@@ -48,8 +48,8 @@ class StoredContent:
 
     Attributes:
         raw: its bytes as they are stored, seekable; to be closed by the caller.
-        length: how many bytes there are.
-        content_encoding: how the store says they are encoded (``gzip``), else empty.
+        length: number of bytes.
+        content_encoding: encoding that the store declares (``gzip``), else empty.
     """
 
     raw: BinaryIO
@@ -73,10 +73,10 @@ class Store(ABC):
     """
 
     remedy = "check that the store can be reached and that its URL is right"
-    """What to do about a failure of unknown kind; backends say it more exactly."""
+    """Remedy of a failure of unknown kind; backends have more exact ones."""
 
     authorization_remedy = "check that it exists and that this process may read and write it"
-    """What to do when the store refuses."""
+    """Remedy when the store refuses access."""
 
     def __init__(self, parsed: StoreURL) -> None:
         self.url = parsed.url
@@ -86,17 +86,17 @@ class Store(ABC):
     # ---------------------------------------------------------- operations
 
     def sign_get(self, path: str, ttl_s: float) -> str:
-        """A URL under which anybody can GET the object for a while.
+        """Return a URL with which any client can GET the object for a limited time.
 
         Args:
             path: content path; the object need not exist.
-            ttl_s: how long the URL is valid, in seconds.
+            ttl_s: validity of the URL, in seconds.
         """
         with self._operation("signget", path):
             return self._sign_get(self._parsed.key(path), ttl_s)
 
     def exists(self, path: str) -> bool:
-        """Whether there is an object at ``path``."""
+        """Return True if an object exists at ``path``."""
         with self._operation("exists", path):
             return self._exists(self._parsed.key(path))
 
@@ -104,7 +104,7 @@ class Store(ABC):
         """Open an object to read its bytes as they are stored.
 
         Raises:
-            FragmentNotFoundError: there is none.
+            FragmentNotFoundError: it does not exist.
         """
         with self._operation("get", path):
             return self._open(self._parsed.key(path))
@@ -123,17 +123,17 @@ class Store(ABC):
         Args:
             path: content path.
             content: read from its current position.
-            length: how many bytes to read; fewer are an error.
-            content_encoding: ``gzip`` where the store shall decompress for its readers.
-            overwrite: replace an object which is there already. Otherwise that one stays, which
-                is success: fragments are named by their content.
+            length: number of bytes to read; fewer are an error.
+            content_encoding: ``gzip`` if the store shall decompress for its readers.
+            overwrite: True to replace an existing object. Otherwise that one stays, which is
+                success: fragments are named by their content.
         """
         with self._operation("put", path):
             self._put(self._parsed.key(path), content, length, content_encoding, overwrite)
         metrics.STORE_PUT_BYTES.labels(self.url, content_encoding or "none").inc(length)
 
     def list(self, prefix: str) -> Iterator[StoredObject]:
-        """All objects below a directory, in no order. There may be none.
+        """Yield all objects below a directory, in no order. There may be none.
 
         Args:
             prefix: content path of the directory; the empty one lists the whole store.
@@ -148,14 +148,14 @@ class Store(ABC):
         metrics.STORE_LIST_ITEMS.labels(self.url).observe(count)
 
     def remove(self, path: str) -> None:
-        """Remove an object. One that is not there is an error only where the store tells."""
+        """Remove an object. A missing one is an error only where the store reports it."""
         with self._operation("remove", path):
             self._remove(self._parsed.key(path))
 
     def is_authorization_error(self, error: BaseException) -> bool:
-        """Whether the store refused for good: permissions, or no such bucket or directory.
+        """Return True if the store refused permanently: no permission, bucket or directory.
 
-        Credentials that are unknown or expired are not meant: they may be replaced in time.
+        Unknown or expired credentials do not count: they may be replaced in time.
         """
         seen: set[int] = set()
         cause: BaseException | None = error
@@ -167,11 +167,11 @@ class Store(ABC):
         return False
 
     def close(self) -> None:  # noqa: B027 - most have nothing to close
-        """Give back connections. A closed store is not used again."""
+        """Close the connections. A closed store is not used again."""
 
     @contextmanager
     def bounded(self, seconds: float) -> Iterator[None]:
-        """Within this thread and context, operations together take at most ``seconds``."""
+        """Bound the total time of operations in this thread and context to ``seconds``."""
         outer = getattr(self._bound, "deadline", None)
         deadline = time.monotonic() + seconds
         self._bound.deadline = deadline if outer is None else min(outer, deadline)
@@ -180,7 +180,7 @@ class Store(ABC):
         finally:
             self._bound.deadline = outer
 
-    # ------------------------------------------------ what backends provide
+    # ------------------------------------------------ operations of backends
 
     @abstractmethod
     def _sign_get(self, key: str, ttl_s: float) -> str: ...
@@ -209,16 +209,16 @@ class Store(ABC):
 
     @abstractmethod
     def _is_refusal(self, error: BaseException) -> bool:
-        """Whether this error, not its causes, is an authorization error."""
+        """Return True if this error, not its causes, is an authorization error."""
 
     def _is_missing(self, error: BaseException) -> bool:
-        """Whether this error says that the object does not exist."""
+        """Return True if this error means that the object does not exist."""
         return isinstance(error, FileNotFoundError)
 
     # -------------------------------------------------------------- shared
 
     def _remaining(self, limit_s: float) -> float:
-        """Seconds that an operation may still take, at most ``limit_s``."""
+        """Return the seconds that remain for an operation, at most ``limit_s``."""
         deadline = getattr(self._bound, "deadline", None)
         if deadline is None:
             return limit_s
@@ -228,8 +228,8 @@ class Store(ABC):
         return min(limit_s, remaining)
 
     @contextmanager
-    def _afresh(self, seconds: float) -> Iterator[None]:
-        """Time to clean up, also when that of the operation ran out."""
+    def _new_bound(self, seconds: float) -> Iterator[None]:
+        """Give a clean-up its own time, even if the operation's has run out."""
         outer = getattr(self._bound, "deadline", None)
         self._bound.deadline = time.monotonic() + seconds
         try:
@@ -239,13 +239,13 @@ class Store(ABC):
 
     @contextmanager
     def _operation(self, name: str, path: str) -> Iterator[None]:
-        """Times, counts and translates the errors of one operation."""
+        """Measure one operation, count it, and translate its errors."""
         began = time.monotonic()
         status = "error"
         try:
             yield
             status = "success"
-        except GeneratorExit:  # the consumer of a listing had enough
+        except GeneratorExit:  # the consumer of a listing stopped early
             status = "success"
             raise
         except StoreError as error:
@@ -271,7 +271,7 @@ class Store(ABC):
 
 
 def describe(error: BaseException) -> str:
-    """An error in words, also one without a text."""
+    """Return the text of an error, or its class if it has none."""
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
     text = " ".join(str(error).split())
@@ -279,7 +279,7 @@ def describe(error: BaseException) -> str:
 
 
 def read_exactly(content: BinaryIO, length: int) -> bytes:
-    """Read ``length`` bytes of what is uploaded.
+    """Read ``length`` bytes of content to upload.
 
     Raises:
         ValueError: there are fewer.
@@ -294,14 +294,14 @@ def read_exactly(content: BinaryIO, length: int) -> bytes:
 
 
 class RangedReader(io.RawIOBase):
-    """Reads an object by requests for ranges of it.
+    """Reader of an object by requests for ranges of it.
 
-    A reader may pause for as long as it likes, and a broken connection costs one range, since none
-    is held open between two requests. Ranges begin small, for those who look at the beginning
-    only, and grow.
+    A reader may pause for any time, and a broken connection costs one range, since no connection
+    is held open between two requests. The first range is small, for readers of the beginning only;
+    the next ones grow.
 
     Args:
-        fetch: gives the bytes of ``[begin, end)``.
+        fetch: returns the bytes of ``[begin, end)``.
         length: length of the object.
     """
 
@@ -313,23 +313,23 @@ class RangedReader(io.RawIOBase):
         self._fetch = fetch
         self._length = length
         self._position = 0
-        self._range = memoryview(b"")  # bytes from the position on, which are here already
+        self._range = memoryview(b"")  # fetched bytes from the position on
         self._next_bytes = self.FIRST_BYTES
 
     def readable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """Position within the object."""
+        """Return the position in the object."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a position; costs nothing by itself."""
+        """Move to a position, without a request."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
         target = max(0, base + offset)
         ahead = target - self._position
@@ -356,6 +356,6 @@ class RangedReader(io.RawIOBase):
         return count
 
     def close(self) -> None:
-        """Let go of what was fetched."""
+        """Release the fetched bytes."""
         self._range = memoryview(b"")
         super().close()

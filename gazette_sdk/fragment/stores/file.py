@@ -17,17 +17,17 @@ from gazette_sdk.protocol.urls import StoreURL
 __all__ = ["PARTIAL_PREFIX", "FileStore", "resolve_below"]
 
 PARTIAL_PREFIX: Final = ".partial-"
-"""Names of files that are being written begin with this; listings do not show them."""
+"""Prefix of the names of files that are being written; listings omit them."""
 
 _DIRECTORY_MODE: Final = 0o750
 _COPY_BYTES: Final = 1 << 20
 
 
 class FileStore(Store):
-    """A fragment store that is a directory.
+    """A fragment store in a directory.
 
-    An object appears under its name only when its bytes, its name and the directories on its way
-    have reached the disk: what a broker was told is stored survives a power cut.
+    A put returns when the object's bytes, its name and its directories are synced to disk: a stored
+    fragment survives a power cut.
 
     Args:
         parsed: the store's URL, whose prefix is a directory below the root.
@@ -81,7 +81,7 @@ class FileStore(Store):
         except FileNotFoundError as error:
             raise StoreAuthorizationError(
                 f"store {self.url}: directory {str(base)!r} does not exist; create it: stores do "
-                "not make their own directory, so that a disk that is not mounted is noticed",
+                "not create their own directory, so that a disk that is not mounted is an error",
                 store=self.url,
             ) from error
         partial = target.with_name(f"{PARTIAL_PREFIX}{target.name[:150]}-{uuid.uuid4().hex}")
@@ -104,7 +104,7 @@ class FileStore(Store):
                 with os.scandir(directory) as entries:
                     found = list(entries)
             except (FileNotFoundError, NotADirectoryError):
-                continue  # nothing was stored there yet, or it was removed meanwhile
+                continue  # no object was stored there yet, or it was removed meanwhile
             for entry in found:
                 if entry.is_dir(follow_symlinks=False):
                     stack.append(Path(entry.path))
@@ -123,7 +123,7 @@ class FileStore(Store):
         return isinstance(error, PermissionError)
 
     def _path(self, key: str) -> Path:
-        """The file of an object key.
+        """Return the file of an object key.
 
         Raises:
             StoreError: it would not lie below the store's directory.
@@ -133,12 +133,12 @@ class FileStore(Store):
 
 
 def resolve_below(root: Path, relative: str, url: str) -> Path:
-    """A path below a directory, refusing one that leaves it, also by symbolic links.
+    """Return a path below a directory, and refuse one that leaves it, also by symbolic links.
 
     Args:
         root: the directory.
         relative: a path with ``/`` between its parts.
-        url: what it is about, for the error.
+        url: the store or fragment, for the error.
 
     Raises:
         StoreError: it leaves the directory.
@@ -155,7 +155,7 @@ def resolve_below(root: Path, relative: str, url: str) -> Path:
 
 
 def _write(path: Path, content: BinaryIO, length: int) -> None:
-    """Write a new file, private to this user, and see it to the disk."""
+    """Write a new file, private to this user, and sync it to disk."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb", buffering=0) as file:
         left = length
@@ -171,22 +171,22 @@ def _write(path: Path, content: BinaryIO, length: int) -> None:
 
 
 def _rename_exclusively(partial: Path, target: Path) -> None:
-    """Give a file its name, unless another one has it: fragments are named by their content."""
+    """Rename a file, unless the target exists: fragments are named by their content."""
     try:
         os.link(partial, target)
     except FileExistsError:
         pass
     except OSError:
-        # This file system has no links. Two writers at once then write the same bytes.
+        # This file system has no links. Two concurrent writers write the same bytes.
         if not target.exists():
             partial.rename(target)
 
 
 def _make_directories(directory: Path, base: Path) -> None:
-    """Make missing directories below ``base``, and see their names to the disk.
+    """Make missing directories below ``base``, and sync their names to disk.
 
     Raises:
-        FileNotFoundError: ``base`` does not exist, be it that it vanishes just now.
+        FileNotFoundError: ``base`` does not exist, or was removed meanwhile.
     """
     missing = []
     while directory != base and not directory.is_dir():
@@ -200,7 +200,7 @@ def _make_directories(directory: Path, base: Path) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """See a directory's names to the disk."""
+    """Sync a directory's names to disk."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         _sync(descriptor)
@@ -209,7 +209,7 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _sync(descriptor: int) -> None:
-    """See a file to the disk itself; on macOS fsync alone leaves it in the disk's cache."""
+    """Sync a file to the disk itself; on macOS fsync alone leaves it in the disk's cache."""
     full_sync = getattr(fcntl, "F_FULLFSYNC", None)
     if full_sync is None:
         os.fsync(descriptor)

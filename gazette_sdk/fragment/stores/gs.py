@@ -25,18 +25,18 @@ from gazette_sdk.protocol.urls import StoreURL
 __all__ = ["GCSStore"]
 
 _CHUNK_BYTES: Final = 64 << 20
-"""Size of a chunk of a large upload; the service wants multiples of 256 KiB."""
+"""Size of a chunk of a large upload; the service requires multiples of 256 KiB."""
 
 _KEY_FILE: Final = "GOOGLE_APPLICATION_CREDENTIALS"
 _EMULATOR: Final = "STORAGE_EMULATOR_HOST"
 
 
 class GCSError(OSError):
-    """The service's answer, where it is an error.
+    """Error response of the service.
 
     Attributes:
         code: HTTP status.
-        message: what the service says.
+        message: the service's text.
     """
 
     def __init__(self, code: int, message: str) -> None:
@@ -49,8 +49,8 @@ class GCSStore(ObjectStore):
     """A bucket of Google Cloud Storage.
 
     Credentials are the application's default ones; URLs are signed with the service account's key
-    that ``GOOGLE_APPLICATION_CREDENTIALS`` names. With ``STORAGE_EMULATOR_HOST`` requests go there,
-    without credentials.
+    in the file of ``GOOGLE_APPLICATION_CREDENTIALS``. With ``STORAGE_EMULATOR_HOST`` requests are
+    sent there, without credentials.
 
     Raises:
         StoreError: there are no credentials, or they cannot be read.
@@ -73,7 +73,7 @@ class GCSStore(ObjectStore):
             self._fs = GCSFileSystem(
                 token="anon" if os.environ.get(_EMULATOR) else "google_default",
                 session_kwargs={
-                    # Objects with a content encoding come as they are stored.
+                    # Objects with a content encoding are read as they are stored.
                     "auto_decompress": False,
                     "timeout": aiohttp.ClientTimeout(
                         total=PUT_TIMEOUT_S,
@@ -113,7 +113,7 @@ class GCSStore(ObjectStore):
         return url
 
     def _make_signer(self) -> storage.Client:
-        """Somebody who signs URLs; only a service account's own key can, without a request."""
+        """Return a client that signs URLs: it needs the service account's key, but no request."""
         try:
             credentials = service_account.Credentials.from_service_account_file(  # type: ignore[no-untyped-call]
                 self._key_file
@@ -213,7 +213,7 @@ class GCSStore(ObjectStore):
         return f"/storage/v1/b/{quote(self._bucket)}/o/{quote(key, safe='')}"
 
     async def _of_bucket(self, *arguments: Any, **more: Any) -> tuple[dict[str, str], bytes]:
-        """A request which finds nothing only when there is no bucket."""
+        """Send a request that gets status 404 only if the bucket does not exist."""
         try:
             return await self._request(*arguments, **more)
         except GCSError as error:
@@ -232,7 +232,7 @@ class GCSStore(ObjectStore):
     ) -> tuple[dict[str, str], bytes]:
         """Send a request with gcsfs's credentials and session.
 
-        gcsfs's own requests repeat for half a minute, and forget what the service answered.
+        gcsfs's own requests retry for half a minute, and drop the text of the error response.
         """
         fs = self._fs
         session = await fs._set_session()  # noqa: SLF001
@@ -241,7 +241,7 @@ class GCSStore(ObjectStore):
             method,
             url.update_query(query) if query else url,
             headers=fs._get_headers(headers),  # noqa: SLF001
-            data=None if body is None else io.BytesIO(body),  # sent without holding up the loop
+            data=None if body is None else io.BytesIO(body),  # sent without blocking the loop
             allow_redirects=False,  # 308 is the answer to a chunk that is not the last
         ) as answer:
             data = await answer.read()
@@ -254,7 +254,7 @@ class GCSStore(ObjectStore):
     def _is_refusal(self, error: BaseException) -> bool:
         if not isinstance(error, GCSError):
             return False
-        # "No such object: NAME-OF-A-BUCKET/…" mentions one as well, but is not about it.
+        # "No such object: NAME-OF-A-BUCKET/…" contains the word, but the object is missing.
         message = error.message.lower()
         of_bucket = "bucket" in message and not message.startswith("no such object")
         return error.code == 403 or (error.code == 404 and of_bucket)
@@ -271,7 +271,7 @@ class GCSStore(ObjectStore):
 
 
 def _message(data: bytes) -> str:
-    """What the body of an error says."""
+    """Return the text in the body of an error response."""
     try:
         return str(json.loads(data)["error"]["message"])
     except (ValueError, KeyError, TypeError):

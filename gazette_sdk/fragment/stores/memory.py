@@ -1,4 +1,4 @@
-"""A store within this process, on fsspec's file system in memory: for tests and notebooks."""
+"""Store in this process, on fsspec's file system in memory: for tests and notebooks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MemoryStore(Store):
     """A fragment store in the memory of this process, shared by all stores of one URL.
 
     Args:
-        parsed: a ``memory`` URL; its host is like a bucket's name.
+        parsed: a ``memory`` URL; its host serves as the bucket's name.
     """
 
     def __init__(self, parsed: StoreURL) -> None:
@@ -64,5 +64,5 @@ class MemoryStore(Store):
 
 
 def _seconds(created: datetime | float) -> float:
-    """Older and newer releases of fsspec tell a file's time in different ways."""
+    """Return the time of a file; older and newer releases of fsspec represent it differently."""
     return created.timestamp() if isinstance(created, datetime) else created

@@ -1,4 +1,4 @@
-"""What stores that are reached over a network have in common."""
+"""Base of stores over a network: time limits, retries, listings by pages."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ CONNECT_TIMEOUT_S: Final = 5.0
 """Longest time to reach a store's host."""
 
 READ_TIMEOUT_S: Final = 20.0
-"""Longest silence of a store in the middle of an answer."""
+"""Longest time without data in the middle of an answer."""
 
 ATTEMPTS: Final = 3
-"""How often a request is sent that may be sent again: the callers above retry as well."""
+"""Number of attempts of a request that may be repeated: the callers retry as well."""
 
 _FIRST_PAUSE_S: Final = 0.2
 
@@ -38,26 +38,26 @@ _FIRST_PAUSE_S: Final = 0.2
 class ObjectStore(Store):
     """A store of objects under keys, over a network.
 
-    The clients below are asynchronous and live on fsspec's own thread and loop; requests are
-    posted there, with a time limit after which they are cancelled. So operations may be called
-    from any thread, many at once, and none of them hangs.
+    The clients are asynchronous and run on fsspec's own thread and loop; requests are posted
+    there, with a time limit after which they are cancelled. So operations may be called from any
+    thread, many at once, and none of them hangs.
     """
 
-    # ------------------------------------------------ what backends provide
+    # ------------------------------------------------ operations of backends
 
     @abstractmethod
     async def _head(self, key: str) -> tuple[int, str] | None:
-        """Length and content encoding of an object, None when there is none."""
+        """Return length and content encoding of an object, or None if it does not exist."""
 
     @abstractmethod
     async def _fetch(self, key: str, begin: int, end: int) -> bytes:
-        """Bytes ``[begin, end)`` of an object, as they are stored."""
+        """Return bytes ``[begin, end)`` of an object, as they are stored."""
 
     @abstractmethod
     async def _page(
         self, prefix: str, token: str | None
     ) -> tuple[list[tuple[str, int]], str | None]:
-        """One page of keys and modification times below a prefix, and the next page's token."""
+        """Return keys and modification times of a page, and the next page's token."""
 
     @abstractmethod
     async def _delete(self, key: str) -> None:
@@ -76,7 +76,7 @@ class ObjectStore(Store):
 
     @abstractmethod
     def _is_transient(self, error: BaseException) -> bool:
-        """Whether the same request may succeed when it is sent again at once."""
+        """Return True if the same request may succeed when it is repeated at once."""
 
     # ---------------------------------------------------------- operations
 
@@ -132,7 +132,7 @@ class ObjectStore(Store):
         limit_s: float = OPERATION_TIMEOUT_S,
         attempts: int = ATTEMPTS,
     ) -> T:
-        """Send a request, again where that may help, and wait for its answer.
+        """Send a request, repeat it after transient errors, and wait for its answer.
 
         Raises:
             TimeoutError: the answer did not come in time; the request was cancelled.

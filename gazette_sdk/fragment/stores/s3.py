@@ -1,4 +1,4 @@
-"""Amazon S3, and what speaks its protocol, through s3fs (broker section 15)."""
+"""Amazon S3, and stores with its protocol, through s3fs (broker section 15)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 _PART_BYTES: Final = 64 << 20
 """Size of a part of a large upload: the largest fragment (16 GiB) then has 256 of 10,000 parts."""
 
-_OF_CREDENTIALS: Final = frozenset(
+_CREDENTIAL_CODES: Final = frozenset(
     {
         "ExpiredToken",
         "InvalidAccessKeyId",
@@ -34,7 +34,7 @@ _OF_CREDENTIALS: Final = frozenset(
         "TokenRefreshRequired",
     }
 )
-"""Codes about who asks, not about what that one may do, although S3 sends some of them as 403."""
+"""Codes of bad credentials, not of missing permissions, although S3 sends some of them as 403."""
 
 _REFUSALS: Final = frozenset({"NoSuchBucket", "AccessDenied", "AllAccessDisabled", "403"})
 _TRANSIENT: Final = frozenset(
@@ -46,11 +46,11 @@ class S3Store(ObjectStore):
     """A bucket of S3.
 
     Arguments of the URL: ``profile``, ``region``, ``endpoint`` (then with path-style addresses),
-    ``acl``, ``storageclass``, ``sse``, ``ssekmskeyid``. Credentials come from where AWS tools
-    take them: environment, profile, container or instance.
+    ``acl``, ``storageclass``, ``sse``, ``ssekmskeyid``. Credentials are those of AWS tools:
+    environment, profile, container or instance.
 
     Raises:
-        StoreError: the profile is unknown, or no region is given anywhere.
+        StoreError: the profile is unknown, or no region is given.
     """
 
     remedy = (
@@ -69,13 +69,13 @@ class S3Store(ObjectStore):
         config: dict[str, Any] = {
             "connect_timeout": CONNECT_TIMEOUT_S,
             "read_timeout": READ_TIMEOUT_S,
-            "retries": {"total_max_attempts": 1},  # attempts are counted above, for all stores
+            "retries": {"total_max_attempts": 1},  # ObjectStore retries, for all stores
             "signature_version": "s3v4",
             "max_pool_connections": 64,
         }
         if endpoint:
             config["s3"] = {"addressing_style": "path"}
-            # Newer checksums are unknown to many that speak the protocol.
+            # Many other servers of the protocol refuse newer checksums.
             config["request_checksum_calculation"] = "when_required"
             config["response_checksum_validation"] = "when_required"
         stored = {
@@ -105,7 +105,7 @@ class S3Store(ObjectStore):
         arguments = self._parsed.arguments
         try:
             session = botocore.session.Session(profile=arguments.get("profile"))
-            session.get_scoped_config()  # finds out whether there is such a profile
+            session.get_scoped_config()  # raises if there is no such profile
             found = (
                 arguments.get("region")
                 or os.environ.get("AWS_REGION")
@@ -212,13 +212,13 @@ class S3Store(ObjectStore):
                 MultipartUpload={"Parts": parts},
             )
         except BaseException:
-            self._abandon(key, upload)
+            self._abort_upload(key, upload)
             raise
 
-    def _abandon(self, key: str, upload: str) -> None:
-        """End a failed upload: its parts would be kept, and paid for."""
+    def _abort_upload(self, key: str, upload: str) -> None:
+        """Abort a failed upload: its parts would be kept, and paid for."""
         try:
-            with self._afresh(CONNECT_TIMEOUT_S):
+            with self._new_bound(CONNECT_TIMEOUT_S):
                 self._send("abort_multipart_upload", {}, Key=key, UploadId=upload)
         except (OSError, botocore.exceptions.BotoCoreError) as error:
             _log.warning(
@@ -226,7 +226,7 @@ class S3Store(ObjectStore):
             )
 
     def _send(self, method: str, condition: dict[str, str], **arguments: Any) -> dict[str, Any]:
-        """A request of an upload; unconditionally where the store knows no conditions."""
+        """Send a request of an upload; without its condition where the store supports none."""
         try:
             return self._call(
                 lambda: self._request(method, **arguments, **condition), limit_s=PUT_TIMEOUT_S
@@ -237,11 +237,11 @@ class S3Store(ObjectStore):
         return self._call(lambda: self._request(method, **arguments), limit_s=PUT_TIMEOUT_S)
 
     def _is_taken(self, error: BaseException, key: str) -> bool:
-        """Whether an upload failed because the object is there."""
+        """Return True if an upload failed because the object exists."""
         code = _code(error)
         if code in {"PreconditionFailed", "412"}:
             return True
-        # Somebody else is at the same key right now, and may have ended meanwhile.
+        # Another upload to the same key is in progress, and may have ended meanwhile.
         return code in {"ConditionalRequestConflict", "409"} and self._exists(key)
 
     async def _request(self, method: str, **arguments: Any) -> dict[str, Any]:
@@ -254,7 +254,7 @@ class S3Store(ObjectStore):
 
     def _is_refusal(self, error: BaseException) -> bool:
         code, status = _own_code(error), _own_status(error)
-        if code in _OF_CREDENTIALS:
+        if code in _CREDENTIAL_CODES:
             return False
         return code in _REFUSALS or status == 403
 
@@ -286,7 +286,7 @@ def _own_status(error: BaseException) -> int:
 
 
 def _code(error: BaseException) -> str:
-    """The code of the answer that an error came from."""
+    """Return the code in the response that caused an error."""
     cause: BaseException | None = error
     while cause is not None:
         if code := _own_code(cause):

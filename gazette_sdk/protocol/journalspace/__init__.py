@@ -1,8 +1,8 @@
 """Journal space: specs of many journals as a tree, and as YAML (protocol section 14).
 
-A node whose name is empty or ends in ``/`` is a directory: what its partial spec says, all
-journals below it inherit. Any other node is a journal. ``tree`` has the nodes and what is done
-with them, ``text`` reads and writes YAML.
+A node whose name is empty or ends in ``/`` is a directory: all journals below it inherit its
+partial spec. Any other node is a journal. ``tree`` has the nodes and operations on them, ``text``
+reads and writes YAML.
 
 From YAML to brokers::
 
@@ -18,7 +18,7 @@ And back::
     text = dump(root)
 """
 
-from gazette_sdk.protocol.journalspace.text import dump, flag_of, flag_text, parse
+from gazette_sdk.protocol.journalspace.text import dump, flag_text, parse
 from gazette_sdk.protocol.journalspace.tree import (
     Node,
     extract,
@@ -35,7 +35,6 @@ __all__ = [
     "Node",
     "dump",
     "extract",
-    "flag_of",
     "flag_text",
     "from_list_response",
     "hoist",

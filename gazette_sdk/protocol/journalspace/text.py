@@ -1,4 +1,4 @@
-"""Journal-space trees as YAML: strict decoding, and output that decodes to the same tree.
+"""Journal-space trees as YAML: strict decoding, and encoding that decodes to the same tree.
 
 Unknown and repeated keys and values of the wrong type are errors that name the line and the
 key. Durations are Go's (``1h0m0s``), plain integers are nanoseconds.
@@ -18,17 +18,17 @@ from gazette_sdk.protocol.durations import format_duration, from_ns, parse_durat
 from gazette_sdk.protocol.journalspace.tree import Node
 from gazette_sdk.protocol.names import at
 
-__all__ = ["dump", "flag_of", "flag_text", "parse"]
+__all__ = ["dump", "flag_text", "parse"]
 
 _DEPTH_MOST = 64
-"""Directories are nested at most this deep: ends documents which hold themselves, in an error
-that says so, long before the interpreter's stack does."""
+"""Greatest depth of nested directories: a document that contains itself is refused with a clear
+error, before the interpreter's stack overflows."""
 
 # ---------------------------------------------------------------- reading
 
 
 def parse(text: str | bytes) -> Node:
-    """The tree of a YAML document; an empty document is an empty root.
+    """Return the tree of a YAML document; an empty document is an empty root.
 
     The tree's shape is not validated, see :meth:`Node.validate`.
 
@@ -46,17 +46,8 @@ def parse(text: str | bytes) -> Node:
     return Node() if document is None else _node(document, "", 0)
 
 
-def flag_of(value: str | int) -> int:
-    """The number of a journal's flag, given by name or number.
-
-    Raises:
-        ValidationError: kind ``unknown_enum_name``.
-    """
-    return _number_of(pb.JournalSpec.Flag, value)
-
-
 def flag_text(flag: int) -> str | int:
-    """The name of a journal's flag, or its number if it has none."""
+    """Return the name of a journal's flag, or its number if it has none."""
     return _name_of(pb.JournalSpec.Flag, flag)
 
 
@@ -182,10 +173,17 @@ def _enum(enum: Any, *, numbers: bool) -> _Decoder:
         found = _scalar(value)
         if numbers and isinstance(found, int) and not isinstance(found, bool):
             return found
+        text = _string(value, path)
         try:
-            return _number_of(enum, _string(value, path))
-        except ValidationError as error:
-            _fail(value, path, error.reason, error.kind)
+            number: int = enum.Value(text)
+        except ValueError:
+            _fail(
+                value,
+                path,
+                f"unknown name {text!r} (expected one of {', '.join(enum.keys())})",
+                "unknown_enum_name",
+            )
+        return number
 
     return decode
 
@@ -240,7 +238,7 @@ _NODE_KEYS: dict[str, _Decoder] = {
 
 
 def _scalar(value: _Value) -> object:
-    """What a scalar stands for; its text where it stands for nothing that keys can hold."""
+    """Return the value of a scalar; its text if it has none of the types that keys hold."""
     if not isinstance(value, yaml.ScalarNode):
         return None
     try:
@@ -265,23 +263,11 @@ def _fail(value: _Value, path: str, reason: str, kind: str) -> NoReturn:
     raise ValidationError(f"line {line}: {reason}", kind=kind, path=path)
 
 
-def _number_of(enum: Any, value: str | int) -> int:
-    if isinstance(value, int):
-        return value
-    number: int | None = dict(enum.items()).get(value)
-    if number is None:
-        raise ValidationError(
-            f"unknown name {value!r} (expected one of {', '.join(enum.keys())})",
-            kind="unknown_enum_name",
-        )
-    return number
-
-
 # ---------------------------------------------------------------- writing
 
 
 def dump(root: Node) -> str:
-    """The YAML document of a tree.
+    """Return the YAML document of a tree.
 
     Zero values are left out, but for values of labels, and a present ``suspend``.
     """
@@ -348,7 +334,7 @@ def _name_of(enum: Any, number: int) -> str | int:
 
 
 def _without_zeros(keys: dict[str, Any]) -> dict[str, Any]:
-    """Without zero values; of messages only `suspend` is kept when it is present but empty."""
+    """Return the keys without zero values; only `suspend` is kept when it is present but empty."""
     return {
         key: value
         for key, value in keys.items()
@@ -357,7 +343,7 @@ def _without_zeros(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes as other implementations do, so that documents stay the same across tools."""
+    """YAML dumper that quotes like other implementations: documents are the same across tools."""
 
     def ignore_aliases(self, data: object) -> bool:  # noqa: ARG002 - nothing is shared by reference
         return True

@@ -33,11 +33,11 @@ class Node:
 
     Attributes:
         spec: partial spec; its ``name`` is the node's.
-        comment: text that is passed through.
-        delete: whether to delete it and all below it; ``None`` inherits.
-        revision: expected modification revision of a journal: 0 must not exist, -1 any.
+        comment: free text; it has no effect.
+        delete: True to delete it and all below it; ``None`` inherits.
+        revision: expected modification revision of a journal; 0: it must not exist, -1: any.
         children: nodes of a directory, ascending by name.
-        patched: whether the node was inserted or changed by a patch.
+        patched: True if the node was inserted or changed by a patch.
     """
 
     spec: pb.JournalSpec = field(default_factory=pb.JournalSpec)
@@ -54,18 +54,18 @@ class Node:
 
     @property
     def is_directory(self) -> bool:
-        """Whether it is a directory, and not a journal."""
+        """Return True if it is a directory, and not a journal."""
         return not self.name or self.name.endswith("/")
 
     def journals(self) -> Iterator[Node]:
-        """The journals among the node and all below it, ascending by name."""
+        """Yield the journals among the node and all nodes below it, ascending by name."""
         if not self.is_directory:
             yield self
         for child in self.children:
             yield from child.journals()
 
     def validate(self, path: str = "") -> None:
-        """Checks names and the tree's shape; partial specs are not looked at.
+        """Check names and the tree's shape, but not the partial specs.
 
         Raises:
             ValidationError: kind ``unexpected_revision``, ``expected_children``,
@@ -110,10 +110,10 @@ class Node:
 
 
 def push_down(root: Node) -> None:
-    """Makes every journal's spec complete with what its directories say; clears directories.
+    """Complete every journal's spec with the values of its directories, and clear the directories.
 
-    Neither ``suspend`` nor ``revision`` nor ``comment`` is inherited. An explicit
-    ``delete: false`` stands against a directory's ``true``.
+    ``suspend``, ``revision`` and ``comment`` are not inherited. An explicit ``delete: false``
+    overrides a directory's ``true``.
     """
     for child in root.children:
         suspend = child.spec.suspend if child.spec.HasField("suspend") else None
@@ -129,10 +129,10 @@ def push_down(root: Node) -> None:
 
 
 def hoist(root: Node) -> None:
-    """Moves what all children of a directory have in common into the directory; for output.
+    """Move the values that all children of a directory share into the directory; for output.
 
-    Expects directories that say nothing themselves, as after :func:`push_down` or
-    :func:`from_list_response`, and is undone by :func:`push_down`.
+    Directories must be empty, as after :func:`push_down` or :func:`from_list_response`.
+    :func:`push_down` is the inverse.
     """
     if not root.children:
         return
@@ -155,7 +155,7 @@ def hoist(root: Node) -> None:
 
 
 def from_list_response(journals: Iterable[pb.ListResponse.Journal]) -> Node:
-    """The tree of listed journals, with their modification revisions; hoist it to show it."""
+    """Return the tree of listed journals, with their modification revisions, before hoisting."""
     nodes = [
         Node(spec=_copy(journal.spec), revision=journal.mod_revision)
         for journal in sorted(journals, key=lambda journal: journal.spec.name)
@@ -164,9 +164,9 @@ def from_list_response(journals: Iterable[pb.ListResponse.Journal]) -> Node:
 
 
 def extract(nodes: Sequence[Node]) -> Node:
-    """The tree of journals: neighbours which share a longer path are in a directory of their own.
+    """Return the tree of journals: those that share a path are in a directory.
 
-    A chain of directories with one relevant branch is one node. One journal is its own tree;
+    A chain of directories with a single child each is one node. One journal is its own tree;
     no journal is an empty root.
 
     Args:
@@ -191,7 +191,7 @@ def _extract(nodes: Sequence[Node], shared: Sequence[int], begin: int, end: int)
 
 
 def shared_prefix(a: str, b: str) -> int:
-    """How many characters of two names are the same directory, up to and with its ``/``."""
+    """Return the length of the directory that two names share, with its ``/``."""
     if a == b:
         return a.rfind("/") + 1
     differs = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
@@ -202,7 +202,7 @@ def shared_prefix(a: str, b: str) -> int:
 
 
 def to_apply_request(root: Node) -> pb.ApplyRequest:
-    """One change per journal of a tree that was pushed down."""
+    """Return a request with one change per journal of a tree that was pushed down."""
     request = pb.ApplyRequest()
     for node in root.journals():
         change = request.changes.add(expect_mod_revision=node.revision)
@@ -214,14 +214,14 @@ def to_apply_request(root: Node) -> pb.ApplyRequest:
 
 
 def patch(root: Node, node: Node) -> Node:
-    """Inserts a journal in a tree, or merges it into the one of its name.
+    """Insert a journal in a tree, or merge it into the node of its name.
 
-    Merging takes comment, delete and revision of ``node`` where they are set, and its spec's
-    values where they are not zero.
+    Merging replaces comment, delete and revision by those of ``node`` that are set, and values of
+    the spec by those that are not zero.
 
     Args:
         root: the tree, changed in place.
-        node: the journal; is marked as patched.
+        node: the journal; marked as patched.
 
     Returns:
         The tree's root: a new one, named "", if the journal's name is not under ``root``'s.
@@ -234,7 +234,7 @@ def patch(root: Node, node: Node) -> Node:
 
 
 def mark_unpatched_for_deletion(root: Node) -> None:
-    """Sets ``delete`` of every journal that no patch touched."""
+    """Set ``delete`` of every journal that no patch inserted or changed."""
     for node in root.journals():
         if not node.patched:
             node.delete = True

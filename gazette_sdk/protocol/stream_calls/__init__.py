@@ -11,7 +11,7 @@ after END; older calls can't be aborted, so whoever may want to stop a call earl
 behind it.
 
 **What a server sends belongs to the oldest open call**, the oldest without STATUS. Every call
-gets its STATUS, also one that was aborted: that is what keeps both ends in step.
+gets its STATUS, also one that was aborted: this keeps both ends in step.
 
 **Frames cross.** A server may send STATUS before it has read the whole call (an append refused
 at once). The client, which doesn't know yet, goes on sending MESSAGE and CONTENT, and may end
@@ -32,20 +32,20 @@ itself, so that a chain of such calls stops at its first failure.
 
 **Leaving.** After GOAWAY neither end opens new calls; those already begun go on. A CALL that
 crosses the server's GOAWAY is answered with UNAVAILABLE. The client closes the connection when
-its last call has ended; a server that has none open waits for that, a bounded while.
+its last call has ended; a server without open calls waits for that, for a bounded time.
 
-**Not run.** A STATUS whose kind is :data:`NOT_RUN` says that the service never saw the call: its
-method is unknown here, it came after GOAWAY, or it followed a failure. It can be repeated
-without fear of doing it twice.
+**Not run.** A STATUS whose kind is :data:`NOT_RUN` says that the service never received the call:
+its method is unknown here, it came after GOAWAY, or it followed a failure. It can be repeated
+without the risk that it runs twice.
 
-**Rules broken.** Whichever end sees a frame that has no meaning in its state raises
-:class:`~gazette_sdk.errors.StreamProtocolError`, and so does every later frame. The connection
-ends then, with a GOAWAY that says why. The ``send`` methods raise the same error for a frame
-that the peer would have to refuse; the connection isn't harmed by that.
+**Rules broken.** The end that receives a frame out of order raises
+:class:`~gazette_sdk.errors.StreamProtocolError`, for this frame and every later one. The
+connection ends then, with a GOAWAY that gives the reason. The methods for sending raise the same
+error for a frame that the peer would refuse; the connection stays usable.
 
 Each end is a table of (state, kind of frame) → (effect, next state):
 
-- ``events``: what the machines tell of the frames they receive.
+- ``events``: events that the state machines make of the frames they receive.
 - ``server``: :class:`ServerCalls`.
 - ``client``: :class:`ClientCalls`.
 """

@@ -1,4 +1,4 @@
-"""The client's end of a connection's calls."""
+"""Client's state of the calls on one connection."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gazette_sdk.protocol.stream_calls.events import (
     Ping,
     Pong,
     Status,
-    misplaced,
+    out_of_order,
 )
 from gazette_sdk.protocol.stream_frames import (
     ABORT_FRAME,
@@ -38,39 +38,39 @@ from gazette_sdk.protocol.stream_frames import (
 __all__ = [
     "SENDING",
     "TABLE",
-    "Action",
     "ClientCalls",
+    "ClientEffect",
     "ClientEvent",
-    "Effect",
-    "Expected",
-    "Outgo",
+    "ReceiveState",
+    "SendAction",
+    "SendState",
 ]
 
 ClientEvent = HelloReceived | Item | Status | Ping | Pong | GoAway
-"""What a frame of the server means."""
+"""Meaning of a frame of the server."""
 
 
-class Expected(enum.IntEnum):
-    """What may come from the server, by the oldest open call."""
+class ReceiveState(enum.IntEnum):
+    """State of receiving: the frames that the server may send for the oldest open call."""
 
     OPENING = 0
     """HELLO."""
     IDLE = 1
-    """Nothing: no call is open."""
+    """None: no call is open."""
     ONE = 2
-    """The only response, or a STATUS that tells a failure."""
-    GOOD = 3
-    """The STATUS, the only response having come."""
+    """The only response, or a STATUS of a failure."""
+    ANSWERED = 3
+    """The STATUS: the only response was received."""
     MANY = 4
     """Responses, then the STATUS."""
     CONTENT = 5
     """Responses and content, then the STATUS."""
-    GIVEN_UP = 6
-    """The call was given up: all is dropped up to its STATUS."""
+    ABORTED = 6
+    """The client aborted the call: frames are dropped up to its STATUS."""
 
 
-class Effect(enum.IntEnum):
-    """What a frame does."""
+class ClientEffect(enum.IntEnum):
+    """Effect of a frame that the client receives."""
 
     ITEM = 0
     STATUS = 1
@@ -83,30 +83,30 @@ class Effect(enum.IntEnum):
     VIOLATION = 8
 
 
-_X = Expected
-_E = Effect
+_X = ReceiveState
+_E = ClientEffect
 _VIOLATION = (_E.VIOLATION, _X.IDLE)
 
-_CALLS: dict[tuple[Expected, Kind], tuple[Effect, Expected]] = {
+_CALLS: dict[tuple[ReceiveState, Kind], tuple[ClientEffect, ReceiveState]] = {
     (_X.OPENING, Kind.HELLO): (_E.HELLO, _X.IDLE),
     (_X.OPENING, Kind.GOAWAY): (_E.GOAWAY, _X.OPENING),
     # The state after a STATUS depends on the next call.
-    (_X.ONE, Kind.MESSAGE): (_E.ITEM, _X.GOOD),
+    (_X.ONE, Kind.MESSAGE): (_E.ITEM, _X.ANSWERED),
     (_X.ONE, Kind.STATUS): (_E.FAILURE, _X.IDLE),
-    (_X.GOOD, Kind.STATUS): (_E.STATUS, _X.IDLE),
+    (_X.ANSWERED, Kind.STATUS): (_E.STATUS, _X.IDLE),
     (_X.MANY, Kind.MESSAGE): (_E.ITEM, _X.MANY),
     (_X.MANY, Kind.STATUS): (_E.STATUS, _X.IDLE),
     (_X.CONTENT, Kind.MESSAGE): (_E.ITEM, _X.CONTENT),
     (_X.CONTENT, Kind.CONTENT): (_E.ITEM, _X.CONTENT),
     (_X.CONTENT, Kind.STATUS): (_E.STATUS, _X.IDLE),
-    (_X.GIVEN_UP, Kind.MESSAGE): (_E.DROP, _X.GIVEN_UP),
-    (_X.GIVEN_UP, Kind.CONTENT): (_E.DROP, _X.GIVEN_UP),
-    (_X.GIVEN_UP, Kind.STATUS): (_E.STATUS, _X.IDLE),
+    (_X.ABORTED, Kind.MESSAGE): (_E.DROP, _X.ABORTED),
+    (_X.ABORTED, Kind.CONTENT): (_E.DROP, _X.ABORTED),
+    (_X.ABORTED, Kind.STATUS): (_E.STATUS, _X.IDLE),
 }
 _ANY_TIME = {Kind.PING: _E.PING, Kind.PONG: _E.PONG, Kind.GOAWAY: _E.GOAWAY}
 
 
-def _entry(state: Expected, kind: int) -> tuple[Effect, Expected]:
+def _entry(state: ReceiveState, kind: int) -> tuple[ClientEffect, ReceiveState]:
     if kind == 0:
         return _VIOLATION
     if state is not _X.OPENING and Kind(kind) in _ANY_TIME:
@@ -114,7 +114,7 @@ def _entry(state: Expected, kind: int) -> tuple[Effect, Expected]:
     return _CALLS.get((state, Kind(kind)), _VIOLATION)
 
 
-TABLE = tuple(tuple(_entry(state, kind) for kind in range(len(Kind) + 1)) for state in Expected)
+TABLE = tuple(tuple(_entry(state, kind) for kind in range(len(Kind) + 1)) for state in ReceiveState)
 """``TABLE[state][kind]`` is the effect of a frame, and the state after it."""
 
 _EXPECTED = {
@@ -124,59 +124,60 @@ _EXPECTED = {
 _STREAMING = {method: traits.client_streams for method, traits in METHODS.items()}
 
 
-class Outgo(enum.IntEnum):
-    """How far a call is sent."""
+class SendState(enum.IntEnum):
+    """State of sending one call."""
 
     SENDING = 0
-    """More of it may follow."""
+    """More frames may follow."""
     SENT = 1
-    """It is whole."""
+    """The whole call was sent."""
     OVER = 2
-    """It was given up, or its STATUS came."""
+    """The call was aborted, or its STATUS was received."""
 
 
-class Action(enum.IntEnum):
-    """What a client may do with a call that it began."""
+class SendAction(enum.IntEnum):
+    """Action of a client on a call that it began."""
 
     ITEM = 0
     END = 1
     ABORT = 2
 
 
-SENDING: dict[tuple[Outgo, Action], bool | None] = {
-    (Outgo.SENDING, Action.ITEM): True,
-    (Outgo.SENDING, Action.END): True,
-    (Outgo.SENDING, Action.ABORT): True,
-    (Outgo.SENT, Action.ITEM): None,
-    (Outgo.SENT, Action.END): None,
-    (Outgo.SENT, Action.ABORT): True,
-    (Outgo.OVER, Action.ITEM): False,
-    (Outgo.OVER, Action.END): False,
-    (Outgo.OVER, Action.ABORT): False,
+SENDING: dict[tuple[SendState, SendAction], bool | None] = {
+    (SendState.SENDING, SendAction.ITEM): True,
+    (SendState.SENDING, SendAction.END): True,
+    (SendState.SENDING, SendAction.ABORT): True,
+    (SendState.SENT, SendAction.ITEM): None,
+    (SendState.SENT, SendAction.END): None,
+    (SendState.SENT, SendAction.ABORT): True,
+    (SendState.OVER, SendAction.ITEM): False,
+    (SendState.OVER, SendAction.END): False,
+    (SendState.OVER, SendAction.ABORT): False,
 }
-"""Whether an action is written (True), needs no frame any more (False) or is an error (None)."""
+"""True: the action needs a frame; False: it needs none any more; None: it is an error."""
 
 
-# What runs for every frame compares plain numbers: members of an enum cost several times as much.
+# The code that runs for every frame compares integers: comparing enum members costs several times
+# as much.
 _TABLE = tuple(tuple((int(effect), int(after)) for effect, after in row) for row in TABLE)
 _ITEM, _STATUS = int(_E.ITEM), int(_E.STATUS)
-_OPENING, _IDLE, _GIVEN_UP = int(_X.OPENING), int(_X.IDLE), int(_X.GIVEN_UP)
-_SENDING, _SENT, _OVER = int(Outgo.SENDING), int(Outgo.SENT), int(Outgo.OVER)
+_OPENING, _IDLE, _ABORTED = int(_X.OPENING), int(_X.IDLE), int(_X.ABORTED)
+_SENDING, _SENT, _OVER = int(SendState.SENDING), int(SendState.SENT), int(SendState.OVER)
 _APPEND = int(Method.APPEND)
 
 
 class ClientCalls:
     """State of the calls of one connection, at the client.
 
-    Frames go in with :meth:`receive`, in order; what they mean comes out. Methods that return
-    bytes give what is to be written, in the order of those calls.
+    :meth:`receive` takes every frame, in order, and returns its meaning. Methods that return bytes
+    return what the caller must write, in the order of those calls.
 
-    What is sent for a call that is over already, since its STATUS came meanwhile or it was
-    given up, comes out as no bytes: the caller learns of the end from the STATUS.
+    They return no bytes for a call that is over: one that was aborted, or whose STATUS was
+    received meanwhile. The STATUS announces the end to the caller.
 
     Attributes:
         leaving: GOAWAY was sent or received: no call can begin any more.
-        failed: the server broke the rules; nothing more is to be done but to say so and close.
+        failed: the server broke the rules; send :meth:`goaway` and close the connection.
         content_bytes_max: greatest content of a frame that the server takes.
         message_bytes_max: greatest message that it takes.
     """
@@ -185,7 +186,7 @@ class ClientCalls:
         "_newest",
         "_oldest",
         "_open",
-        "_outgo",
+        "_send_state",
         "_state",
         "content_bytes_max",
         "failed",
@@ -201,10 +202,10 @@ class ClientCalls:
         self._state = _OPENING
         self._newest = 0
         self._oldest = 1
-        self._outgo = _OVER
+        self._send_state = _OVER
         self._open: deque[int] = deque()
 
-    # ------------------------------------------------------------- where it stands
+    # ----------------------------------------------------------------------- state
 
     @property
     def open_calls(self) -> range:
@@ -213,30 +214,30 @@ class ClientCalls:
 
     @property
     def may_begin(self) -> bool:
-        """Whether a call can begin now."""
-        return self._obstacle() == ""
+        """Return True if a call can begin now."""
+        return self._reason_not_to_begin() == ""
 
     @property
     def sending(self) -> int:
-        """The call of which more may be sent, or 0. A lost connection has rolled it back."""
-        return self._newest if self._outgo == _SENDING else 0
+        """The call of which more may be sent, or 0. The server drops it if the connection ends."""
+        return self._newest if self._send_state == _SENDING else 0
 
     @property
     def drained(self) -> bool:
-        """Whether no call is open and none can begin: the connection is to be closed."""
+        """Return True if no call is open and none can begin: close the connection."""
         return self.leaving and self._newest < self._oldest
 
     # -------------------------------------------------------------------- receiving
 
     def receive(self, frame: Frame) -> ClientEvent | None:
-        """Takes the server's next frame.
+        """Process the server's next frame.
 
         Returns:
-            What it means; None if nothing is to be done.
+            Its meaning; None if the caller has nothing to do.
 
         Raises:
-            StreamProtocolError: it broke the rules, or one before it did. Tell the server with
-                :meth:`goaway`, and close.
+            StreamProtocolError: this frame or an earlier one broke the rules. Send
+                :meth:`goaway`, and close the connection.
         """
         if self.failed is not None:
             raise self.failed
@@ -246,33 +247,33 @@ class ClientCalls:
             self._state = after
             return Item(self._oldest, kind, payload)
         if effect == _STATUS:
-            return self._ended(payload)
-        return self._rarer(frame, effect)
+            return self._receive_status(payload)
+        return self._receive_rare(frame, effect)
 
-    def _rarer(self, frame: Frame, effect: int) -> ClientEvent | None:
-        """Takes a frame of the less frequent kinds."""
+    def _receive_rare(self, frame: Frame, effect: int) -> ClientEvent | None:
+        """Process a frame of the less frequent kinds."""
         event: ClientEvent | None = None
-        if effect == Effect.VIOLATION:
-            self.failed = StreamProtocolError(misplaced(frame, Expected(self._state)))
+        if effect == ClientEffect.VIOLATION:
+            self.failed = StreamProtocolError(out_of_order(frame, ReceiveState(self._state)))
             raise self.failed
-        if effect == Effect.FAILURE:
+        if effect == ClientEffect.FAILURE:
             if frame.payload[:1] == b"\0":
-                self.failed = StreamProtocolError("STATUS frame tells success without a response")
+                self.failed = StreamProtocolError("STATUS frame of a success without a response")
                 raise self.failed
-            event = self._ended(frame.payload)
-        elif effect == Effect.HELLO:
-            event = self._greeted(frame.payload)
-        elif effect == Effect.PING:
+            event = self._receive_status(frame.payload)
+        elif effect == ClientEffect.HELLO:
+            event = self._receive_hello(frame.payload)
+        elif effect == ClientEffect.PING:
             event = Ping(frame.payload)
-        elif effect == Effect.PONG:
+        elif effect == ClientEffect.PONG:
             event = Pong(frame.payload)
-        elif effect == Effect.GOAWAY:
+        elif effect == ClientEffect.GOAWAY:
             self.leaving = True
             event = GoAway(decode_text(frame.payload))
         return event
 
-    def _greeted(self, payload: bytes) -> HelloReceived:
-        """Takes HELLO."""
+    def _receive_hello(self, payload: bytes) -> HelloReceived:
+        """Process HELLO."""
         try:
             hello = decode_hello(payload)
         except StreamProtocolError as error:
@@ -283,8 +284,8 @@ class ClientCalls:
         self._state = _IDLE
         return HelloReceived(hello)
 
-    def _ended(self, payload: bytes) -> Status:
-        """Takes a STATUS."""
+    def _receive_status(self, payload: bytes) -> Status:
+        """Process a STATUS, which ends the oldest open call."""
         call = self._oldest
         if payload == b"\0":
             status = Status(call, 0, "", "")
@@ -298,13 +299,13 @@ class ClientCalls:
         self._open.popleft()
         self._state = self._open[0] if self._open else _IDLE
         if call == self._newest:
-            self._outgo = _OVER
+            self._send_state = _OVER
         return status
 
     # ---------------------------------------------------------------------- sending
 
     def begin(self, method: int, request: bytes, head: bytes = b"") -> tuple[int, bytes]:
-        """Begins a call.
+        """Begin a call.
 
         Args:
             method: number of the method.
@@ -317,16 +318,16 @@ class ClientCalls:
         Raises:
             StreamProtocolError: no call can begin now, or this one is too long.
         """
-        obstacle = self._obstacle()
-        if obstacle:
-            raise StreamProtocolError(obstacle)
+        reason = self._reason_not_to_begin()
+        if reason:
+            raise StreamProtocolError(reason)
         if len(request) + len(head) + 3 > self.message_bytes_max:
             raise StreamProtocolError(f"the server takes calls of {self.message_bytes_max} bytes")
         data = encode_call(method, request, head)
-        return self._began(method, sent=not _STREAMING[method]), data
+        return self._add_call(method, sent=not _STREAMING[method]), data
 
     def append(self, request: bytes, content: bytes, head: bytes = b"") -> tuple[int, bytes]:
-        """A whole Append of one piece of content, for one write.
+        """Begin and end an Append of one piece of content, in one write.
 
         Args:
             request: the encoded ``AppendRequest`` that names the journal.
@@ -339,19 +340,19 @@ class ClientCalls:
         Raises:
             StreamProtocolError: no call can begin now, or this one is too long.
         """
-        obstacle = self._obstacle()
-        if obstacle:
-            raise StreamProtocolError(obstacle)
+        reason = self._reason_not_to_begin()
+        if reason:
+            raise StreamProtocolError(reason)
         if len(content) > self.content_bytes_max:
             raise StreamProtocolError(f"the server takes content of {self.content_bytes_max} bytes")
         if len(request) + len(head) + 3 > self.message_bytes_max:
             raise StreamProtocolError(f"the server takes calls of {self.message_bytes_max} bytes")
         data = encode_append(request, content, head)
-        return self._began(_APPEND, sent=True), data
+        return self._add_call(_APPEND, sent=True), data
 
     def message(self, call: int, payload: bytes) -> bytes:
-        """A further request of a call that is being sent."""
-        if not self._written(call, Action.ITEM):
+        """Return a further request of a call that is being sent."""
+        if not self._needs_frame(call, SendAction.ITEM):
             return b""
         if len(payload) > self.message_bytes_max:
             raise StreamProtocolError(
@@ -360,61 +361,61 @@ class ClientCalls:
         return encode(Kind.MESSAGE, payload)
 
     def content(self, call: int, payload: bytes) -> bytes:
-        """Content of a call that is being sent, up to :attr:`content_bytes_max`."""
+        """Return content of a call that is being sent, up to :attr:`content_bytes_max`."""
         before = self.content_header(call, len(payload))
         return before + payload if before else b""
 
     def content_header(self, call: int, length: int) -> bytes:
-        """What precedes ``length`` bytes of content that are written without being copied.
+        """Return the header of ``length`` bytes of content that the caller writes uncopied.
 
         Returns:
-            The header; no bytes if the call is over, when the content must not follow either.
+            The header; no bytes if the call is over. Then the content must not follow either.
         """
-        if not self._written(call, Action.ITEM):
+        if not self._needs_frame(call, SendAction.ITEM):
             return b""
         if length > self.content_bytes_max:
             raise StreamProtocolError(f"the server takes content of {self.content_bytes_max} bytes")
         return header(Kind.CONTENT, length)
 
     def end(self, call: int) -> bytes:
-        """Says that a call is whole. An append commits."""
-        if not self._written(call, Action.END):
+        """End the requests of a call. An append commits."""
+        if not self._needs_frame(call, SendAction.END):
             return b""
-        self._outgo = _SENT
+        self._send_state = _SENT
         return END_FRAME
 
     def abort(self, call: int) -> bytes:
-        """Gives a call up: what still comes for it is dropped, except its STATUS.
+        """Abort a call: drop all further frames of it, except its STATUS.
 
-        Only the newest call can be given up on the wire; for an older one no bytes come out,
+        Only the newest call can be aborted at the server. For an older one no bytes are returned,
         and the server goes on with it.
         """
-        if not self._written(call, Action.ABORT):
+        if not self._needs_frame(call, SendAction.ABORT):
             return b""
-        self._open[call - self._oldest] = _GIVEN_UP
+        self._open[call - self._oldest] = _ABORTED
         if call == self._oldest:
-            self._state = _GIVEN_UP
+            self._state = _ABORTED
         if call != self._newest:
             return b""
-        self._outgo = _OVER
+        self._send_state = _OVER
         return ABORT_FRAME
 
     def ping(self, payload: bytes) -> bytes:
-        """A PING of up to 64 bytes; the server sends them back."""
+        """Return a PING of up to 64 bytes; the server sends them back."""
         return encode(Kind.PING, payload)
 
     def pong(self, payload: bytes) -> bytes:
-        """The answer to a :class:`Ping`."""
+        """Return the answer to a :class:`Ping`."""
         return encode(Kind.PONG, payload)
 
     def goaway(self, reason: str) -> bytes:
-        """Says that no new calls will come."""
+        """Return a GOAWAY, which announces that this client begins no new calls."""
         self.leaving = True
         return encode_goaway(reason)
 
-    def _obstacle(self) -> str:
-        """Why no call can begin now; empty if one can."""
-        if self._outgo == _SENDING:
+    def _reason_not_to_begin(self) -> str:
+        """Return the reason why no call can begin now; empty if one can."""
+        if self._send_state == _SENDING:
             return f"call {self._newest} is still being sent"
         if self._newest - self._oldest >= PIPELINE_MAX - 1:
             return f"{PIPELINE_MAX} calls are open"
@@ -426,32 +427,32 @@ class ClientCalls:
             return f"the connection failed: {self.failed.reason}"
         return ""
 
-    def _began(self, method: int, *, sent: bool) -> int:
+    def _add_call(self, method: int, *, sent: bool) -> int:
         call = self._newest = self._newest + 1
         expected = _EXPECTED[method]
         if not self._open:
             self._state = expected
         self._open.append(expected)
-        self._outgo = _SENT if sent else _SENDING
+        self._send_state = _SENT if sent else _SENDING
         return call
 
-    def _outgo_of(self, call: int) -> int:
+    def _send_state_of(self, call: int) -> int:
         if not 0 < call <= self._newest:
             raise StreamProtocolError(f"call {call} never began")
         if call < self._oldest:
             return _OVER
         if call == self._newest:
-            return self._outgo
-        given_up = self._open[call - self._oldest] == _GIVEN_UP
+            return self._send_state
+        given_up = self._open[call - self._oldest] == _ABORTED
         return _OVER if given_up else _SENT
 
-    def _written(self, call: int, action: Action) -> bool:
-        """Whether an action needs a frame.
+    def _needs_frame(self, call: int, action: SendAction) -> bool:
+        """Return True if an action needs a frame.
 
         Raises:
-            StreamProtocolError: the call is whole, so that nothing can follow.
+            StreamProtocolError: the whole call was sent, so that nothing can follow.
         """
-        written = SENDING[Outgo(self._outgo_of(call)), action]
-        if written is None:
+        needed = SENDING[SendState(self._send_state_of(call)), action]
+        if needed is None:
             raise StreamProtocolError(f"call {call} is whole: nothing can follow")
-        return written
+        return needed

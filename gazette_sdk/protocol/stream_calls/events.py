@@ -1,4 +1,4 @@
-"""What the machines of both ends tell of the frames they receive."""
+"""Events that the state machines of both ends make of the frames they receive."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = [
     "Ping",
     "Pong",
     "Status",
-    "misplaced",
+    "out_of_order",
 ]
 
 PIPELINE_MAX = 64
-"""How many calls of a connection may be open."""
+"""Greatest number of open calls of a connection."""
 
 NOT_RUN = "NotRun"
-"""Kind of a STATUS that ends a call which the service never saw."""
+"""Kind of a STATUS that ends a call which the service never received."""
 
 
 class Code(enum.IntEnum):
-    """Those gRPC status codes that the machines themselves send."""
+    """gRPC status codes that the state machines themselves send."""
 
     OK = 0
     ABORTED = 10
@@ -49,7 +49,7 @@ class CallBegan(NamedTuple):
         method: number of the method, one the server knows.
         head: metadata and bound. The same object for calls with the same head: not to be changed.
         request: the encoded request.
-        sent: nothing more of the call will come, unless it is aborted.
+        sent: no further frame of the call will follow, except ABORT.
     """
 
     call: int
@@ -60,7 +60,7 @@ class CallBegan(NamedTuple):
 
 
 class CallRefused(NamedTuple):
-    """Server: a call came that is not to be run, only answered so when it is its turn."""
+    """Server: a call that is not to be run. Answer it with this STATUS when it is the oldest."""
 
     call: int
     code: int
@@ -69,7 +69,7 @@ class CallRefused(NamedTuple):
 
 
 class Item(NamedTuple):
-    """Both: a further message of a call, or content. ``kind`` is MESSAGE or CONTENT."""
+    """Both: a further message or content of a call. ``kind`` is MESSAGE or CONTENT."""
 
     call: int
     kind: int
@@ -98,10 +98,10 @@ class Status(NamedTuple):
     """Client: a call ended.
 
     Attributes:
-        call: which.
+        call: its number.
         code: gRPC status code; 0 is success.
-        text: why, empty for success.
-        kind: name of the error's class, where the server told.
+        text: reason of the failure; empty for success.
+        kind: name of the error's class, where the server sent it.
     """
 
     call: int
@@ -111,12 +111,12 @@ class Status(NamedTuple):
 
     @property
     def not_run(self) -> bool:
-        """Whether the service certainly never saw the call."""
+        """Return True if the service certainly never received the call."""
         return self.kind == NOT_RUN
 
 
 class Ping(NamedTuple):
-    """Both: to be answered with ``pong(payload)``."""
+    """Both: a PING. Answer it with ``pong(payload)``."""
 
     payload: bytes
 
@@ -128,12 +128,12 @@ class Pong(NamedTuple):
 
 
 class GoAway(NamedTuple):
-    """Both: the peer takes or opens no new calls. It may come more than once."""
+    """Both: the peer accepts or opens no new calls. It may be sent more than once."""
 
     reason: str
 
 
-def misplaced(frame: Frame, state: enum.IntEnum) -> str:
-    """Says that a frame has no meaning in a state."""
+def out_of_order(frame: Frame, state: enum.IntEnum) -> str:
+    """Return the message of the error for a frame that must not come in a state."""
     name = Kind(frame.kind).name
     return f"{name} frame out of order (state {state.name.lower()})"

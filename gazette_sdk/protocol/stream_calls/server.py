@@ -1,4 +1,4 @@
-"""The server's end of a connection's calls."""
+"""Server's state of the calls on one connection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gazette_sdk.protocol.stream_calls.events import (
     Item,
     Ping,
     Pong,
-    misplaced,
+    out_of_order,
 )
 from gazette_sdk.protocol.stream_frames import (
     METHODS,
@@ -38,31 +38,31 @@ from gazette_sdk.protocol.stream_frames import (
     header,
 )
 
-__all__ = ["TABLE", "Effect", "Intake", "ServerCalls", "ServerEvent"]
+__all__ = ["TABLE", "ReceiveState", "ServerCalls", "ServerEffect", "ServerEvent"]
 
 ServerEvent = CallBegan | CallRefused | Item | HalfClosed | Aborted | Ping | Pong | GoAway
-"""What a frame of the client means."""
+"""Meaning of a frame of the client."""
 
 
-class Intake(enum.IntEnum):
-    """What may come from the client, by what became of the newest call."""
+class ReceiveState(enum.IntEnum):
+    """State of receiving: the progress of the newest call."""
 
     OPENING = 0
-    """Our HELLO wasn't made yet."""
+    """The server has not sent its HELLO."""
     IDLE = 1
     """There was no call yet, or the newest was aborted."""
     SENDING = 2
-    """The newest is being sent."""
+    """The client sends the newest call."""
     SENT = 3
-    """The newest is sent, and not answered."""
+    """The client has sent the newest call, and it is not answered."""
     EARLY = 4
-    """The newest was answered, or refused, before it was sent: the rest of it is dropped."""
+    """The newest was answered or refused before the client had sent it: the rest is dropped."""
     ANSWERED = 5
-    """The newest is sent and answered: only an ABORT may have crossed the answer."""
+    """The newest was sent and answered: only an ABORT may have crossed the answer."""
 
 
-class Effect(enum.IntEnum):
-    """What a frame does."""
+class ServerEffect(enum.IntEnum):
+    """Effect of a frame that the server receives."""
 
     BEGIN = 0
     ITEM = 1
@@ -75,48 +75,49 @@ class Effect(enum.IntEnum):
     VIOLATION = 8
 
 
-_I = Intake
-_E = Effect
-_VIOLATION = (_E.VIOLATION, _I.IDLE)
+_S = ReceiveState
+_E = ServerEffect
+_VIOLATION = (_E.VIOLATION, _S.IDLE)
 
-_CALLS: dict[tuple[Intake, Kind], tuple[Effect, Intake]] = {
+_CALLS: dict[tuple[ReceiveState, Kind], tuple[ServerEffect, ReceiveState]] = {
     # The state after a CALL depends on its method.
-    (_I.IDLE, Kind.CALL): (_E.BEGIN, _I.IDLE),
-    (_I.SENT, Kind.CALL): (_E.BEGIN, _I.IDLE),
-    (_I.EARLY, Kind.CALL): (_E.BEGIN, _I.IDLE),
-    (_I.ANSWERED, Kind.CALL): (_E.BEGIN, _I.IDLE),
-    (_I.SENDING, Kind.MESSAGE): (_E.ITEM, _I.SENDING),
-    (_I.SENDING, Kind.CONTENT): (_E.ITEM, _I.SENDING),
-    (_I.SENDING, Kind.END): (_E.HALF_CLOSE, _I.SENT),
-    (_I.SENDING, Kind.ABORT): (_E.ABORT, _I.IDLE),
-    (_I.SENT, Kind.ABORT): (_E.ABORT, _I.IDLE),
-    (_I.EARLY, Kind.MESSAGE): (_E.DROP, _I.EARLY),
-    (_I.EARLY, Kind.CONTENT): (_E.DROP, _I.EARLY),
-    (_I.EARLY, Kind.END): (_E.DROP, _I.ANSWERED),
-    (_I.EARLY, Kind.ABORT): (_E.DROP, _I.IDLE),
-    (_I.ANSWERED, Kind.ABORT): (_E.DROP, _I.IDLE),
+    (_S.IDLE, Kind.CALL): (_E.BEGIN, _S.IDLE),
+    (_S.SENT, Kind.CALL): (_E.BEGIN, _S.IDLE),
+    (_S.EARLY, Kind.CALL): (_E.BEGIN, _S.IDLE),
+    (_S.ANSWERED, Kind.CALL): (_E.BEGIN, _S.IDLE),
+    (_S.SENDING, Kind.MESSAGE): (_E.ITEM, _S.SENDING),
+    (_S.SENDING, Kind.CONTENT): (_E.ITEM, _S.SENDING),
+    (_S.SENDING, Kind.END): (_E.HALF_CLOSE, _S.SENT),
+    (_S.SENDING, Kind.ABORT): (_E.ABORT, _S.IDLE),
+    (_S.SENT, Kind.ABORT): (_E.ABORT, _S.IDLE),
+    (_S.EARLY, Kind.MESSAGE): (_E.DROP, _S.EARLY),
+    (_S.EARLY, Kind.CONTENT): (_E.DROP, _S.EARLY),
+    (_S.EARLY, Kind.END): (_E.DROP, _S.ANSWERED),
+    (_S.EARLY, Kind.ABORT): (_E.DROP, _S.IDLE),
+    (_S.ANSWERED, Kind.ABORT): (_E.DROP, _S.IDLE),
 }
 _ANY_TIME = {Kind.PING: _E.PING, Kind.PONG: _E.PONG, Kind.GOAWAY: _E.GOAWAY}
 
 
-def _entry(state: Intake, kind: int) -> tuple[Effect, Intake]:
-    if state is _I.OPENING or kind == 0:
+def _entry(state: ReceiveState, kind: int) -> tuple[ServerEffect, ReceiveState]:
+    if state is _S.OPENING or kind == 0:
         return _VIOLATION
     if Kind(kind) in _ANY_TIME:
         return _ANY_TIME[Kind(kind)], state
     return _CALLS.get((state, Kind(kind)), _VIOLATION)
 
 
-TABLE = tuple(tuple(_entry(state, kind) for kind in range(len(Kind) + 1)) for state in Intake)
+TABLE = tuple(tuple(_entry(state, kind) for kind in range(len(Kind) + 1)) for state in ReceiveState)
 """``TABLE[state][kind]`` is the effect of a frame, and the state after it."""
 
-# What runs for every frame compares plain numbers: members of an enum cost several times as much.
+# The code that runs for every frame compares integers: comparing enum members costs several times
+# as much.
 _TABLE = tuple(tuple((int(effect), int(after)) for effect, after in row) for row in TABLE)
 _BEGIN, _ITEM, _HALF_CLOSE = int(_E.BEGIN), int(_E.ITEM), int(_E.HALF_CLOSE)
-_SENDING, _SENT = int(_I.SENDING), int(_I.SENT)
+_SENDING, _SENT = int(_S.SENDING), int(_S.SENT)
 _MESSAGE = int(Kind.MESSAGE)
 
-_AFTER_STATUS = tuple(map(int, (_I.OPENING, _I.IDLE, _I.EARLY, _I.ANSWERED, _I.EARLY, _I.ANSWERED)))
+_AFTER_STATUS = tuple(map(int, (_S.OPENING, _S.IDLE, _S.EARLY, _S.ANSWERED, _S.EARLY, _S.ANSWERED)))
 """The state after the newest call's STATUS, by that before."""
 
 _NO_HEAD = CallHead()
@@ -127,17 +128,16 @@ _SKIPPED = "an earlier call of this connection failed, and this one was to run a
 class ServerCalls:
     """State of the calls of one connection, at the server.
 
-    Frames go in with :meth:`receive`, in order; what they mean comes out. What the server
-    sends goes through the methods that return bytes: they are to be written in the order of
-    those calls. Responses belong to the oldest open call: a server that runs several at once
-    holds back the answers of later ones.
+    :meth:`receive` takes every frame, in order, and returns its meaning. Methods that return bytes
+    return what the caller must write, in the order of those calls. Responses belong to the oldest
+    open call: a server that runs several at once delays the answers of later ones.
 
     Args:
-        methods: the methods that it serves. Others are refused with UNIMPLEMENTED.
+        methods: the methods that the server serves. Others are refused with UNIMPLEMENTED.
 
     Attributes:
         leaving: GOAWAY was sent or received: no call begins any more.
-        failed: the client broke the rules; nothing more is to be done but to say so and close.
+        failed: the client broke the rules; send :meth:`goaway` and close the connection.
     """
 
     __slots__ = (
@@ -159,7 +159,7 @@ class ServerCalls:
         self.leaving = False
         self.failed: StreamProtocolError | None = None
         self._methods = methods
-        self._state = int(Intake.OPENING)
+        self._state = int(ReceiveState.OPENING)
         self._newest = 0
         self._oldest = 1
         self._open: deque[tuple[MethodTraits, bool]] = deque()
@@ -169,7 +169,7 @@ class ServerCalls:
         self._head_bytes = b""
         self._head = _NO_HEAD
 
-    # ------------------------------------------------------------- where it stands
+    # ----------------------------------------------------------------------- state
 
     @property
     def open_calls(self) -> range:
@@ -178,64 +178,64 @@ class ServerCalls:
 
     @property
     def full(self) -> bool:
-        """Whether the next CALL must be held back, and with it all frames after it."""
+        """Return True if the next CALL, and all frames after it, must wait."""
         return self._newest - self._oldest >= PIPELINE_MAX - 1
 
     @property
     def sending(self) -> int:
         """The call that the client is still sending, or 0."""
-        return self._newest if self._state == Intake.SENDING else 0
+        return self._newest if self._state == ReceiveState.SENDING else 0
 
     @property
     def drained(self) -> bool:
-        """Whether no call is open and none will begin."""
+        """Return True if no call is open and none will begin."""
         return self.leaving and self._newest < self._oldest
 
     # -------------------------------------------------------------------- receiving
 
     def receive(self, frame: Frame) -> ServerEvent | None:
-        """Takes the client's next frame.
+        """Process the client's next frame.
 
         Returns:
-            What it means; None if nothing is to be done.
+            Its meaning; None if the caller has nothing to do.
 
         Raises:
-            StreamProtocolError: it broke the rules, or one before it did. Tell the client with
-                :meth:`goaway`, and close.
+            StreamProtocolError: this frame or an earlier one broke the rules. Send
+                :meth:`goaway`, and close the connection.
         """
         if self.failed is not None:
             raise self.failed
         kind, payload = frame
         effect, after = _TABLE[self._state][kind]
         if effect == _BEGIN:
-            return self._begin(payload)
+            return self._receive_call(payload)
         if effect == _ITEM:
             return Item(self._newest, kind, payload)
         if effect == _HALF_CLOSE:
             self._state = after
             return HalfClosed(self._newest)
-        return self._rarer(frame, effect, after)
+        return self._receive_rare(frame, effect, after)
 
-    def _rarer(self, frame: Frame, effect: int, after: int) -> ServerEvent | None:
-        """Takes a frame of the less frequent kinds."""
+    def _receive_rare(self, frame: Frame, effect: int, after: int) -> ServerEvent | None:
+        """Process a frame of the less frequent kinds."""
         event: ServerEvent | None = None
-        if effect == Effect.VIOLATION:
-            self.failed = StreamProtocolError(misplaced(frame, Intake(self._state)))
+        if effect == ServerEffect.VIOLATION:
+            self.failed = StreamProtocolError(out_of_order(frame, ReceiveState(self._state)))
             raise self.failed
-        if effect == Effect.ABORT:
+        if effect == ServerEffect.ABORT:
             event = Aborted(self._newest)
-        elif effect == Effect.PING:
+        elif effect == ServerEffect.PING:
             event = Ping(frame.payload)
-        elif effect == Effect.PONG:
+        elif effect == ServerEffect.PONG:
             event = Pong(frame.payload)
-        elif effect == Effect.GOAWAY:
+        elif effect == ServerEffect.GOAWAY:
             self.leaving = self._peer_left = True
             event = GoAway(decode_text(frame.payload))
         self._state = after
         return event
 
-    def _begin(self, payload: bytes) -> ServerEvent:
-        """Takes a CALL."""
+    def _receive_call(self, payload: bytes) -> ServerEvent:
+        """Process a CALL."""
         if self._newest - self._oldest >= PIPELINE_MAX - 1:
             self.failed = StreamProtocolError(f"more than {PIPELINE_MAX} calls are open")
             raise self.failed
@@ -256,46 +256,45 @@ class ServerCalls:
             raise
         traits = self._methods.get(method)
         if traits is None or self.leaving:
-            return self._refuse(method, traits)
+            return self._refuse_call(method, traits)
         call = self._newest = self._newest + 1
         self._open.append((traits, head.after_success))
         sent = not traits.client_streams
         self._state = _SENT if sent else _SENDING
         return CallBegan(call, method, head, request, sent)
 
-    def _refuse(self, method: int, traits: MethodTraits | None) -> CallRefused:
-        """Takes a CALL that is not to be run, and drops what belongs to it."""
+    def _refuse_call(self, method: int, traits: MethodTraits | None) -> CallRefused:
+        """Add a call that is not to be run, and drop its further frames."""
         call = self._newest = self._newest + 1
-        self._state = int(Intake.EARLY)
+        self._state = int(ReceiveState.EARLY)
         if traits is None:
             self._open.append((MethodTraits(), False))
             return CallRefused(call, Code.UNIMPLEMENTED, f"no method {method}", NOT_RUN)
         if not traits.client_streams:
-            self._state = int(Intake.ANSWERED)
+            self._state = int(ReceiveState.ANSWERED)
         self._open.append((traits, False))
         return CallRefused(call, Code.UNAVAILABLE, "the server is going away", NOT_RUN)
 
     # ---------------------------------------------------------------------- sending
 
     def hello(self, zone: str = "", suffix: str = "") -> bytes:
-        """The connection's first frame, to be written as soon as the preface was seen."""
-        if self._state != Intake.OPENING:
+        """Return the connection's first frame. Write it as soon as the preface was received."""
+        if self._state != ReceiveState.OPENING:
             raise StreamProtocolError("HELLO was sent already")
-        self._state = int(Intake.IDLE)
+        self._state = int(ReceiveState.IDLE)
         return encode_hello(zone, suffix)
 
     def skips(self, call: int) -> bool:
-        """Whether a call is not to be run since the one before it didn't succeed.
+        """Return True if a call must not run because the one before it didn't succeed.
 
-        To be asked when the call is the oldest open one, before it is run. If so, answer
-        with :meth:`skip`.
+        Call this before the oldest open call runs. If True, answer it with :meth:`skip`.
         """
-        self._check_turn(call)
+        self._check_oldest(call)
         return self._open[0][1] and not self._before_succeeded
 
     def message(self, call: int, payload: bytes) -> bytes:
-        """A response."""
-        self._check_turn(call)
+        """Return a response."""
+        self._check_oldest(call)
         if self._responses and not self._open[0][0].server_streams:
             raise StreamProtocolError("a call of this method has only one response")
         frame = encode(_MESSAGE, payload)
@@ -303,29 +302,29 @@ class ServerCalls:
         return frame
 
     def content(self, call: int, payload: bytes) -> bytes:
-        """Content that continues where the last response or content ended."""
+        """Return content that continues where the last response or content ended."""
         return self.content_header(call, len(payload)) + payload
 
     def content_header(self, call: int, length: int) -> bytes:
-        """What precedes ``length`` bytes of content that are written without being copied."""
-        self._check_turn(call)
+        """Return the header of ``length`` bytes of content that the caller writes uncopied."""
+        self._check_oldest(call)
         if not self._open[0][0].answers_content:
             raise StreamProtocolError("responses of this method carry no content")
         return header(Kind.CONTENT, length)
 
     def answer(self, call: int, response: bytes, *, success: bool = True) -> bytes:
-        """The only response of a call, and its STATUS with the code 0, for one write.
+        """Return the only response of a call, and its STATUS with the code 0, for one write.
 
         Args:
             call: the oldest open call.
             response: encoded.
-            success: whether calls that were to run after its success may run.
+            success: True if calls that depend on its success may run.
         """
-        self._check_turn(call)
+        self._check_oldest(call)
         if self._responses:
             raise StreamProtocolError("the call was answered already")
         frame = encode(_MESSAGE, response)
-        self._ended(success)
+        self._end_oldest(success)
         return frame + STATUS_OK_FRAME
 
     def status(
@@ -337,46 +336,45 @@ class ServerCalls:
         *,
         success: bool | None = None,
     ) -> bytes:
-        """Ends a call.
+        """End a call.
 
         Args:
             call: the oldest open call.
             code: gRPC status code.
-            text: why it failed.
-            kind: name of the error's class, if the client should know.
-            success: whether calls that were to run after its success may run; by default, if
-                the code is 0.
+            text: reason of the failure.
+            kind: name of the error's class, if the client needs it.
+            success: True if calls that depend on its success may run; by default, if the code
+                is 0.
         """
-        self._check_turn(call)
+        self._check_oldest(call)
         if code == 0 and not self._responses and not self._open[0][0].server_streams:
             raise StreamProtocolError("a call of this method has a response before success")
         frame = encode_status(code, text, kind)
-        self._ended(code == 0 if success is None else success)
+        self._end_oldest(code == 0 if success is None else success)
         return frame
 
     def skip(self, call: int) -> bytes:
-        """Ends a call that :meth:`skips` said is not to be run."""
+        """End a call for which :meth:`skips` returned True."""
         return self.status(call, Code.ABORTED, _SKIPPED, NOT_RUN)
 
     def ping(self, payload: bytes) -> bytes:
-        """A PING of up to 64 bytes; the client sends them back."""
+        """Return a PING of up to 64 bytes; the client sends them back."""
         return encode(Kind.PING, payload)
 
     def pong(self, payload: bytes) -> bytes:
-        """The answer to a :class:`Ping`."""
+        """Return the answer to a :class:`Ping`."""
         return encode(Kind.PONG, payload)
 
     def goaway(self, reason: str) -> bytes:
-        """Says that no new calls are taken; those open go on unless the rules were broken."""
+        """Return a GOAWAY: no new calls begin. Open ones go on unless the rules were broken."""
         self.leaving = True
         return encode_goaway(reason)
 
-    def _check_turn(self, call: int) -> None:
+    def _check_oldest(self, call: int) -> None:
         if call != self._oldest or call > self._newest:
             raise StreamProtocolError(f"call {call} is not the oldest open one")
 
-    def _ended(self, success: bool) -> None:  # noqa: FBT001 - the hottest of calls
-        """The oldest call has its STATUS."""
+    def _end_oldest(self, success: bool) -> None:  # noqa: FBT001 - the hottest of calls
         if self._oldest == self._newest:
             self._state = _AFTER_STATUS[self._state]
         self._oldest += 1

@@ -1,15 +1,14 @@
-"""Frames of the stream transport: how bytes become frames, and frames bytes.
+"""Frames of the stream transport: encoding and decoding.
 
 A connection begins with :data:`PREFACE`, which the client sends. What follows, in both
 directions, is a sequence of frames::
 
     kind: u8 | length: u32, big-endian | payload: `length` bytes
 
-Nothing here reads or writes: decoders are fed with bytes, encoders return them. A decoder gives
-the same frames however the bytes are cut, checks a frame's kind and length as soon as its five
-header bytes are there, and holds no more than one frame that is not yet whole. There are two:
-:class:`FrameDecoder` is fed with ``bytes`` objects, :class:`FrameBuffer` owns the memory that a
-socket receives into (``asyncio.BufferedProtocol``, ``socket.recv_into``).
+Nothing here reads or writes. Encoders return bytes. :class:`FrameBuffer` owns the memory that a
+socket receives into (``asyncio.BufferedProtocol``, ``socket.recv_into``), and returns frames. It
+returns the same frames however the bytes are cut, checks a frame's kind and length as soon as its
+five header bytes are there, and holds no more than one incomplete frame.
 
 Payloads with an inner form:
 
@@ -18,9 +17,10 @@ Payloads with an inner form:
   error, not only its text, a NUL and the class's name follow the text.
 - HELLO: a ``Hello``. GOAWAY: UTF-8 text. PING and PONG: up to 64 bytes of any kind.
 
-Modules: ``codec`` (kinds, encoding, inner forms) and ``decoders``.
+Modules: ``codec`` (kinds, encoding, inner forms) and ``buffer``.
 """
 
+from gazette_sdk.protocol.stream_frames.buffer import FrameBuffer
 from gazette_sdk.protocol.stream_frames.codec import (
     ABORT_FRAME,
     CONTENT_BYTES_MAX,
@@ -52,7 +52,6 @@ from gazette_sdk.protocol.stream_frames.codec import (
     encode_status,
     header,
 )
-from gazette_sdk.protocol.stream_frames.decoders import FrameBuffer, FrameDecoder
 
 __all__ = [
     "ABORT_FRAME",
@@ -68,7 +67,6 @@ __all__ = [
     "CallHead",
     "Frame",
     "FrameBuffer",
-    "FrameDecoder",
     "Hello",
     "Kind",
     "Method",

@@ -1,4 +1,4 @@
-"""How frames and their payloads are made of values, and payloads read."""
+"""Kinds of frames, encoding of frames, and inner forms of payloads."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Method(enum.IntEnum):
 
 
 class MethodTraits(NamedTuple):
-    """What a call of a method looks like.
+    """Streaming and content of a method's calls.
 
     Attributes:
         client_streams: MESSAGE and CONTENT may follow its CALL, up to END.
@@ -138,12 +138,12 @@ class Frame(NamedTuple):
 
 
 class StatusLine(NamedTuple):
-    """How a call ended.
+    """Payload of a STATUS: the end of a call.
 
     Attributes:
         code: gRPC status code; 0 is success.
-        text: why, empty for success.
-        kind: name of the error's class, where the server told.
+        text: reason of the failure; empty for success.
+        kind: name of the error's class, where the server sent it.
     """
 
     code: int
@@ -176,7 +176,7 @@ PAYLOAD_BYTES_MAX = tuple(
 
 
 def header(kind: int, length: int) -> bytes:
-    """The five bytes before a payload that is sent by itself, such as by ``sendfile``.
+    """Return the five bytes before a payload that is sent by itself, such as by ``sendfile``.
 
     Args:
         kind: of the frame.
@@ -191,7 +191,7 @@ def header(kind: int, length: int) -> bytes:
 
 
 def encode(kind: int, payload: bytes) -> bytes:
-    """A whole frame.
+    """Return a whole frame.
 
     Raises:
         StreamProtocolError: the kind is unknown, or its payload may not be so long.
@@ -209,7 +209,7 @@ STATUS_OK_FRAME = encode(Kind.STATUS, b"\x00")
 
 
 def encode_call(method: int, request: bytes, head: bytes = b"") -> bytes:
-    """A CALL frame.
+    """Return a CALL frame.
 
     Args:
         method: number of the method.
@@ -228,7 +228,7 @@ def encode_call(method: int, request: bytes, head: bytes = b"") -> bytes:
 
 
 def encode_append(request: bytes, content: bytes, head: bytes = b"") -> bytes:
-    """A whole Append of one piece of content: CALL, CONTENT and END, ready for one write.
+    """Return a whole Append of one piece of content: CALL, CONTENT and END, ready for one write.
 
     Args:
         request: the encoded ``AppendRequest`` that names the journal.
@@ -258,13 +258,12 @@ def encode_append(request: bytes, content: bytes, head: bytes = b"") -> bytes:
 
 
 def encode_status(code: int, text: str = "", kind: str = "") -> bytes:
-    """A STATUS frame.
+    """Return a STATUS frame.
 
     Args:
         code: gRPC status code.
-        text: why the call failed; cut after 16 KiB. NULs in it become spaces.
-        kind: name of the error's class, for the classes that a client should tell apart though
-            they share a code.
+        text: reason of the failure; cut after 16 KiB. NULs in it become spaces.
+        kind: name of the error's class, where a client distinguishes classes that share a code.
     """
     if not (code or text or kind):
         return STATUS_OK_FRAME
@@ -275,7 +274,7 @@ def encode_status(code: int, text: str = "", kind: str = "") -> bytes:
 
 
 def encode_goaway(reason: str) -> bytes:
-    """A GOAWAY frame; the reason is cut after 16 KiB."""
+    """Return a GOAWAY frame; the reason is cut after 16 KiB."""
     return encode(Kind.GOAWAY, _cut_text(reason))
 
 
@@ -286,13 +285,13 @@ def encode_hello(
     content_bytes_max: int = CONTENT_BYTES_MAX,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
 ) -> bytes:
-    """A server's HELLO frame.
+    """Return a server's HELLO frame.
 
     Args:
         zone: of the server's member key; empty where it is no member.
         suffix: of the same.
-        content_bytes_max: greatest CONTENT that it takes.
-        message_bytes_max: greatest CALL or MESSAGE that it takes.
+        content_bytes_max: greatest CONTENT that the server accepts.
+        message_bytes_max: greatest CALL or MESSAGE that the server accepts.
     """
     hello = Hello(
         zone=zone,
@@ -318,7 +317,7 @@ def _too_long_call(head_length: int, length: int) -> str:
 
 
 def complaint(kind: int, length: int) -> str:
-    """Why a header of this kind and length is refused."""
+    """Return the message of the error for a header of this kind and length."""
     bound = PAYLOAD_BYTES_MAX[kind]
     if bound < 0:
         return f"frame of unknown kind {kind}"
@@ -331,13 +330,13 @@ _unpack_call = _CALL_PREFIX.unpack_from
 
 
 def decode_call(payload: bytes) -> tuple[int, bytes, bytes]:
-    """Splits a CALL's payload.
+    """Split a CALL's payload.
 
     Returns:
         Number of the method (any), the encoded head, the encoded request.
 
     Raises:
-        StreamProtocolError: it is shorter than it says.
+        StreamProtocolError: it is shorter than its header says.
     """
     if len(payload) < 3:
         raise StreamProtocolError(f"CALL frame of {len(payload)} bytes has no head")
@@ -351,7 +350,7 @@ def decode_call(payload: bytes) -> tuple[int, bytes, bytes]:
 
 
 def decode_head(head: bytes) -> CallHead:
-    """The head of a CALL.
+    """Return the head of a CALL.
 
     Raises:
         StreamProtocolError: it is no ``CallHead``.
@@ -363,7 +362,7 @@ def decode_head(head: bytes) -> CallHead:
 
 
 def decode_status(payload: bytes) -> StatusLine:
-    """A STATUS's payload.
+    """Return the content of a STATUS's payload.
 
     Raises:
         StreamProtocolError: it is empty, or its code is none of gRPC's.
@@ -380,7 +379,7 @@ _SUCCESS = StatusLine(0)
 
 
 def decode_hello(payload: bytes) -> Hello:
-    """A HELLO's payload, with the bounds filled in that it leaves out.
+    """Return the message in a HELLO's payload, with default bounds where it has none.
 
     Raises:
         StreamProtocolError: it is no ``Hello``, or names no version.
@@ -397,5 +396,5 @@ def decode_hello(payload: bytes) -> Hello:
 
 
 def decode_text(payload: bytes) -> str:
-    """Text of a GOAWAY or STATUS; bytes that are no UTF-8 are shown, not refused."""
+    """Return the text of a GOAWAY or STATUS; bytes that are not UTF-8 are escaped."""
     return payload.decode("utf-8", "backslashreplace")

@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 from gazette_sdk.errors import UnavailableError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rpc
-from gazette_sdk.protocol.authorization import Authorizer, FixedToken, authority_for, wanted_for
+from gazette_sdk.protocol.authorization import Authorizer, FixedToken, authority_for, claims_for
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.service import RPCS_BY_NAME, Rpc
 from gazette_sdk.transport.base import Transport
@@ -315,7 +315,7 @@ class RoutedTransport(Transport):
         """Return a token that is good for just this call; None where none is needed."""
         if self._authorizer is None:
             return None
-        wanted = wanted_for(opening)
+        wanted = claims_for(opening)
         return self._authorizer.header(
             wanted.capability, wanted.selector, wanted.ttl_s, time.time()
         )

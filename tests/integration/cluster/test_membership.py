@@ -124,7 +124,7 @@ def test_a_session_from_start_to_end(etcd):
     async def scenario():
         async with etcd.client() as client:
             async with Membership(client, KEY, ttl_s=60) as membership:
-                with pytest.raises(EtcdError, match="nothing was announced"):
+                with pytest.raises(EtcdError, match="is not announced yet"):
                     await membership.set_exiting()
                 await membership.announce(spec())
                 ((value, lease, revision),) = await announced(client)

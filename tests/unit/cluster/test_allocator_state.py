@@ -32,7 +32,8 @@ def ratio(text):
 
 def test_extraction_over_the_fixture():
     vector = VECTORS["TestExtractOverFixture"]
-    state = state_of(FIXTURE)
+    keyspace = filled(FIXTURE)
+    state = State(keyspace, VectorAllocation())
     assert state.zones == vector["zones"]
     assert state.zone_slots == vector["zone_slots"]
     assert state.member_slots == vector["member_slots"]
@@ -43,12 +44,13 @@ def test_extraction_over_the_fixture():
         zone, _, suffix = view["local_key"].removeprefix("/root/members/").partition("#")
         index = state.member_index(zone, suffix)
         assert (-1 if index is None else index) == view["member_index"]
-        local = state.local_items(zone, suffix)
-        assert [item.item.id for item in local] == [i["item"] for i in view["local_items"]]
-        for item, expect in zip(local, view["local_items"], strict=True):
+        local = keyspace.local_assignments(zone, suffix)
+        known = [a for a in local if keyspace.item(a.item)]
+        assert [a.item for a in known] == [i["item"] for i in view["local_items"]]
+        for held, expect in zip(known, view["local_items"], strict=True):
             begin, end = expect["assignments"]
-            assert list(item.assignments) == state.assignments[begin:end]
-            assert item.local == expect["index"]
+            assert keyspace.assignments(held.item) == state.assignments[begin:end]
+            assert state.assignments[begin:end][expect["index"]] is held
 
 
 @given(st.permutations([entry for entry in FIXTURE if "/members/" in entry[0]]))

@@ -77,7 +77,7 @@ def test_active_nodes_come_tallest_first():
     for node, excess in vector["excess"].items():
         solver.add_excess(int(node), excess)
     solver.add_excess(SINK, 5)
-    assert [solver.pop_tallest() for _ in vector["pop_order"]] == vector["pop_order"]
+    assert [solver._active.pop() for _ in vector["pop_order"]] == vector["pop_order"]
 
 
 def max_flow(nodes, capacities):

@@ -211,7 +211,9 @@ def test_a_record_of_many_lines_is_not_looked_at_again_with_each_chunk(monkeypat
         return whole
 
     monkeypatch.setattr(csv._Scanner, "scan", counting)
-    monkeypatch.setattr(csv, "_look", lambda *_: pytest.fail("in bulk") if looked_at else REAL(*_))
+    monkeypatch.setattr(
+        csv, "_cut_bulk", lambda *_: pytest.fail("in bulk") if looked_at else REAL(*_)
+    )
     content = b'a,"' + b'line ""of\n a text\n' * 5000 + b'"\n'
     records, errors = follow([content[at : at + 100] for at in range(0, len(content), 100)])
     assert [record[1:] for record in records] == [(0, len(content))]
@@ -219,7 +221,7 @@ def test_a_record_of_many_lines_is_not_looked_at_again_with_each_chunk(monkeypat
     assert looked_at == len(content)
 
 
-REAL = csv._look
+REAL = csv._cut_bulk
 
 
 def test_many_bad_records_cost_a_look_at_their_neighbourhood_each(monkeypatch):
@@ -230,7 +232,7 @@ def test_many_bad_records_cost_a_look_at_their_neighbourhood_each(monkeypatch):
         looked_at += stop - begin
         return REAL(buffer, begin, stop)
 
-    monkeypatch.setattr(csv, "_look", counting)
+    monkeypatch.setattr(csv, "_cut_bulk", counting)
     content = b"a,b\n" + b"c\n" * 500 + b"d,e\n" * 100_000
     records, errors = follow([content])
     assert (len(records), len(errors)) == (100_001, 500)

@@ -60,7 +60,7 @@ def naive_prefix(rows, floors) -> int:
     return whole
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(stamps, floors)
 def test_plain_prefixes_are_those_found_one_by_one(rows, floors):
     def floor_of(producer):

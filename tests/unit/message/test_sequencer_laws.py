@@ -217,7 +217,7 @@ def assert_delivered(
 # ---------------------------------------------------------------- the laws
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(histories(), histories(), rings, st.integers(0, 1 << 16))
 def test_what_is_delivered_is_what_the_oracle_says(first, second, ring, seed):
     journals = {"a": journal("a", first), "b": journal("b", second)}
@@ -299,7 +299,7 @@ def feed_in_bulk(
     return delivered
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(histories(), histories(acts | plain_acts), st.integers(1, 40), rings)
 def test_plain_parts_in_bulk_leave_what_queueing_leaves(first, second, run_max, ring):
     journals = {"a": journal("a", first), "b": journal("b", second)}
@@ -332,7 +332,7 @@ def known(sequencer: Sequencer[int]) -> Any:
     }
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(histories(), histories(plain_acts, 8), rings)
 def test_a_checkpoint_within_a_plain_part_goes_on_exactly_there(first, second, ring):
     messages = journal("a", [*first, *second])

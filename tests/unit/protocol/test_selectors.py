@@ -8,7 +8,7 @@ from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import labels, selectors
 from gazette_sdk.protocol.selectors import format_selector, parse_selector
-from support.vectors import cases, journal_spec, label_set, normal, refuses, selector
+from support.vectors import cases, label_set, normal, refuses, selector
 
 
 @pytest.mark.parametrize("case", cases("broker", "selector_validate"))
@@ -40,12 +40,6 @@ def test_what_cannot_be_parsed_is_quoted(case):
     assert case.get("unmatched", "") in str(caught.value)
 
 
-@pytest.mark.parametrize("case", cases("broker", "label_set_ext"))
-def test_a_journal_is_matched_with_its_name(case):
-    spec = journal_spec({"name": case["name"], "labels": case["labels"]})
-    assert selectors.with_name(spec) == label_set(case["expect"])
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -72,7 +66,8 @@ def test_journals_are_matched_by_labels_and_name(text, expected):
         labels=labels.label_set([("topic", "orders"), ("tag", "one"), ("tag", "two")]),
     )
     assert selectors.matches_journal(parse_selector(text), spec) == expected
-    assert selectors.matches(parse_selector(text), selectors.with_name(spec)) == expected
+    labels.add(spec.labels, labels.NAME, spec.name)
+    assert selectors.matches(parse_selector(text), spec.labels) == expected
 
 
 @pytest.mark.parametrize(

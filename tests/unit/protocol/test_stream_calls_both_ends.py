@@ -37,30 +37,30 @@ from gazette_sdk.protocol.stream_frames import (
     METHODS,
     Frame,
     FrameBuffer,
-    FrameDecoder,
     Kind,
     Method,
     decode_status,
     encode,
 )
+from support.frame_feed import FrameFeed
 from support.stream_calls import AFTER_SUCCESS, FRAMES, client_in, server_in
 
-CASES = int(os.environ.get("STREAM_CASES", "300"))
+CASES = int(os.environ.get("STREAM_CASES", "150"))
 LAW = settings(max_examples=CASES, deadline=None)
 LONG = pytest.mark.timeout(max(120, CASES // 5))
 
 
 def test_the_tables_of_both_ends_are_whole():
     for table, states, effects in (
-        (server.TABLE, server.Intake, server.Effect),
-        (client.TABLE, client.Expected, client.Effect),
+        (server.TABLE, server.ReceiveState, server.ServerEffect),
+        (client.TABLE, client.ReceiveState, client.ClientEffect),
     ):
         assert len(table) == len(states)
         for row in table:
             assert len(row) == len(Kind) + 1
             assert all(effect in effects and after in states for effect, after in row)
             assert row[0][0] is effects.VIOLATION
-    assert set(client.SENDING) == {(o, a) for o in client.Outgo for a in client.Action}
+    assert set(client.SENDING) == {(o, a) for o in client.SendState for a in client.SendAction}
 
 
 def test_keepalive_frames_are_made():
@@ -129,7 +129,7 @@ class Run:
         served = {number: how for number, how in METHODS.items() if number not in unserved}
         self.client, self.server = ClientCalls(), ServerCalls(served)
         self.up, self.down = bytearray(), bytearray(self.server.hello("z", "s"))
-        self.up_decoder, self.down_decoder = FrameDecoder(), FrameBuffer()
+        self.up_decoder, self.down_decoder = FrameFeed(), FrameBuffer()
         self.held: list[Frame] = []
         self.begun: list[tuple[Plan, Record]] = []
         self.taken: dict[int, Record] = {}

@@ -20,7 +20,6 @@ from gazette_sdk.protocol.stream_frames import (
     ABORT_FRAME,
     END_FRAME,
     Frame,
-    FrameDecoder,
     Hello,
     Kind,
     Method,
@@ -28,6 +27,7 @@ from gazette_sdk.protocol.stream_frames import (
     encode_goaway,
     encode_hello,
 )
+from support.frame_feed import FrameFeed
 from support.stream_calls import FRAMES, cells, client_in, frame_of
 
 CLIENT_TABLE = """
@@ -170,7 +170,7 @@ def test_a_call_begins_only_when_the_one_before_is_sent(state, why):
     for begin in (lambda: calls.begin(Method.LIST, b"r"), lambda: calls.append(b"r", b"c")):
         if why is None:
             number, data = begin()
-            assert FrameDecoder().feed(data)[0].kind == Kind.CALL
+            assert FrameFeed().feed(data)[0].kind == Kind.CALL
             assert calls.open_calls[-1] == number
         else:
             with pytest.raises(StreamProtocolError, match=why):

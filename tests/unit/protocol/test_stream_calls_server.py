@@ -24,7 +24,6 @@ from gazette_sdk.protocol.stream_frames import (
     STATUS_OK_FRAME,
     CallHead,
     Frame,
-    FrameDecoder,
     Kind,
     Method,
     decode_status,
@@ -32,6 +31,7 @@ from gazette_sdk.protocol.stream_frames import (
     encode_goaway,
     encode_hello,
 )
+from support.frame_feed import FrameFeed
 from support.stream_calls import AFTER_SUCCESS, FRAMES, call_frame, cells, client_in, server_in
 
 SERVER_TABLE = """
@@ -204,7 +204,7 @@ def test_the_server_sends_only_what_its_client_takes(method, steps, refusal):
         "failure": lambda: ours.status(1, 2, "why"),
     }
     for step in steps[:-1] if refusal else steps:
-        for frame in FrameDecoder().feed(sends[step]()):
+        for frame in FrameFeed().feed(sends[step]()):
             assert theirs.receive(frame) is not None
     if refusal:
         with pytest.raises(StreamProtocolError, match=refusal):

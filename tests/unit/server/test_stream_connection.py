@@ -12,7 +12,6 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_frames import (
     ABORT_FRAME,
     PREFACE,
-    FrameDecoder,
     Kind,
     StatusLine,
     decode_status,
@@ -20,6 +19,7 @@ from gazette_sdk.protocol.stream_frames import (
 from gazette_sdk.server.outcomes import CODES
 from gazette_sdk.server.stream_connection import StreamConnection
 from gazette_sdk.server.stream_server import StreamServer
+from support.frame_feed import FrameFeed
 from support.raw_stream import append_frames, head_of, read_call
 from support.scripted_journals import ScriptedJournals
 
@@ -36,7 +36,7 @@ class Transport:
         self.frames: list[Any] = []
         self.writes = 0
         self.aborted = False
-        self._decoder = FrameDecoder()
+        self._decoder = FrameFeed()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return Socket() if name == "socket" else default

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.varint import decode_varint, encode_varint
 from gazette_sdk.transport.target import AppendItem
 
 __all__ = ["Chunk", "content_request", "decode_read_response", "encode_append_item"]
@@ -21,21 +22,10 @@ _APPEND_CONTENT_TAG = b"\x22"  # AppendRequest.content: field 4, length-delimite
 _READ_OFFSET_TAG = 0x18  # ReadResponse.offset: field 3, varint
 _READ_CONTENT_TAG = 0x3A  # ReadResponse.content: field 7, length-delimited
 
-_INT64_VARINT_BYTES_MAX = 9  # a tenth byte is a negative number
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
 
 def content_request(content: bytes) -> bytes:
     """The wire form of ``AppendRequest(content=content)``."""
-    return b"".join((_APPEND_CONTENT_TAG, _varint(len(content)), content))
+    return b"".join((_APPEND_CONTENT_TAG, encode_varint(len(content)), content))
 
 
 def encode_append_item(item: AppendItem) -> bytes:
@@ -49,25 +39,13 @@ def encode_append_item(item: AppendItem) -> bytes:
     return content_request(item)
 
 
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The non-negative number at ``at`` and the position behind it; -1 when it is not one."""
-    value = shift = 0
-    for position in range(at, min(at + _INT64_VARINT_BYTES_MAX, len(data))):
-        byte = data[position]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position + 1
-        shift += 7
-    return -1, at
-
-
 def decode_read_response(data: bytes) -> pb.ReadResponse | Chunk:
     """A message of a read: its offset and content if it has nothing else, or the message."""
     offset, at = 0, 0
     if data and data[0] == _READ_OFFSET_TAG:
-        offset, at = _read_varint(data, 1)
+        offset, at = decode_varint(data, 1)
     if offset >= 0 and at < len(data) and data[at] == _READ_CONTENT_TAG:
-        length, at = _read_varint(data, at + 1)
+        length, at = decode_varint(data, at + 1)
         if length > 0 and at + length == len(data):
             return offset, data[at:]
     return pb.ReadResponse.FromString(data)

@@ -8,7 +8,7 @@ from gazette_sdk.broker.append.response import Committed, Told
 from gazette_sdk.broker.resolver import Resolution
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import label_set
-from gazette_sdk.protocol.wire import complete
+from gazette_sdk.protocol.non_null_fields import complete
 from support.scripted_journals import HEADER
 
 COUNTS = st.integers(0, 2**63 - 1)

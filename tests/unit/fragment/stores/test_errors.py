@@ -145,8 +145,8 @@ def test_a_missing_package_is_named_with_the_extra_that_has_it(url, module, extr
     [
         ("s3://bucket/", "no region; add `\\?region="),
         ("s3://bucket/?profile=nobody&region=x", "profile"),
-        ("s3://bucket/?nonsense=1", "know no argument 'nonsense'"),
-        ("gs://bucket/?region=1", "know no argument 'region'"),
+        ("s3://bucket/?nonsense=1", "have no argument 'nonsense'"),
+        ("gs://bucket/?region=1", "have no argument 'region'"),
         ("azure://container/", "AZURE_ACCOUNT_NAME"),
         ("azure-ad://tenant/account/container/", "AZURE_CLIENT_ID"),
     ],

@@ -11,7 +11,7 @@ from peers import contender, gazette
 
 from gazette_sdk.embedded import EmbeddedCluster
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture(scope="module")

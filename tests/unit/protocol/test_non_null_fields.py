@@ -8,9 +8,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol import wire
+from gazette_sdk.protocol import non_null_fields
+from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.protocol.service import RPCS, RPCS_BY_NAME
-from gazette_sdk.protocol.wire import complete
 from support.vectors import GOLDEN, build, cases, golden, normal
 
 
@@ -88,7 +88,7 @@ def without_empty_non_null(message):
         if (
             not field.is_repeated
             and not value.ListFields()
-            and field.name in wire._NON_NULL.get(message.DESCRIPTOR.full_name, ())
+            and field.name in non_null_fields._NON_NULL.get(message.DESCRIPTOR.full_name, ())
         ):
             message.ClearField(field.name)
     return message
@@ -149,7 +149,7 @@ def test_a_route_of_no_members_writes_its_primary():
 
 
 def test_fields_that_are_always_written_exist():
-    for name, fields in wire._NON_NULL.items():
+    for name, fields in non_null_fields._NON_NULL.items():
         descriptor = pb.DESCRIPTOR.pool.FindMessageTypeByName(name)
         for field in fields:
             assert descriptor.fields_by_name[field].message_type is not None

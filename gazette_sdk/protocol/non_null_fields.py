@@ -1,8 +1,7 @@
-"""Which empty sub-messages are written nevertheless (protocol section 1).
+"""Sub-messages that are encoded even when they are empty (protocol section 1).
 
-Peers of other make write the sub-messages marked "NN" there also when they are empty. They
-decode messages without them alike, so that completing a message matters only where bytes are
-compared, but costs little.
+Other implementations always encode the sub-messages marked "NN" there. They decode messages
+without them alike: completing a message matters only where bytes are compared, but costs little.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ M = TypeVar("M", bound=Message)
 
 
 def complete(message: M) -> M:
-    """Makes the sub-messages present that are always written, at every depth.
+    """Make the sub-messages present that are always encoded, at every depth.
 
     Args:
         message: any message; changed in place.
@@ -46,10 +45,10 @@ def complete(message: M) -> M:
         The same message.
     """
     always, present, repeated = _plan(message.DESCRIPTOR)
-    for name, deeper in always:
+    for name, nested in always:
         inner = getattr(message, name)
         inner.SetInParent()
-        if deeper:
+        if nested:
             complete(inner)
     for name in present:
         if message.HasField(name):
@@ -61,7 +60,8 @@ def complete(message: M) -> M:
 
 
 _Plan = tuple[tuple[tuple[str, bool], ...], tuple[str, ...], tuple[str, ...]]
-"""Fields always present and whether to look into them; others to look into; repeated ones."""
+"""Fields that are always present, with True where they have such fields; other single fields that
+have such fields; repeated fields that have them."""
 
 
 @cache
