@@ -23,8 +23,9 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from gazette_sdk.message.columns.layout import sliced_columns
-from gazette_sdk.message.columns.lines import Lines, Place, Placed
+from gazette_sdk.message.columns.lines import Lines, PlacedUuids, placed_uuids
 from gazette_sdk.message.columns.metadata import MISFITS, data_fields, text_column, uuid_column
+from gazette_sdk.message.kinds.fixed_place import UuidPlace
 from gazette_sdk.message.sequencing.run import (
     NO_STAMPS,
     InvalidUuidError,
@@ -80,23 +81,23 @@ class JsonColumns:
             [*fields, *(pa.field(each, pa.string()) for each in self._keys if each not in names)]
         )
         # A column of the UUID's own key is read like any other.
-        self._place = None if key in names else Place(b'{"%b":"' % key.encode())
+        self._place = None if key in names else UuidPlace(b'{"%b":"' % key.encode(), 2)
         self._lacks_types = False
 
     def parse(self, lines: Lines) -> Parsed:
         """The columns of lines, up to the first that is bad."""
         if not len(lines):
             return Parsed({}, NO_STAMPS, self._no_uuids(), None)
-        placed = self._place.cut(lines) if self._place is not None else None
+        placed = placed_uuids(lines, self._place) if self._place is not None else None
         if placed is not None:
-            stamps = placed.stamps()
+            stamps = parse_text_uuids(placed.texts)
             if stamps is not None:
                 return self._parse_placed(lines, placed, stamps)
         return self._parse_searched(lines)
 
     # ------------------------------------------------------- two ways to read
 
-    def _parse_placed(self, lines: Lines, placed: Placed, stamps: Stamps) -> Parsed:
+    def _parse_placed(self, lines: Lines, placed: PlacedUuids, stamps: Stamps) -> Parsed:
         """Lines which all begin with a UUID."""
         texts = placed.texts
         columns = self._sliced(lines, placed.are_bare())

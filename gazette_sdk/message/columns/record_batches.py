@@ -8,22 +8,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from gazette_sdk.errors import ConfigurationError, FramingError, GazetteError, ValidationError
-from gazette_sdk.framing import framing_for
-from gazette_sdk.message.columns.decoders import ColumnDecoder, decoder_of
+from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.message.columns.rows import Row, Rows, gathered
-from gazette_sdk.message.kinds import kind_of
-from gazette_sdk.message.publishing.sender import on_loop
+from gazette_sdk.message.reading.batch_reader import BatchReader
 from gazette_sdk.message.reading.delivery import HORIZON_S
-from gazette_sdk.message.reading.flow import Opened
-from gazette_sdk.message.reading.pump import Pump
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 
-__all__ = ["PIECE_BYTES_MAX", "ColumnDecoders", "RecordBatches", "checked_schema"]
+__all__ = ["ITEM_BYTES_MAX", "RecordBatches", "checked_schema"]
 
-PIECE_BYTES_MAX = 1 << 20
-"""Content of a journal which is decoded at once: less costs more per message, and of a few
-megabytes the arrays in between no longer stay in a core's cache."""
+ITEM_BYTES_MAX = 1 << 20
+"""Limit of the content of a journal that is decoded at once: less costs more per message, and the
+intermediate arrays of a few megabytes do not fit into a core's cache."""
 
 
 class RecordBatches:
@@ -38,9 +33,9 @@ class RecordBatches:
         schema: schema of all batches.
     """
 
-    def __init__(self, schema: pa.Schema, pump: Pump[Row], batch_rows: int) -> None:
+    def __init__(self, schema: pa.Schema, batches: BatchReader[Row], batch_rows: int) -> None:
         self.schema = schema
-        self._pump = pump
+        self._batches = batches
         self._batch_rows = batch_rows
         self._rest: pa.RecordBatch | None = None
         self._rows: Iterator[Row] = iter(())
@@ -50,11 +45,11 @@ class RecordBatches:
     @property
     def offsets(self) -> dict[str, int]:
         """See :attr:`Reader.offsets`: behind the last row of the last batch that was taken."""
-        return self._pump.offsets(self._left)
+        return self._batches.offsets(self._left)
 
     def checkpoint(self, *, horizon_s: float = HORIZON_S) -> Checkpoint:
         """See :meth:`Reader.checkpoint`: behind the last row of the last batch."""
-        return self._pump.checkpoint(self._left, horizon_s=horizon_s)
+        return self._batches.checkpoint(self._left, horizon_s=horizon_s)
 
     @property
     def _left(self) -> int:
@@ -64,23 +59,21 @@ class RecordBatches:
     # ------------------------------------------------------------- iteration
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        if on_loop():
-            raise GazetteError("iterating here would block the SDK's event loop: `async for`")
-        self._pump.begin()
+        self._batches.begin(blocks=True)
         while True:
             while (batch := self._next()) is not None:
                 yield batch
-            taken = self._pump.take()
+            taken = self._batches.next_batch()
             if taken is None:
                 return
             self._add(taken)
 
     async def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
-        self._pump.begin()
+        self._batches.begin()
         while True:
             while (batch := self._next()) is not None:
                 yield batch
-            taken = await self._pump.atake()
+            taken = await self._batches.next_batch_async()
             if taken is None:
                 return
             self._add(taken)
@@ -95,11 +88,11 @@ class RecordBatches:
 
     def close(self) -> None:
         """See :meth:`Reader.close`."""
-        self._pump.close()
+        self._batches.close()
 
     async def aclose(self) -> None:
         """See :meth:`Reader.aclose`."""
-        await self._pump.aclose()
+        await self._batches.aclose()
 
     # ----------------------------------------------------------------- batches
 
@@ -123,7 +116,7 @@ class RecordBatches:
             rows += islice(self._rows, self._batch_rows - len(rows))
             while len(rows) < self._batch_rows:
                 # Transactions come one by one, and may be small: some are put together.
-                taken = self._pump.at_hand()
+                taken = self._batches.ready_batch()
                 if taken is None or self._add(taken):
                     break
                 rows += islice(self._rows, self._batch_rows - len(rows))
@@ -133,7 +126,7 @@ class RecordBatches:
                 raise
             # It is raised behind these rows.
         except BaseException:
-            self._pump.interrupt()
+            self._batches.interrupt()
             raise
         if not rows:
             return None if self._rest is None else self._cut()
@@ -149,45 +142,6 @@ class RecordBatches:
             self._rest = rest.slice(self._batch_rows)
             return rest.slice(0, self._batch_rows)
         return rest if rest.num_rows else None
-
-
-class ColumnDecoders:
-    """Makes the decoders of journals to columns. Holds no reader, so that a dropped one ends.
-
-    Args:
-        message_type: class of the messages.
-        schema: columns wanted.
-        sequenced: rows are to be sequenced.
-    """
-
-    def __init__(self, message_type: type[Any], schema: pa.Schema, *, sequenced: bool) -> None:
-        self._type = message_type
-        self._schema = schema
-        self._sequenced = sequenced
-
-    def __call__(self, opened: Opened) -> ColumnDecoder:
-        """The decoder of a journal.
-
-        Raises:
-            FramingError: its content type has no framing.
-            ValidationError: its framing holds no messages of the class.
-        """
-        journal = opened.journal
-        try:
-            framing = framing_for(opened.content_type)
-            kind = kind_of(self._type, framing.form)
-        except FramingError as error:
-            raise FramingError(
-                f"{journal}: determining framing: {error}; give the journal a content-type"
-                " label which has a framing, or register one",
-                journal=journal,
-            ) from error
-        except ValidationError as error:
-            reason = f"{journal}: {error.reason}"
-            raise ValidationError(reason, kind=error.kind, journal=journal) from error
-        return decoder_of(
-            journal, framing, kind, self._schema, opened.offset, sequenced=self._sequenced
-        )
 
 
 def checked_schema(schema: Any) -> pa.Schema:

@@ -1,36 +1,28 @@
-"""Reads messages of journals, in plain code and in coroutines (message sections 12 to 14)."""
+"""Reader of messages, for plain code and coroutines (message sections 12 to 14)."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from operator import length_hint
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Literal, Self, TypeAlias, TypeVar
 
-from gazette_sdk.errors import (
-    ConfigurationError,
-    FramingError,
-    GazetteError,
-    ValidationError,
-)
-from gazette_sdk.framing import framing_for
+from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.message.envelope import Envelope
-from gazette_sdk.message.kinds import kind_of, validator_of
-from gazette_sdk.message.publishing.sender import on_loop
+from gazette_sdk.message.kinds import validator_of
+from gazette_sdk.message.reading.batch_reader import BatchReader, OnError
 from gazette_sdk.message.reading.delivery import (
     HORIZON_S,
     RING_BYTES_MAX,
-    Committed,
+    CommittedDelivery,
     Delivery,
     Select,
-    Uncommitted,
 )
-from gazette_sdk.message.reading.flow import Opened
-from gazette_sdk.message.reading.journal_decoder import JournalDecoder
+from gazette_sdk.message.reading.journal_decoder import journal_decoder
 from gazette_sdk.message.reading.plan import Offsets, plan_of
-from gazette_sdk.message.reading.pump import OnError, Pump
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.message.sequencing.sequencer import Sequencer
 from gazette_sdk.transport.base import Transport
@@ -143,8 +135,9 @@ class Reader(Generic[M]):
         self._ring_size = ring_size
         self._restored = restored
         delivery: Delivery[Envelope[M]] = self._new_delivery()
-        new_decoder = _DecoderOf(message_type, sequenced=self._is_committed)
-        self._pump: Pump[Envelope[M]] = Pump(
+        # Decoders hold no reader, so that one that is dropped ends its reads.
+        new_decoder = partial(journal_decoder, message_type, sequenced=self._is_committed)
+        self._batches: BatchReader[Envelope[M]] = BatchReader(
             self._plan, transport, new_decoder, delivery, on_error=on_error
         )
         self._left: Iterator[Envelope[M]] = iter(())
@@ -152,11 +145,11 @@ class Reader(Generic[M]):
 
     def _new_delivery(self, select: Select[T] | None = None) -> Delivery[T]:
         if not self._is_committed:
-            return Uncommitted(self._plan.offsets)
+            return Delivery(self._plan.offsets)
         sequencer = Sequencer[T](
             self._ring_size, ring_bytes_max=RING_BYTES_MAX, checkpoint=self._restored
         )
-        return Committed(
+        return CommittedDelivery(
             sequencer,
             offsets=self._plan.offsets,
             acknowledgements=self._acknowledgements,
@@ -174,7 +167,7 @@ class Reader(Generic[M]):
         """
         if self._columns is not None:
             return self._columns.offsets
-        return self._pump.offsets(length_hint(self._left))
+        return self._batches.offsets(length_hint(self._left))
 
     def checkpoint(self, *, horizon_s: float = HORIZON_S) -> Checkpoint:
         """Where this committed reader stands: exactly behind the last envelope that was taken.
@@ -193,7 +186,7 @@ class Reader(Generic[M]):
         """
         if self._columns is not None:
             return self._columns.checkpoint(horizon_s=horizon_s)
-        return self._pump.checkpoint(length_hint(self._left), horizon_s=horizon_s)
+        return self._batches.checkpoint(length_hint(self._left), horizon_s=horizon_s)
 
     # --------------------------------------------------------------- columns
 
@@ -232,6 +225,7 @@ class Reader(Generic[M]):
         """
         try:
             from gazette_sdk.message.columns import (  # noqa: PLC0415 - an extra
+                decoders,
                 record_batches,
                 rows,
             )
@@ -245,49 +239,47 @@ class Reader(Generic[M]):
         if self._columns is not None and self._columns.schema != wanted:
             raise ConfigurationError("the reader delivers columns of another schema already")
         if self._columns is None:
-            if self._pump.has_begun:
+            if self._batches.has_begun:
                 raise ConfigurationError(
                     "messages were taken from the reader already: make another one for columns"
                 )
-            new_decoder = record_batches.ColumnDecoders(
-                self._type, wanted, sequenced=self._is_committed
+            new_decoder = partial(
+                decoders.column_decoder, self._type, wanted, sequenced=self._is_committed
             )
-            pump = Pump(
-                dataclasses.replace(self._plan, piece_bytes_max=record_batches.PIECE_BYTES_MAX),
+            batches = BatchReader(
+                dataclasses.replace(self._plan, item_bytes_max=record_batches.ITEM_BYTES_MAX),
                 self._transport,
                 new_decoder,
                 self._new_delivery(rows.selected),
                 on_error=self._on_error,
             )
-            self._columns = record_batches.RecordBatches(wanted, pump, batch_rows)
+            self._columns = record_batches.RecordBatches(wanted, batches, batch_rows)
         return self._columns
 
     # ------------------------------------------------------------- iteration
 
     def __iter__(self) -> Iterator[Envelope[M]]:
-        if on_loop():
-            raise GazetteError("iterating here would block the SDK's event loop: `async for`")
         self._check_delivers_messages()
-        self._pump.begin()
-        # No Python runs per envelope, but for the consumer's own.
-        return chain.from_iterable(self._batches())
+        self._batches.begin(blocks=True)
+        # No Python code runs per envelope, except the consumer's own.
+        return chain.from_iterable(self._iterators())
 
-    def _batches(self) -> Iterator[Iterator[Envelope[M]]]:
-        """What is left of the batch at hand, and each later one. They are taken from as such."""
+    def _iterators(self) -> Iterator[Iterator[Envelope[M]]]:
+        """Yield an iterator of the rest of the batch at hand, then of each later batch."""
         while True:
             yield self._left
-            batch = self._pump.take()
+            batch = self._batches.next_batch()
             if batch is None:
                 return
             self._left = iter(batch)
 
     async def __aiter__(self) -> AsyncIterator[Envelope[M]]:
         self._check_delivers_messages()
-        self._pump.begin()
+        self._batches.begin()
         while True:
             for envelope in self._left:
                 yield envelope
-            batch = await self._pump.atake()
+            batch = await self._batches.next_batch_async()
             if batch is None:
                 return
             self._left = iter(batch)
@@ -305,13 +297,13 @@ class Reader(Generic[M]):
 
         An iteration, in any thread, ends behind the envelopes of its chunk.
         """
-        self._pump.close()
+        self._batches.close()
         if self._columns is not None:
             self._columns.close()
 
     async def aclose(self) -> None:
         """As :meth:`close`, in a coroutine. ``async with`` does so."""
-        await self._pump.aclose()
+        await self._batches.aclose()
         if self._columns is not None:
             await self._columns.aclose()
 
@@ -336,30 +328,6 @@ class Reader(Generic[M]):
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
-
-
-class _DecoderOf(Generic[M]):
-    """Makes the decoders of journals. Holds no reader, so that one that is dropped ends."""
-
-    def __init__(self, message_type: type[M], *, sequenced: bool) -> None:
-        self._type = message_type
-        self._sequenced = sequenced
-
-    def __call__(self, opened: Opened) -> JournalDecoder[M]:
-        journal = opened.journal
-        try:
-            framing = framing_for(opened.content_type)
-            kind = kind_of(self._type, framing.form)
-        except FramingError as error:
-            raise FramingError(
-                f"{journal}: determining framing: {error}; give the journal a content-type"
-                " label which has a framing, or register one",
-                journal=journal,
-            ) from error
-        except ValidationError as error:
-            reason = f"{journal}: {error.reason}"
-            raise ValidationError(reason, kind=error.kind, journal=journal) from error
-        return JournalDecoder(journal, framing, kind, opened.offset, sequenced=self._sequenced)
 
 
 def _check(

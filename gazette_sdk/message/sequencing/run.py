@@ -27,6 +27,8 @@ from gazette_sdk.message.uuid import (
 )
 
 __all__ = [
+    "NO_OFFSETS",
+    "NO_STAMPS",
     "InvalidUuidError",
     "Message",
     "Run",
@@ -209,8 +211,11 @@ def _octets() -> npt.NDArray[np.uint16]:
 _OCTETS = _octets()
 
 
+NO_OFFSETS = np.empty(0, np.int64)
+"""Offsets of no messages."""
+
 NO_STAMPS = Stamps(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint16))
-"""What no UUIDs say."""
+"""Parts of no UUIDs."""
 
 
 def parse_text_uuids(matrix: npt.NDArray[np.uint8]) -> Stamps | None:

@@ -318,8 +318,8 @@ def test_an_interrupt_at_work_leaves_no_checkpoint(monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(batches._pump._delivery._sequencer, "step", interrupted)
-    monkeypatch.setattr(batches._pump._delivery._sequencer, "queue", interrupted)
+    monkeypatch.setattr(batches._batches._delivery._sequencer, "step", interrupted)
+    monkeypatch.setattr(batches._batches._delivery._sequencer, "queue", interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(batches)
     with pytest.raises(ClosedError):

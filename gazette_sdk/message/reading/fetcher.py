@@ -1,7 +1,7 @@
-"""Reads journals ahead of a reader's consumer, on the SDK's event loop.
+"""Coroutines that fetch the content of journals ahead of a reader's consumer.
 
-One task per journal moves content, as it comes, into a mailbox; the consumer cuts and decodes it
-in its own thread or coroutine. What lies in the mailbox is bounded.
+One task per journal moves content into a bounded queue. The consumer takes it from there, and
+cuts, decodes and sequences it in its own thread or coroutine.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from gazette_sdk.errors import (
     UnavailableError,
     ValidationError,
 )
-from gazette_sdk.message.reading.flow import (
+from gazette_sdk.message.reading.content_queue import (
+    ContentQueue,
     Ended,
     Failed,
     Finished,
-    Flow,
     Jumped,
     Opened,
-    Vanished,
 )
 from gazette_sdk.message.reading.plan import Plan
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -39,147 +38,174 @@ from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.listing import WatchedList, list_journals
+from gazette_sdk.transport.loop import sdk_loop
 from gazette_sdk.transport.read.reader import OffsetJumpError
 from gazette_sdk.transport.read.retry_reader import RetryReader
 
-__all__ = ["Prefetch", "Replay"]
+__all__ = ["Fetcher", "reading_loop", "runs_here"]
 
 _log = logging.getLogger(__name__)
 
-PREFETCH_BYTES_MAX = 8 << 20
-"""Content of all journals which waits for the consumer: enough to keep it busy during a few
-round trips, and little beside what it decodes."""
+AHEAD_BYTES_MAX = 8 << 20
+"""Limit of the content of all journals that waits for the consumer: enough to keep it busy during
+a few round trips, and little beside what it decodes."""
 
 REPLAY_BYTES_MAX = 2 << 20
-"""As above, for a part of a journal which is read again."""
+"""As above, for a range of a journal that is read again."""
 
 CONCURRENT_READS_MAX = 16
-"""Journals read at once where reading ends at the write heads. A reader that follows write heads
-has a read under way for every journal."""
+"""Limit of journals read at once where reading ends at the write heads. A reader that follows
+write heads has a read under way for every journal."""
 
 LISTING_TIMEOUT_S = 30.0
-"""Bound of the wait for the first listing."""
+"""Limit of the wait for the first listing."""
 
-PATIENCE_S = 30.0
+FAILING_MAX_S = 30.0
 """Where reading ends at the write heads, a journal whose reads fail for so long is an error.
-A reader that follows write heads tries on."""
+A reader that follows write heads tries again without end."""
 
 
-class Replay(Flow):
-    """A part of a journal which is read again."""
+def reading_loop(transport: Transport | None) -> asyncio.AbstractEventLoop:
+    """Return the event loop on which journals are fetched: the only place that chooses it.
 
-    def __init__(self) -> None:
-        super().__init__(REPLAY_BYTES_MAX)
-        self.task: asyncio.Task[None] | None = None
+    Transports belong to the SDK's loop.
+    """
+    del transport
+    return sdk_loop()
 
 
-class Prefetch(Flow):
-    """Reads what a plan says, until it is stopped.
+def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
+    """Return True if the caller runs on ``loop``, so that it must not block."""
+    try:
+        return asyncio.get_running_loop() is loop
+    except RuntimeError:
+        return False
+
+
+class Fetcher:
+    """Fetches the journals of a plan, until it is stopped.
 
     Args:
         plan: what to read.
-        transport: how to reach the journals; None connects to ``GAZETTE_ADDRESS``, and closes
+        transport: how to reach the journals. None connects to ``GAZETTE_ADDRESS``, and closes
             that connection at the end.
 
     Attributes:
-        mailbox: where items arrive.
-        is_owner: the connection is its own: at the end it stays open, for parts to be read again,
-            until :meth:`stopped`.
+        loop: event loop on which it fetches.
+        queue: queue of what was fetched.
+        owns_transport: True if the transport is its own, which stays open until :meth:`close`:
+            ranges may have to be read again.
     """
 
     def __init__(self, plan: Plan, transport: Transport | None) -> None:
-        super().__init__(PREFETCH_BYTES_MAX, plan.piece_bytes_max)
-        self.is_owner = transport is None
+        self.owns_transport = transport is None
         self._plan = plan
+        self.loop = reading_loop(transport)
         self._transport = connect() if transport is None else transport
+        self.queue = ContentQueue(self.loop, AHEAD_BYTES_MAX, plan.item_bytes_max)
         self._slots = asyncio.Semaphore(CONCURRENT_READS_MAX)
         self._task: asyncio.Task[None] | None = None
-        self._stops = False
-        self._left_at: dict[tuple[str, int], int] = {}
+        self._is_stopped = False
+        # By name and create revision: where the read of a journal that left the listing ended.
+        self._ended_at: dict[tuple[str, int], int] = {}
         self._revisions = dict(plan.revisions)
         self._replays: set[asyncio.Task[None]] = set()
-        self._loop.call_soon_threadsafe(self._start)
+        self.loop.call_soon_threadsafe(self._start)
 
-    # ------------------------------------------------------ for the consumer
+    # --------------------------------------------------------------- any thread
 
-    def replay(self, journal: str, begin: int, end: int) -> Replay:
-        """Read a part of a journal again, beside everything else.
+    def replay(self, journal: str, begin: int, end: int) -> ContentQueue:
+        """Read a range of a journal again, beside everything else.
 
         Args:
-            journal: its name, as content is known under.
-            begin: offset of the part's first byte.
-            end: offset behind its last byte.
+            journal: name of the journal, as in its items.
+            begin: offset of the first byte.
+            end: offset behind the last byte.
 
         Returns:
-            A flow of ``Content``, ``Jumped`` and at last ``Ended``, ``Failed`` or ``Finished``.
+            A queue of ``Content`` and ``Jumped``, then ``Ended`` or ``Failed``, then
+            ``Finished``.
         """
-        replay = Replay()
-        self._loop.call_soon_threadsafe(self._start_replay, replay, journal, begin, end)
-        return replay
+        queue = ContentQueue(self.loop, REPLAY_BYTES_MAX)
+        self.loop.call_soon_threadsafe(self._start_replay, queue, journal, begin, end)
+        return queue
 
     def stop(self) -> None:
-        """End reading, from any thread; the mailbox then ends with ``Finished``."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._stop)
+        """End all reads, without waiting for that. The queue then ends with ``Finished``."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and ended the reads
+            self.loop.call_soon_threadsafe(self._stop)
 
-    async def stopped(self) -> None:
-        """Stop, and wait until everything is closed. On the loop."""
+    def close(self) -> None:
+        """End all reads, and wait until everything is closed, unless that blocked the loop."""
+        if runs_here(self.loop) or not self.loop.is_running():
+            self.stop()
+        else:
+            asyncio.run_coroutine_threadsafe(self._close(), self.loop).result()
+
+    async def aclose(self) -> None:
+        """End all reads, and wait until everything is closed, in a coroutine of any loop."""
+        if runs_here(self.loop):
+            await self._close()
+        elif self.loop.is_running():
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._close(), self.loop))
+
+    # ------------------------------------------------------------- the loop
+
+    def _start(self) -> None:
+        if not self._is_stopped:
+            self._task = self.loop.create_task(self._run(), name=f"reader of {self._plan.text}")
+
+    def _stop(self) -> None:
+        self._is_stopped = True
+        for replay in self._replays:
+            replay.cancel()
+        if self._task is None:
+            self.queue.put(Finished())
+        else:
+            self._task.cancel()
+
+    async def _close(self) -> None:
         self._stop()
         tasks = [*self._replays, *([] if self._task is None else [self._task])]
         if tasks:
             await asyncio.wait(tasks)
 
-    # ------------------------------------------------------------- the loop
-
-    def _start(self) -> None:
-        if not self._stops:
-            self._task = self._loop.create_task(self._run(), name=f"reader of {self._plan.text}")
-
-    def _stop(self) -> None:
-        self._stops = True
-        for replay in self._replays:
-            replay.cancel()
-        if self._task is None:
-            self.put(Finished())
-        else:
-            self._task.cancel()
-
     async def _run(self) -> None:
         try:
             try:
-                await self._read_all()
+                await self._fetch()
             except GazetteError as error:
-                self.put(Failed(error))
+                self.queue.put(Failed(error))
             except Exception as error:  # noqa: BLE001 - the task's boundary: the consumer raises it
                 _log.exception("reading %s failed", self._plan.text)
-                self.put(Failed(error))
+                self.queue.put(Failed(error))
             finally:
-                self.put(Finished())
-            if self.is_owner:
-                # Parts may have to be read again, until the consumer has taken everything.
-                await self._loop.create_future()
+                self.queue.put(Finished())
+            if self.owns_transport:
+                # Ranges may have to be read again, until the consumer has taken everything.
+                await self.loop.create_future()
         finally:
-            if self.is_owner:
+            if self.owns_transport:
                 await self._transport.aclose()
 
-    def _start_replay(self, replay: Replay, journal: str, begin: int, end: int) -> None:
-        if self._stops:
-            replay.put(Finished())
+    def _start_replay(self, queue: ContentQueue, journal: str, begin: int, end: int) -> None:
+        if self._is_stopped:
+            queue.put(Finished())
             return
-        task = self._loop.create_task(
-            self._run_replay(replay, journal, begin, end), name=f"replay of {journal}"
+        task = self.loop.create_task(
+            self._run_replay(queue, journal, begin, end), name=f"replay of {journal}"
         )
         self._replays.add(task)
         task.add_done_callback(self._replays.discard)
 
-    async def _run_replay(self, replay: Replay, journal: str, begin: int, end: int) -> None:
+    async def _run_replay(self, queue: ContentQueue, journal: str, begin: int, end: int) -> None:
         request = pb.ReadRequest(
             journal=journal, offset=begin, block=self._plan.block, end_offset=end
         )
         try:
-            reader = RetryReader(self._transport, request, patience_s=PATIENCE_S)
+            reader = RetryReader(self._transport, request, patience_s=FAILING_MAX_S)
             try:
-                await self._move(reader, journal, replay)
+                await self._move(reader, journal, queue)
             finally:
                 await reader.aclose()
         except Exception as error:  # noqa: BLE001 - the task's boundary: the consumer raises it
@@ -187,11 +213,13 @@ class Prefetch(Flow):
                 f"while offsets {begin} to {end} of {journal} were read again: a transaction which"
                 " was acknowledged began there"
             )
-            replay.put(Failed(error))
+            queue.put(Failed(error))
         finally:
-            replay.put(Finished())
+            queue.put(Finished())
 
-    async def _read_all(self) -> None:
+    # ---------------------------------------------------------------- listings
+
+    async def _fetch(self) -> None:
         selector = self._plan.selector
         if self._plan.name is not None:
             found = await self._list(journal_selector(strip_meta(self._plan.name)))
@@ -203,7 +231,7 @@ class Prefetch(Flow):
         if self._plan.block:
             await self._follow(selector)
         else:
-            await self._read_once(selector)
+            await self._fetch_to_heads(selector)
 
     async def _list(self, selector: pb.LabelSelector) -> list[pb.ListResponse.Journal]:
         try:
@@ -219,23 +247,25 @@ class Prefetch(Flow):
             " (GAZETTE_ADDRESS, or transport=)"
         )
 
-    async def _read_once(self, selector: pb.LabelSelector) -> None:
+    async def _fetch_to_heads(self, selector: pb.LabelSelector) -> None:
+        """Fetch the journals of a selector up to their write heads."""
         journals = await self._list(selector)
         if not journals:
             raise JournalNotFoundError(f"no journal matches {self._plan.text!r}")
+
+        async def fetch(journal: pb.ListResponse.Journal) -> None:
+            async with self._slots:
+                await self._fetch_journal(journal, is_new=False)
+
         async with asyncio.TaskGroup() as group:
             for journal in journals:
-                group.create_task(self._read_in_turn(journal))
-
-    async def _read_in_turn(self, journal: pb.ListResponse.Journal) -> None:
-        async with self._slots:
-            await self._read(journal, is_new=False)
+                group.create_task(fetch(journal))
 
     async def _follow(self, selector: pb.LabelSelector) -> None:
-        """Read the selector's journals as they come and go."""
+        """Fetch the journals of a selector as they are created and deleted."""
         async with WatchedList(self._transport, selector) as watched:
             await self._first_listing(watched)
-            reads: dict[tuple[str, int], asyncio.Task[None]] = {}
+            fetches: dict[tuple[str, int], asyncio.Task[None]] = {}
             is_new = False
             async with asyncio.TaskGroup() as group:
                 while True:
@@ -244,25 +274,24 @@ class Prefetch(Flow):
                         (each.spec.name, each.create_revision): each
                         for each in watched.snapshot.journals
                     }
-                    for key in sorted(reads.keys() - listed.keys()):
-                        ended = reads.pop(key)
+                    for key in sorted(fetches.keys() - listed.keys()):
+                        ended = fetches.pop(key)
                         ended.cancel()
                         await asyncio.wait([ended])
-                        self.put(Vanished(self._named(key[0])))
-                    for key in sorted(listed.keys() - reads.keys()):
-                        read = self._read(listed[key], is_new=is_new)
-                        reads[key] = group.create_task(read)
+                    for key in sorted(listed.keys() - fetches.keys()):
+                        fetch = self._fetch_journal(listed[key], is_new=is_new)
+                        fetches[key] = group.create_task(fetch)
                     is_new = True
-                    # Interruptions are waited out, and logged, by the watch itself.
+                    # The watch itself tries again after an error, and logs it.
                     with contextlib.suppress(GazetteError):
                         await watched.changed()
                     if isinstance(watched.error, ClosedError | ConfigurationError):
-                        # The watch has ended, and so do all reads: the transport was closed.
-                        self.put(Failed(watched.error))
+                        # The transport was closed, so that the watch and all reads have ended.
+                        self.queue.put(Failed(watched.error))
                         return
 
     async def _first_listing(self, watched: WatchedList) -> None:
-        """Wait for it: at the begin, unlike later, an unreachable broker is an error."""
+        """Wait for the first listing. Unlike later, an unreachable broker is an error."""
         try:
             async with asyncio.timeout(LISTING_TIMEOUT_S):
                 while watched.snapshot is None:
@@ -280,35 +309,34 @@ class Prefetch(Flow):
         except TimeoutError:
             raise self._no_listing(watched.error) from watched.error
 
-    def _named(self, name: str) -> str:
-        """The name under which content is known: with the metadata it was asked for."""
-        asked = self._plan.name
-        return asked if asked is not None and strip_meta(asked) == name else name
+    # ------------------------------------------------------------- one journal
 
-    async def _read(self, journal: pb.ListResponse.Journal, *, is_new: bool) -> None:
-        """Read one journal to its end, or without end.
+    async def _fetch_journal(self, journal: pb.ListResponse.Journal, *, is_new: bool) -> None:
+        """Fetch one journal to its end, or without end.
 
         Args:
             journal: the journal, as listed.
-            is_new: it was not there when reading began, and is read from its begin.
+            is_new: True if it was created after reading began: it is read from its begin.
         """
-        name = self._named(journal.spec.name)
+        asked = self._plan.name
+        name = journal.spec.name
+        if asked is not None and strip_meta(asked) == name:
+            name = asked  # with the metadata that the user gave
         revision = journal.create_revision
         offset = self._plan.offsets.get(name, 0 if is_new else self._plan.begin)
         if self._revisions.setdefault(name, revision) != revision:
             # Another journal of that name was read before.
             self._revisions[name] = revision
             offset = 0
-        left_at = self._left_at.get((name, revision))
-        continues = left_at is not None
-        if left_at is not None:
-            offset = left_at
+        ended_at = self._ended_at.get((name, revision))
+        if ended_at is not None:
+            offset = ended_at
         end_offset = self._plan.end_offsets.get(name, 0)
         content_type = value_of(journal.spec.labels, CONTENT_TYPE)
-        self.put(Opened(name, content_type, offset, continues, revision))
+        self.queue.put(Opened(name, content_type, offset, ended_at is not None, revision))
         if name in self._plan.end_offsets and end_offset <= offset:
-            # A read that ends at 0 would have no end, and there is nothing to read anyway.
-            self.put(Ended(name, offset))
+            # A read with the end offset 0 has no end, and there is nothing to read.
+            self.queue.put(Ended(name, offset))
             return
         attempt = 0
         while True:
@@ -317,36 +345,37 @@ class Prefetch(Flow):
             )
             try:
                 reader = RetryReader(
-                    self._transport, request, patience_s=None if self._plan.block else PATIENCE_S
+                    self._transport, request, patience_s=None if self._plan.block else FAILING_MAX_S
                 )
                 try:
-                    await self._move(reader, name, self)
+                    await self._move(reader, name, self.queue)
                 finally:
                     offset = reader.offset
-                    self._left_at[name, revision] = offset
+                    self._ended_at[name, revision] = offset
                     await reader.aclose()
             except (SuspendedError, JournalNotFoundError) as error:
                 if not self._plan.block:
-                    self.put(Failed(error))
+                    self.queue.put(Failed(error))
                     return
-                # An append resumes it; or the listing, which ends this task, lags behind.
+                # An append resumes the journal; or the listing, which ends this task, is late.
                 await pause(attempt)
                 attempt += 1
             except GazetteError as error:
-                self.put(Failed(error))
+                self.queue.put(Failed(error))
                 return
             else:
                 return
 
-    async def _move(self, reader: RetryReader, name: str, flow: Flow) -> None:
-        """Move content to a flow until the journal's end."""
+    async def _move(self, reader: RetryReader, name: str, queue: ContentQueue) -> None:
+        """Move content from a reader to a queue, until the reader ends."""
         while True:
-            await flow.room()
+            if queue.is_full:
+                await queue.room()
             content: bytes | None
             try:
                 content = await reader.read()
             except OffsetJumpError:
-                flow.put(Jumped(name, reader.offset))
+                queue.put(Jumped(name, reader.offset))
                 continue
             except OffsetNotYetAvailableError:
                 head = reader.response.write_head if reader.response is not None else 0
@@ -362,9 +391,8 @@ class Prefetch(Flow):
             except SuspendedError:
                 if self._plan.block:
                     raise
-                content = None  # it holds nothing that could be read
+                content = None  # the journal holds nothing to read
             if content is None:
-                flow.put(Ended(name, reader.offset))
+                queue.put(Ended(name, reader.offset))
                 return
-            if content:
-                flow.put_content(name, content)
+            queue.put_content(name, content)
