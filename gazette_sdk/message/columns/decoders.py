@@ -25,10 +25,10 @@ from gazette_sdk.message.reading.journal_decoder import ContentDecoder, framing_
 from gazette_sdk.message.sequencing.run import (
     NO_OFFSETS,
     NO_STAMPS,
-    InvalidUuidError,
     Run,
     Stamps,
     stamps_of,
+    valid_stamps,
 )
 
 __all__ = ["BlockDecoder", "ColumnDecoder", "column_decoder"]
@@ -208,12 +208,10 @@ class _ProtobufDecoder(ColumnDecoder):
         columns, good, cause = _fitting(self._columns.columns, decoded.messages)
         cause = cause or decoded.error
         raw = list(decoded.uuids[:good])
-        try:
-            stamps = stamps_of(raw)
-        except InvalidUuidError as error:
-            good, cause = error.index, error
+        stamps, invalid = valid_stamps(raw)
+        if invalid is not None:
+            good, cause = invalid.index, invalid
             raw = raw[:good]
-            stamps = stamps_of(raw)
             columns = {name: column.slice(0, good) for name, column in columns.items()}
         return self._run(cut, stamps, columns, self._uuid_column(raw, stamps)), cause
 

@@ -43,14 +43,9 @@ _PRUNE_EVERY = 1 << 16
 _PLAIN_MIN = 16
 """Fewer plain messages than this are sequenced one by one."""
 
-_STRETCH_MIN = 1
-"""Number of messages to sequence one by one where a run is not plain, before its rest is checked
-again. It is doubled as long as few plain messages are found, so that checks cost little."""
-
-_STRETCH_MAX = 4096
-
 _BLOCK = 256
-"""Number of messages that are made at once, to be sequenced one by one."""
+"""Number of messages to sequence one by one where a run is not plain, before its rest is checked
+again, so that checks cost little."""
 
 
 class Delivery(Generic[T]):
@@ -199,7 +194,6 @@ class CommittedDelivery(Delivery[T]):
         self._begun = 0
         self._plain: _PlainPart | None = None
         self._replayed: deque[Run[T]] = deque()
-        self._stretches: dict[str, int] = {}
         self._unpruned = 0
         self._is_lost = False
         self._failure: Exception | None = None
@@ -263,7 +257,7 @@ class CommittedDelivery(Delivery[T]):
             return self._guarded(self._offered(self._replayed.popleft()))
         if self._sequencer.replay is not None:
             return None
-        if self._sequencer.delivering:
+        if self._sequencer.delivering is not None:
             return self._guarded(self._dequeued())
         if run is None:
             return None
@@ -280,13 +274,10 @@ class CommittedDelivery(Delivery[T]):
         if type(run) is ShortRun and len(run) < _PLAIN_MIN:
             return self._guarded(self._sequenced(run, len(run)))
         count = self._sequencer.plain_count(run, self._begun)
-        stretch = self._stretches.get(run.journal, _STRETCH_MIN)
         if count >= min(_PLAIN_MIN, len(run) - self._begun):
-            self._stretches.pop(run.journal, None)
             return self._plain_part(run, self._begun + count)
         # Bulk operations on so few messages gain little.
-        self._stretches[run.journal] = min(2 * stretch, _STRETCH_MAX)
-        return self._guarded(self._sequenced(run, stretch))
+        return self._guarded(self._sequenced(run, _BLOCK))
 
     def _plain_part(self, run: Run[T], stop: int) -> Sequence[T]:
         begin = self._begun
@@ -316,16 +307,16 @@ class CommittedDelivery(Delivery[T]):
             self.lose()
             raise
 
-    def _sequenced(self, run: Run[T], stretch: int) -> Iterator[Message[T]]:
-        """Sequence messages: at least ``stretch``, and up to the end of a transaction."""
+    def _sequenced(self, run: Run[T], count: int) -> Iterator[Message[T]]:
+        """Sequence at least ``count`` messages, and up to the end of a transaction."""
         sequencer = self._sequencer
         queue, step = sequencer.queue, sequencer.step
-        until = self._begun + stretch
+        until = self._begun + count
         while self._begun < len(run):
             for message in run.messages(self._begun, self._begun + _BLOCK):
                 self._begun += 1
                 queue(message)
-                if sequencer.delivering:
+                if sequencer.delivering is not None:
                     if sequencer.replay is not None:
                         return
                     while (delivered := step()) is not None:

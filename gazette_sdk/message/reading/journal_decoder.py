@@ -25,11 +25,10 @@ from gazette_sdk.message.sequencing.run import (
     Message,
     Run,
     ShortRun,
-    Stamps,
     parse_text_uuids,
-    parse_uuid_number,
-    stamps_of,
+    valid_stamps,
 )
+from gazette_sdk.message.uuid import parse_raw_uuid
 
 __all__ = ["ContentDecoder", "JournalDecoder", "framing_and_kind", "journal_decoder"]
 
@@ -222,7 +221,8 @@ class JournalDecoder(ContentDecoder[Envelope[M]]):
         cause = decoded.error
         stamps = NO_STAMPS
         if self._sequenced:
-            stamps, invalid = _stamps(decoded)
+            found = None if decoded.texts is None else parse_text_uuids(decoded.texts)
+            stamps, invalid = valid_stamps(decoded.uuids) if found is None else (found, None)
             cause = invalid or cause
         begins, ends = (each + cut.offset for each in frames.arrays())
         if cause is not None:
@@ -252,7 +252,7 @@ class JournalDecoder(ContentDecoder[Envelope[M]]):
         rows = zip(frames.begins, frames.ends, decoded.messages, decoded.uuids, strict=False)
         for at, until, message, raw in rows:
             try:
-                producer, clock, flags = parse_uuid_number(raw)
+                producer, clock, flags = parse_raw_uuid(raw)
             except ValueError as error:
                 cause = InvalidUuidError(len(found), str(error))
                 break
@@ -260,18 +260,6 @@ class JournalDecoder(ContentDecoder[Envelope[M]]):
             envelope = Envelope(journal, begin, end, message, raw)
             found.append(Message(journal, begin, end, producer, clock, flags, envelope))
         return ShortRun(journal, found) if found else self._empty, cause
-
-
-def _stamps(decoded: Decoded[M]) -> tuple[Stamps, Exception | None]:
-    """Return the parts of messages' UUIDs, up to the first invalid one, and why it is invalid."""
-    if decoded.texts is not None:
-        stamps = parse_text_uuids(decoded.texts)
-        if stamps is not None:
-            return stamps, None
-    try:
-        return stamps_of(decoded.uuids), None
-    except InvalidUuidError as error:
-        return stamps_of(decoded.uuids[: error.index]), error
 
 
 def framing_and_kind(opened: Opened, message_type: type[M]) -> tuple[Framing, Kind[M]]:

@@ -19,6 +19,7 @@ from gazette_sdk.message.flags import ACK_TXN
 from gazette_sdk.message.reading import content_queue, delivery, fetcher
 from gazette_sdk.message.reading.fetcher import Fetcher
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from support.readers import interruptible
 from support.written_messages import TICK, History, crafted, served
 
 WAIT_S = 10.0
@@ -220,13 +221,9 @@ def test_plain_and_asynchronous_iteration_take_turns():
 def test_an_interrupt_at_work_on_a_message_leaves_no_checkpoint(monkeypatch):
     history = crafted()
     reader = Reader(dict, name="a/journal", transport=served(history))
+    interrupt = interruptible(monkeypatch, reader._batches._delivery._sequencer)
     assert len(numbers(islice(reader, 2))) == 2
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(reader._batches._delivery._sequencer, "step", interrupted)
-    monkeypatch.setattr(reader._batches._delivery._sequencer, "queue", interrupted)
+    interrupt()
     with pytest.raises(KeyboardInterrupt):
         numbers(reader)
     with pytest.raises(ClosedError, match="with a checkpoint that was taken before"):
