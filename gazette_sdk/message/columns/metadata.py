@@ -1,6 +1,6 @@
-"""Metadata columns of record batches: what is known of messages beside their fields.
+"""Metadata columns of record batches, which are no fields of messages.
 
-Columns whose names begin with an underscore, and are listed here, are no fields of messages:
+They are the columns with these names:
 
 ======== ============================ =====================================================
 column   type                         content
@@ -33,13 +33,13 @@ from gazette_sdk.message.uuid import TEXT_BYTES, RawUuid, uuid_of_bytes
 __all__ = ["METADATA_COLUMNS", "MISFITS", "assembled", "data_fields", "text_column", "uuid_column"]
 
 MISFITS = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
-"""What pyarrow raises for a value that does not fit its column's type."""
+"""Errors of pyarrow for a value that does not fit its column's type."""
 
 METADATA_COLUMNS = ("_journal", "_offset", "_end", "_uuid", "_time", "_flags")
 
 
 def data_fields(schema: pa.Schema) -> list[pa.Field]:
-    """The columns of a schema which are fields of messages."""
+    """Return the columns of a schema that are fields of messages."""
     return [field for field in schema if field.name not in METADATA_COLUMNS]
 
 
@@ -49,12 +49,12 @@ def assembled(
     run: Run[Any],
     uuids: pa.Array | None,
 ) -> pa.RecordBatch:
-    """A record batch of columns and metadata.
+    """Return a record batch of columns and metadata.
 
     Args:
         schema: columns wanted, with their types.
-        columns: the columns which are no metadata, by name; one that is missing is null.
-        run: where the messages stand, and what their UUIDs say. Its items are not looked at.
+        columns: the columns that are no metadata, by name; one that is missing is null.
+        run: places and UUIDs' parts of the messages. Its items are not used.
         uuids: their UUIDs as text; None if they are not wanted.
     """
     count = len(run)
@@ -63,14 +63,14 @@ def assembled(
         if field.name in METADATA_COLUMNS:
             array = _metadata(field.name, run, uuids)
             if array.type != field.type:
-                # Of units of time the finer part is lost, if there is one.
+                # Times are rounded down to coarser units.
                 array = array.cast(field.type, safe=not pa.types.is_timestamp(field.type))
         else:
             found = columns.get(field.name)
             array = pa.nulls(count, type=field.type) if found is None else found
         arrays.append(array)
     if not arrays:
-        # Only a struct without fields knows how many rows it has without any column.
+        # Only a struct without fields has a number of rows without any column.
         return pa.RecordBatch.from_struct_array(pa.array([{}] * count, type=pa.struct([])))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -91,14 +91,14 @@ def _metadata(name: str, run: Run[Any], uuids: pa.Array | None) -> pa.Array:
 
 
 def _times(clocks: npt.NDArray[np.uint64]) -> pa.Array:
-    """The times within clocks, to the microsecond below; null where a clock is 0."""
+    """Return the times of clocks, rounded down to microseconds; null where a clock is 0."""
     units = (clocks >> np.uint64(4)).astype(np.int64)
     times = pa.array((units - UNIX_EPOCH) // 10, type=pa.int64(), mask=units == 0)
     return times.cast(pa.timestamp("us", tz="UTC"))
 
 
 def text_column(texts: npt.NDArray[np.uint8]) -> pa.Array:
-    """Texts of UUIDs, shape [n, 36], as a column."""
+    """Return texts of UUIDs, shape [n, 36], as a column."""
     count = len(texts)
     ends = np.arange(0, TEXT_BYTES * (count + 1), TEXT_BYTES, dtype=np.int32)
     data = np.ascontiguousarray(texts)
@@ -106,11 +106,11 @@ def text_column(texts: npt.NDArray[np.uint8]) -> pa.Array:
 
 
 def uuid_column(raw: Sequence[RawUuid], stamps: Stamps) -> pa.Array:
-    """UUIDs, as they stand in messages, as a column of text; null where a message has none.
+    """Return UUIDs as a column of text; null where a message has none.
 
     Args:
-        raw: the UUIDs. Those of 16 bytes are formatted.
-        stamps: what they say.
+        raw: the UUIDs as they are written in messages.
+        stamps: their parts.
     """
     texts: list[str | None] = []
     for value, clock in zip(raw, stamps.clocks.tolist(), strict=True):

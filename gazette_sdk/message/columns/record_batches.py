@@ -1,4 +1,4 @@
-"""Record batches of journals' messages, in plain code and in coroutines."""
+"""Record batches of the messages of journals, for plain code and coroutines."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ intermediate arrays of a few megabytes do not fit into a core's cache."""
 
 
 class RecordBatches:
-    """Record batches of committed messages, or of all: an iterable, and an asynchronous one.
+    """Record batches of a reader's messages: an iterable, and an asynchronous one.
 
-    Made by :meth:`Reader.arrow <gazette_sdk.message.Reader.arrow>`. No batch is empty, and the
-    rows of each stand in one journal, in its order. Iterating may be broken off and taken up
-    again, as with a reader. Whatever takes a stream of Arrow's C interface takes this object:
+    The result of :meth:`Reader.arrow <gazette_sdk.message.Reader.arrow>`. No batch is empty, and
+    all rows of a batch are of one journal, in its order. Iteration may be broken off and resumed,
+    as with a reader. Functions that take a stream of Arrow's C interface take this object:
     ``pyarrow.table(batches)``, ``polars.DataFrame(batches)``, and DuckDB's queries by its name.
 
     Attributes:
@@ -44,16 +44,16 @@ class RecordBatches:
 
     @property
     def offsets(self) -> dict[str, int]:
-        """See :attr:`Reader.offsets`: behind the last row of the last batch that was taken."""
+        """Offsets to read on from, behind the last row of the last batch that was taken."""
         return self._batches.offsets(self._left)
 
     def checkpoint(self, *, horizon_s: float = HORIZON_S) -> Checkpoint:
-        """See :meth:`Reader.checkpoint`: behind the last row of the last batch."""
+        """Return the position behind the last row of the last batch; see the reader's."""
         return self._batches.checkpoint(self._left, horizon_s=horizon_s)
 
     @property
     def _left(self) -> int:
-        """Rows of the pump's batch which were not taken yet."""
+        """Number of rows of the batch reader's batch that were not taken yet."""
         return 0 if self._rest is None else int(self._rest.num_rows)
 
     # ------------------------------------------------------------- iteration
@@ -79,25 +79,25 @@ class RecordBatches:
             self._add(taken)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """The batches as a stream of Arrow's C interface."""
+        """Return the batches as a stream of Arrow's C interface."""
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """The batches as a ``pyarrow.RecordBatchReader``."""
+        """Return the batches as a ``pyarrow.RecordBatchReader``."""
         return pa.RecordBatchReader.from_batches(self.schema, iter(self))
 
     def close(self) -> None:
-        """See :meth:`Reader.close`."""
+        """Close the reader, see :meth:`Reader.close`."""
         self._batches.close()
 
     async def aclose(self) -> None:
-        """See :meth:`Reader.aclose`."""
+        """Close the reader, see :meth:`Reader.aclose`."""
         await self._batches.aclose()
 
     # ----------------------------------------------------------------- batches
 
     def _add(self, taken: Sequence[Row] | Iterator[Row]) -> bool:
-        """Take over a batch of the pump; whether it was delivered in bulk."""
+        """Take over a batch of the batch reader. Return True if it was delivered in bulk."""
         is_bulk = isinstance(taken, Rows)
         if isinstance(taken, Rows):
             self._rest = taken.batch
@@ -106,7 +106,7 @@ class RecordBatches:
         return is_bulk
 
     def _next(self) -> pa.RecordBatch | None:
-        """The next batch of what is at hand; None if there is nothing left of it."""
+        """Return the next batch of what is decoded already; None if more content is needed."""
         if self._rest is not None:
             return self._cut()
         if self._failure is not None:
@@ -115,7 +115,7 @@ class RecordBatches:
         try:
             rows += islice(self._rows, self._batch_rows - len(rows))
             while len(rows) < self._batch_rows:
-                # Transactions come one by one, and may be small: some are put together.
+                # Transactions are delivered one by one, and may be small: some are joined.
                 taken = self._batches.ready_batch()
                 if taken is None or self._add(taken):
                     break
@@ -135,7 +135,7 @@ class RecordBatches:
         return batch
 
     def _cut(self) -> pa.RecordBatch | None:
-        """The next part of what was delivered in bulk."""
+        """Return the next part of the rows that were delivered in bulk."""
         rest, self._rest = self._rest, None
         assert rest is not None
         if rest.num_rows > self._batch_rows:
@@ -145,10 +145,10 @@ class RecordBatches:
 
 
 def checked_schema(schema: Any) -> pa.Schema:
-    """A schema, from whatever ``pyarrow.schema`` takes.
+    """Return a schema from an argument of ``pyarrow.schema``.
 
     Raises:
-        ConfigurationError: it is none, or has no columns, or a column twice.
+        ConfigurationError: it is no schema, or has no columns, or a column twice.
     """
     try:
         found = schema if isinstance(schema, pa.Schema) else pa.schema(schema)

@@ -135,9 +135,9 @@ class BatchReader(Generic[T]):
         Raises:
             GazetteError: reading failed. Every later call raises the same error.
         """
-        if self._was_closed_meanwhile():
+        fetcher = self._current(blocks=True)
+        if fetcher is None:
             return None
-        fetcher = self.begin(blocks=True)
         while (batch := self.ready_batch()) is None and not self._is_closed:
             queue = self._replay or fetcher.queue
             queue.wait()
@@ -149,9 +149,9 @@ class BatchReader(Generic[T]):
 
     async def next_batch_async(self) -> Batch[T] | None:
         """Return the next batch as :meth:`next_batch`, in a coroutine of any loop."""
-        if self._was_closed_meanwhile():
+        fetcher = self._current(blocks=False)
+        if fetcher is None:
             return None
-        fetcher = self.begin()
         while (batch := self.ready_batch()) is None and not self._is_closed:
             queue = self._replay or fetcher.queue
             await queue.wait_async()
@@ -228,9 +228,14 @@ class BatchReader(Generic[T]):
             )
         return fetcher
 
-    def _was_closed_meanwhile(self) -> bool:
-        """Return True if another thread closed it between two batches, which is no error."""
-        return self._is_closed and self._fetcher is not None and self._failure is None
+    def _current(self, *, blocks: bool) -> Fetcher | None:
+        """Return the fetcher; None if another thread closed the reader between two batches."""
+        fetcher = self._fetcher
+        if fetcher is not None and not self._is_closed and self._process_id == os.getpid():
+            return fetcher
+        if fetcher is not None and self._is_closed and self._failure is None:
+            return None
+        return self.begin(blocks=blocks)
 
     def _skip_pending(self, journal: str, decoder: ContentDecoder[T], error: FramingError) -> None:
         """Raise or skip the error behind everything that was delivered."""

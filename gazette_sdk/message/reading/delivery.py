@@ -191,6 +191,8 @@ class CommittedDelivery(Delivery[T]):
         # Flags of the messages that are not delivered; -1 if there are none such.
         self._hidden = -1 if acknowledgements else ACK_TXN
         self._select = select
+        # Of the run: its length, and the number of messages that were sequenced or committed.
+        self._length = 0
         self._begun = 0
         self._plain: _PlainPart | None = None
         self._replayed: deque[Run[T]] = deque()
@@ -218,10 +220,10 @@ class CommittedDelivery(Delivery[T]):
         self._positions[journal] = offset
 
     def add(self, run: Run[T]) -> None:  # noqa: D102
-        count = len(run)
-        if count:
-            self._run, self._begun = run, 0
-            self._unpruned += count
+        length = len(run)
+        if length:
+            self._run, self._length, self._begun = run, length, 0
+            self._unpruned += length
             self._positions[run.journal] = run.end
 
     def passed(self, journal: str, offset: int) -> None:  # noqa: D102
@@ -261,7 +263,7 @@ class CommittedDelivery(Delivery[T]):
             return self._guarded(self._dequeued())
         if run is None:
             return None
-        if self._begun >= len(run):
+        if self._begun >= self._length:
             self._run = None
             return None
         return self._next_of(run)
@@ -271,10 +273,10 @@ class CommittedDelivery(Delivery[T]):
         if self._unpruned >= _PRUNE_EVERY:
             self._unpruned = 0
             self._sequencer.checkpoint(HORIZON_S)
-        if type(run) is ShortRun and len(run) < _PLAIN_MIN:
-            return self._guarded(self._sequenced(run, len(run)))
+        if type(run) is ShortRun and self._length < _PLAIN_MIN:
+            return self._guarded(self._sequenced(run, self._length))
         count = self._sequencer.plain_count(run, self._begun)
-        if count >= min(_PLAIN_MIN, len(run) - self._begun):
+        if count >= min(_PLAIN_MIN, self._length - self._begun):
             return self._plain_part(run, self._begun + count)
         # Bulk operations on so few messages gain little.
         return self._guarded(self._sequenced(run, _BLOCK))
@@ -289,7 +291,7 @@ class CommittedDelivery(Delivery[T]):
         self._plain = _PlainPart(stop, visible)
         if visible is not None:
             return self._select(run.items, visible)
-        return run.items if stop - begin == len(run) else run.items[begin:stop]
+        return run.items if stop - begin == self._length else run.items[begin:stop]
 
     def _guarded(self, messages: Iterator[Message[T]]) -> Iterator[T]:
         """Yield the items of messages that are not hidden; record an error, or an interrupt."""
@@ -312,7 +314,7 @@ class CommittedDelivery(Delivery[T]):
         sequencer = self._sequencer
         queue, step = sequencer.queue, sequencer.step
         until = self._begun + count
-        while self._begun < len(run):
+        while self._begun < self._length:
             for message in run.messages(self._begun, self._begun + _BLOCK):
                 self._begun += 1
                 queue(message)
