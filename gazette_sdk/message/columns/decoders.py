@@ -15,7 +15,14 @@ from gazette_sdk.framing import Csv, Cut, Framing
 from gazette_sdk.message.columns.csv_columns import CsvColumns
 from gazette_sdk.message.columns.json_columns import JsonColumns
 from gazette_sdk.message.columns.lines import Lines
-from gazette_sdk.message.columns.metadata import MISFITS, assembled, data_fields, uuid_column
+from gazette_sdk.message.columns.metadata import (
+    MISFITS,
+    assembled,
+    data_fields,
+    first_misfit,
+    misfit_error,
+    uuid_column,
+)
 from gazette_sdk.message.columns.protobuf_columns import ProtobufColumns
 from gazette_sdk.message.columns.rows import Row, Rows
 from gazette_sdk.message.kinds import Kind
@@ -222,17 +229,8 @@ def _fitting(
     """Return the columns of messages before the first misfit, their number, and its error."""
     try:
         return convert(messages), len(messages), None
-    except (*MISFITS, ValueError, TypeError) as error:
-        cause: Exception = error
-    good, bad = 0, len(messages)
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        try:
-            convert(messages[good:middle])
-        except (*MISFITS, ValueError, TypeError) as error:
-            bad, cause = middle, error
-        else:
-            good = middle
-    found = ValueError(f"it does not fit the schema: {cause}")
-    found.__cause__ = cause
-    return convert(messages[:good]), good, found
+    except MISFITS as error:
+        good, cause = first_misfit(
+            len(messages), lambda start, stop: convert(messages[start:stop]), error
+        )
+    return convert(messages[:good]), good, misfit_error(cause)

@@ -22,7 +22,14 @@ import pyarrow.json as pj
 
 from gazette_sdk.message.columns.layout import sliced_columns
 from gazette_sdk.message.columns.lines import Lines, PlacedUuids, placed_uuids
-from gazette_sdk.message.columns.metadata import MISFITS, data_fields, text_column, uuid_column
+from gazette_sdk.message.columns.metadata import (
+    MISFITS,
+    data_fields,
+    first_misfit,
+    misfit_error,
+    text_column,
+    uuid_column,
+)
 from gazette_sdk.message.kinds.fixed_place import UuidPlace
 from gazette_sdk.message.sequencing.run import (
     NO_STAMPS,
@@ -175,21 +182,10 @@ class JsonColumns:
         try:
             return self._table(lines, schema), None
         except MISFITS as error:
-            cause: Exception = error
-        except ValueError as error:
-            cause = error
-        good, bad = 0, len(lines)
-        best = schema.empty_table()
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            try:
-                self._table(lines.part(good, middle), schema)
-            except (*MISFITS, ValueError) as error:
-                bad, cause = middle, error
-            else:
-                good = middle
-        if good:
-            best = self._table(lines.part(0, good), schema)
+            good, cause = first_misfit(
+                len(lines), lambda start, stop: self._table(lines.part(start, stop), schema), error
+            )
+        best = self._table(lines.part(0, good), schema) if good else schema.empty_table()
         return best, cause
 
     def _table(self, lines: Lines, schema: pa.Schema) -> pa.Table:
@@ -227,9 +223,7 @@ class JsonColumns:
             _object(line)
         except ValueError as error:
             return error
-        found = ValueError(f"it does not fit the schema: {cause}")
-        found.__cause__ = cause
-        return found
+        return misfit_error(cause)
 
 
 # -------------------------------------------------------------------- pieces

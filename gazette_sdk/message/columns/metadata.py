@@ -19,7 +19,7 @@ They may be asked for in any other type that theirs casts to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,10 +30,26 @@ from gazette_sdk.message.clock import UNIX_EPOCH
 from gazette_sdk.message.sequencing.run import Run, Stamps
 from gazette_sdk.message.uuid import TEXT_BYTES, RawUuid, uuid_of_bytes
 
-__all__ = ["METADATA_COLUMNS", "MISFITS", "assembled", "data_fields", "text_column", "uuid_column"]
+__all__ = [
+    "METADATA_COLUMNS",
+    "MISFITS",
+    "assembled",
+    "data_fields",
+    "first_misfit",
+    "misfit_error",
+    "text_column",
+    "uuid_column",
+]
 
-MISFITS = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
-"""Errors of pyarrow for a value that does not fit its column's type."""
+MISFITS = (
+    pa.ArrowInvalid,
+    pa.ArrowTypeError,
+    pa.ArrowNotImplementedError,
+    OverflowError,
+    ValueError,
+    TypeError,
+)
+"""Errors of a conversion to columns: a message is malformed, or does not fit its column's type."""
 
 METADATA_COLUMNS = ("_journal", "_offset", "_end", "_uuid", "_time", "_flags")
 
@@ -41,6 +57,38 @@ METADATA_COLUMNS = ("_journal", "_offset", "_end", "_uuid", "_time", "_flags")
 def data_fields(schema: pa.Schema) -> list[pa.Field]:
     """Return the columns of a schema that are fields of messages."""
     return [field for field in schema if field.name not in METADATA_COLUMNS]
+
+
+def first_misfit(
+    count: int, convert: Callable[[int, int], object], cause: Exception
+) -> tuple[int, Exception]:
+    """Find the first of many messages that cannot be converted, by bisection.
+
+    Args:
+        count: number of the messages.
+        convert: converts messages of a range, and raises one of :data:`MISFITS`.
+        cause: error of the conversion of all of them.
+
+    Returns:
+        Its index, and its error.
+    """
+    good, bad = 0, count
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        try:
+            convert(good, middle)
+        except MISFITS as error:
+            bad, cause = middle, error
+        else:
+            good = middle
+    return good, cause
+
+
+def misfit_error(cause: Exception) -> ValueError:
+    """Return the error of a message that does not fit the schema."""
+    error = ValueError(f"it does not fit the schema: {cause}")
+    error.__cause__ = cause
+    return error
 
 
 def assembled(

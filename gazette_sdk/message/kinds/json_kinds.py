@@ -75,7 +75,7 @@ class DictKind(JsonKind):
         return message, lower if is_uuid_text(lower) else None
 
     def new_acknowledgement(self, message: Any, journal: str) -> Any:
-        """An empty dict."""
+        """Return an empty dict."""
         del message, journal
         return {}
 

@@ -319,7 +319,7 @@ class BatchReader(Generic[T]):
             self._pending = (item.journal, decoder, error)
 
     def _finish(self) -> None:
-        """All journals were read to their ends: the next batch needs another fetch."""
+        """Forget the fetcher, as all journals were read to their ends."""
         if self._stop_when_dropped is not None:
             self._stop_when_dropped.detach()
         self._fetcher = None

@@ -81,7 +81,7 @@ def last_clocks(producers: Producers, clocks: Clocks) -> list[tuple[int, int]]:
         return []
     if _is_single(producers):
         return [(int(producers[0]), int(clocks[-1]))]
-    order = _by_producer(producers)
+    order = producers.argsort(kind="stable")
     grouped = producers[order]
     last = np.append((grouped[1:] != grouped[:-1]).nonzero()[0], len(order) - 1)
     found = order[last]
@@ -121,7 +121,7 @@ def _ascending_prefix(producers: Producers, clocks: Clocks, floor_of: Callable[[
         if int(clocks[0]) <= floor_of(int(producers[0])):
             return 0
         return _first(clocks[1:] <= clocks[:-1]) + 1
-    order = _by_producer(producers)
+    order = producers.argsort(kind="stable")
     producers, clocks = producers[order], clocks[order]
     heads = np.empty(len(order), np.bool_)
     heads[0] = True
@@ -154,19 +154,3 @@ def _first(mask: Mask) -> int:
 
 def _is_single(producers: Producers) -> bool:
     return bool(producers[0] == producers[-1] and (producers == producers[0]).all())
-
-
-_HASH = np.uint64(0x9E37_79B9_7F4A_7C15)
-
-
-def _by_producer(producers: Producers) -> npt.NDArray[np.intp]:
-    """Return the order that groups messages by producer, each producer's in their own order.
-
-    Sorts by 16 bits of a hash, which numpy does by counting, unless two producers share them.
-    """
-    hashes = ((producers * _HASH) >> np.uint64(48)).astype(np.uint16)
-    order = hashes.argsort(kind="stable")
-    changes = producers[order[1:]] != producers[order[:-1]]
-    if bool((changes & (hashes[order[1:]] == hashes[order[:-1]])).any()):
-        return producers.argsort(kind="stable")
-    return order
