@@ -199,8 +199,7 @@ class BatchReader(Generic[T]):
             blocks: True if the caller is plain code.
 
         Raises:
-            ClosedError: the reader is closed, or belongs to the parent process or to an event
-                loop that is closed.
+            ClosedError: the reader is closed, or belongs to the process that was forked.
             GazetteError: plain code would block the event loop that fetches.
         """
         if self._is_closed:
@@ -217,15 +216,10 @@ class BatchReader(Generic[T]):
                 "plain iteration would block the event loop that fetches: use `async for`"
             )
         if fetcher is None:
-            fetcher = self._fetcher = Fetcher(self._plan, self._transport)
+            fetcher = self._fetcher = Fetcher(self._plan, self._transport, loop)
             # A reader that is dropped without being closed ends its reads.
             self._stop_when_dropped = weakref.finalize(self, fetcher.stop)
             self._stop_when_dropped.atexit = False
-        elif loop.is_closed():
-            raise ClosedError(
-                "the reader belongs to an event loop that is closed; make another one"
-                f" {self._delivery.advice}"
-            )
         return fetcher
 
     def _current(self, *, blocks: bool) -> Fetcher | None:

@@ -89,18 +89,20 @@ class Fetcher:
         plan: what to read.
         transport: how to reach the journals. None connects to ``GAZETTE_ADDRESS``, and closes
             that connection at the end.
+        loop: event loop on which it fetches, see :func:`reading_loop`.
 
     Attributes:
-        loop: event loop on which it fetches.
         queue: queue of what was fetched.
         owns_transport: True if the transport is its own, which stays open until :meth:`close`:
             ranges may have to be read again.
     """
 
-    def __init__(self, plan: Plan, transport: Transport | None) -> None:
+    def __init__(
+        self, plan: Plan, transport: Transport | None, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.owns_transport = transport is None
         self._plan = plan
-        self.loop = reading_loop(transport)
+        self.loop = loop
         self._transport = connect() if transport is None else transport
         self.queue = ContentQueue(self.loop, AHEAD_BYTES_MAX, plan.item_bytes_max)
         self._slots = asyncio.Semaphore(CONCURRENT_READS_MAX)
@@ -174,6 +176,10 @@ class Fetcher:
         try:
             try:
                 await self._fetch()
+            except asyncio.CancelledError:
+                if not self._is_stopped:
+                    self.queue.put(Failed(_loop_closed()))
+                raise
             except GazetteError as error:
                 self.queue.put(Failed(error))
             except Exception as error:  # noqa: BLE001 - the task's boundary: the consumer raises it
@@ -396,3 +402,10 @@ class Fetcher:
                 queue.put(Ended(name, reader.offset))
                 return
             queue.put_content(name, content)
+
+
+def _loop_closed() -> ClosedError:
+    return ClosedError(
+        "the event loop that fetched was closed; make another reader, with the checkpoint or the"
+        " offsets of this one"
+    )

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from gazette_sdk import Reader
-from gazette_sdk.errors import ClosedError
+from gazette_sdk.errors import ClosedError, GazetteError
 from gazette_sdk.framing import framing_for
 from gazette_sdk.message.clock import clock_of_unix_ns
 from gazette_sdk.message.kinds import kind_of
-from gazette_sdk.message.reading import delivery
+from gazette_sdk.message.reading import batch_reader, delivery, fetcher
 from gazette_sdk.message.reading.batch_reader import BatchReader
 from gazette_sdk.message.reading.content_queue import Opened
 from gazette_sdk.message.reading.delivery import CommittedDelivery
@@ -108,3 +108,39 @@ def test_producers_that_are_silent_too_long_are_forgotten_without_being_asked(
     assert numbers(reader) == list(range(10, 15))
     (state,) = reader.checkpoint(horizon_s=0).producers
     assert state.producer[-1] == 9
+
+
+def test_a_coroutine_reads_on_its_own_loop_where_that_is_chosen(transport, history, monkeypatch):
+    monkeypatch.setattr(batch_reader, "reading_loop", lambda _: asyncio.get_running_loop())
+
+    async def read(reader: Reader) -> list[int]:
+        found = []
+        async with reader:
+            async for envelope in reader:
+                found.append(envelope.message["n"])
+                with pytest.raises(GazetteError, match="async for"):
+                    next(iter(reader))
+        return found
+
+    reader = Reader(dict, name="a/journal", transport=transport, ring_size=1)
+    assert asyncio.run(read(reader)) == history.committed()
+
+
+def test_a_reader_fails_when_the_loop_on_which_it_fetches_is_closed(
+    transport, history, monkeypatch
+):
+    monkeypatch.setattr(batch_reader, "reading_loop", lambda _: asyncio.get_running_loop())
+    monkeypatch.setattr(fetcher, "AHEAD_BYTES_MAX", 1)
+    transport.chunk_bytes = 300
+    batches = batches_over(transport)
+
+    async def read() -> list[int]:
+        return numbers(await batches.next_batch_async())
+
+    found = asyncio.run(read())
+    assert found
+    with pytest.raises(ClosedError, match="event loop that fetched was closed"):
+        found.extend(n for batch in iter(batches.next_batch, None) for n in numbers(batch))
+    assert found == history.committed()[: len(found)]
+    assert len(found) < 40
+    batches.close()
