@@ -2,12 +2,12 @@
 
 In reading order:
 
-- ``flags``, ``clock``, ``uuid``: what a message's UUID says, and how it is written
-- ``kinds``: classes of messages, and where their UUID lives
-- ``envelope``: a message where it stands in its journal
-- ``mapping``: from a message to its journal
+- ``flags``, ``clock``, ``uuid``: UUIDs of messages and their parts
+- ``kinds``: classes of messages, and the place of their UUID
+- ``envelope``: a message with its place in its journal
+- ``mapping``: mappings of messages to journals
 - ``publishing``: :class:`Publisher`, transactions, batches
-- ``sequencing``: which messages are committed; checkpoints
+- ``sequencing``: selection of committed messages; checkpoints
 - ``reading``: :class:`Reader`; ``columns``: messages as record batches
 """
 

@@ -1,4 +1,4 @@
-"""A producer's clock, which orders its messages (message section 2)."""
+"""Clocks of producers, which order their messages (message section 2)."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ __all__ = [
 ]
 
 TICK = 160
-"""What a tick adds: one microsecond, in units of 100 ns which are shifted by four bits."""
+"""One tick of a clock: a microsecond, in units of 100 ns that are shifted by four bits."""
 
 UNIX_EPOCH = 122_192_928_000_000_000
-"""From 1582-10-15, where UUIDs begin to count, to 1970-01-01, in units of 100 ns."""
+"""Time from 1582-10-15, the epoch of UUIDs, to 1970-01-01, in units of 100 ns."""
 
 _MASK = (1 << 64) - 1
 
 
 def clock_of_unix_ns(unix_ns: int) -> int:
-    """The clock at a time, which is given in nanoseconds since 1970."""
+    """Return the clock at a time in nanoseconds since 1970."""
     return ((unix_ns // 100 + UNIX_EPOCH) << 4) & _MASK
 
 
 def unix_100ns_of_clock(clock: int) -> int:
-    """The time within a clock, in units of 100 ns since 1970."""
+    """Return the time of a clock, in units of 100 ns since 1970."""
     return (clock >> 4) - UNIX_EPOCH
 
 
 def time_of_clock(clock: int) -> datetime:
-    """The time within a clock, in UTC, to the microsecond below.
+    """Return the time of a clock, in UTC, rounded down to a microsecond.
 
     Raises:
-        OverflowError: the clock runs past the year 9999.
+        OverflowError: the time is after the year 9999.
     """
     micros = unix_100ns_of_clock(clock) // 10
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
 
 
 class Clock:
-    """A clock which never goes back. May be shared by publishers and threads.
+    """Clock that never goes back. Publishers and threads may share it.
 
     Args:
-        value: where it begins; a fresh clock is 0.
+        value: its first value.
 
     Attributes:
-        value: the clock now, 64 bits.
+        value: its value, 64 bits.
     """
 
     __slots__ = ("_lock", "value")
@@ -60,18 +60,18 @@ class Clock:
         self._lock = threading.Lock()
 
     def update(self, unix_ns: int) -> None:
-        """Move on to a time in nanoseconds since 1970, unless the clock is there already."""
+        """Advance to a time in nanoseconds since 1970, unless the clock is later."""
         candidate = clock_of_unix_ns(unix_ns)
         with self._lock:
             self.value = max(self.value, candidate)
 
     def tick(self, count: int = 1) -> int:
-        """Move on by one microsecond, ``count`` times; returns the value after the first."""
+        """Advance by one microsecond, ``count`` times; return the value after the first."""
         with self._lock:
             first = (self.value + TICK) & _MASK
             self.value = (self.value + count * TICK) & _MASK
             return first
 
     def unlock(self) -> None:
-        """In a forked child: another thread of the parent may have held the lock."""
+        """Replace the lock in a forked child, as another thread of the parent may have held it."""
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""A message where it stands in its journal."""
+"""Envelope of a message: its place in its journal, and its UUID."""
 
 from __future__ import annotations
 
@@ -10,14 +10,7 @@ import msgspec
 
 from gazette_sdk.errors import DecodeError
 from gazette_sdk.message.clock import time_of_clock
-from gazette_sdk.message.uuid import (
-    ZERO_UUID,
-    RawUuid,
-    UuidParts,
-    parse_uuid,
-    uuid_of_bytes,
-    uuid_of_text,
-)
+from gazette_sdk.message.uuid import RawUuid, UuidParts, parse_uuid, uuid_of
 
 __all__ = ["Envelope"]
 
@@ -25,16 +18,16 @@ M = TypeVar("M")
 
 
 class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
-    """A message and where it stands. Immutable.
+    """Message with its place in its journal. Immutable.
 
-    What its UUID says is worked out when it is asked for.
+    Its UUID is parsed on access.
 
     Attributes:
-        journal: name of the journal, as it was asked for.
+        journal: name of the journal, as the user gave it.
         begin: offset of the first byte of its frame.
         end: offset behind the last byte of its frame.
         message: the message.
-        raw_uuid: its UUID as it stands in the message; see :attr:`uuid`.
+        raw_uuid: its UUID as it is written in the message; see :attr:`uuid`.
     """
 
     journal: str
@@ -48,17 +41,10 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
         """The message's UUID; the zero UUID, if it has none.
 
         Raises:
-            DecodeError: what stands in its place is no UUID.
+            DecodeError: the message has something else in the UUID's place.
         """
-        raw = self.raw_uuid
-        if raw is None:
-            return ZERO_UUID
-        if isinstance(raw, uuid.UUID):
-            return raw
         try:
-            if isinstance(raw, str):
-                return uuid_of_text(raw) if raw else ZERO_UUID
-            return uuid_of_text(raw.decode("ascii")) if len(raw) == 36 else uuid_of_bytes(raw)
+            return uuid_of(self.raw_uuid)
         except ValueError as error:
             raise DecodeError(
                 f"{self.journal}: the message at offset {self.begin} has no valid UUID: {error};"
@@ -79,16 +65,16 @@ class Envelope(msgspec.Struct, Generic[M], frozen=True, gc=False):
 
     @property
     def clock(self) -> int:
-        """Its producer's clock, 64 bits; 0 for a message without UUID."""
+        """Clock of its producer, 64 bits; 0 for a message without UUID."""
         return self.parts.clock
 
     @property
     def flags(self) -> int:
-        """Its part in a transaction, see :mod:`~gazette_sdk.message.flags`."""
+        """Part in a transaction, see :mod:`~gazette_sdk.message.flags`."""
         return self.parts.flags
 
     @property
     def time(self) -> datetime | None:
-        """When it was published, in UTC; None for a message without UUID."""
+        """Time of its publication, in UTC; None for a message without UUID."""
         clock = self.clock
         return time_of_clock(clock) if clock else None

@@ -1,4 +1,4 @@
-"""Flags of a message's UUID: its part in a transaction (message section 3)."""
+"""Flags of a message's UUID: the part of the message in a transaction (message section 3)."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ _NAMES = {OUTSIDE_TXN: "OUTSIDE_TXN", CONTINUE_TXN: "CONTINUE_TXN", ACK_TXN: "AC
 
 
 def flags_text(flags: int) -> str:
-    """The name of ``flags``, which is one value and no set of bits: ``Flags(3)`` is unknown."""
+    """Return the name of ``flags``, which is one value and no set of bits: 3 is ``Flags(3)``."""
     return _NAMES.get(flags) or f"Flags({flags:x})"

@@ -1,9 +1,9 @@
-"""From a message to the journal it belongs to (message section 9).
+"""Mappings of messages to journals (message section 9).
 
-A mapping is any callable from a message to the name of a journal. Those made here choose among
-the journals that match a label selector, which a publisher watches: new partitions are used as
-soon as they are listed. Keys are hashed as other implementations hash them, so that the same
-key is written to the same partition from everywhere::
+A mapping is any callable from a message to the name of a journal. The mappings of this module
+choose among the journals that match a label selector, which a publisher watches: new partitions
+are used as soon as they are listed. Keys are hashed as in other implementations, so that all
+write a key to the same partition::
 
     by_key = mapping.modulo("topic=orders", key=attrgetter("customer"))
 
@@ -42,30 +42,27 @@ __all__ = [
 ]
 
 Key: TypeAlias = str | bytes | int
-"""What a key function returns."""
+"""Key of a message."""
 
 Mapping: TypeAlias = Callable[[Any], str]
-"""From a message to the name of a journal."""
+"""Function from a message to the name of a journal."""
 
 _Hashes: TypeAlias = npt.NDArray[np.uint32]
 
-_HASHES_CACHED = 1 << 14
-"""Hashes of so many recent keys are kept: hashing a byte costs as much as finding a key."""
-
 _KEYS_KNOWN_MAX = 1 << 16
-"""The journals of so many keys of batches are kept, beside those of the batch at hand."""
+"""Limit of the keys whose journals are cached, beside those of the current batch."""
 
 _BYTE_VALUES = 256
 
 _PLAIN_KEYS = frozenset({str, bytes, int})
-"""Keys of these very classes are equal only if their bytes are."""
+"""Classes of keys that are equal only if their bytes are."""
 
 
 # --------------------------------------------------------------------- hash
 
 
 def fnv1a32(content: bytes) -> int:
-    """The 32-bit FNV-1a hash of ``content``."""
+    """Return the 32-bit FNV-1a hash of ``content``."""
     state = 2166136261
     for byte in content:
         state = (state ^ byte) * 16777619 & 0xFFFF_FFFF
@@ -73,7 +70,7 @@ def fnv1a32(content: bytes) -> int:
 
 
 def fnv1a32_many(contents: Sequence[bytes]) -> _Hashes:
-    """The hash of each of ``contents``, a byte of all of them at a time."""
+    """Return the hash of each of ``contents``, by one step for each byte position."""
     lengths = np.fromiter(map(len, contents), dtype=np.int64, count=len(contents))
     order = np.argsort(-lengths, kind="stable")
     ascending = lengths[order][::-1]
@@ -81,7 +78,7 @@ def fnv1a32_many(contents: Sequence[bytes]) -> _Hashes:
     joined = np.frombuffer(b"".join(contents), dtype=np.uint8)
     states = np.full(len(contents), 2166136261, dtype=np.uint32)
     for position in range(int(lengths.max(initial=0))):
-        # The longest stand first: so many have a byte at this position.
+        # The longest are first: count those that have a byte at this position.
         count = len(ascending) - int(np.searchsorted(ascending, position, side="right"))
         states[:count] ^= joined[begins[:count] + position]
         states[:count] *= np.uint32(16777619)
@@ -91,7 +88,7 @@ def fnv1a32_many(contents: Sequence[bytes]) -> _Hashes:
 
 
 def key_bytes(key: Key) -> bytes:
-    """The bytes that are hashed for a key.
+    """Return the bytes of a key that are hashed.
 
     Raises:
         MappingError: the key is of another type.
@@ -108,23 +105,11 @@ def key_bytes(key: Key) -> bytes:
     )
 
 
-@functools.lru_cache(maxsize=_HASHES_CACHED, typed=True)
-def _cached_hash(key: Key) -> int:
-    return fnv1a32(key_bytes(key))
-
-
-def _hash(key: Key) -> int:
-    try:
-        return _cached_hash(key)
-    except TypeError:  # not hashable, as a bytearray is not
-        return fnv1a32(key_bytes(key))
-
-
 # --------------------------------------------------------------- partitions
 
 
 class Partitions:
-    """The journals that match a selector, as of one listing.
+    """Journals that match a selector, as of one listing.
 
     Args:
         specs: their specs, in any order.
@@ -141,7 +126,7 @@ class Partitions:
 
     @functools.cached_property
     def hashes(self) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-        """Hashes of the names."""
+        """Return the hashes of the names."""
         return np.array([fnv1a32(name.encode()) for name in self.names], dtype=np.uint32)
 
 
@@ -149,18 +134,18 @@ class Partitions:
 
 
 class SelectorMapping:
-    """A mapping over the journals that match a label selector.
+    """Mapping over the journals that match a label selector.
 
     A publisher watches the selector and asks :meth:`pick`. To use one on its own, list the
     journals first: ``by_key.pick(message, Partitions(specs))``.
 
     Args:
         selector: label selector, as ``"topic=orders"``.
-        choose: from a message and the journals, of which there is at least one, to an index.
+        choose: returns the index of a message's journal among the journals, at least one.
 
     Attributes:
         selector: its text.
-        label_selector: what it says.
+        label_selector: the parsed selector.
         key: the function from a message to its key; None where messages have no keys.
 
     Raises:
@@ -176,7 +161,7 @@ class SelectorMapping:
         self._choose = choose
 
     def pick(self, message: Any, partitions: Partitions) -> str:
-        """The journal of ``message``.
+        """Return the journal of ``message``.
 
         Raises:
             MappingError: no journal matches the selector.
@@ -186,7 +171,7 @@ class SelectorMapping:
     def pick_many(
         self, messages: Sequence[Any], partitions: Partitions, keys: list[Any] | None = None
     ) -> Sequence[int]:
-        """The index of each message's journal in ``partitions.names``.
+        """Return the index of each message's journal in ``partitions.names``.
 
         Args:
             messages: the messages.
@@ -194,9 +179,9 @@ class SelectorMapping:
             keys: the messages' keys, where they are known.
 
         Raises:
-            MappingError: no journal matches the selector, or a key is none.
+            MappingError: no journal matches the selector, or a key has a wrong type.
         """
-        del keys  # of use only to mappings that have keys
+        del keys  # used only by mappings with keys
         self._names(partitions)
         return [self._choose(message, partitions) for message in messages]
 
@@ -210,13 +195,13 @@ class SelectorMapping:
 
 
 class _KeyedMapping(SelectorMapping):
-    """Chooses by the hash of a key.
+    """Mapping by the hash of a key.
 
     Args:
         selector: label selector of the journals.
-        key: from a message to its key.
-        choose: from a hash and the journals to an index.
-        choose_many: the same for an array of hashes.
+        key: returns the key of a message.
+        choose: returns an index for a hash and the journals.
+        choose_many: returns indices for an array of hashes and the journals.
     """
 
     __slots__ = ("_choose_by_hash", "_choose_by_hashes", "_key", "_known")
@@ -229,7 +214,8 @@ class _KeyedMapping(SelectorMapping):
         choose_many: Callable[[_Hashes, Partitions], npt.NDArray[Any]],
     ) -> None:
         super().__init__(
-            selector, lambda message, partitions: choose(_hash(key(message)), partitions)
+            selector,
+            lambda message, partitions: choose(fnv1a32(key_bytes(key(message))), partitions),
         )
         self.key = self._key = key
         self._choose_by_hash = choose
@@ -241,11 +227,13 @@ class _KeyedMapping(SelectorMapping):
         key = self._key(message)
         listed, known = self._known
         if type(key) not in _PLAIN_KEYS:
-            return self._names(partitions)[self._choose_by_hash(_hash(key), partitions)]
+            return self._names(partitions)[
+                self._choose_by_hash(fnv1a32(key_bytes(key)), partitions)
+            ]
         index = known.get(key) if listed is partitions else None
         if index is None:
             self._names(partitions)
-            index = self._learn([key], partitions, known if listed is partitions else {})[key]
+            index = self._add_keys([key], partitions, known if listed is partitions else {})[key]
         return partitions.names[index]
 
     def pick_many(
@@ -255,40 +243,40 @@ class _KeyedMapping(SelectorMapping):
         self._names(partitions)
         assert self.key is not None
         found = list(map(self.key, messages)) if keys is None else keys
-        if not _PLAIN_KEYS.issuperset(map(type, found)):  # others may equal each other
-            return [self._choose_by_hash(_hash(key), partitions) for key in found]
+        if not _PLAIN_KEYS.issuperset(map(type, found)):  # others may be equal with other bytes
+            return [self._choose_by_hash(fnv1a32(key_bytes(key)), partitions) for key in found]
         listed, known = self._known
         if listed is not partitions:
             known = {}
-        # As bytes they need no conversion to be grouped.
+        # Indices in bytes are grouped without conversion.
         made: Callable[[Iterable[int]], Sequence[int]]
         made = bytes if len(partitions.names) <= _BYTE_VALUES else list
         try:
             return made(map(known.__getitem__, found))
         except KeyError:
-            return made(map(self._learn(found, partitions, known).__getitem__, found))
+            return made(map(self._add_keys(found, partitions, known).__getitem__, found))
 
-    def _learn(
+    def _add_keys(
         self, keys: list[Any], partitions: Partitions, known: dict[Any, int]
     ) -> dict[Any, int]:
-        """The indexes of all keys, beside those that were known if they are not too many."""
+        """Return the cached indices with those of ``keys``; empty the cache first if it is full."""
         fresh = set(keys).difference(known)
         if len(known) + len(fresh) > _KEYS_KNOWN_MAX:
             known, fresh = {}, set(keys)
         if len(fresh) == 1:
             [key] = fresh
-            known[key] = self._choose_by_hash(_hash(key), partitions)
+            known[key] = self._choose_by_hash(fnv1a32(key_bytes(key)), partitions)
         else:
-            learnt = list(fresh)
-            hashes = fnv1a32_many([key_bytes(key) for key in learnt])
+            added = list(fresh)
+            hashes = fnv1a32_many([key_bytes(key) for key in added])
             indexes = self._choose_by_hashes(hashes, partitions).tolist()
-            known.update(zip(learnt, indexes, strict=True))
+            known.update(zip(added, indexes, strict=True))
         self._known = (partitions, known)
         return known
 
 
 class Direct:
-    """Maps every message to one journal.
+    """Mapping of every message to one journal.
 
     Raises:
         ValidationError: ``journal`` is no valid name.
@@ -299,17 +287,17 @@ class Direct:
         self.journal = journal
 
     def __call__(self, message: Any) -> str:
-        """The journal, whatever the message."""
+        """Return the journal."""
         del message
         return self.journal
 
 
 def modulo(selector: str, *, key: Callable[[Any], Key]) -> SelectorMapping:
-    """The hash of the key modulo the number of journals. Adding journals moves most keys.
+    """Map by the hash of the key modulo the number of journals. Adding journals moves most keys.
 
     Args:
         selector: label selector of the journals.
-        key: from a message to its key.
+        key: returns the key of a message.
     """
 
     def choose(hashed: int, partitions: Partitions) -> int:
@@ -322,11 +310,11 @@ def modulo(selector: str, *, key: Callable[[Any], Key]) -> SelectorMapping:
 
 
 def rendezvous(selector: str, *, key: Callable[[Any], Key]) -> SelectorMapping:
-    """The journal whose name's hash goes best with the key's. Adding one of N moves 1/N of keys.
+    """Map by rendezvous hashing of key and journal names. Adding one of N moves 1/N of the keys.
 
     Args:
         selector: label selector of the journals.
-        key: from a message to its key.
+        key: returns the key of a message.
     """
 
     def choose(hashed: int, partitions: Partitions) -> int:
@@ -341,11 +329,11 @@ def rendezvous(selector: str, *, key: Callable[[Any], Key]) -> SelectorMapping:
 
 
 def random(selector: str, *, source: Random | None = None) -> SelectorMapping:
-    """Any journal, each as likely as the other.
+    """Map to a random journal, all with equal probability.
 
     Args:
         selector: label selector of the journals.
-        source: of randomness; its own, unless given.
+        source: source of randomness; a new one by default.
     """
     drawn_from = source or Random()  # noqa: S311 - spreads load, guards nothing
     return SelectorMapping(
@@ -354,7 +342,7 @@ def random(selector: str, *, source: Random | None = None) -> SelectorMapping:
 
 
 def direct(journal: str) -> Direct:
-    """Always this journal.
+    """Map every message to one journal.
 
     Args:
         journal: its name.

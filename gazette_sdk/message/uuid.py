@@ -1,8 +1,8 @@
-"""UUIDs of messages: who wrote a message, in which order, and as part of what (message section 1).
+"""UUIDs of messages, which hold their producer, clock and flags (message section 1).
 
-A message's UUID is an RFC 4122 UUID of version 1 whose fields say more than usual: the time is
-the upper part of the producer's clock, the clock sequence holds the clock's lowest four bits and
-the flags, and the node is the producer.
+A message's UUID is an RFC 4122 UUID of version 1: its time is the upper part of the producer's
+clock, its clock sequence holds the clock's lowest four bits and the flags, and its node is the
+producer.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ __all__ = [
     "Stamp",
     "UuidParts",
     "build_uuid",
+    "is_uuid_text",
     "new_producer_id",
-    "number_of_text",
-    "parse_number",
+    "parse_raw_uuid",
     "parse_uuid",
+    "uuid_of",
     "uuid_of_bytes",
     "uuid_of_text",
 ]
@@ -52,12 +53,12 @@ _CLOCK_MAX = (1 << 64) - 1
 
 @functools.cache
 def _four_digits() -> npt.NDArray[np.uint32]:
-    """The four hexadecimal digits of each 16-bit number, as one number of their ASCII bytes."""
+    """Return the four hexadecimal digits of each 16-bit number, their bytes as one number."""
     return np.frombuffer(b"".join(b"%04x" % n for n in range(1 << 16)), dtype=np.uint32)
 
 
 class UuidParts(NamedTuple):
-    """What a message's UUID says.
+    """Parts of a message's UUID.
 
     Attributes:
         producer: id of its producer, six bytes.
@@ -71,14 +72,14 @@ class UuidParts(NamedTuple):
 
 
 def new_producer_id() -> bytes:
-    """A random producer id. Its multicast bit is set: it equals no network card's address."""
+    """Return a random producer id. Its multicast bit is set, so it equals no hardware address."""
     producer = bytearray(os.urandom(PRODUCER_BYTES))
     producer[0] |= 0x01
     return bytes(producer)
 
 
 def build_uuid(producer: bytes, clock: int, flags: int) -> uuid.UUID:
-    """The UUID of a producer's message.
+    """Return the UUID of a producer's message.
 
     Args:
         producer: six bytes.
@@ -86,7 +87,7 @@ def build_uuid(producer: bytes, clock: int, flags: int) -> uuid.UUID:
         flags: at most ``0x3FF``.
 
     Raises:
-        ValueError: an argument is out of its range: an error of the calling program.
+        ValueError: an argument is out of its range.
     """
     if len(producer) != PRODUCER_BYTES:
         raise ValueError(f"a producer id has {PRODUCER_BYTES} bytes, not {len(producer)}")
@@ -100,13 +101,25 @@ def build_uuid(producer: bytes, clock: int, flags: int) -> uuid.UUID:
 
 
 def parse_uuid(value: uuid.UUID) -> UuidParts:
-    """What ``value`` says. Version and variant are not looked at: the zero UUID has clock 0."""
-    producer, clock, flags = parse_number(value.int)
+    """Return the parts of a UUID. Version and variant are ignored: the zero UUID has clock 0."""
+    producer, clock, flags = _parse_number(value.int)
     return UuidParts(producer.to_bytes(PRODUCER_BYTES, "big"), clock, flags)
 
 
-def parse_number(number: int) -> tuple[int, int, int]:
-    """What a UUID says whose 128 bits are ``number``: producer, clock and flags as numbers."""
+def parse_raw_uuid(raw: RawUuid) -> tuple[int, int, int]:
+    """Return the parts of a UUID as it is written in a message, all as numbers.
+
+    Raises:
+        ValueError: ``raw`` is no UUID.
+    """
+    if isinstance(raw, bytes) and len(raw) == TEXT_BYTES:
+        raw = raw.decode("ascii")
+    if isinstance(raw, str) and raw:
+        return _parse_number(_number_of_text(raw))
+    return _parse_number(uuid_of(raw).int)
+
+
+def _parse_number(number: int) -> tuple[int, int, int]:
     clock = (
         (number >> 64 & 0x0FFF) << 52
         | (number >> 80 & 0xFFFF) << 36
@@ -116,13 +129,23 @@ def parse_number(number: int) -> tuple[int, int, int]:
     return number & 0xFFFF_FFFF_FFFF, clock, number >> 48 & FLAGS_MAX
 
 
+def uuid_of(raw: RawUuid) -> uuid.UUID:
+    """Return a UUID as it is written in a message; nothing, and empty text, are the zero UUID.
+
+    Raises:
+        ValueError: ``raw`` is no UUID.
+    """
+    if not raw:
+        return ZERO_UUID
+    if isinstance(raw, uuid.UUID):
+        return raw
+    if isinstance(raw, str):
+        return uuid_of_text(raw)
+    return uuid_of_text(raw.decode("ascii")) if len(raw) == TEXT_BYTES else uuid_of_bytes(raw)
+
+
 def uuid_of_text(text: str) -> uuid.UUID:
-    """A UUID from any of its textual forms, see :func:`number_of_text`."""
-    return uuid.UUID(int=number_of_text(text))
-
-
-def number_of_text(text: str) -> int:
-    """The number, of 128 bits, of a UUID in any of its textual forms.
+    """Return a UUID from any of its textual forms.
 
     Args:
         text: 36 characters with hyphens, the same after ``urn:uuid:`` or in braces, or 32
@@ -131,6 +154,18 @@ def number_of_text(text: str) -> int:
     Raises:
         ValueError: ``text`` is none of these.
     """
+    return uuid.UUID(int=_number_of_text(text))
+
+
+def is_uuid_text(value: object) -> bool:
+    """Return True if ``value`` is a UUID in any of its textual forms."""
+    try:
+        return isinstance(value, str) and _number_of_text(value) >= 0
+    except ValueError:
+        return False
+
+
+def _number_of_text(text: str) -> int:
     digits = text
     if len(text) == 45 and text[:9].lower() == "urn:uuid:":
         digits = text[9:]
@@ -143,7 +178,7 @@ def number_of_text(text: str) -> int:
     elif digits is not text or len(digits) != 32:
         raise ValueError(f"invalid UUID length: {len(text)}")
     try:
-        # bytes.fromhex passes over blanks, which the length then gives away.
+        # bytes.fromhex skips blanks; then the length is wrong.
         raw = bytes.fromhex(digits)
     except ValueError:
         raw = b""
@@ -153,12 +188,12 @@ def number_of_text(text: str) -> int:
 
 
 def uuid_of_bytes(raw: bytes) -> uuid.UUID:
-    """A UUID from its binary form: as much as fits is taken, the rest is zero."""
+    """Return a UUID from its first 16 bytes; bytes that are missing are zero."""
     return uuid.UUID(bytes=raw[:16].ljust(16, b"\0"))
 
 
 class Stamp:
-    """Writes the UUIDs of one producer's messages, in the forms of messages.
+    """Formatter of the UUIDs of one producer's messages.
 
     All but 32 bits of the clock stay the same for minutes: their text is formatted once.
 
@@ -184,15 +219,15 @@ class Stamp:
         self._tail_flags = -1
 
     def tick_now(self) -> None:
-        """Move the clock on to the wall clock's time, and tick. Not synchronised."""
+        """Advance the clock to the wall clock's time, and tick. Not synchronised."""
         now = ((time.time_ns() // 100 + UNIX_EPOCH) << 4) + TICK
         clock = self.clock + TICK
         self.clock = now if now > clock else clock  # noqa: FURB136 - once per message
 
     def reserve(self, count: int) -> int:
-        """Move on to the wall clock's time, and tick ``count`` times; returns the first tick's.
+        """Advance to the wall clock's time, and tick ``count`` times; return the first tick.
 
-        Not synchronised. The clock is that of the last tick.
+        Not synchronised. The clock is the last tick.
         """
         self.tick_now()
         first = self.clock
@@ -200,13 +235,13 @@ class Stamp:
         return first
 
     def texts(self, first: int, count: int, before: bytes, after: bytes) -> npt.NDArray[np.uint8]:
-        """The texts of successive UUIDs, each between the same constant bytes.
+        """Return the texts of successive UUIDs, each between the same constant bytes.
 
         Args:
             first: clock of the first; each further one is a tick later.
             count: how many.
-            before: what stands in front of each text.
-            after: what stands behind each.
+            before: bytes in front of each text.
+            after: bytes behind each text.
 
         Returns:
             A matrix of bytes, one row for each UUID.
@@ -231,14 +266,14 @@ class Stamp:
         return rows
 
     def text(self) -> bytes:
-        """The UUID as lower-case text with hyphens, ASCII."""
+        """Return the UUID as lower-case text with hyphens, ASCII."""
         clock = self.clock
         if clock & self._CONSTANT_BITS != self._constant or self.flags != self._tail_flags:
             self._format()
         return b"%08x%b" % (clock >> 4 & 0xFFFF_FFFF, self._tail)
 
     def raw(self) -> bytes:
-        """The UUID as 16 bytes."""
+        """Return the UUID as 16 bytes."""
         clock = self.clock
         if clock & self._CONSTANT_BITS != self._constant or self.flags != self._tail_flags:
             self._format()

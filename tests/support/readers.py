@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from gazette_sdk import JsonMessage
 from support.memory_transport import MemoryTransport
 
-__all__ = ["Order", "fill", "line", "numbers"]
+__all__ = ["Order", "fill", "interruptible", "line", "numbers"]
 
 
 @dataclass
@@ -28,3 +29,17 @@ def fill(transport: MemoryTransport, name: str, *numbers: int, **labels: str):
 
 def numbers(reader) -> list[int]:
     return [envelope.message["n"] for envelope in reader]
+
+
+def interruptible(monkeypatch, sequencer):
+    """Return a function after whose call the sequencer is interrupted at its next message."""
+    queue, step, called = sequencer.queue, sequencer.step, []
+
+    def interrupted(method, *args):
+        if called:
+            raise KeyboardInterrupt
+        return method(*args)
+
+    monkeypatch.setattr(sequencer, "queue", partial(interrupted, queue))
+    monkeypatch.setattr(sequencer, "step", partial(interrupted, step))
+    return lambda: called.append(True)

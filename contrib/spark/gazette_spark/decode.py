@@ -12,7 +12,7 @@ from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.framing import Cut, Frames, Framing
 from gazette_sdk.framing.base import Buffer
 from gazette_sdk.framing.registry import framing_for
-from gazette_sdk.message.columns.blocks import BlockDecoder
+from gazette_sdk.message.columns.decoders import BlockDecoder
 from gazette_sdk.message.kinds import kind_of
 from gazette_sdk.message.kinds.base import Decoded, Kind
 from gazette_sdk.message.kinds.protobuf_kind import ProtobufKind

@@ -18,17 +18,17 @@ from gazette_sdk.message.sequencing.run import Stamps, parse_text_uuids
 __all__ = ["CsvColumns"]
 
 _UUID = "\0uuid"
-"""A name that no column of a schema has."""
+"""Name that no column of a schema has."""
 
 
 class CsvColumns:
-    """Reads records into the columns of a schema.
+    """Parser of records to the columns of a schema.
 
-    Fields which are empty are null, in columns which are no text.
+    Empty fields are null, except in columns of text.
 
     Args:
-        schema: columns wanted, with their types. Fields behind those of the schema are passed
-            over; a record with fewer is a bad one.
+        schema: columns wanted, with their types. Fields behind those of the schema are
+            ignored; a record with fewer is bad.
     """
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -38,7 +38,7 @@ class CsvColumns:
     def read(
         self, buffer: Buffer, frames: Frames
     ) -> tuple[Stamps, dict[str, Any], pa.Array | None] | None:
-        """Stamps, columns and UUIDs of all records; None if one of them needs a closer look."""
+        """Return stamps, columns and UUIDs of all records; None if one may be bad."""
         fields = self._fields
         content = pa.py_buffer(buffer).slice(frames.begins[0], frames.ends[-1] - frames.begins[0])
         names = [_UUID, *(field.name for field in fields)]
@@ -61,7 +61,7 @@ class CsvColumns:
                     strings_can_be_null=False,
                 ),
             )
-        except (*MISFITS, KeyError):  # a closer look tells which record it is
+        except (*MISFITS, KeyError):  # to be found one by one
             return None
         if table.num_rows != len(frames):
             return None
@@ -74,7 +74,7 @@ class CsvColumns:
         return stamps, columns, uuids if self._wants_uuids else None
 
     def convert(self, records: Sequence[list[str]]) -> dict[str, pa.Array]:
-        """Columns of records which were taken apart already.
+        """Return the columns of records whose fields were parsed already.
 
         Raises:
             ArrowInvalid: or another of pyarrow's errors: a field does not fit its column's type.
@@ -96,7 +96,7 @@ class CsvColumns:
 
 
 def _field_count(record: bytes) -> int:
-    """The number of a well-formed record's fields."""
+    """Return the number of a well-formed record's fields."""
     content = np.frombuffer(record, np.uint8)
     inside = np.cumsum(content == ord('"'), dtype=np.int64) & 1
     return 1 + int(((content == ord(",")) & (inside == 0)).sum())

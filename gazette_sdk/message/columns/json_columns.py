@@ -1,17 +1,16 @@
 """JSON lines to columns, a block at a time.
 
 Where every line begins with its UUID, as our own publishers write it, UUIDs are cut out of the
-block. Are the lines written alike beyond that, then so are their values, see ``layout``. All
-others go through the columnar reader of pyarrow, which is spared the UUIDs that were cut out: they
-are blanks to it.
+block in bulk. If the lines also have one layout, their values are cut out, too, see ``layout``.
+All other lines are parsed by pyarrow, with blanks in place of the UUIDs that were cut out.
 
-That reader names no line that it does not like. Which one that is, is found by halving; that takes
-a few times longer than reading the block, once per bad line.
+The error of that parser names no line. A bad line is found by bisection, which takes a few times
+longer than parsing the block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,20 +18,27 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from gazette_sdk.message.columns.layout import sliced_columns
-from gazette_sdk.message.columns.lines import Lines, Place, Placed
-from gazette_sdk.message.columns.metadata import MISFITS, data_fields, text_column, uuid_column
+from gazette_sdk.message.columns.lines import Lines, PlacedUuids, placed_uuids
+from gazette_sdk.message.columns.metadata import (
+    MISFITS,
+    data_fields,
+    first_misfit,
+    misfit_error,
+    text_column,
+    uuid_column,
+)
+from gazette_sdk.message.kinds.fixed_place import UuidPlace
 from gazette_sdk.message.sequencing.run import (
     NO_STAMPS,
-    InvalidUuidError,
     Stamps,
     parse_text_uuids,
     stamps_of,
+    valid_stamps,
 )
-from gazette_sdk.message.uuid import TEXT_BYTES, RawUuid, uuid_of_text
+from gazette_sdk.message.uuid import TEXT_BYTES, RawUuid, is_uuid_text
 
 __all__ = ["JsonColumns", "Parsed", "matrix_of"]
 
@@ -41,13 +47,13 @@ _UUID_KEYS = ("UUID", "uuid")
 
 
 class Parsed(NamedTuple):
-    """What a block holds, up to its first bad line.
+    """Content of a block, up to its first bad line.
 
     Attributes:
-        columns: the columns which are no metadata, by name.
-        stamps: what the lines' UUIDs say.
-        uuids: the lines' UUIDs as text, if they are wanted.
-        cause: why the line behind is bad; None if there is none.
+        columns: the columns that are no metadata, by name.
+        stamps: parts of the lines' UUIDs.
+        uuids: the lines' UUIDs as text, if the schema has a column for them.
+        cause: error of the line behind; None if there is none.
     """
 
     columns: dict[str, Any]
@@ -57,47 +63,53 @@ class Parsed(NamedTuple):
 
 
 class JsonColumns:
-    """Reads blocks of JSON lines into the columns of a schema.
+    """Parser of blocks of JSON lines to the columns of a schema.
 
     Args:
-        schema: columns wanted, with their types. Keys of objects without a column are passed
-            over; columns without a key are null.
-        key: key of the UUID; ``UUID`` and ``uuid`` are understood in any case.
-        strict: a UUID that is none makes a line a bad one; without it, such a line has none.
+        schema: columns wanted, with their types. Keys of objects without a column are ignored;
+            columns without a key are null.
+        key: key of the UUID, beside ``UUID`` and ``uuid``.
+        strict: a line with an invalid UUID is bad. Without it, such a line has no UUID.
     """
 
     def __init__(self, schema: pa.Schema, *, key: str = "UUID", strict: bool = True) -> None:
         fields = data_fields(schema)
         names = [field.name for field in fields]
-        self._keys = _UUID_KEYS if key in _UUID_KEYS else (key, *_UUID_KEYS)
+        keys = _UUID_KEYS if key in _UUID_KEYS else (key, *_UUID_KEYS)
+        keys_by_field = {f"key{index}": each for index, each in enumerate(keys)}
+        self._uuids = attrgetter(*keys_by_field)
+        self._decoder = msgspec.json.Decoder(
+            msgspec.defstruct(
+                "Uuids", [(each, Any, None) for each in keys_by_field], rename=keys_by_field
+            )
+        )
         self._names = names
         self._data_fields = fields
         self._strict = strict
         self._wants_uuids = "_uuid" in schema.names
-        # Without any field objects are looked through nevertheless: they may be none.
+        # Without any field lines are parsed nevertheless: they may be no objects.
         self._fields = pa.schema(fields or [pa.field("_", pa.null())])
-        self._with_keys = pa.schema(
-            [*fields, *(pa.field(each, pa.string()) for each in self._keys if each not in names)]
-        )
-        # A column of the UUID's own key is read like any other.
-        self._place = None if key in names else Place(b'{"%b":"' % key.encode())
+        # A column of the UUID's own key is parsed like any other.
+        self._place = None if key in names else UuidPlace(b'{"%b":"' % key.encode(), 2)
         self._lacks_types = False
 
     def parse(self, lines: Lines) -> Parsed:
-        """The columns of lines, up to the first that is bad."""
+        """Return the columns of lines, up to the first bad one."""
         if not len(lines):
-            return Parsed({}, NO_STAMPS, self._no_uuids(), None)
-        placed = self._place.cut(lines) if self._place is not None else None
+            return Parsed(
+                {}, NO_STAMPS, uuid_column([], NO_STAMPS) if self._wants_uuids else None, None
+            )
+        placed = placed_uuids(lines, self._place) if self._place is not None else None
         if placed is not None:
-            stamps = placed.stamps()
+            stamps = parse_text_uuids(placed.texts)
             if stamps is not None:
                 return self._parse_placed(lines, placed, stamps)
-        return self._parse_searched(lines)
+        return self._parse_any(lines)
 
-    # ------------------------------------------------------- two ways to read
+    # ------------------------------------------------- with and without a fixed place
 
-    def _parse_placed(self, lines: Lines, placed: Placed, stamps: Stamps) -> Parsed:
-        """Lines which all begin with a UUID."""
+    def _parse_placed(self, lines: Lines, placed: PlacedUuids, stamps: Stamps) -> Parsed:
+        """Parse lines that all begin with a UUID."""
         texts = placed.texts
         columns = self._sliced(lines, placed.are_bare())
         if columns is not None:
@@ -106,39 +118,59 @@ class JsonColumns:
         if cause is not None:
             good = table.num_rows
             texts = texts[:good]
-            stamps = first_of(stamps, good)
+            stamps = stamps.first(good)
             cause = self._explained(lines.line(good), cause)
         uuids = text_column(texts) if self._wants_uuids else None
         return Parsed(self._columns_of(table), stamps, uuids, cause)
 
     def _sliced(self, lines: Lines, bare: npt.NDArray[np.bool_]) -> dict[str, Any] | None:
-        """The columns of lines, if these are written alike; None if they are to be parsed."""
+        """Return the columns of lines of one layout; None if lines have to be parsed."""
         try:
             _check_utf8(lines.block)
         except UnicodeDecodeError:
             return None
         return sliced_columns(lines.block, lines.begins, lines.ends, bare, self._data_fields)
 
-    def _parse_searched(self, lines: Lines) -> Parsed:
-        """Lines which have their UUIDs anywhere, or none."""
-        table, cause = self._read(lines, self._with_keys)
-        if cause is None:
-            found = self._merged(table)
-        else:
-            # A key may hold something that is no text, and no UUID.
-            table, cause = self._read(lines, self._fields)
-            good = table.num_rows
-            if cause is not None:
-                cause = self._explained(lines.line(good), cause)
-            found, refused = self._looked_up(lines.part(0, good))
-            if refused is not None:
-                cause = refused
-                table = table.slice(0, len(found))
-        stamps, uuids, invalid = self._understood(found)
-        if invalid is not None:
-            cause = invalid
-            table = table.slice(0, invalid.index)
-        return Parsed(self._columns_of(table), stamps, uuids, cause)
+    def _parse_any(self, lines: Lines) -> Parsed:
+        """Parse lines that have their UUIDs anywhere, or none."""
+        table, cause = self._read(lines, self._fields)
+        good = table.num_rows
+        if cause is not None:
+            cause = self._explained(lines.line(good), cause)
+        found, refused = self._uuids_of(lines.part(0, good))
+        stamps, invalid = valid_stamps(found)
+        if invalid is not None and self._strict:
+            found, refused = found[: invalid.index], invalid
+        elif invalid is not None:
+            stamps = stamps_of([raw if is_uuid_text(raw) else None for raw in found])
+        table = table.slice(0, len(found))
+        uuids = uuid_column(found, stamps) if self._wants_uuids else None
+        return Parsed(self._columns_of(table), stamps, uuids, refused or cause)
+
+    def _uuids_of(self, lines: Lines) -> tuple[list[RawUuid], Exception | None]:
+        """Return the UUIDs of lines, up to the first that is no text, and its error."""
+        found: list[RawUuid] = []
+        try:
+            rows = list(map(self._uuids, self._decoder.decode_lines(lines.block)))
+            firsts = [row[0] for row in rows]
+            if set(map(type, firsts)) == {str}:  # the usual case, for less
+                return firsts, None
+            for *values, lower in rows:
+                raw = next((value for value in values if value is not None), None)
+                if raw is not None and not isinstance(raw, str):
+                    return found, ValueError(f"its UUID is no text but {type(raw).__name__}")
+                # The key "uuid" may be a message's own.
+                found.append(raw if raw is not None else lower if is_uuid_text(lower) else None)
+        except msgspec.DecodeError as error:  # of a line that pyarrow accepts
+            if len(lines) == 1:
+                return [], error
+            middle = len(lines) // 2
+            found, cause = self._uuids_of(lines.part(0, middle))
+            if cause is None:
+                more, cause = self._uuids_of(lines.part(middle, len(lines)))
+                found += more
+            return found, cause
+        return found, None
 
     def _columns_of(self, table: pa.Table) -> dict[str, Any]:
         return {name: _array(table.column(name)) for name in self._names}
@@ -146,29 +178,18 @@ class JsonColumns:
     # ----------------------------------------------------------------- columns
 
     def _read(self, lines: Lines, schema: pa.Schema) -> tuple[pa.Table, Exception | None]:
-        """The table of all lines before the first bad one, and what is wrong with that."""
+        """Return the table of all lines before the first bad one, and the error of that."""
         try:
             return self._table(lines, schema), None
         except MISFITS as error:
-            cause: Exception = error
-        except ValueError as error:
-            cause = error
-        good, bad = 0, len(lines)
-        best = schema.empty_table()
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            try:
-                self._table(lines.part(good, middle), schema)
-            except (*MISFITS, ValueError) as error:
-                bad, cause = middle, error
-            else:
-                good = middle
-        if good:
-            best = self._table(lines.part(0, good), schema)
+            good, cause = first_misfit(
+                len(lines), lambda start, stop: self._table(lines.part(start, stop), schema), error
+            )
+        best = self._table(lines.part(0, good), schema) if good else schema.empty_table()
         return best, cause
 
     def _table(self, lines: Lines, schema: pa.Schema) -> pa.Table:
-        """The table of lines.
+        """Return the table of lines.
 
         Raises:
             ArrowInvalid: or another of pyarrow's errors: a line is bad.
@@ -188,98 +209,28 @@ class JsonColumns:
                 ),
             )
         except pa.ArrowNotImplementedError:
-            # That reader has no such types at all: from now on objects are made and converted.
+            # pyarrow cannot parse these types at all: from now on objects are converted.
             self._lacks_types = True
             return self._table(lines, schema)
         if table.num_rows != len(lines):
             raise ValueError("a line holds more than one object")
-        _check_utf8(lines.block)  # the reader takes over what it is given
+        _check_utf8(lines.block)  # pyarrow does not
         return table
 
     def _explained(self, line: bytes, cause: Exception) -> Exception:
-        """What is wrong with a line, said by who says it best."""
+        """Return the most specific error of a bad line."""
         try:
             _object(line)
         except ValueError as error:
             return error
-        found = ValueError(f"it does not fit the schema: {cause}")
-        found.__cause__ = cause
-        return found
-
-    # ------------------------------------------------------------------- UUIDs
-
-    def _merged(self, table: pa.Table) -> pa.Array | list[RawUuid]:
-        """The UUIDs of lines: an array of text, or whatever stands there."""
-        first, *others = (
-            column if column.type == pa.string() else column.cast(pa.string())
-            for column in (_array(table.column(key)) for key in self._keys)
-        )
-        if not first.null_count:
-            return first
-        *others, last = others
-        for other in others:
-            first = pc.coalesce(first, other)
-        if not first.null_count:
-            return first
-        # Of ``uuid`` nobody knows that it is a message's: it is taken for one if it can be.
-        return [
-            raw if raw is not None else _if_uuid(lower)
-            for raw, lower in zip(first.to_pylist(), last.to_pylist(), strict=True)
-        ]
-
-    def _looked_up(self, lines: Lines) -> tuple[list[RawUuid], Exception | None]:
-        """The UUIDs of lines which were read, up to the first that holds something else there."""
-        found: list[RawUuid] = []
-        *keys, last = self._keys
-        header = _header_of(self._keys)
-        for at in range(len(lines)):
-            values = header(lines.line(at))
-            raw = next((value for key in keys if (value := values[key]) is not None), None)
-            if raw is None:
-                found.append(_if_uuid(values[last]))
-            elif isinstance(raw, str):
-                found.append(raw)
-            else:
-                return found, ValueError(f"its UUID is no text but {type(raw).__name__}")
-        return found, None
-
-    def _understood(
-        self, found: pa.Array | Sequence[RawUuid]
-    ) -> tuple[Stamps, pa.Array | None, InvalidUuidError | None]:
-        """What UUIDs say, up to the first that is none."""
-        if isinstance(found, pa.Array):
-            texts = matrix_of(found)
-            stamps = parse_text_uuids(texts) if texts is not None else None
-            if stamps is not None:
-                return stamps, found if self._wants_uuids else None, None
-            found = found.to_pylist()
-        invalid = None
-        try:
-            stamps = stamps_of(found)
-        except InvalidUuidError as error:
-            if self._strict:
-                invalid = error
-                found = found[: error.index]
-                stamps = stamps_of(found)
-            else:
-                stamps = stamps_of([_if_uuid(raw) for raw in found])
-        uuids = uuid_column(found, stamps) if self._wants_uuids else None
-        return stamps, uuids, invalid
-
-    def _no_uuids(self) -> pa.Array | None:
-        return pa.array([], type=pa.string()) if self._wants_uuids else None
-
-
-def first_of(stamps: Stamps, count: int) -> Stamps:
-    """The first of many stamps."""
-    return Stamps(stamps.producers[:count], stamps.clocks[:count], stamps.flags[:count])
+        return misfit_error(cause)
 
 
 # -------------------------------------------------------------------- pieces
 
 
 def _are_objects(lines: Lines) -> bool:
-    """Whether each line seems to hold one object and nothing beside it."""
+    """Return True if each line begins and ends like an object."""
     content = np.frombuffer(lines.block, np.uint8)
     begins, ends = lines.begins, lines.ends
     if int((ends - begins).min()) <= 2:
@@ -288,7 +239,7 @@ def _are_objects(lines: Lines) -> bool:
 
 
 def _stripped(lines: Lines) -> Lines:
-    """The same lines without white space around their objects.
+    """Return the lines without white space around their objects.
 
     Raises:
         ValueError: a line holds anything but one object.
@@ -304,10 +255,10 @@ def _stripped(lines: Lines) -> Lines:
 
 
 def _object(line: bytes) -> dict[str, Any]:
-    """The object of a line.
+    """Return the object of a line.
 
     Raises:
-        ValueError: it holds something else.
+        ValueError: the line holds something else.
     """
     found = orjson.loads(line)
     if not isinstance(found, dict):
@@ -316,22 +267,11 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def _table_of_objects(objects: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    """The slow way, for types that the columnar reader lacks."""
+    """Return the table of objects, for types that pyarrow cannot parse."""
     columns = [
         pa.array([each.get(field.name) for each in objects], type=field.type) for field in schema
     ]
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _header_of(keys: Sequence[str]) -> Callable[[bytes], dict[str, Any]]:
-    def decode(line: bytes) -> dict[str, Any]:
-        found = _decode_raw(line)
-        return {key: msgspec.json.decode(found[key]) if key in found else None for key in keys}
-
-    return decode
-
-
-_decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:
@@ -341,7 +281,7 @@ def _array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def matrix_of(texts: pa.Array) -> npt.NDArray[np.uint8] | None:
-    """Texts which are all as long as a UUID's as rows of bytes, shape [n, 36]."""
+    """Return texts as rows of bytes, shape [n, 36]; None if one has another length."""
     if texts.null_count or not len(texts):
         return None
     ends = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset :][: len(texts) + 1]
@@ -351,19 +291,8 @@ def matrix_of(texts: pa.Array) -> npt.NDArray[np.uint8] | None:
     return data[ends[0] : ends[-1]].reshape(-1, TEXT_BYTES)
 
 
-def _if_uuid(raw: object) -> str | None:
-    """A text which is a UUID; None for anything else."""
-    if not isinstance(raw, str):
-        return None
-    try:
-        uuid_of_text(raw)
-    except ValueError:
-        return None
-    return raw
-
-
 def _check_utf8(block: bytes | bytearray | memoryview) -> None:
-    """Refuse what is no text.
+    """Check that a block is UTF-8.
 
     Raises:
         UnicodeDecodeError: it is not.

@@ -1,14 +1,12 @@
-"""JSON lines that are all written alike, to columns without parsing each.
+"""JSON lines of one layout to columns, without parsing each line.
 
-Producers write one line like the other: the same keys in the same order, texts where there were
-texts, and numbers where there were numbers. In such a block, of which no text holds an escape,
-quotes alone tell where everything stands. What is between them is compared with the first line by
-a few operations on arrays, and values are sliced out by their places. That takes half as long as
-parsing.
+Most producers write all lines in one layout: the same keys in the same order, with texts and
+numbers as their values. In such a block without escapes, the quotes determine all places. The
+bytes between them are compared with the first line by a few operations on arrays, and values are
+sliced out by their places. That takes half as long as parsing.
 
-Nothing is taken for granted: each byte of each line is either a part of a text, or of a number
-whose form is checked, or the same as in the first line. A block where that is not so, or with
-types that are not these, is left to the parser.
+Each byte of each line is checked: it is part of a text, or of a number whose form is checked, or
+equal to the first line's. Other blocks, and other types, are left to the parser.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ Places = npt.NDArray[np.int64]
 
 _QUOTE, _CLOSE, _BLANK = ord('"'), ord("}"), ord(" ")
 _BARE_QUOTES = 4
-"""Quotes of a line which holds a UUID only."""
+"""Number of quotes of a line with nothing but a UUID."""
 
 _VALUE = rb'("[^"]*"|[^",:{}\[\]\s]+)'
 _is_flat = re.compile(rb'\{"[^"]*":%b(?:,"[^"]*":%b)+\}' % (_VALUE, _VALUE)).fullmatch
@@ -36,7 +34,7 @@ _fields = re.compile(rb'"([^"]*)":%b' % _VALUE).findall
 
 
 class _Slot(NamedTuple):
-    """Where the values of a key are: from each of ``begins`` to before each of ``ends``."""
+    """Places of the values of a key: from each of ``begins`` to before each of ``ends``."""
 
     key: str
     is_text: bool
@@ -51,18 +49,18 @@ def sliced_columns(
     bare: npt.NDArray[np.bool_],
     fields: list[pa.Field],
 ) -> dict[str, pa.Array] | None:
-    """The columns of lines, each of which begins with a UUID of canonical text.
+    """Return the columns of lines, each of which begins with a UUID in canonical text.
 
     Args:
         block: whole lines.
         begins: index of each line's first byte.
         ends: index behind each line's newline.
-        bare: the lines which hold nothing beside their UUID. Their columns are null.
+        bare: mask of the lines with nothing but their UUID. Their columns are null.
         fields: columns wanted, with their types.
 
     Returns:
-        The columns by name, without those that no line has; None if lines are not written alike,
-        or their values are not of the columns' types.
+        The columns by name, without those that no line has; None if lines have several layouts,
+        or values of other types.
     """
     full = np.flatnonzero(~bare) if bare.any() else None
     if full is None:
@@ -80,7 +78,7 @@ def sliced_columns(
 
 
 class _Key(NamedTuple):
-    """A key of the first line, as it is written, and whether its value is a text."""
+    """Key of the first line, as it is written, and True if its value is a text."""
 
     name: str
     written: bytes
@@ -88,7 +86,7 @@ class _Key(NamedTuple):
 
 
 def _layout(block: Block, begins: Places, ends: Places) -> list[_Key]:
-    """The keys of the first line; none, if it holds more than texts and plain values."""
+    """Return the keys of the first line; none, if it has values other than texts and numbers."""
     first = bytes(block[int(begins[0]) : int(ends[0]) - 1])
     if not _is_flat(first):
         return []
@@ -106,7 +104,7 @@ def _columns(
     layout: list[_Key],
     fields: list[pa.Field],
 ) -> dict[str, pa.Array] | None:
-    """The columns of the lines which are not bare; None if lines are not written alike."""
+    """Return the columns of the lines that are not bare; None if lines have several layouts."""
     count = sum(4 if key.is_text else 2 for key in layout)
     lines = len(ends) if bare is None else len(bare)
     quotes = _quotes(block, lines, bare, count) if layout else None
@@ -118,7 +116,7 @@ def _columns(
     for slot in slots:
         kind = types.get(slot.key)
         if slot.is_text and kind is None:
-            continue  # nothing is left to be looked at
+            continue  # not wanted, and checked already
         column = _column(_values(block, slot), slot, kind)
         if column is None:
             return None
@@ -130,12 +128,12 @@ def _columns(
 def _quotes(
     block: Block, lines: int, bare: npt.NDArray[np.bool_] | None, count: int
 ) -> Places | None:
-    """Where the quotes of each line are, shape [n, count]; None if there are others.
+    """Return the places of each line's quotes, shape [n, count]; None if there are others.
 
-    ``bare`` are lines of another number of quotes, which are left out.
+    ``bare`` are lines with another number of quotes, which are left out.
     """
     content = np.frombuffer(block, np.uint8)
-    # No escapes; of control characters only the newlines.
+    # No escapes, and no control characters but the newlines.
     if _holds_backslash(block) or int(np.count_nonzero(content < _BLANK)) != lines:
         return None
     quotes = np.flatnonzero(content == _QUOTE)
@@ -150,12 +148,12 @@ def _quotes(
 
 
 def _slots(block: Block, quotes: Places, ends: Places, layout: list[_Key]) -> list[_Slot] | None:
-    """Where the values of all keys but the first are; None if a line is written differently."""
+    """Return the places of all values but the first; None if a line has another layout."""
     slots: list[_Slot] = []
     at = 4  # the UUID's own quotes, whose places are known
     before = _Slot("", True, quotes[:, 2], quotes[:, 3])
     for key, raw, is_text in layout[1:]:
-        # From here on everything up to the value is the same in all lines.
+        # All bytes up to the value are the same in all lines.
         start = before.ends + 1 if before.is_text else quotes[:, at] - 1
         literal = b',"%b":%b' % (raw, b'"' if is_text else b"")
         if not _all_are(block, start, literal):
@@ -181,7 +179,7 @@ def _slots(block: Block, quotes: Places, ends: Places, layout: list[_Key]) -> li
 
 
 def _all_are(block: Block, begins: Places, literal: bytes) -> bool:
-    """Whether ``literal`` stands at all places, which ascend."""
+    """Return True if ``literal`` is at all places, which ascend."""
     last = int(begins[-1])
     if bytes(block[last : last + len(literal)]) != literal:
         return False
@@ -200,9 +198,9 @@ def _all_are(block: Block, begins: Places, literal: bytes) -> bool:
 
 
 def _values(block: Block, slot: _Slot) -> pa.Array:
-    """The values of a slot, as texts."""
+    """Return the values of a slot, as texts."""
     count = len(slot.begins)
-    # Values, and what stands between them, by turns: of these every other is taken.
+    # Values and the bytes between them, in turns: every other one is taken.
     offsets = np.empty(2 * count + 1, np.int32)
     offsets[0:-1:2] = slot.begins
     offsets[1::2] = slot.ends
@@ -212,7 +210,7 @@ def _values(block: Block, slot: _Slot) -> pa.Array:
 
 
 def _column(values: pa.Array, slot: _Slot, kind: pa.DataType | None) -> pa.Array | None:
-    """Values as a column of a type, or of none; None if they need a parser."""
+    """Return values as a column of a type, if there is one; None if they need a parser."""
     if slot.is_text:
         return values if pa.types.is_string(kind) else None
     if (slot.ends <= slot.begins).any():
@@ -225,20 +223,20 @@ def _column(values: pa.Array, slot: _Slot, kind: pa.DataType | None) -> pa.Array
 
 
 def _numbers(values: pa.Array, kind: pa.DataType) -> pa.Array | None:
-    """Numbers of a type; None if one of them is none of these."""
+    """Return numbers of a type; None if one of them does not fit."""
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
         return None
     try:
         column = values.cast(kind)
     except pa.ArrowInvalid:
         return None
-    # No infinite number is written in JSON: these are too great.
+    # JSON has no infinite numbers: these are too great.
     are_finite = pa.types.is_integer(kind) or np.isfinite(column.to_numpy()).all()
     return column if are_finite else None
 
 
-# Of two neighbouring characters of a number: which may follow which. Classes of characters are 0
-# for those that numbers do not have, digits, minus, plus, point, and the exponent's letter.
+# Pairs of neighbouring characters that a number may have. Classes of characters are 0 for those
+# that numbers do not have, then digits, minus, plus, point, and the exponent's letter.
 _CLASSES = np.zeros(256, np.uint8)
 _CLASSES[np.frombuffer(b"0123456789", np.uint8)] = 1
 _CLASSES[ord("-")] = 2
@@ -251,9 +249,9 @@ for _pair in ((1, 1), (1, 4), (1, 5), (2, 1), (3, 1), (4, 1), (5, 1), (5, 2), (5
 
 
 def _are_numbers(values: pa.Array) -> bool:
-    """Whether texts, none of which is empty, are written as JSON's numbers.
+    """Return True if texts, none of which is empty, are written as JSON numbers.
 
-    Of two points or exponents nothing is said: of those no number can be made, anyway.
+    Two points or exponents are not checked: the conversion to a number refuses them.
     """
     offsets = np.frombuffer(values.buffers()[1], np.int32)[: len(values) + 1]
     data = np.frombuffer(values.buffers()[2], np.uint8)[: offsets[-1]]

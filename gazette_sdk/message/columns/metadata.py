@@ -1,6 +1,6 @@
-"""Metadata columns of record batches: what is known of messages beside their fields.
+"""Metadata columns of record batches, which are no fields of messages.
 
-Columns whose names begin with an underscore, and are listed here, are no fields of messages:
+They are the columns with these names:
 
 ======== ============================ =====================================================
 column   type                         content
@@ -19,7 +19,7 @@ They may be asked for in any other type that theirs casts to.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,17 +30,65 @@ from gazette_sdk.message.clock import UNIX_EPOCH
 from gazette_sdk.message.sequencing.run import Run, Stamps
 from gazette_sdk.message.uuid import TEXT_BYTES, RawUuid, uuid_of_bytes
 
-__all__ = ["METADATA_COLUMNS", "MISFITS", "assembled", "data_fields", "text_column", "uuid_column"]
+__all__ = [
+    "METADATA_COLUMNS",
+    "MISFITS",
+    "assembled",
+    "data_fields",
+    "first_misfit",
+    "misfit_error",
+    "text_column",
+    "uuid_column",
+]
 
-MISFITS = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
-"""What pyarrow raises for a value that does not fit its column's type."""
+MISFITS = (
+    pa.ArrowInvalid,
+    pa.ArrowTypeError,
+    pa.ArrowNotImplementedError,
+    OverflowError,
+    ValueError,
+    TypeError,
+)
+"""Errors of a conversion to columns: a message is malformed, or does not fit its column's type."""
 
 METADATA_COLUMNS = ("_journal", "_offset", "_end", "_uuid", "_time", "_flags")
 
 
 def data_fields(schema: pa.Schema) -> list[pa.Field]:
-    """The columns of a schema which are fields of messages."""
+    """Return the columns of a schema that are fields of messages."""
     return [field for field in schema if field.name not in METADATA_COLUMNS]
+
+
+def first_misfit(
+    count: int, convert: Callable[[int, int], object], cause: Exception
+) -> tuple[int, Exception]:
+    """Find the first of many messages that cannot be converted, by bisection.
+
+    Args:
+        count: number of the messages.
+        convert: converts messages of a range, and raises one of :data:`MISFITS`.
+        cause: error of the conversion of all of them.
+
+    Returns:
+        Its index, and its error.
+    """
+    good, bad = 0, count
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        try:
+            convert(good, middle)
+        except MISFITS as error:
+            bad, cause = middle, error
+        else:
+            good = middle
+    return good, cause
+
+
+def misfit_error(cause: Exception) -> ValueError:
+    """Return the error of a message that does not fit the schema."""
+    error = ValueError(f"it does not fit the schema: {cause}")
+    error.__cause__ = cause
+    return error
 
 
 def assembled(
@@ -49,12 +97,12 @@ def assembled(
     run: Run[Any],
     uuids: pa.Array | None,
 ) -> pa.RecordBatch:
-    """A record batch of columns and metadata.
+    """Return a record batch of columns and metadata.
 
     Args:
         schema: columns wanted, with their types.
-        columns: the columns which are no metadata, by name; one that is missing is null.
-        run: where the messages stand, and what their UUIDs say. Its items are not looked at.
+        columns: the columns that are no metadata, by name; one that is missing is null.
+        run: places and UUIDs' parts of the messages. Its items are not used.
         uuids: their UUIDs as text; None if they are not wanted.
     """
     count = len(run)
@@ -63,14 +111,14 @@ def assembled(
         if field.name in METADATA_COLUMNS:
             array = _metadata(field.name, run, uuids)
             if array.type != field.type:
-                # Of units of time the finer part is lost, if there is one.
+                # Times are rounded down to coarser units.
                 array = array.cast(field.type, safe=not pa.types.is_timestamp(field.type))
         else:
             found = columns.get(field.name)
             array = pa.nulls(count, type=field.type) if found is None else found
         arrays.append(array)
     if not arrays:
-        # Only a struct without fields knows how many rows it has without any column.
+        # Only a struct without fields has a number of rows without any column.
         return pa.RecordBatch.from_struct_array(pa.array([{}] * count, type=pa.struct([])))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -91,14 +139,14 @@ def _metadata(name: str, run: Run[Any], uuids: pa.Array | None) -> pa.Array:
 
 
 def _times(clocks: npt.NDArray[np.uint64]) -> pa.Array:
-    """The times within clocks, to the microsecond below; null where a clock is 0."""
+    """Return the times of clocks, rounded down to microseconds; null where a clock is 0."""
     units = (clocks >> np.uint64(4)).astype(np.int64)
     times = pa.array((units - UNIX_EPOCH) // 10, type=pa.int64(), mask=units == 0)
     return times.cast(pa.timestamp("us", tz="UTC"))
 
 
 def text_column(texts: npt.NDArray[np.uint8]) -> pa.Array:
-    """Texts of UUIDs, shape [n, 36], as a column."""
+    """Return texts of UUIDs, shape [n, 36], as a column."""
     count = len(texts)
     ends = np.arange(0, TEXT_BYTES * (count + 1), TEXT_BYTES, dtype=np.int32)
     data = np.ascontiguousarray(texts)
@@ -106,11 +154,11 @@ def text_column(texts: npt.NDArray[np.uint8]) -> pa.Array:
 
 
 def uuid_column(raw: Sequence[RawUuid], stamps: Stamps) -> pa.Array:
-    """UUIDs, as they stand in messages, as a column of text; null where a message has none.
+    """Return UUIDs as a column of text; null where a message has none.
 
     Args:
-        raw: the UUIDs. Those of 16 bytes are formatted.
-        stamps: what they say.
+        raw: the UUIDs as they are written in messages.
+        stamps: their parts.
     """
     texts: list[str | None] = []
     for value, clock in zip(raw, stamps.clocks.tolist(), strict=True):

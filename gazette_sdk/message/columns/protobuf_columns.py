@@ -15,13 +15,13 @@ Getter = Callable[[Any], Any]
 
 
 class ProtobufColumns:
-    """Turns messages of a generated class into columns.
+    """Converter of messages of a generated class to columns.
 
-    Fields without presence are their defaults where they are not set; others are null. Enums are
+    Fields that are not set are null, or their defaults if they have no presence. Enums are
     the names of their values, messages are structs, maps are maps.
 
     Args:
-        descriptor: of the messages' class.
+        descriptor: descriptor of the messages' class.
         fields: columns wanted, with their types. One that is no field of the class is null.
     """
 
@@ -32,7 +32,7 @@ class ProtobufColumns:
         ]
 
     def columns(self, messages: Sequence[Any]) -> dict[str, pa.Array]:
-        """The columns of messages, by name.
+        """Return the columns of messages, by name.
 
         Raises:
             ArrowInvalid: or another of pyarrow's errors: a field does not fit its column's type.
@@ -44,7 +44,7 @@ class ProtobufColumns:
 
 
 def _getter(field: FieldDescriptor) -> Getter:
-    """What reads a field of a message, as Arrow takes it."""
+    """Return a function that reads a field of a message, as Arrow takes it."""
     name = field.name
     is_plain = field.message_type is None and field.enum_type is None
     if is_plain and not field.is_repeated and not field.has_presence:
@@ -63,7 +63,7 @@ def _getter(field: FieldDescriptor) -> Getter:
 
 
 def _converter(field: FieldDescriptor) -> Getter:
-    """What turns one value of a field into what Arrow takes."""
+    """Return a function that converts one value of a field for Arrow."""
     if field.enum_type is not None:
         names = {number: value.name for number, value in field.enum_type.values_by_number.items()}
         return lambda value: names.get(value, str(value))
@@ -73,7 +73,7 @@ def _converter(field: FieldDescriptor) -> Getter:
 
 
 class _Struct:
-    """Turns messages into dicts. Made when it is first needed: messages may hold their own kind."""
+    """Converter of messages to dicts. Its getters are made on first use: classes may recur."""
 
     def __init__(self, descriptor: Descriptor) -> None:
         self._descriptor = descriptor

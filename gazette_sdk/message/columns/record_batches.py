@@ -1,4 +1,4 @@
-"""Record batches of journals' messages, in plain code and in coroutines."""
+"""Record batches of the messages of journals, for plain code and coroutines."""
 
 from __future__ import annotations
 
@@ -8,39 +8,34 @@ from typing import Any
 
 import pyarrow as pa
 
-from gazette_sdk.errors import ConfigurationError, FramingError, GazetteError, ValidationError
-from gazette_sdk.framing import framing_for
-from gazette_sdk.message.columns.decoders import ColumnDecoder, decoder_of
+from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.message.columns.rows import Row, Rows, gathered
-from gazette_sdk.message.kinds import kind_of
+from gazette_sdk.message.reading.batch_reader import BatchReader
 from gazette_sdk.message.reading.delivery import HORIZON_S
-from gazette_sdk.message.reading.flow import Opened
-from gazette_sdk.message.reading.pump import Pump
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
-from gazette_sdk.transport.loop import is_on_sdk_loop as on_loop
 
-__all__ = ["PIECE_BYTES_MAX", "ColumnDecoders", "RecordBatches", "checked_schema"]
+__all__ = ["ITEM_BYTES_MAX", "RecordBatches", "checked_schema"]
 
-PIECE_BYTES_MAX = 1 << 20
-"""Content of a journal which is decoded at once: less costs more per message, and of a few
-megabytes the arrays in between no longer stay in a core's cache."""
+ITEM_BYTES_MAX = 1 << 20
+"""Limit of the content of a journal that is decoded at once: less costs more per message, and the
+intermediate arrays of a few megabytes do not fit into a core's cache."""
 
 
 class RecordBatches:
-    """Record batches of committed messages, or of all: an iterable, and an asynchronous one.
+    """Record batches of a reader's messages: an iterable, and an asynchronous one.
 
-    Made by :meth:`Reader.arrow <gazette_sdk.message.Reader.arrow>`. No batch is empty, and the
-    rows of each stand in one journal, in its order. Iterating may be broken off and taken up
-    again, as with a reader. Whatever takes a stream of Arrow's C interface takes this object:
+    The result of :meth:`Reader.arrow <gazette_sdk.message.Reader.arrow>`. No batch is empty, and
+    all rows of a batch are of one journal, in its order. Iteration may be broken off and resumed,
+    as with a reader. Functions that take a stream of Arrow's C interface take this object:
     ``pyarrow.table(batches)``, ``polars.DataFrame(batches)``, and DuckDB's queries by its name.
 
     Attributes:
         schema: schema of all batches.
     """
 
-    def __init__(self, schema: pa.Schema, pump: Pump[Row], batch_rows: int) -> None:
+    def __init__(self, schema: pa.Schema, batches: BatchReader[Row], batch_rows: int) -> None:
         self.schema = schema
-        self._pump = pump
+        self._batches = batches
         self._batch_rows = batch_rows
         self._rest: pa.RecordBatch | None = None
         self._rows: Iterator[Row] = iter(())
@@ -49,62 +44,60 @@ class RecordBatches:
 
     @property
     def offsets(self) -> dict[str, int]:
-        """See :attr:`Reader.offsets`: behind the last row of the last batch that was taken."""
-        return self._pump.offsets(self._left)
+        """Offsets to read on from, behind the last row of the last batch that was taken."""
+        return self._batches.offsets(self._left)
 
     def checkpoint(self, *, horizon_s: float = HORIZON_S) -> Checkpoint:
-        """See :meth:`Reader.checkpoint`: behind the last row of the last batch."""
-        return self._pump.checkpoint(self._left, horizon_s=horizon_s)
+        """Return the position behind the last row of the last batch; see the reader's."""
+        return self._batches.checkpoint(self._left, horizon_s=horizon_s)
 
     @property
     def _left(self) -> int:
-        """Rows of the pump's batch which were not taken yet."""
+        """Number of rows of the batch reader's batch that were not taken yet."""
         return 0 if self._rest is None else int(self._rest.num_rows)
 
     # ------------------------------------------------------------- iteration
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        if on_loop():
-            raise GazetteError("iterating here would block the SDK's event loop: `async for`")
-        self._pump.begin()
+        self._batches.begin(blocks=True)
         while True:
             while (batch := self._next()) is not None:
                 yield batch
-            taken = self._pump.take()
+            taken = self._batches.next_batch()
             if taken is None:
                 return
             self._add(taken)
 
     async def __aiter__(self) -> AsyncIterator[pa.RecordBatch]:
-        self._pump.begin()
+        self._batches.begin()
         while True:
             while (batch := self._next()) is not None:
                 yield batch
-            taken = await self._pump.atake()
+            taken = await self._batches.next_batch_async()
             if taken is None:
                 return
             self._add(taken)
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        """The batches as a stream of Arrow's C interface."""
+        """Return the batches as a stream of Arrow's C interface."""
         return self.to_reader().__arrow_c_stream__(requested_schema)
 
     def to_reader(self) -> pa.RecordBatchReader:
-        """The batches as a ``pyarrow.RecordBatchReader``."""
+        """Return the batches as a ``pyarrow.RecordBatchReader``."""
         return pa.RecordBatchReader.from_batches(self.schema, iter(self))
 
     def close(self) -> None:
-        """See :meth:`Reader.close`."""
-        self._pump.close()
+        """Close the reader, see :meth:`Reader.close`."""
+        self._batches.close()
 
     async def aclose(self) -> None:
-        """See :meth:`Reader.aclose`."""
-        await self._pump.aclose()
+        """Close the reader, see :meth:`Reader.aclose`."""
+        await self._batches.aclose()
 
     # ----------------------------------------------------------------- batches
 
     def _add(self, taken: Sequence[Row] | Iterator[Row]) -> bool:
-        """Take over a batch of the pump; whether it was delivered in bulk."""
+        """Take over a batch of the batch reader. Return True if it was delivered in bulk."""
         is_bulk = isinstance(taken, Rows)
         if isinstance(taken, Rows):
             self._rest = taken.batch
@@ -113,7 +106,7 @@ class RecordBatches:
         return is_bulk
 
     def _next(self) -> pa.RecordBatch | None:
-        """The next batch of what is at hand; None if there is nothing left of it."""
+        """Return the next batch of what is decoded already; None if more content is needed."""
         if self._rest is not None:
             return self._cut()
         if self._failure is not None:
@@ -122,8 +115,8 @@ class RecordBatches:
         try:
             rows += islice(self._rows, self._batch_rows - len(rows))
             while len(rows) < self._batch_rows:
-                # Transactions come one by one, and may be small: some are put together.
-                taken = self._pump.at_hand()
+                # Transactions are delivered one by one, and may be small: some are joined.
+                taken = self._batches.ready_batch()
                 if taken is None or self._add(taken):
                     break
                 rows += islice(self._rows, self._batch_rows - len(rows))
@@ -133,7 +126,7 @@ class RecordBatches:
                 raise
             # It is raised behind these rows.
         except BaseException:
-            self._pump.interrupt()
+            self._batches.interrupt()
             raise
         if not rows:
             return None if self._rest is None else self._cut()
@@ -142,7 +135,7 @@ class RecordBatches:
         return batch
 
     def _cut(self) -> pa.RecordBatch | None:
-        """The next part of what was delivered in bulk."""
+        """Return the next part of the rows that were delivered in bulk."""
         rest, self._rest = self._rest, None
         assert rest is not None
         if rest.num_rows > self._batch_rows:
@@ -151,50 +144,11 @@ class RecordBatches:
         return rest if rest.num_rows else None
 
 
-class ColumnDecoders:
-    """Makes the decoders of journals to columns. Holds no reader, so that a dropped one ends.
-
-    Args:
-        message_type: class of the messages.
-        schema: columns wanted.
-        sequenced: rows are to be sequenced.
-    """
-
-    def __init__(self, message_type: type[Any], schema: pa.Schema, *, sequenced: bool) -> None:
-        self._type = message_type
-        self._schema = schema
-        self._sequenced = sequenced
-
-    def __call__(self, opened: Opened) -> ColumnDecoder:
-        """The decoder of a journal.
-
-        Raises:
-            FramingError: its content type has no framing.
-            ValidationError: its framing holds no messages of the class.
-        """
-        journal = opened.journal
-        try:
-            framing = framing_for(opened.content_type)
-            kind = kind_of(self._type, framing.form)
-        except FramingError as error:
-            raise FramingError(
-                f"{journal}: determining framing: {error}; give the journal a content-type"
-                " label which has a framing, or register one",
-                journal=journal,
-            ) from error
-        except ValidationError as error:
-            reason = f"{journal}: {error.reason}"
-            raise ValidationError(reason, kind=error.kind, journal=journal) from error
-        return decoder_of(
-            journal, framing, kind, self._schema, opened.offset, sequenced=self._sequenced
-        )
-
-
 def checked_schema(schema: Any) -> pa.Schema:
-    """A schema, from whatever ``pyarrow.schema`` takes.
+    """Return a schema from an argument of ``pyarrow.schema``.
 
     Raises:
-        ConfigurationError: it is none, or has no columns, or a column twice.
+        ConfigurationError: it is no schema, or has no columns, or a column twice.
     """
     try:
         found = schema if isinstance(schema, pa.Schema) else pa.schema(schema)

@@ -1,4 +1,4 @@
-"""Rows of record batches, as what a run delivers: referred to, and gathered when they are."""
+"""Rows of record batches: references that are sequenced, and gathered into batches."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["Row", "Rows", "gathered", "selected"]
 
 _PIECE_ROWS = 64
 _PIECE_BYTES = 16 << 10
-"""Rows which are sequenced one by one may be kept for long, and keep their batch. So they are
-copied before, in pieces that are small enough to be kept by the thousand."""
+"""Limits of a piece. A row that is sequenced by itself may be kept for long, with its batch. So
+rows are copied to pieces first, which are small enough to be kept by the thousand."""
 
 _SLICE_ROWS = 32
-"""From so many neighbouring rows on, copying slices is quicker than picking out rows."""
+"""From so many neighbouring rows on, copying slices is faster than taking single rows."""
 
 
 class Row(NamedTuple):
-    """One row of a batch."""
+    """Row of a batch."""
 
     batch: pa.RecordBatch
     row: int
@@ -31,7 +31,7 @@ class Rows(Sequence[Row]):
     """Neighbouring rows of a batch.
 
     Args:
-        batch: the batch: these are all of its rows.
+        batch: a batch of these rows and no others.
     """
 
     __slots__ = ("batch",)
@@ -60,7 +60,7 @@ class Rows(Sequence[Row]):
         return Row(self.batch, index)
 
     def __iter__(self) -> Iterator[Row]:
-        """Each row, copied out of its batch together with some neighbours."""
+        """Yield each row, copied out of its batch together with some neighbours."""
         count = len(self)
         if not count:
             return
@@ -74,7 +74,7 @@ class Rows(Sequence[Row]):
 
 
 def selected(rows: Sequence[Row], indices: npt.NDArray[np.intp]) -> Rows:
-    """The rows at ascending indices, which are most of them."""
+    """Return the rows at ascending indices, which are most of them."""
     assert isinstance(rows, Rows)
     if not len(indices):
         return rows[0:0]
@@ -91,7 +91,7 @@ def selected(rows: Sequence[Row], indices: npt.NDArray[np.intp]) -> Rows:
 
 
 def gathered(rows: Sequence[Row]) -> pa.RecordBatch:
-    """One batch of rows, of which there is at least one, in their order."""
+    """Return a batch of rows, of which there is at least one, in their order."""
     parts = []
     batch, indices = rows[0].batch, [rows[0].row]
     for row in rows[1:]:

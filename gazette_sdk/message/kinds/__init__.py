@@ -1,9 +1,9 @@
-"""Kinds of messages: how objects of a class become payloads, and where their UUID lives.
+"""Kinds of messages: conversion of objects of a class to payloads, and the place of their UUID.
 
 ======================== ============== =======================================================
-class                    form           where its UUID lives
+class                    form           place of its UUID
 ======================== ============== =======================================================
-``dict``                 ``"json"``     first key of the written object, ``UUID``; taken out of
+``dict``                 ``"json"``     first key of the written object, ``UUID``; removed from
                                         the dict when it is read
 dataclass on JsonMessage ``"json"``     the same, beside its fields; or its own field ``UUID``
 msgspec Struct           ``"json"``     the same
@@ -15,8 +15,8 @@ generated protobuf class ``"protobuf"`` its field ``bytes uuid``
 An adapter (:class:`Kind`) is found by class and form, see :func:`kind_of`. In reading order:
 
 - ``base``: the interface; ``registry``: finds the kind of a class
-- ``json_kind``: what JSON messages have in common, over ``fixed_place`` (their UUIDs, in bulk) and
-  ``empty`` (what acknowledgements are made of); ``json_kinds``: dicts, dataclasses and Structs;
+- ``json_kind``: base of JSON messages, over ``fixed_place`` (their UUIDs, in bulk) and ``empty``
+  (messages of acknowledgements); ``json_kinds``: dicts, dataclasses and Structs;
   ``pydantic_kind``
 - ``protobuf_kind``, ``csv_kind``
 """

@@ -1,4 +1,4 @@
-"""The interface of a kind of messages: between objects of one class and payloads."""
+"""Interface of the kinds of messages: between objects of one class and payloads."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class JsonMessage:
     published, and may override :meth:`new_acknowledgement`.
 
     Args (of the class statement):
-        uuid_field: key of the UUID in the written object, ``UUID`` unless told otherwise.
-            ``UUID`` and ``uuid`` are understood by readers in any case.
+        uuid_field: key of the UUID in the written object, by default ``UUID``. Readers accept
+            ``UUID`` and ``uuid`` in any case.
     """
 
     __slots__ = ()
@@ -48,10 +48,9 @@ class JsonMessage:
             cls.uuid_field = uuid_field
 
     def new_acknowledgement(self, journal: str) -> Self:
-        """An empty message of this class, which ends a transaction in ``journal``.
+        """Return an empty message of this class, which ends a transaction in ``journal``.
 
-        Its fields are zeros, empty texts and the like. A class whose readers need some fields to
-        be filled overrides this.
+        Its fields are zeros, empty texts and the like. Override this if readers need others.
         """
         del journal
         return empty_instance(type(self))
@@ -62,10 +61,10 @@ class Decoded(Generic[M]):
     """Messages of a run of frames.
 
     Attributes:
-        messages: the messages, in order, up to the first which cannot be decoded.
-        uuids: each message's UUID, as it stands there.
-        error: why the frame behind ``messages`` cannot be decoded; None if all are.
-        texts: the UUIDs as rows of text, where they were found so; they need not be UUIDs.
+        messages: the messages, in order, up to the first that cannot be decoded.
+        uuids: each message's UUID, as it is written there.
+        error: error of the frame behind ``messages``; None if all are decoded.
+        texts: the UUIDs as rows of text, where they are at a fixed place; they may be invalid.
     """
 
     messages: list[M]
@@ -75,10 +74,10 @@ class Decoded(Generic[M]):
 
 
 class Spliced(NamedTuple):
-    """JSON objects without their UUIDs, encoded in bulk, of which each will get one in front.
+    """JSON objects encoded in bulk, into each of which a UUID is spliced as the first key.
 
     Attributes:
-        prefix: what stands before a UUID's text, from the opening brace on.
+        prefix: bytes before a UUID's text, from the opening brace on.
         lines: the objects, each on a line of its own.
     """
 
@@ -92,8 +91,8 @@ class Kind(abc.ABC, Generic[M]):
     Attributes:
         message_type: the class.
         form: the form of payloads, as of :attr:`gazette_sdk.framing.Framing.form`.
-        validate: refuses a message by raising, before it is published; None where the class
-            offers nothing.
+        validate: raises to refuse a message before it is published; None where the class has no
+            such function.
     """
 
     form: ClassVar[str]
@@ -104,14 +103,14 @@ class Kind(abc.ABC, Generic[M]):
 
     @abc.abstractmethod
     def encode(self, message: M, stamp: Stamp) -> bytes:
-        """The payload of ``message``, with the stamp's UUID.
+        """Return the payload of ``message``, with the stamp's UUID.
 
         Raises:
-            ValidationError: the message holds something that has no form.
+            ValidationError: the message has a value that cannot be written in this form.
         """
 
     def encode_many(self, messages: Sequence[M]) -> Spliced | None:
-        """The payloads of messages but for their UUIDs, in bulk.
+        """Return the payloads of messages without their UUIDs, in bulk.
 
         Args:
             messages: at least one.
@@ -120,15 +119,15 @@ class Kind(abc.ABC, Generic[M]):
             None where messages are encoded one by one, each with its UUID.
 
         Raises:
-            ValidationError: a message holds something that has no form.
+            ValidationError: a message has a value that cannot be written in this form.
         """
         del messages
         return None
 
     @abc.abstractmethod
     def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[M]:
-        """The messages of frames, in bulk."""
+        """Return the messages of frames, in bulk."""
 
     @abc.abstractmethod
     def new_acknowledgement(self, message: M, journal: str) -> M:
-        """An empty message which, with an acknowledging UUID, ends ``message``'s transaction."""
+        """Return an empty message, to end ``message``'s transaction by an acknowledging UUID."""

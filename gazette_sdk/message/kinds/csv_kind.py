@@ -1,4 +1,4 @@
-"""CSV messages: lists of strings, of which the first is the UUID (message section 8)."""
+"""Kind of CSV messages: lists of strings, of which the first is the UUID (message section 8)."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ _fields = re.compile(r'(?:\A|,)(?:"([^"]*+(?:""[^"]*+)*+)"|([^",]*+))').finditer
 
 
 class CsvRecord(list[str]):
-    """One record: its fields, of which the first is the UUID's text.
+    """CSV record: its fields, of which the first is the UUID's text.
 
-    Publishing writes the first field, whatever it was::
+    Publishing overwrites the first field::
 
         publisher.publish(CsvRecord(["", "7", "12"]))
 
-    Plain lists do as well. A class derived from this one may offer ``validate(self) -> None``,
-    which raises to refuse a record before it is published.
+    Plain lists work as well. A derived class may have ``validate(self) -> None``, which raises to
+    refuse a record before it is published.
     """
 
     def new_acknowledgement(self, journal: str) -> Self:
-        """A record with as many fields, all empty: with another number no reader could go on."""
+        """Return a record with as many empty fields: readers refuse another number."""
         del journal
         return type(self)([""] * len(self))
 
 
 def find(message_type: type[Any]) -> Kind[Any] | None:
-    """The adapter of ``list`` and of classes derived from it; None for any other class."""
+    """Return the adapter of ``list`` and of classes derived from it; None for any other class."""
     return CsvKind(message_type) if issubclass(message_type, list) else None
 
 
 class CsvKind(Kind[Any]):
-    """Lists of strings. Publishing a record sets its first item.
+    """Kind of lists of strings. Publishing a record sets its first item.
 
     Args:
         message_type: ``list`` or a class derived from it, made by calling it with a list.
@@ -103,7 +103,7 @@ class CsvKind(Kind[Any]):
     # -------------------------------------------------------------- decoding
 
     def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[Any]:
-        """Decode a run of records: at once if possible, else one by one, which finds the bad."""
+        """Decode records: at once if possible, else one by one, which finds the bad one."""
         bulk = isinstance(framing, Csv) and bool(frames.ends)
         records = _records(buffer, frames) if bulk else None
         texts = None if records is None else _uuids_at_fixed_place(buffer, frames)
@@ -137,7 +137,7 @@ class CsvKind(Kind[Any]):
     # ------------------------------------------------------- acknowledgements
 
     def new_acknowledgement(self, message: Any, journal: str) -> Any:
-        """What the record's own ``new_acknowledgement`` says, or as many empty fields."""
+        """Return the result of the record's own ``new_acknowledgement``, or empty fields."""
         own: Callable[[str], Any] | None = getattr(message, "new_acknowledgement", None)
         return own(journal) if callable(own) else self.message_type([""] * len(message))
 
@@ -152,7 +152,7 @@ def _quoted(field: str) -> str:
 
 
 def _fields_of(record: str) -> list[str]:
-    """The fields of one well-formed record."""
+    """Return the fields of one well-formed record."""
     return [
         quoted.replace('""', '"') if (quoted := found[1]) is not None else found[2]
         for found in _fields(record)
@@ -160,7 +160,7 @@ def _fields_of(record: str) -> list[str]:
 
 
 def _records(buffer: Buffer, frames: Frames) -> list[list[str]] | None:
-    """The fields of all records at once; None if they must be looked through one by one."""
+    """Return the fields of all records at once; None if they must be parsed one by one."""
     try:
         text = str(memoryview(buffer)[frames.begins[0] : frames.ends[-1]], "utf-8")
     except UnicodeDecodeError:
@@ -173,13 +173,13 @@ def _records(buffer: Buffer, frames: Frames) -> list[list[str]] | None:
         try:
             records = [record for record in csv.reader(io.StringIO(text), strict=True) if record]
         except csv.Error:
-            return None  # a field which is too long for it, or holds a return without quotes
-    # Between frames there are blank lines, or what was refused.
+            return None  # a field is too long for it, or has a return without quotes
+    # Between frames there may be blank lines, or bad records.
     return records if len(records) == len(frames) else None
 
 
 def _uuids_at_fixed_place(buffer: Buffer, frames: Frames) -> npt.NDArray[np.uint8] | None:
-    """Every record's UUID, as rows of text; None if one is not written as it usually is."""
+    """Return every record's UUID as rows of text; None if one is not in canonical form."""
     begins, ends = frames.arrays()
     if int((ends - begins).min()) <= TEXT_BYTES:
         return None

@@ -1,4 +1,4 @@
-"""Empty messages of a class: what acknowledgements are made of."""
+"""Empty messages of a class, for acknowledgements."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["empty_instance"]
 M = TypeVar("M")
 
 _ZEROS = frozenset({str, int, float, bool, bytes, list, dict, set, frozenset, tuple})
-"""Classes which without arguments make what is empty."""
+"""Classes whose instances are empty without arguments."""
 
 _DEPTH_MAX = 8
-"""Classes nest in each other no deeper than this; below, what is empty is None."""
+"""Limit of the nesting of classes; fields below are None."""
 
 
 def empty_instance(message_type: type[M]) -> M:
-    """An instance whose fields are zeros, empty texts, empty containers, and defaults.
+    """Return an instance whose fields are zeros, empty texts, empty containers, and defaults.
 
-    No ``__init__``, ``__post_init__`` or validator runs: they could refuse emptiness.
+    No ``__init__``, ``__post_init__`` or validator runs: they could refuse empty fields.
     """
     return typing.cast("M", _empty(message_type, _DEPTH_MAX))
 
@@ -51,23 +51,15 @@ def _empty_of_class(kind: Any, depth: int) -> Any:
 
 
 def _fields(kind: type) -> dict[str, Any] | None:
-    """Each field's default or its default's factory called, or ``_Missing``; None: no record."""
+    """Return each field's default, or ``_MISSING``; None if the class has no fields."""
     if dataclasses.is_dataclass(kind):
         return {
-            field.name: field.default
-            if field.default is not dataclasses.MISSING
-            else field.default_factory()
-            if field.default_factory is not dataclasses.MISSING
-            else _MISSING
+            field.name: _default(field.default, field.default_factory, dataclasses.MISSING)
             for field in dataclasses.fields(kind)
         }
     if issubclass(kind, msgspec.Struct):
         return {
-            field.name: field.default
-            if field.default is not msgspec.NODEFAULT
-            else field.default_factory()
-            if field.default_factory is not msgspec.NODEFAULT
-            else _MISSING
+            field.name: _default(field.default, field.default_factory, msgspec.NODEFAULT)
             for field in msgspec.structs.fields(kind)
         }
     if issubclass(kind, pydantic.BaseModel):
@@ -81,6 +73,12 @@ def _fields(kind: type) -> dict[str, Any] | None:
 _MISSING = object()
 
 
+def _default(value: Any, factory: Any, missing: object) -> Any:
+    if value is not missing:
+        return value
+    return _MISSING if factory is missing else factory()
+
+
 def _assemble(kind: type, fields: dict[str, Any], depth: int) -> Any:
     hints = typing.get_type_hints(kind, include_extras=True)
     values = {
@@ -90,7 +88,7 @@ def _assemble(kind: type, fields: dict[str, Any], depth: int) -> Any:
     if issubclass(kind, pydantic.BaseModel):
         return kind.model_construct(**values)
     if issubclass(kind, msgspec.Struct):
-        # Constructors of Structs check nothing but by __post_init__, which a subclass silences.
+        # The constructor of a Struct runs only __post_init__, which a subclass overrides.
         quiet = {"__post_init__": lambda _: None}
         if hasattr(kind, "__post_init__"):
             kind = msgspec.defstruct(kind.__name__, [], bases=(kind,), namespace=quiet)

@@ -1,17 +1,15 @@
-"""What all kinds of JSON messages have in common (message section 6).
+"""Base of the kinds of JSON messages (message section 6).
 
 A UUID is written as the first key of the object, so that a reader of our own publisher's
 messages cuts it at a fixed place, for a whole chunk at once. Messages of other writers may have
-it anywhere: those are looked through one by one.
+it anywhere: those are parsed one by one.
 
-Everything but pydantic goes through ``msgspec``: typed messages because nothing else is as
-quick, dicts because it decodes the lines of a chunk in one call and was measured ahead of
-``orjson`` in both directions.
+All but pydantic models use ``msgspec``: it decodes the lines of a chunk in one call, and was
+measured ahead of ``orjson`` in both directions, also for dicts.
 """
 
 from __future__ import annotations
 
-import abc
 import copy
 import gc
 import typing
@@ -29,27 +27,23 @@ from gazette_sdk.framing.base import Buffer
 from gazette_sdk.message.flags import ACK_TXN
 from gazette_sdk.message.kinds.base import Decoded, Kind, Spliced
 from gazette_sdk.message.kinds.empty import empty_instance
-from gazette_sdk.message.kinds.fixed_place import (
-    Texts,
-    UuidPlace,
-    raw_texts,
-)
-from gazette_sdk.message.uuid import TEXT_BYTES, RawUuid, Stamp, parse_uuid, uuid_of_text
+from gazette_sdk.message.kinds.fixed_place import Texts, UuidPlace, raw_texts
+from gazette_sdk.message.uuid import TEXT_BYTES, RawUuid, Stamp, is_uuid_text, parse_raw_uuid
 
 __all__ = ["JsonKind"]
 
 KEY = "UUID"
 _NEWLINE = 0x0A
 BULK_MIN = 4
-"""For fewer frames than this the fixed cost of vectors outweighs what they save."""
+"""Fewer frames than this are decoded one by one, which costs less than arrays of them."""
 
 ENCODE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, AttributeError)
 DECODE_ERRORS = (Exception,)
-"""Making a message runs code of its class, which raises what it likes to refuse it."""
+"""Decoding runs code of the message's class, which may raise any error."""
 
 
 class _Header(msgspec.Struct):
-    """The keys under which a UUID may stand, whatever they hold."""
+    """Values of the keys of a UUID, of any type."""
 
     upper: Any = msgspec.field(default=None, name="UUID")
     lower: Any = msgspec.field(default=None, name="uuid")
@@ -60,16 +54,17 @@ decode_object = msgspec.json.Decoder(dict).decode
 
 
 class JsonKind(Kind[Any]):
-    """What all kinds of JSON messages have in common.
+    """Kind of JSON messages.
 
     Args:
         message_type: the class.
+        loads: returns the message of one payload.
         key: key of the UUID in the written object.
-        field: name of the class's own field that holds the UUID, if it has one; nothing is
-            spliced into its objects then.
-        strict: the class refuses or collects keys that it does not know, so that it must not
-            see the UUID's.
-        names: keys that the class knows, where it is strict.
+        field: name of the class's own field of the UUID, if it has one; nothing is spliced into
+            its objects then.
+        strict: the class refuses or collects unknown keys, so that the UUID's key must be
+            removed.
+        names: keys of the class, where it is strict.
     """
 
     form: ClassVar[str] = "json"
@@ -77,6 +72,7 @@ class JsonKind(Kind[Any]):
     def __init__(
         self,
         message_type: type[Any],
+        loads: Callable[[bytes], Any],
         *,
         key: str,
         field: str | None = None,
@@ -85,6 +81,7 @@ class JsonKind(Kind[Any]):
     ) -> None:
         super().__init__(message_type)
         self.key = key
+        self._loads = loads
         self._field = field
         self._convert = uuid_conversion(message_type, field) if field else str
         self._strips = strict and field is None
@@ -96,7 +93,7 @@ class JsonKind(Kind[Any]):
     # -------------------------------------------------------------- encoding
 
     def encode(self, message: Any, stamp: Stamp) -> bytes:
-        """The message's JSON object, with the UUID as its first key."""
+        """Return the message's JSON object, with the UUID as its first key."""
         if self._field is not None:
             message = self._with_uuid(message, stamp.text().decode())
         try:
@@ -111,7 +108,7 @@ class JsonKind(Kind[Any]):
         return b'%b%b",%b' % (self._prefix, stamp.text(), body[1:])
 
     def encode_many(self, messages: Sequence[Any]) -> Spliced | None:
-        """The messages' objects in bulk; None where the UUID is a field of the class's own."""
+        """Return the messages' objects in bulk; None where the UUID is a field of the class."""
         if self._field is not None:
             return None
         lines = self._lines(messages)
@@ -120,7 +117,7 @@ class JsonKind(Kind[Any]):
         return Spliced(self._prefix, lines)
 
     def _lines(self, messages: Sequence[Any]) -> bytes | None:
-        """Each message's object on a line; None if that must be done one by one."""
+        """Return each message's object on a line; None if they must be encoded one by one."""
         del messages
         return None
 
@@ -129,7 +126,7 @@ class JsonKind(Kind[Any]):
             body = self._dumps(message)
         except ENCODE_ERRORS as error:
             raise self._unencodable(error) from error
-        if b"\n" in body:  # as only Raw can bring in, which is written as it is
+        if b"\n" in body:  # from a Raw, which is written unchanged
             raise self._unencodable("it holds a line break")
         return body + b"\n"
 
@@ -143,11 +140,11 @@ class JsonKind(Kind[Any]):
         return encode(message)
 
     def _dumps_empty(self, message: Any) -> bytes:
-        """The object of an acknowledgement, whose fields may be emptier than their types."""
+        """Return the object of an acknowledgement, whose fields may have values of other types."""
         return self._dumps(message)
 
     def _with_uuid(self, message: Any, text: str) -> Any:
-        """The message with its own field set; a frozen one is copied."""
+        """Return the message with its own field set; a frozen one is copied."""
         field = typing.cast("str", self._field)
         value = self._convert(text)
         try:
@@ -159,7 +156,7 @@ class JsonKind(Kind[Any]):
     # -------------------------------------------------------------- decoding
 
     def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[Any]:
-        """Decode a run of frames: at once if possible, else one by one, which finds the bad."""
+        """Decode frames: at once if possible, else one by one, which finds the bad one."""
         payloads = framing.payloads(buffer, frames)
         texts = self._texts(framing, buffer, frames)
         if texts is not None:
@@ -174,14 +171,10 @@ class JsonKind(Kind[Any]):
         return self._decode_each(payloads)
 
     def _texts(self, framing: Framing, buffer: Buffer, frames: Frames) -> Texts | None:
-        """Every frame's UUID, if all have it at its place."""
-        if len(frames) < BULK_MIN:
+        """Return every frame's UUID, if all have it at its place."""
+        if len(frames.ends) < BULK_MIN:
             return None
         return self._place.texts(buffer, frames, framing.header_bytes)
-
-    @abc.abstractmethod
-    def _loads(self, payload: bytes) -> Any:
-        """The message of one payload."""
 
     def _decode_each(self, payloads: Sequence[bytes]) -> Decoded[Any]:
         messages: list[Any] = []
@@ -206,17 +199,21 @@ class JsonKind(Kind[Any]):
         try:
             message = self._loads(self._stripped(payload) if self._strips else payload)
         except DECODE_ERRORS:
-            # An acknowledgement is empty: it need not hold what other messages must.
+            # An acknowledgement is empty: it may lack the fields that other messages must have.
             if not is_acknowledgement(raw):
                 raise
-            decode_object(payload)  # but it is an object
+            decode_object(payload)  # refuses anything but an object
             message = empty_instance(self.message_type)
             if self._field is not None:
                 message = self._with_uuid(message, text_of(raw))
         return message, raw
 
     def _uuid_within(self, payload: bytes) -> RawUuid:
-        """The UUID of an object: text, None if it has none, or whatever stands in its place."""
+        """Return the UUID of an object: text, or None if it has none.
+
+        Raises:
+            ValueError: its value is no text.
+        """
         head = len(self._prefix)
         if payload.startswith(self._prefix) and payload[self._width - 1 : self._width] == b'"':
             return payload[head : head + TEXT_BYTES]
@@ -230,7 +227,7 @@ class JsonKind(Kind[Any]):
         return header.lower if is_uuid_text(header.lower) else None
 
     def _stripped(self, payload: bytes) -> bytes:
-        """The object without its UUID."""
+        """Return the object without its UUID."""
         width = self._width
         if payload.startswith(self._prefix):
             following = payload[width - 1 : width + 1]
@@ -249,7 +246,7 @@ class JsonKind(Kind[Any]):
     # ------------------------------------------------------- acknowledgements
 
     def new_acknowledgement(self, message: Any, journal: str) -> Any:
-        """What the message's own ``new_acknowledgement`` says, or an empty instance."""
+        """Return the result of the message's own ``new_acknowledgement``, or an empty instance."""
         own = getattr(message, "new_acknowledgement", None)
         return own(journal) if callable(own) else empty_instance(self.message_type)
 
@@ -261,11 +258,11 @@ encode_lines = msgspec.json.Encoder().encode_lines
 def decode_lines(
     decode: Callable[[Any], list[Any]], framing: Framing, buffer: Buffer, frames: Frames
 ) -> list[Any] | None:
-    """All messages in one call; None if that is not possible, or a frame is bad."""
+    """Return all messages by one call; None if that is not possible, or a frame is bad."""
     if not frames.ends or not framing.newline_delimited:
         return None
-    # Thousands of new objects, none of them garbage: collecting among them would cost a third of
-    # the time. Python 3.12 and later collect only between bytecodes, and behave so by themselves.
+    # Garbage collection among thousands of new objects would cost a third of the time. Python 3.12
+    # and later collect only between bytecodes.
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -275,17 +272,17 @@ def decode_lines(
     finally:
         if collects:
             gc.enable()
-    # Blank lines are passed over there, but they are no messages.
+    # Blank lines are skipped there, but they are bad frames.
     return messages if len(messages) == len(frames) else None
 
 
 def encoded_lines(messages: Sequence[Any]) -> bytes | None:
-    """Each message on a line; None if that must be done one by one, which finds what is bad."""
+    """Return each message on a line; None if one is bad: encoding one by one finds it."""
     try:
         lines: bytes = encode_lines(messages)
     except ENCODE_ERRORS:
         return None
-    # Only Raw, which is written as it is, can bring in further line breaks.
+    # A Raw is written unchanged, and may have further line breaks.
     breaks = np.count_nonzero(np.frombuffer(lines, dtype=np.uint8) == _NEWLINE)
     return lines if breaks == len(messages) else None
 
@@ -295,20 +292,10 @@ def replaced(message: Any, field: str, value: object) -> Any:
         return msgspec.structs.replace(message, **{field: value})
     if isinstance(message, pydantic.BaseModel):
         return message.model_copy(update={field: value})
-    # Not dataclasses.replace, as the class's __post_init__ could refuse an acknowledgement.
+    # Not dataclasses.replace: the class's __post_init__ could refuse an acknowledgement.
     made = copy.copy(message)
     object.__setattr__(made, field, value)
     return made
-
-
-def is_uuid_text(value: object) -> bool:
-    if not isinstance(value, str):
-        return False
-    try:
-        uuid_of_text(value)
-    except ValueError:
-        return False
-    return True
 
 
 def checked(value: object) -> str:
@@ -319,7 +306,7 @@ def checked(value: object) -> str:
 
 def is_acknowledgement(raw: RawUuid) -> bool:
     try:
-        return parse_uuid(uuid_of_text(text_of(raw))).flags == ACK_TXN
+        return bool(raw) and parse_raw_uuid(text_of(raw))[2] == ACK_TXN
     except ValueError:
         return False
 
@@ -329,7 +316,7 @@ def text_of(raw: RawUuid) -> str:
 
 
 def uuid_conversion(message_type: type[Any], field: str) -> Callable[[str], Any]:
-    """From text to the declared type of the class's own UUID field."""
+    """Return the conversion from text to the declared type of the class's own UUID field."""
     hint = typing.get_type_hints(message_type)[field]
     options = typing.get_args(hint) or (hint,)
     if str in options:

@@ -1,4 +1,4 @@
-"""Dicts, dataclasses and msgspec Structs as JSON messages."""
+"""Kinds of JSON messages: dicts, dataclasses and msgspec Structs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from gazette_sdk.errors import ValidationError
 from gazette_sdk.framing import Frames, Framing
 from gazette_sdk.framing.base import Buffer
 from gazette_sdk.message.kinds.base import Decoded
-from gazette_sdk.message.kinds.fixed_place import (
-    acknowledging,
-    raw_texts,
-)
+from gazette_sdk.message.kinds.fixed_place import acknowledging, raw_texts
 from gazette_sdk.message.kinds.json_kind import (
     BULK_MIN,
     DECODE_ERRORS,
@@ -27,9 +24,8 @@ from gazette_sdk.message.kinds.json_kind import (
     decode_object,
     encode,
     encoded_lines,
-    is_uuid_text,
 )
-from gazette_sdk.message.uuid import RawUuid
+from gazette_sdk.message.uuid import RawUuid, is_uuid_text
 
 __all__ = ["DictKind", "TypedKind"]
 
@@ -37,10 +33,10 @@ decode_dicts = msgspec.json.Decoder(dict).decode_lines
 
 
 class DictKind(JsonKind):
-    """Plain dicts. The UUID is no part of a dict: it is spliced in, and taken out."""
+    """Kind of dicts. The UUID is no part of a dict: it is spliced in, and removed."""
 
     def __init__(self, message_type: type[Any]) -> None:
-        super().__init__(message_type, key=KEY)
+        super().__init__(message_type, decode_object, key=KEY)
 
     def _dumps(self, message: Any) -> bytes:
         if KEY in message:
@@ -52,12 +48,9 @@ class DictKind(JsonKind):
             return None
         return encoded_lines(messages)
 
-    def _loads(self, payload: bytes) -> Any:
-        return decode_object(payload)
-
     def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[Any]:
         """Decode a run of lines in one call."""
-        if len(frames) < BULK_MIN:
+        if len(frames.ends) < BULK_MIN:
             return self._decode_each(framing.payloads(buffer, frames))
         messages = decode_lines(decode_dicts, framing, buffer, frames)
         if messages is None:
@@ -82,13 +75,13 @@ class DictKind(JsonKind):
         return message, lower if is_uuid_text(lower) else None
 
     def new_acknowledgement(self, message: Any, journal: str) -> Any:
-        """An empty dict."""
+        """Return an empty dict."""
         del message, journal
         return {}
 
 
 class TypedKind(JsonKind):
-    """Dataclasses on JsonMessage, and msgspec Structs."""
+    """Kind of dataclasses on JsonMessage, and of msgspec Structs."""
 
     def __init__(self, message_type: type[Any]) -> None:
         key = getattr(message_type, "uuid_field", KEY)
@@ -99,24 +92,27 @@ class TypedKind(JsonKind):
             if struct
             else ((each.name, each.name) for each in dataclasses.fields(message_type))
         )
-        super().__init__(
-            message_type, key=key, field=names.get(key), strict=bool(strict), names=names
-        )
-        if callable(getattr(message_type, "validate", None)):
-            self.validate = call_validate
         try:
-            self._decoder = msgspec.json.Decoder(message_type)
+            decoder = msgspec.json.Decoder(message_type)
         except (TypeError, NameError) as error:
             raise ValidationError(
                 f"{message_type.__qualname__} has a field that JSON cannot hold: {error}",
                 kind="message_type",
             ) from error
+        super().__init__(
+            message_type,
+            decoder.decode,
+            key=key,
+            field=names.get(key),
+            strict=bool(strict),
+            names=names,
+        )
+        self._decode_lines = decoder.decode_lines
+        if callable(getattr(message_type, "validate", None)):
+            self.validate = call_validate
 
     def _lines(self, messages: Sequence[Any]) -> bytes | None:
         return encoded_lines(messages)
-
-    def _loads(self, payload: bytes) -> Any:
-        return self._decoder.decode(payload)
 
     def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[Any]:
         """Decode a run of lines in one call; in several, if it holds empty acknowledgements."""
@@ -125,20 +121,20 @@ class TypedKind(JsonKind):
         texts = self._texts(framing, buffer, frames)
         if texts is None and self._field is None:
             return self._decode_each(framing.payloads(buffer, frames))
-        messages = decode_lines(self._decoder.decode_lines, framing, buffer, frames)
+        messages = decode_lines(self._decode_lines, framing, buffer, frames)
         if messages is None and texts is not None:
             messages = self._decode_around(acknowledging(texts), buffer, frames)
         if messages is None:
             return self._decode_each(framing.payloads(buffer, frames))
         if texts is None:
-            # A class with a field for its UUID needs no look at its lines.
+            # A class with a field for its UUID has it in its messages.
             return Decoded(messages, [getattr(each, str(self._field)) for each in messages])
         return Decoded(messages, raw_texts(texts), texts=texts)
 
     def _decode_around(
         self, acknowledgements: list[int], buffer: Buffer, frames: Frames
     ) -> list[Any] | None:
-        """Messages of lines of which some are empty; None if another is bad."""
+        """Return the messages of lines, some of which are acknowledgements; None if one is bad."""
         if not acknowledgements:
             return None
         messages: list[Any] = []
@@ -148,7 +144,7 @@ class TypedKind(JsonKind):
         try:
             for index in [*acknowledgements, len(frames)]:
                 if at < index:
-                    messages += self._decoder.decode_lines(view[begins[at] : ends[index - 1]])
+                    messages += self._decode_lines(view[begins[at] : ends[index - 1]])
                 if index < len(frames):
                     line = bytes(view[begins[index] : ends[index] - 1])
                     messages.append(self._decode_one(line)[0])

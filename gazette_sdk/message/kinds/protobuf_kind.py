@@ -1,4 +1,4 @@
-"""Protobuf messages: the UUID is their field ``bytes uuid`` (message section 7)."""
+"""Kind of protobuf messages: the UUID is their field ``bytes uuid`` (message section 7)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _UUID_BYTES = 16
 
 
 def find(message_type: type[Any]) -> Kind[Any] | None:
-    """The adapter of a generated protobuf class; None for any other class.
+    """Return the adapter of a generated protobuf class; None for any other class.
 
     Raises:
         ValidationError: the class has no field ``bytes uuid``.
@@ -40,7 +40,7 @@ def find(message_type: type[Any]) -> Kind[Any] | None:
 
 
 class ProtobufKind(Kind[Any]):
-    """A generated protobuf class. Publishing a message sets its ``uuid``."""
+    """Kind of a generated protobuf class. Publishing a message sets its ``uuid``."""
 
     form: ClassVar[str] = "protobuf"
 
@@ -61,16 +61,16 @@ class ProtobufKind(Kind[Any]):
         parse = self.message_type.FromString
         error = None
         try:
-            # Extending by an iterator keeps what was parsed before a bad payload.
+            # Extending by an iterator keeps the messages before a bad payload.
             messages.extend(map(parse, framing.payloads(buffer, frames)))
         except ProtobufDecodeError as cause:
             error = cause
-        # As much as fits is taken; 36 bytes would be taken for text.
+        # Only 16 bytes are taken; 36 bytes would be taken for text.
         uuids: list[RawUuid] = [message.uuid[:_UUID_BYTES] for message in messages]
         return Decoded(messages, uuids, error)
 
     def new_acknowledgement(self, message: Any, journal: str) -> Any:
-        """An empty message, but for required fields, which hold their defaults."""
+        """Return an empty message, except required fields, which have their defaults."""
         del message, journal
         empty = self.message_type()
         _fill(empty)

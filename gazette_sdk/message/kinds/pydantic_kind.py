@@ -1,4 +1,4 @@
-"""Pydantic models as JSON messages."""
+"""Kind of JSON messages: pydantic models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["PydanticKind"]
 
 
 class PydanticKind(JsonKind):
-    """Pydantic models, by their aliases where they have some."""
+    """Kind of pydantic models, by their aliases where they have some."""
 
     def __init__(self, message_type: type[Any]) -> None:
         names = {
@@ -22,7 +22,14 @@ class PydanticKind(JsonKind):
         }
         key = getattr(message_type, "uuid_field", KEY)
         strict = message_type.model_config.get("extra", "ignore") != "ignore"
-        super().__init__(message_type, key=key, field=names.get(key), strict=strict, names=names)
+        super().__init__(
+            message_type,
+            self._validated,
+            key=key,
+            field=names.get(key),
+            strict=strict,
+            names=names,
+        )
         self._serializer = message_type.__pydantic_serializer__
         self._validator = message_type.__pydantic_validator__
 
@@ -38,11 +45,11 @@ class PydanticKind(JsonKind):
     def _dumps_empty(self, message: Any) -> bytes:
         return self._dumps(message, warns=False)
 
-    def _loads(self, payload: bytes) -> Any:
+    def _validated(self, payload: bytes) -> Any:
         try:
             return self._validator.validate_json(payload)
         except pydantic.ValidationError as error:
-            # Its text takes many lines.
+            # The error's own text has many lines.
             raise ValueError("; ".join(map(_complaint, error.errors()))) from error
 
 

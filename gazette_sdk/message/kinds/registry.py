@@ -1,4 +1,4 @@
-"""Finds the kind of a class of messages."""
+"""Registry of the kinds of classes of messages."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ M = TypeVar("M")
 
 
 def kind_of(message_type: type[M], form: str) -> Kind[M]:
-    """The adapter of a class.
+    """Return the adapter of a class.
 
     Args:
         message_type: class of the messages.
         form: form of payloads, ``"json"``, ``"protobuf"`` or ``"csv"``.
 
     Raises:
-        ValidationError: objects of the class can carry no UUID, or have no such form.
+        ValidationError: objects of the class cannot hold a UUID, or have another form.
     """
     found = _known_kind(message_type)
     if found.form != form:
@@ -50,16 +50,16 @@ _CLASSES = {
 
 
 def validator_of(message_type: type[M]) -> Callable[[M], object] | None:
-    """What refuses messages of a class before they are published; None where nothing does.
+    """Return the function that refuses messages of a class; None if there is none.
 
     Raises:
-        ValidationError: objects of the class can carry no UUID.
+        ValidationError: objects of the class cannot hold a UUID.
     """
     return _known_kind(message_type).validate
 
 
 _known: dict[type, Kind[Any]] = {}
-"""Adapters by class; classes of messages live as long as the program."""
+"""Adapters by class. Classes of messages are never dropped."""
 
 
 def _known_kind(message_type: type[M]) -> Kind[M]:
@@ -91,10 +91,10 @@ def _made(message_type: type[M]) -> Kind[M]:
 
 
 def _json_kind(message_type: type[Any]) -> Kind[Any] | None:
-    """The adapter of a class of JSON messages; None for any other class.
+    """Return the adapter of a class of JSON messages; None for any other class.
 
     Raises:
-        ValidationError: the class is of a JSON kind, but cannot carry a UUID.
+        ValidationError: the class is of a JSON kind, but cannot hold a UUID.
     """
     if issubclass(message_type, dict):
         return DictKind(message_type)

@@ -2,8 +2,9 @@
 
 In reading order:
 
-- ``reader``: :class:`~gazette_sdk.message.Reader`; ``plan``: what it was asked to read
-- ``pump``: from content to batches of what is delivered, over ``journal_decoder`` (content to
-  envelopes) and ``delivery`` (which are delivered, and where a reader stands)
-- ``prefetch``: reads ahead, on the event loop; ``flow`` and ``mailbox``: from there to the consumer
+- ``reader``: :class:`~gazette_sdk.message.Reader`; ``plan``: its arguments
+- ``fetcher``: coroutines that fetch content ahead of the consumer; ``content_queue``: the bounded
+  queue between them
+- ``batch_reader``: batches of messages for the consumer, over ``journal_decoder`` (content to
+  envelopes) and ``delivery`` (which messages are delivered, and the reader's position)
 """

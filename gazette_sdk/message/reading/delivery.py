@@ -1,186 +1,143 @@
-"""Which messages of runs are delivered, and when: all as they come, or those that are committed.
+"""Delivery: which messages of a reader are delivered, and when. Pure.
 
-A :class:`Delivery` is what a :class:`~gazette_sdk.message.reading.pump.Pump` asks: runs go in,
-batches come out, and at any time it knows where a reader stands that has taken so many items of
-the last batch. Pure.
+Runs of messages go in, batches of them come out. At any time a delivery returns the position of a
+reader that has taken a part of the last batch. A :class:`Delivery` delivers all messages as they
+are read, a :class:`CommittedDelivery` those that are committed.
 """
 
 from __future__ import annotations
 
-import abc
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gazette_sdk.errors import ClosedError, ConfigurationError
 from gazette_sdk.message.flags import ACK_TXN
-from gazette_sdk.message.reading.handed_out import Guard, Plain
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
-from gazette_sdk.message.sequencing.run import Run, ShortRun
+from gazette_sdk.message.sequencing.run import Message, Run, ShortRun
 from gazette_sdk.message.sequencing.sequencer import ReplayRange, Sequencer
 
-__all__ = ["HORIZON_S", "RING_BYTES_MAX", "Batch", "Committed", "Delivery", "Select", "Uncommitted"]
+__all__ = ["HORIZON_S", "RING_BYTES_MAX", "Batch", "CommittedDelivery", "Delivery", "Select"]
 
 T = TypeVar("T")
 
 Batch: TypeAlias = Sequence[T] | Iterator[T]
-"""What is delivered next: a sequence, of messages of one journal, or an iterator, which works on
-each message as it is taken."""
+"""Messages to deliver next: a sequence, of messages of one journal, or an iterator, which
+sequences each message as it is taken."""
 
 Select: TypeAlias = Callable[[Sequence[T], npt.NDArray[np.intp]], Sequence[T]]
-"""The items at these indices, of a run's items."""
+"""Returns the items of a run at these indices."""
 
 HORIZON_S = 24 * 3600.0
-"""State of a producer is forgotten when it was silent for so long, while others were not."""
+"""The state of a producer is forgotten when it was silent for so long, while others were not."""
 
 RING_BYTES_MAX = 32 << 20
-"""Frames of open transactions which are kept in memory. What is longer is read again."""
+"""Limit of the frames of open transactions that are kept in memory. Others are read again."""
 
 _PRUNE_EVERY = 1 << 16
-"""Messages after which producers are looked through for those that are silent too long."""
+"""Number of messages after which producers that are silent for too long are forgotten."""
 
 _PLAIN_MIN = 16
 """Fewer plain messages than this are sequenced one by one."""
 
-_STRETCH_MIN = 1
-"""Messages to sequence one by one where a run was found not to be plain, before its rest is looked
-at again. Doubled as long as that finds little, so that looking costs little."""
-
-_STRETCH_MAX = 4096
-
 _BLOCK = 256
-"""Messages which are made at once, to be sequenced one by one."""
+"""Number of messages to sequence one by one where a run is not plain, before its rest is checked
+again, so that checks cost little."""
 
 
-class Delivery(abc.ABC, Generic[T]):
-    """Decides which messages are delivered, and knows where a reader stands."""
+class Delivery(Generic[T]):
+    """Delivery of all messages, as they are written in the journals.
+
+    Args:
+        offsets: offset at which each journal is read, as far as it is known.
+    """
+
+    def __init__(self, offsets: Mapping[str, int] | None = None) -> None:
+        # By journal: the offset behind all runs that were added.
+        self._positions = dict(offsets or {})
+        self._run: Run[T] | None = None
+        self._delivered: Run[T] | None = None
 
     @property
-    @abc.abstractmethod
     def advice(self) -> str:
-        """How to go on with another reader, for errors."""
-
-    @abc.abstractmethod
-    def add(self, run: Run[T]) -> None:
-        """A journal's next messages, once :meth:`next` has nothing left."""
-
-    @abc.abstractmethod
-    def next(self) -> Batch[T] | None:
-        """The next batch, once the one before was taken entirely.
-
-        Returns:
-            None if there is none before something is added.
-        """
+        """Arguments with which another reader can read on, for errors."""
+        return "with offsets=reader.offsets"
 
     @property
     def replay(self) -> ReplayRange | None:
-        """What is to be read again before :meth:`next` goes on."""
+        """Range that must be read again before :meth:`next` delivers more."""
         return None
 
-    @abc.abstractmethod
-    def add_replayed(self, run: Run[T]) -> None:
-        """Messages of the range to be read again."""
-
-    @abc.abstractmethod
-    def end_replay(self) -> None:
-        """All of that range was added, and delivered."""
-
-    @abc.abstractmethod
     def open(self, journal: str, offset: int, *, is_new: bool) -> None:
-        """A journal is read from ``offset`` on.
+        """Begin a journal.
 
         Args:
             journal: its name.
-            offset: where; -1 for the write head.
+            offset: offset at which it is read; -1 for the write head.
             is_new: the journal was created anew since it was read before.
         """
+        del is_new
+        self._positions[journal] = offset
 
-    @abc.abstractmethod
-    def forget(self, journal: str) -> None:
-        """A journal is gone, with all that was open in it."""
+    def add(self, run: Run[T]) -> None:
+        """Add a journal's next messages, once :meth:`next` has returned None."""
+        if len(run):
+            self._run = run
 
-    @abc.abstractmethod
     def passed(self, journal: str, offset: int) -> None:
-        """Reading has passed over content up to ``offset`` which holds no messages."""
+        """Record that content up to ``offset`` holds no messages."""
+        self._positions[journal] = offset
 
-    @abc.abstractmethod
-    def checkpoint(self, left: int, horizon_s: float) -> Checkpoint:
-        """Where a committed reader stands, see :meth:`Pump.checkpoint`."""
+    def next(self) -> Batch[T] | None:
+        """Return the next batch, once the one before was taken entirely.
 
-    @abc.abstractmethod
-    def offsets(self, left: int) -> dict[str, int]:
-        """From where on to read, see :meth:`Pump.offsets`."""
+        Returns:
+            None if there is none before another run is added.
+        """
+        if self._delivered is not None:
+            self._positions[self._delivered.journal] = self._delivered.end
+        self._delivered, self._run = self._run, None
+        return None if self._delivered is None else self._delivered.items
 
-    @abc.abstractmethod
-    def positions(self) -> dict[str, int]:
-        """From where on this very delivery needs content, when nothing is left in it."""
+    def add_replayed(self, run: Run[T]) -> None:
+        """Add messages of the range :attr:`replay`."""
+        raise NotImplementedError
+
+    def end_replay(self) -> None:
+        """Go on behind the range :attr:`replay`: all of it was added, and delivered."""
+        raise NotImplementedError
+
+    def forget(self, journal: str) -> None:
+        """Forget a journal that was deleted, with its open transactions."""
+        raise NotImplementedError
 
     def finish(self) -> None:
-        """Nothing more comes for now."""
+        """Record that no more runs come for now."""
 
     def lose(self) -> None:
-        """Work was interrupted, and is in no known state any more."""
+        """Record that work was interrupted, so that the position is unknown."""
 
-
-class Uncommitted(Delivery[T]):
-    """Everything is delivered, as it stands in the journals.
-
-    Args:
-        offsets: where journals are begun, as far as it is known.
-    """
-
-    def __init__(self, offsets: Mapping[str, int]) -> None:
-        self._offsets = dict(offsets)
-        self._added: Run[T] | None = None
-        self._given: Run[T] | None = None
-
-    @property
-    def advice(self) -> str:  # noqa: D102 - inherited
-        return "with offsets=reader.offsets"
-
-    def add(self, run: Run[T]) -> None:  # noqa: D102 - inherited
-        self._added = run if len(run) else None
-
-    def next(self) -> Batch[T] | None:  # noqa: D102
-        given = self._given
-        if given is not None:
-            self._offsets[given.journal] = int(given.ends[-1])
-        self._given, self._added = self._added, None
-        return self._given.items if self._given is not None else None
-
-    def add_replayed(self, run: Run[T]) -> None:  # noqa: ARG002, D102
-        raise AssertionError("nothing is read again")
-
-    def end_replay(self) -> None:  # noqa: D102
-        raise AssertionError("nothing is read again")
-
-    def open(self, journal: str, offset: int, *, is_new: bool) -> None:  # noqa: D102
-        del is_new
-        self._offsets[journal] = offset
-
-    def forget(self, journal: str) -> None:  # noqa: D102
-        self._offsets.pop(journal, None)
-
-    def passed(self, journal: str, offset: int) -> None:  # noqa: D102
-        self._offsets[journal] = offset
-
-    def checkpoint(self, left: int, horizon_s: float) -> Checkpoint:  # noqa: ARG002, D102
+    def checkpoint(self, left: int, horizon_s: float) -> Checkpoint:
+        """Return the position of a committed reader, see :meth:`BatchReader.checkpoint`."""
+        del left, horizon_s
         raise ConfigurationError(
             "an uncommitted reader has no checkpoint: use reader.offsets, or read with"
             " isolation='committed'"
         )
 
-    def offsets(self, left: int) -> dict[str, int]:  # noqa: D102
-        offsets = dict(self._offsets)
-        if self._given is not None and len(self._given) > left:
-            offsets[self._given.journal] = int(self._given.ends[len(self._given) - left - 1])
+    def offsets(self, left: int) -> dict[str, int]:
+        """Return the offsets to read on from, see :meth:`BatchReader.offsets`."""
+        offsets = dict(self._positions)
+        run = self._delivered
+        if run is not None and len(run) > left:
+            offsets[run.journal] = int(run.ends[len(run) - left - 1])
         return offsets
 
-    def positions(self) -> dict[str, int]:  # noqa: D102
+    def positions(self) -> dict[str, int]:
+        """Return the offsets at which this very delivery needs more content, by journal."""
         return self.offsets(0)
 
 
@@ -188,16 +145,34 @@ def _at(items: Sequence[T], indices: npt.NDArray[np.intp]) -> Sequence[T]:
     return list(map(items.__getitem__, indices.tolist()))
 
 
-class Committed(Delivery[T]):
-    """What is committed is delivered, once, by a Sequencer.
+class _PlainPart(NamedTuple):
+    """Plain part of a run that was delivered as one sequence.
+
+    Attributes:
+        stop: index behind its last message in the run.
+        visible: indices of the messages that were delivered; None for all.
+    """
+
+    stop: int
+    visible: npt.NDArray[np.intp] | None
+
+    def taken(self, left: int) -> int:
+        """Return the index behind the last message taken, and the hidden ones behind that."""
+        if self.visible is None:
+            return self.stop - left
+        return self.stop if left == 0 else int(self.visible[len(self.visible) - left])
+
+
+class CommittedDelivery(Delivery[T]):
+    """Delivery of committed messages, each once, by a Sequencer.
 
     Plain parts of runs are delivered in bulk; others message by message, as they are taken.
 
     Args:
-        sequencer: what says which messages are committed.
-        offsets: where journals are begun, as far as it is known.
+        sequencer: decides which messages are committed.
+        offsets: offset at which each journal is read, as far as it is known.
         acknowledgements: deliver acknowledgements, too.
-        select: picks items out of a run's; for items that are no list.
+        select: returns chosen items of a run; for items that are no list.
     """
 
     def __init__(
@@ -208,40 +183,34 @@ class Committed(Delivery[T]):
         acknowledgements: bool = False,
         select: Select[T] = _at,
     ) -> None:
-        self._sequencer = sequencer
-        self._acknowledgements = acknowledgements
-        self._select = select
         for journal, offset in (offsets or {}).items():
             sequencer.offsets.setdefault(journal, offset)
-        self._positions = dict(sequencer.offsets)
-        self._run: Run[T] | None = None
+        super().__init__(sequencer.offsets)
+        self._sequencer = sequencer
+        self._acknowledgements = acknowledgements
+        # Flags of the messages that are not delivered; -1 if there are none such.
+        self._hidden = -1 if acknowledgements else ACK_TXN
+        self._select = select
+        # Of the run: its length, and the number of messages that were sequenced or committed.
+        self._length = 0
         self._begun = 0
-        self._plain: Plain | None = None
+        self._plain: _PlainPart | None = None
         self._replayed: deque[Run[T]] = deque()
-        self._stretches: dict[str, int] = {}
         self._unpruned = 0
         self._is_lost = False
         self._failure: Exception | None = None
 
     @property
-    def advice(self) -> str:  # noqa: D102
+    def advice(self) -> str:  # noqa: D102 - inherited, as others below
         if self._is_lost:
             return "with a checkpoint that was taken before"
         return "with checkpoint=reader.checkpoint()"
 
+    @property
+    def replay(self) -> ReplayRange | None:  # noqa: D102
+        return self._sequencer.replay
+
     # ------------------------------------------------------------------ input
-
-    def add(self, run: Run[T]) -> None:  # noqa: D102
-        if len(run):
-            self._run, self._begun = run, 0
-            self._unpruned += len(run)
-            self._positions[run.journal] = run.end
-
-    def add_replayed(self, run: Run[T]) -> None:  # noqa: D102
-        self._replayed.append(run)
-
-    def end_replay(self) -> None:  # noqa: D102
-        self._sequencer.end_replay()
 
     def open(self, journal: str, offset: int, *, is_new: bool) -> None:  # noqa: D102
         if is_new:
@@ -250,55 +219,67 @@ class Committed(Delivery[T]):
         self._sequencer.offsets.setdefault(journal, offset)
         self._positions[journal] = offset
 
-    def forget(self, journal: str) -> None:  # noqa: D102
-        self._sequencer.forget(journal)
-        self._sequencer.offsets[journal] = self._positions[journal]
-        self._replayed.clear()
+    def add(self, run: Run[T]) -> None:  # noqa: D102
+        length = len(run)
+        if length:
+            self._run, self._length, self._begun = run, length, 0
+            self._unpruned += length
+            self._positions[run.journal] = run.end
 
     def passed(self, journal: str, offset: int) -> None:  # noqa: D102
         self._sequencer.offsets[journal] = offset
         self._positions[journal] = offset
 
-    @property
-    def replay(self) -> ReplayRange | None:  # noqa: D102
-        return self._sequencer.replay
+    def add_replayed(self, run: Run[T]) -> None:  # noqa: D102
+        self._replayed.append(run)
+
+    def end_replay(self) -> None:  # noqa: D102
+        self._sequencer.end_replay()
+
+    def forget(self, journal: str) -> None:  # noqa: D102
+        self._sequencer.forget(journal)
+        self._sequencer.offsets[journal] = self._positions[journal]
+        self._replayed.clear()
+
+    def finish(self) -> None:  # noqa: D102
+        self._sequencer.flush_metrics()
 
     # ----------------------------------------------------------------- output
 
     def next(self) -> Batch[T] | None:  # noqa: D102
         if self._failure is not None:
             raise self._failure
+        run = self._run
         if self._plain is not None:
-            assert self._run is not None
-            self._sequencer.commit_run(self._run, self._begun, self._plain.stop)
+            assert run is not None
+            self._sequencer.commit_run(run, self._begun, self._plain.stop)
             self._begun = self._plain.stop
             self._plain = None
         if self._replayed:
-            # An iterator of this kind, unlike a generator, survives a consumer that breaks off.
-            return chain(self._offered(self._replayed.popleft()))
+            return self._guarded(self._offered(self._replayed.popleft()))
         if self._sequencer.replay is not None:
             return None
-        if self._sequencer.delivering:
-            return chain(self._dequeued())
-        if self._run is not None and self._begun >= len(self._run):
+        if self._sequencer.delivering is not None:
+            return self._guarded(self._dequeued())
+        if run is None:
+            return None
+        if self._begun >= self._length:
             self._run = None
-        return None if self._run is None else self._next_of(self._run)
+            return None
+        return self._next_of(run)
 
     def _next_of(self, run: Run[T]) -> Batch[T]:
-        """What is delivered of a run of which some is left."""
+        """Return the next batch of a run of which some is left."""
         if self._unpruned >= _PRUNE_EVERY:
             self._unpruned = 0
             self._sequencer.checkpoint(HORIZON_S)
-        if isinstance(run, ShortRun) and len(run) < _PLAIN_MIN:
-            return chain(self._sequenced(run, len(run)))
+        if type(run) is ShortRun and self._length < _PLAIN_MIN:
+            return self._guarded(self._sequenced(run, self._length))
         count = self._sequencer.plain_count(run, self._begun)
-        stretch = self._stretches.get(run.journal, _STRETCH_MIN)
-        if count >= min(_PLAIN_MIN, len(run) - self._begun):
-            self._stretches.pop(run.journal, None)
+        if count >= min(_PLAIN_MIN, self._length - self._begun):
             return self._plain_part(run, self._begun + count)
-        # Little is gained by bulk work on so few.
-        self._stretches[run.journal] = min(2 * stretch, _STRETCH_MAX)
-        return chain(self._sequenced(run, stretch))
+        # Bulk operations on so few messages gain little.
+        return self._guarded(self._sequenced(run, _BLOCK))
 
     def _plain_part(self, run: Run[T], stop: int) -> Sequence[T]:
         begin = self._begun
@@ -307,67 +288,53 @@ class Committed(Delivery[T]):
             acknowledges = run.flags[begin:stop] == ACK_TXN
             if acknowledges.any():
                 visible = np.flatnonzero(~acknowledges) + begin
-        self._plain = Plain(begin, stop, visible)
+        self._plain = _PlainPart(stop, visible)
         if visible is not None:
             return self._select(run.items, visible)
-        return run.items if stop - begin == len(run) else run.items[begin:stop]
+        return run.items if stop - begin == self._length else run.items[begin:stop]
 
-    def _sequenced(self, run: Run[T], stretch: int) -> Iterator[T]:
-        """Sequence messages: at least ``stretch``, and up to where a transaction ends."""
-        sequencer, hidden = self._sequencer, self._hidden
-        queue, step = sequencer.queue, sequencer.step
-        until = self._begun + stretch
-        with Guard(self._fail):
-            while self._begun < len(run):
-                for message in run.messages(self._begun, self._begun + _BLOCK):
-                    self._begun += 1
-                    queue(message)
-                    if sequencer.delivering:
-                        if sequencer.replay is not None:
-                            return
-                        while (delivered := step()) is not None:
-                            if delivered.flags != hidden:
-                                yield delivered.item
-                        if self._begun >= until:
-                            return
-
-    def _dequeued(self) -> Iterator[T]:
-        """What of an ended sequence is still in memory."""
-        step, hidden = self._sequencer.step, self._hidden
-        with Guard(self._fail):
-            while (message := step()) is not None:
+    def _guarded(self, messages: Iterator[Message[T]]) -> Iterator[T]:
+        """Yield the items of messages that are not hidden; record an error, or an interrupt."""
+        hidden = self._hidden
+        try:
+            for message in messages:
                 if message.flags != hidden:
                     yield message.item
+        except GeneratorExit:
+            raise
+        except Exception as error:
+            self._failure = error
+            raise
+        except BaseException:
+            self.lose()
+            raise
 
-    def _offered(self, run: Run[T]) -> Iterator[T]:
-        """Messages which were read again."""
-        offer, hidden = self._sequencer.offer, self._hidden
-        with Guard(self._fail):
-            for message in run.messages():
-                if offer(message) and message.flags != hidden:
-                    yield message.item
+    def _sequenced(self, run: Run[T], count: int) -> Iterator[Message[T]]:
+        """Sequence at least ``count`` messages, and up to the end of a transaction."""
+        sequencer = self._sequencer
+        queue, step = sequencer.queue, sequencer.step
+        until = self._begun + count
+        while self._begun < self._length:
+            for message in run.messages(self._begun, self._begun + _BLOCK):
+                self._begun += 1
+                queue(message)
+                if sequencer.delivering is not None:
+                    if sequencer.replay is not None:
+                        return
+                    while (delivered := step()) is not None:
+                        yield delivered
+                    if self._begun >= until:
+                        return
 
-    @property
-    def _hidden(self) -> int:
-        """The flags of messages that are not delivered; -1 if there are none such."""
-        return -1 if self._acknowledgements else ACK_TXN
+    def _dequeued(self) -> Iterator[Message[T]]:
+        """Yield the messages of an ended sequence that are still in memory."""
+        return iter(self._sequencer.step, None)
 
-    # --------------------------------------------------------- where it stands
+    def _offered(self, run: Run[T]) -> Iterator[Message[T]]:
+        """Yield messages that were read again."""
+        return filter(self._sequencer.offer, run.messages())
 
-    def offsets(self, left: int) -> dict[str, int]:  # noqa: D102
-        checkpoint = self.checkpoint(left, 0)
-        offsets = checkpoint.offsets
-        for producer in checkpoint.producers:
-            if producer.begin >= 0:
-                offset = offsets.get(producer.journal, producer.begin)
-                offsets[producer.journal] = min(offset, producer.begin)
-        return offsets
-
-    def finish(self) -> None:  # noqa: D102
-        self._sequencer.flush_metrics()
-
-    def positions(self) -> dict[str, int]:  # noqa: D102
-        return dict(self._positions)
+    # --------------------------------------------------------------- position
 
     def checkpoint(self, left: int, horizon_s: float) -> Checkpoint:  # noqa: D102
         if self._is_lost:
@@ -379,12 +346,17 @@ class Committed(Delivery[T]):
             return self._sequencer.checkpoint_within(self._run, self._begun, taken, horizon_s)
         return self._sequencer.checkpoint(horizon_s, outstanding_is_processed=True)
 
-    def _fail(self, error: BaseException) -> None:
-        """An iterator which was handed out failed, or was interrupted at work."""
-        if isinstance(error, Exception):
-            self._failure = error
-        else:
-            self.lose()
+    def offsets(self, left: int) -> dict[str, int]:  # noqa: D102
+        checkpoint = self.checkpoint(left, 0)
+        offsets = checkpoint.offsets
+        for producer in checkpoint.producers:
+            if producer.begin >= 0:
+                offset = offsets.get(producer.journal, producer.begin)
+                offsets[producer.journal] = min(offset, producer.begin)
+        return offsets
+
+    def positions(self) -> dict[str, int]:  # noqa: D102
+        return dict(self._positions)
 
     def lose(self) -> None:  # noqa: D102
         self._is_lost = True

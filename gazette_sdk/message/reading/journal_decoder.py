@@ -1,116 +1,102 @@
-"""Content of one journal to runs of messages, a chunk at a time (message section 12)."""
+"""Decoders of a journal: content to runs of messages, in chunks (message section 12). Pure."""
 
 from __future__ import annotations
 
 import abc
 import logging
 from itertools import repeat
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
-import numpy as np
-
-from gazette_sdk.errors import DecodeError, DesyncError, FramingError, TornFrameError
-from gazette_sdk.framing import Cut, Cutter, Frames, Framing
-from gazette_sdk.framing.base import Buffer
+from gazette_sdk.errors import (
+    DecodeError,
+    DesyncError,
+    FramingError,
+    TornFrameError,
+    ValidationError,
+)
+from gazette_sdk.framing import Cut, Cutter, Frames, Framing, framing_for
 from gazette_sdk.message.envelope import Envelope
-from gazette_sdk.message.kinds.base import Decoded, Kind
+from gazette_sdk.message.kinds import Decoded, Kind, kind_of
+from gazette_sdk.message.reading.content_queue import Opened
 from gazette_sdk.message.sequencing.run import (
+    NO_OFFSETS,
     NO_STAMPS,
     InvalidUuidError,
     Message,
     Run,
     ShortRun,
-    Stamps,
     parse_text_uuids,
-    parse_uuid_number,
-    stamps_of,
+    valid_stamps,
 )
+from gazette_sdk.message.uuid import parse_raw_uuid
 
-__all__ = ["ContentDecoder", "JournalDecoder", "Part"]
+__all__ = ["ContentDecoder", "JournalDecoder", "framing_and_kind", "journal_decoder"]
 
 T = TypeVar("T")
 M = TypeVar("M")
 
 _log = logging.getLogger(__name__)
 
-_NO_OFFSETS = np.empty(0, np.int64)
-
 _SHORT_MAX = 8
-"""Up to so many messages are handled one by one: as arrays they would take several times as long.
+"""Up to so many messages are decoded one by one: arrays of them would take several times as long.
 A reader at the write head mostly finds one."""
 
 
-class Part(NamedTuple):
-    """Whole frames of a journal.
-
-    Attributes:
-        buffer: content; valid until the next is fed.
-        frames: where its frames are; at least one.
-        offset: the journal's offset of the buffer's first byte.
-    """
-
-    buffer: Buffer
-    frames: Frames
-    offset: int
-
-
 class ContentDecoder(abc.ABC, Generic[T]):
-    """Cuts one journal's content into frames as it arrives, and knows what is wrong with it. Pure.
-
-    A :class:`~gazette_sdk.message.reading.pump.Decoder` of what subclasses make of frames.
-
-    Attributes:
-        described: what messages are decoded as, for errors.
+    """Decoder of one journal's content, which arrives in chunks of any size.
 
     Args:
-        journal: the journal's name, as it was asked for.
+        journal: name of the journal, as the user gave it.
         framing: its framing.
-        offset: where content begins, at the boundary of a frame.
+        offset: offset at which content begins, at the boundary of a frame.
+        empty: a run without messages.
+        described: name of what messages are decoded to, for errors.
+
+    Attributes:
+        offset: offset behind the last frame that was decoded or skipped.
     """
 
-    described: str = "a message"
-
-    def __init__(self, journal: str, framing: Framing, offset: int) -> None:
+    def __init__(
+        self, journal: str, framing: Framing, offset: int, empty: Run[T], described: str
+    ) -> None:
         self.journal = journal
         self.framing = framing
+        self.offset = offset
+        self.described = described
+        self._empty = empty
         self._cutter = Cutter(framing, offset)
-        self._offset = offset
-        self._rest: Part | None = None
+        # Frames behind a bad one, and the error behind all frames.
+        self._rest: Cut | None = None
         self._behind: FramingError | None = None
 
     @abc.abstractmethod
-    def decode(self, part: Part) -> tuple[Run[T], Exception | None]:
-        """The messages of frames, up to the first that cannot be decoded, and why it cannot."""
+    def decode(self, cut: Cut) -> tuple[Run[T], Exception | None]:
+        """Return the messages of frames, up to the first bad one, and why that is bad.
 
-    @abc.abstractmethod
-    def empty(self) -> Run[T]:
-        """A run without messages."""
-
-    @property
-    def offset(self) -> int:
-        """Offset behind the last frame that was dealt with."""
-        return self._offset
+        Args:
+            cut: at least one frame.
+        """
 
     def feed(self, content: bytes) -> tuple[Run[T], FramingError | None]:
         """Decode the next content.
 
         Returns:
-            All messages which became whole, and the error that stands behind them, if any:
-            ``feed(b"")`` then goes on behind what the error is about.
+            All messages that became whole, and the error behind them, if any: then :attr:`offset`
+            is behind the content that the error is about, and ``feed(b"")`` goes on there.
         """
         if self._rest is not None or self._behind is not None:
             assert not content, "what stands behind an error comes first"
-            return self._go_on()
-        return self._take(self._cutter.feed(content))
+            return self._decode_rest()
+        return self._decode_cut(self._cutter.feed(content))
 
     def finish(self) -> tuple[Run[T], FramingError | None]:
-        """The journal has no more content now.
+        """Decode the last content, behind which the journal has no more for now.
 
         Returns:
-            A message which only the end of content made whole, and an error, if there is content
-            left which is no message.
+            A message that only the end of content made whole, and an error, if there is content
+            left that is no message.
         """
-        return self._take(self._cutter.finish())
+        return self._decode_cut(self._cutter.finish())
 
     def jump(self, offset: int) -> FramingError | None:
         """Go on at a later offset: the content between was deleted.
@@ -122,7 +108,7 @@ class ContentDecoder(abc.ABC, Generic[T]):
         if offset == before + self._cutter.pending_bytes:
             return None
         torn = self._cutter.jump(offset)
-        self._offset = offset
+        self.offset = offset
         if torn is not None:
             return self._explained(torn)
         if before >= 0:
@@ -135,27 +121,28 @@ class ContentDecoder(abc.ABC, Generic[T]):
             )
         return None
 
-    def _take(self, cut: Cut) -> tuple[Run[T], FramingError | None]:
-        if cut.frames.error is not None:
-            self._behind = self._explained(cut.frames.error)
-        if len(cut.frames):
-            self._rest = Part(cut.buffer, cut.frames, cut.offset)
-        return self._go_on()
+    def _decode_cut(self, cut: Cut) -> tuple[Run[T], FramingError | None]:
+        frames = cut.frames
+        if frames.error is not None:
+            self._behind = self._explained(frames.error)
+        if len(frames.ends):
+            self._rest = cut
+        return self._decode_rest()
 
-    def _go_on(self) -> tuple[Run[T], FramingError | None]:
-        """Decode the frames at hand, up to the first that is bad; then to what is behind them."""
-        part, self._rest = self._rest, None
-        run = self.empty()
-        if part is not None:
-            run, cause = self.decode(part)
+    def _decode_rest(self) -> tuple[Run[T], FramingError | None]:
+        """Decode the frames that are left up to the first bad one, or the error behind them."""
+        cut, self._rest = self._rest, None
+        run = self._empty
+        if cut is not None:
+            run, cause = self.decode(cut)
             if cause is not None:
-                frames, bad = part.frames, len(run)
-                self._offset = part.offset + frames.ends[bad]
+                frames, bad = cut.frames, len(run)
+                self.offset = cut.offset + int(frames.ends[bad])
                 if bad + 1 < len(frames):
-                    frames = Frames(frames.begins[bad + 1 :], frames.ends[bad + 1 :], 0)
-                    self._rest = Part(part.buffer, frames, part.offset)
-                return run, self._undecodable(part.offset + part.frames.begins[bad], cause)
-        self._offset = self._cutter.offset
+                    rest = Frames(frames.begins[bad + 1 :], frames.ends[bad + 1 :], 0)
+                    self._rest = Cut(cut.buffer, rest, cut.offset)
+                return run, self._undecodable(cut.offset + int(frames.begins[bad]), cause)
+        self.offset = self._cutter.offset
         behind, self._behind = self._behind, None
         return run, behind
 
@@ -166,7 +153,8 @@ class ContentDecoder(abc.ABC, Generic[T]):
             else f"cannot be decoded as {self.described}"
         )
         error = DecodeError(
-            f"{self.journal}: the message at offset {begin} {what}: {_reason(cause)}; {_REMEDY}",
+            f"{self.journal}: the message at offset {begin} {what}: {_in_one_line(cause)};"
+            f" {_REMEDY}",
             journal=self.journal,
             offset=begin,
         )
@@ -174,7 +162,7 @@ class ContentDecoder(abc.ABC, Generic[T]):
         return error
 
     def _explained(self, error: FramingError) -> FramingError:
-        """The error of a framing, which knows no journal, with the journal's name."""
+        """Return the error of a framing with the journal's name, which framings do not know."""
         offset = self._cutter.offset if error.offset is None else error.offset
         text = f"{self.journal}: offset {offset}: {error}"
         if isinstance(error, DesyncError):
@@ -190,8 +178,7 @@ class ContentDecoder(abc.ABC, Generic[T]):
         return FramingError(f"{text}; {_REMEDY}", journal=self.journal, offset=offset)
 
 
-def _reason(cause: Exception) -> str:
-    """In one line, whatever an application's own class raised."""
+def _in_one_line(cause: Exception) -> str:
     lines = [line.strip() for line in str(cause).splitlines()]
     return "; ".join(filter(None, lines)) or type(cause).__name__
 
@@ -200,15 +187,15 @@ _REMEDY = "mend its writer, and read with on_error='skip' or from an offset behi
 
 
 class JournalDecoder(ContentDecoder[Envelope[M]]):
-    """Decodes one journal's messages to envelopes.
+    """Decoder of one journal's messages to envelopes.
 
     Args:
-        journal: the journal's name, as it was asked for.
+        journal: name of the journal, as the user gave it.
         framing: its framing.
         kind: adapter of the messages' class.
-        offset: where content begins, at the boundary of a frame.
-        sequenced: parse UUIDs, too: runs are to be sequenced. Without it, the arrays of what they
-            say are empty, and a UUID that is none is an error when it is asked for.
+        offset: offset at which content begins, at the boundary of a frame.
+        sequenced: parse UUIDs, too: runs are to be sequenced. Without it, the arrays of their
+            parts are empty, and an invalid UUID is an error when it is asked for.
     """
 
     def __init__(
@@ -220,28 +207,24 @@ class JournalDecoder(ContentDecoder[Envelope[M]]):
         *,
         sequenced: bool = False,
     ) -> None:
-        super().__init__(journal, framing, offset)
-        self.described = kind.message_type.__qualname__
+        empty: Run[Envelope[M]] = Run(journal, NO_OFFSETS, NO_OFFSETS, *NO_STAMPS, [])
+        super().__init__(journal, framing, offset, empty, kind.message_type.__qualname__)
         self._kind = kind
         self._sequenced = sequenced
-        self._empty: Run[Envelope[M]] = Run(journal, _NO_OFFSETS, _NO_OFFSETS, *NO_STAMPS, [])
 
-    def empty(self) -> Run[Envelope[M]]:
-        """A run without messages."""
-        return self._empty
-
-    def decode(self, part: Part) -> tuple[Run[Envelope[M]], Exception | None]:
-        """Decode frames in bulk."""
-        frames = part.frames
-        decoded = self._kind.decode(self.framing, part.buffer, frames)
-        if self._sequenced and len(frames) <= _SHORT_MAX:
-            return self._few(part, decoded)
+    def decode(self, cut: Cut) -> tuple[Run[Envelope[M]], Exception | None]:
+        """Decode frames in bulk; a few one by one."""
+        frames = cut.frames
+        decoded = self._kind.decode(self.framing, cut.buffer, frames)
+        if self._sequenced and len(frames.ends) <= _SHORT_MAX:
+            return self._decode_few(cut, decoded)
         cause = decoded.error
         stamps = NO_STAMPS
         if self._sequenced:
-            stamps, invalid = _stamps(decoded)
+            found = None if decoded.texts is None else parse_text_uuids(decoded.texts)
+            stamps, invalid = valid_stamps(decoded.uuids) if found is None else (found, None)
             cause = invalid or cause
-        begins, ends = (each + part.offset for each in frames.arrays())
+        begins, ends = (each + cut.offset for each in frames.arrays())
         if cause is not None:
             count = len(stamps.clocks) if self._sequenced else len(decoded.messages)
             begins, ends = begins[:count], ends[:count]
@@ -258,33 +241,50 @@ class JournalDecoder(ContentDecoder[Envelope[M]]):
         )
         return Run(self.journal, begins, ends, *stamps, envelopes), cause
 
-    def _few(self, part: Part, decoded: Decoded[M]) -> tuple[Run[Envelope[M]], Exception | None]:
-        """As :meth:`decode`, message by message."""
-        journal, offset, frames = self.journal, part.offset, part.frames
+    def _decode_few(
+        self, cut: Cut, decoded: Decoded[M]
+    ) -> tuple[Run[Envelope[M]], Exception | None]:
+        """Return the same as :meth:`decode`, without arrays."""
+        journal, offset, frames = self.journal, cut.offset, cut.frames
         found: list[Message[Envelope[M]]] = []
+        cause = decoded.error
         # The shortest argument ends it: messages stop before one that cannot be decoded.
         rows = zip(frames.begins, frames.ends, decoded.messages, decoded.uuids, strict=False)
-        for begin, end, message, raw in rows:
+        for at, until, message, raw in rows:
             try:
-                producer, clock, flags = parse_uuid_number(raw)
+                producer, clock, flags = parse_raw_uuid(raw)
             except ValueError as error:
-                return self._short(found), InvalidUuidError(len(found), str(error))
-            begin, end = begin + offset, end + offset  # noqa: PLW2901
+                cause = InvalidUuidError(len(found), str(error))
+                break
+            begin, end = at + offset, until + offset
             envelope = Envelope(journal, begin, end, message, raw)
             found.append(Message(journal, begin, end, producer, clock, flags, envelope))
-        return self._short(found), decoded.error
-
-    def _short(self, messages: list[Message[Envelope[M]]]) -> Run[Envelope[M]]:
-        return ShortRun(self.journal, messages) if messages else self._empty
+        return ShortRun(journal, found) if found else self._empty, cause
 
 
-def _stamps(decoded: Decoded[M]) -> tuple[Stamps, Exception | None]:
-    """What the UUIDs of messages say, up to the first that is none, and why it is none."""
-    if decoded.texts is not None:
-        stamps = parse_text_uuids(decoded.texts)
-        if stamps is not None:
-            return stamps, None
+def framing_and_kind(opened: Opened, message_type: type[M]) -> tuple[Framing, Kind[M]]:
+    """Return the framing of a journal, and the adapter of the messages' class.
+
+    Raises:
+        FramingError: its content type has no framing.
+        ValidationError: its framing holds no messages of the class.
+    """
+    journal = opened.journal
     try:
-        return stamps_of(decoded.uuids), None
-    except InvalidUuidError as error:
-        return stamps_of(decoded.uuids[: error.index]), error
+        framing = framing_for(opened.content_type)
+        return framing, kind_of(message_type, framing.form)
+    except FramingError as error:
+        raise FramingError(
+            f"{journal}: determining framing: {error}; give the journal a content-type"
+            " label which has a framing, or register one",
+            journal=journal,
+        ) from error
+    except ValidationError as error:
+        reason = f"{journal}: {error.reason}"
+        raise ValidationError(reason, kind=error.kind, journal=journal) from error
+
+
+def journal_decoder(message_type: type[M], opened: Opened, *, sequenced: bool) -> JournalDecoder[M]:
+    """Return the decoder of a journal to envelopes; raises as :func:`framing_and_kind`."""
+    framing, kind = framing_and_kind(opened, message_type)
+    return JournalDecoder(opened.journal, framing, kind, opened.offset, sequenced=sequenced)

@@ -1,4 +1,4 @@
-"""What a reader reads: which journals, from where to where."""
+"""Plan of a reader: which journals it reads, and from which offsets to which."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from gazette_sdk.errors import ConfigurationError, ValidationError
-from gazette_sdk.message.reading.flow import CONTENT_BYTES_MAX, Opened
+from gazette_sdk.message.reading.content_queue import CONTENT_BYTES_MAX, Opened
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import validate_journal
@@ -17,24 +17,24 @@ from gazette_sdk.protocol.selectors import parse_selector
 __all__ = ["Offsets", "Plan", "plan_of"]
 
 Offsets: TypeAlias = Literal["begin", "end"] | Mapping[str, int] | None
-"""Where a reader begins: everywhere at the begin, at the write head, or by journal."""
+"""Offsets at which a reader begins: the begin of all journals, their write heads, or by journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to read.
+    """Journals to read, with their offsets.
 
     Attributes:
-        selector: label selector of the journals; None where a name alone is meant.
-        name: name of a journal, which is meant if it exists.
+        selector: label selector of the journals; None for a name alone.
+        name: name of a journal; it precedes the selector if the journal exists.
         text: selector or name as the user gave it, for errors.
         block: follow the write heads, and the listing.
-        begin: offset at which journals begin that ``offsets`` doesn't name; -1 is the head.
-        offsets: where to begin, by journal.
-        end_offsets: where to end, by journal.
-        revisions: at which revision journals were created that were read before, by journal. One
-            that was created anew is read from its begin.
-        piece_bytes_max: content of a journal which is handed over as one piece.
+        begin: offset at which journals begin that ``offsets`` does not name; -1 is the head.
+        offsets: offsets at which journals begin, by journal.
+        end_offsets: offsets at which journals end, by journal.
+        revisions: create revisions of journals that were read before, by journal. One that was
+            created anew is read from its begin.
+        item_bytes_max: limit of the content of a journal that is decoded at once.
     """
 
     selector: pb.LabelSelector | None
@@ -45,18 +45,18 @@ class Plan:
     offsets: Mapping[str, int]
     end_offsets: Mapping[str, int]
     revisions: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    piece_bytes_max: int = CONTENT_BYTES_MAX
+    item_bytes_max: int = CONTENT_BYTES_MAX
 
     def continued(self, offsets: Mapping[str, int], opened: Mapping[str, Opened]) -> Plan:
-        """The plan of going on where reading ended: new journals are read from their begin."""
+        """Return the plan to read on behind this one: new journals are read from their begin."""
         revisions = {name: each.create_revision for name, each in opened.items()}
         return dataclasses.replace(self, begin=0, offsets=dict(offsets), revisions=revisions)
 
     def restored(self, checkpoint: Checkpoint) -> Plan:
-        """The plan of going on behind a checkpoint.
+        """Return the plan to read on behind a checkpoint.
 
         Raises:
-            ConfigurationError: the plan says of a journal, too, where it begins.
+            ConfigurationError: the plan has an offset of a journal in the checkpoint.
         """
         twice = sorted(self.offsets.keys() & checkpoint.offsets.keys())
         if twice:
@@ -75,7 +75,7 @@ def plan_of(
     offsets: Offsets,
     end_offsets: Mapping[str, int] | None,
 ) -> Plan:
-    """The plan of a reader's arguments, see :class:`~gazette_sdk.message.Reader`.
+    """Return the plan of a reader's arguments, see :class:`~gazette_sdk.message.Reader`.
 
     Raises:
         ConfigurationError: they do not go together, or are not known.
@@ -92,8 +92,8 @@ def plan_of(
         name = selector
     else:
         wanted = parse_selector(selector)
-        # A bare word may be a name, or a selector by which the label exists: it is a name where
-        # such a journal exists.
+        # A bare word may be a name, or the selector of a label's existence. It is a name if such
+        # a journal exists.
         name = selector if _is_name(selector) else None
     text = selector if selector is not None else name
     assert text is not None

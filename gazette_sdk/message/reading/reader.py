@@ -1,39 +1,31 @@
-"""Reads messages of journals, in plain code and in coroutines (message sections 12 to 14)."""
+"""Reader of messages, for plain code and coroutines (message sections 12 to 14)."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from operator import length_hint
 from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Literal, Self, TypeAlias, TypeVar
 
-from gazette_sdk.errors import (
-    ConfigurationError,
-    FramingError,
-    GazetteError,
-    ValidationError,
-)
-from gazette_sdk.framing import framing_for
+from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.message.envelope import Envelope
-from gazette_sdk.message.kinds import kind_of, validator_of
+from gazette_sdk.message.kinds import validator_of
+from gazette_sdk.message.reading.batch_reader import BatchReader, OnError
 from gazette_sdk.message.reading.delivery import (
     HORIZON_S,
     RING_BYTES_MAX,
-    Committed,
+    CommittedDelivery,
     Delivery,
     Select,
-    Uncommitted,
 )
-from gazette_sdk.message.reading.flow import Opened
-from gazette_sdk.message.reading.journal_decoder import JournalDecoder
+from gazette_sdk.message.reading.journal_decoder import journal_decoder
 from gazette_sdk.message.reading.plan import Offsets, plan_of
-from gazette_sdk.message.reading.pump import OnError, Pump
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.message.sequencing.sequencer import Sequencer
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.loop import is_on_sdk_loop as on_loop
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -46,70 +38,69 @@ M = TypeVar("M")
 T = TypeVar("T")
 
 Isolation: TypeAlias = Literal["committed", "uncommitted"]
-"""Which messages a reader delivers."""
+"""Messages that a reader delivers."""
 
 RING_SIZE = 8192
-"""Messages of open transactions which are kept in memory. Others are read again."""
+"""Default number of messages of open transactions that are kept in memory."""
 
 BATCH_ROWS = 1 << 16
-"""Rows of a record batch at most: what is read at once is mostly less."""
+"""Default limit of the rows of a record batch."""
 
 
 class Reader(Generic[M]):
-    """Messages of all journals that match a selector, each in its journal's order.
+    """Reader of the messages of all journals that match a selector, each in its journal's order.
 
     An iterable and an asynchronous iterable of :class:`~gazette_sdk.message.Envelope`::
 
         for envelope in Reader(Order, "topic=orders"):
             print(envelope.journal, envelope.begin, envelope.end, envelope.message)
 
-    Without ``block``, iteration ends at the write heads; iterating again goes on from there.
-    Content is read ahead in the background and decoded a chunk at a time. After ``break`` or an
-    interrupt, iteration can be taken up again where it stopped, plain or asynchronous. One
-    consumer at a time.
+    Without ``block``, iteration ends at the write heads; another iteration goes on from there.
+    Content is fetched ahead in the background and decoded a chunk at a time. After ``break`` or an
+    interrupt, another iteration, plain or asynchronous, goes on where it stopped. A reader has
+    one consumer at a time.
 
-    Messages are delivered when they are committed, and once: what a producer's retry wrote twice
-    comes once, messages of a transaction come when it is acknowledged, in one go for each
-    journal, and those of a transaction which was rolled back do not come at all. The
-    transactions of one producer never hold up the messages of another. Acknowledgements, whose
-    message is empty, are left out. A message without UUID is delivered as it stands.
+    Each message is delivered once, when it is committed. Duplicates of a producer's retries are
+    dropped. Messages of a transaction are delivered when it is acknowledged, those of one journal
+    together, and never if it was rolled back. Open transactions of one producer do not delay the
+    messages of another. Acknowledgements, which are empty messages, are left out. A message
+    without UUID is delivered as it is written.
 
-    With ``isolation="uncommitted"`` every message is delivered, as it stands in the journal:
-    duplicates, messages of transactions which are open or were rolled back, and acknowledgements,
-    whose ``envelope.flags`` are ``ACK_TXN``.
+    With ``isolation="uncommitted"`` every message is delivered as it is written: duplicates,
+    messages of transactions that are open or were rolled back, and acknowledgements, whose
+    ``envelope.flags`` are ``ACK_TXN``.
 
     Args:
         message_type: class of the messages: a dataclass on JsonMessage, a pydantic model, a
             msgspec Struct, ``dict``, ``list``, or a generated protobuf class.
         selector: label selector (``"topic=orders"``), or the name of one journal that exists;
-            a name may carry metadata (``a/journal;mine``), which envelopes and offsets keep.
+            a name may have metadata (``a/journal;mine``), which envelopes and offsets keep.
         name: name of one journal, instead of a selector.
-        transport: how to reach the journals; without one, ``connect()`` of ``GAZETTE_ADDRESS``.
-        block: follow the write heads, and journals which come to match the selector, until the
-            reader is closed.
-        offsets: where to begin: ``"begin"`` (as None), ``"end"`` for the write heads, or offsets
-            by journal, with 0 for those not named. What :attr:`offsets` was can be given here.
-        end_offsets: where to end, by journal; an offset between two messages. Messages of
-            transactions which are open there are not delivered.
+        transport: how to reach the journals; by default ``connect()`` of ``GAZETTE_ADDRESS``.
+        block: follow the write heads, and new journals that match the selector, until the reader
+            is closed.
+        offsets: offsets at which journals begin: ``"begin"`` (as None), ``"end"`` for the write
+            heads, or a mapping by journal, with 0 for others. The :attr:`offsets` of another
+            reader can be given here.
+        end_offsets: offsets at which journals end, by journal, each between two messages.
+            Messages of transactions that are open there are not delivered.
         isolation: ``"committed"`` or ``"uncommitted"``; see above.
-        checkpoint: go on exactly where another committed reader stood, see :meth:`checkpoint`;
-            also in its stored form. ``offsets`` then say where journals begin which it does not
-            name.
+        checkpoint: :meth:`checkpoint` of another committed reader, also in its stored form: go on
+            exactly there. ``offsets`` are then those of journals that it does not name.
         acknowledgements: deliver acknowledgements of committed messages, too.
-        on_error: what becomes of content that is no message: a message that cannot be decoded
+        on_error: treatment of content that is no message: a message that cannot be decoded
             or has no valid UUID, bytes that are no frame, a frame that is cut off. ``"raise"``
             its error, ``"skip"`` it after a warning in the log, or a function, which is called
-            with the error, and raises or returns to pass over it. A frame that is cut off at the
-            write head ends the iteration then, and is not passed over: its rest may come yet.
-            Where ``block`` is set it is waited for, without an error.
-        ring_size: messages of open transactions which are kept in memory, of all journals. Where
-            that does not suffice, the begin of a transaction is read again once it is
-            acknowledged.
+            with the error, and raises, or returns to skip it. A frame that is cut off at the
+            write head is not skipped, as its rest may be appended yet: it ends the iteration.
+            With ``block`` the reader waits for its rest, without an error.
+        ring_size: number of messages of open transactions that are kept in memory, of all
+            journals. The begin of a longer transaction is read again once it is acknowledged.
 
     Raises:
-        ValidationError: the class can carry no UUID, or the selector is malformed.
-        ConfigurationError: arguments which do not go together, or are not known.
-        DecodeError: the stored checkpoint is none.
+        ValidationError: the class cannot hold a UUID, or the selector is malformed.
+        ConfigurationError: arguments exclude each other, or have unknown values.
+        DecodeError: the stored checkpoint is malformed.
     """
 
     def __init__(
@@ -129,7 +120,7 @@ class Reader(Generic[M]):
         ring_size: int = RING_SIZE,
     ) -> None:
         _check(isolation, checkpoint, on_error, acknowledgements=acknowledgements)
-        validator_of(message_type)  # refuses a class that is no message, now and not in mid-read
+        validator_of(message_type)  # refuses a class that is no message, before any read
         self._type = message_type
         restored = (
             Checkpoint.from_bytes(checkpoint) if isinstance(checkpoint, bytes) else checkpoint
@@ -143,8 +134,9 @@ class Reader(Generic[M]):
         self._ring_size = ring_size
         self._restored = restored
         delivery: Delivery[Envelope[M]] = self._new_delivery()
-        new_decoder = _DecoderOf(message_type, sequenced=self._is_committed)
-        self._pump: Pump[Envelope[M]] = Pump(
+        # Decoders hold no reader, so that one that is dropped ends its reads.
+        new_decoder = partial(journal_decoder, message_type, sequenced=self._is_committed)
+        self._batches: BatchReader[Envelope[M]] = BatchReader(
             self._plan, transport, new_decoder, delivery, on_error=on_error
         )
         self._left: Iterator[Envelope[M]] = iter(())
@@ -152,11 +144,11 @@ class Reader(Generic[M]):
 
     def _new_delivery(self, select: Select[T] | None = None) -> Delivery[T]:
         if not self._is_committed:
-            return Uncommitted(self._plan.offsets)
+            return Delivery(self._plan.offsets)
         sequencer = Sequencer[T](
             self._ring_size, ring_bytes_max=RING_BYTES_MAX, checkpoint=self._restored
         )
-        return Committed(
+        return CommittedDelivery(
             sequencer,
             offsets=self._plan.offsets,
             acknowledgements=self._acknowledgements,
@@ -165,27 +157,27 @@ class Reader(Generic[M]):
 
     @property
     def offsets(self) -> dict[str, int]:
-        """The offset to read on from, by journal: behind the last envelope that was taken.
+        """Offsets to read on from, by journal: behind the last envelope that was taken.
 
-        Holds what was given as ``offsets``, and every journal met since; -1 is a write head
-        which is not known yet. A committed reader's offsets are not behind the begin of any
-        transaction that is open: a reader which begins there loses nothing, but may deliver
-        messages again. :meth:`checkpoint` is exact.
+        All journals of the argument ``offsets`` and those read since; -1 is a write head that is
+        not known yet. A committed reader's offsets are not behind the begin of any open
+        transaction: a reader that begins there loses nothing, but may deliver messages again.
+        :meth:`checkpoint` is exact.
         """
         if self._columns is not None:
             return self._columns.offsets
-        return self._pump.offsets(length_hint(self._left))
+        return self._batches.offsets(length_hint(self._left))
 
     def checkpoint(self, *, horizon_s: float = HORIZON_S) -> Checkpoint:
-        """Where this committed reader stands: exactly behind the last envelope that was taken.
+        """Return the position of a committed reader: behind the last envelope that was taken.
 
-        Another reader that is given it delivers what this one would have delivered next, even
-        in the middle of a transaction.
+        A reader with this checkpoint goes on with exactly the next message, even in the middle of
+        a transaction.
 
         Args:
-            horizon_s: producers are forgotten which were silent for so many seconds, a day by
-                default, while others of their journal were not; 0 for none. Copies of their
-                messages, if any should come yet, would be delivered.
+            horizon_s: producers are forgotten that were silent for so many seconds, a day by
+                default, while others of their journal were not; 0 for none. Later duplicates of
+                their messages would be delivered.
 
         Raises:
             ConfigurationError: the reader is an uncommitted one.
@@ -193,12 +185,12 @@ class Reader(Generic[M]):
         """
         if self._columns is not None:
             return self._columns.checkpoint(horizon_s=horizon_s)
-        return self._pump.checkpoint(length_hint(self._left), horizon_s=horizon_s)
+        return self._batches.checkpoint(length_hint(self._left), horizon_s=horizon_s)
 
     # --------------------------------------------------------------- columns
 
     def arrow(self, schema: pa.Schema, *, batch_rows: int = BATCH_ROWS) -> RecordBatches:
-        """The same messages as ``pyarrow.RecordBatch``es, several times as fast.
+        """Return the same messages as ``pyarrow.RecordBatch``es, several times as fast.
 
         ::
 
@@ -206,32 +198,33 @@ class Reader(Generic[M]):
             for batch in Reader(dict, "topic=orders").arrow(schema):
                 print(batch.num_rows, batch.column("cents"))
 
-        What the reader says of itself, :attr:`offsets` and :meth:`checkpoint`, is then behind the
-        last row of the last batch that was taken. Needs the extra ``arrow``.
+        :attr:`offsets` and :meth:`checkpoint` are then behind the last row of the last batch that
+        was taken. Needs the extra ``arrow``.
 
         Columns are fields of messages, by name; in CSV journals, which have no names, fields
-        behind the UUID, by place. A field without a column is passed over, a column without a
-        field is null. A message that does not fit the schema is content that is no message, see
-        ``on_error``. Of classes of JSON messages nothing but the place of their UUID matters:
-        objects are not validated by the class.
+        behind the UUID, by place. A field without a column is ignored, a column without a field
+        is null. A message that does not fit the schema is content that is no message, see
+        ``on_error``. Of a class of JSON messages only the key of its UUID is used: objects are not
+        validated by the class.
 
         Columns named ``_journal``, ``_offset``, ``_end``, ``_uuid``, ``_time`` and ``_flags`` are
-        no fields, but tell of the message what its envelope would.
+        no fields, but the attributes of the message's envelope.
 
         Args:
-            schema: columns wanted, with their types: a ``pyarrow.Schema``, or what
-                ``pyarrow.schema()`` takes.
-            batch_rows: rows of a batch at most. Batches are smaller where less content was there.
+            schema: columns wanted, with their types: a ``pyarrow.Schema``, or an argument of
+                ``pyarrow.schema()``.
+            batch_rows: limit of the rows of a batch.
 
         Returns:
-            An iterable and an asynchronous iterable; asking again goes on where it stopped.
+            An iterable and an asynchronous iterable; another iteration goes on where it stopped.
 
         Raises:
-            ConfigurationError: the schema is none, messages were taken from the reader already,
-                or pyarrow is not installed.
+            ConfigurationError: the schema is malformed, messages were taken from the reader
+                already, or pyarrow is not installed.
         """
         try:
             from gazette_sdk.message.columns import (  # noqa: PLC0415 - an extra
+                decoders,
                 record_batches,
                 rows,
             )
@@ -245,49 +238,47 @@ class Reader(Generic[M]):
         if self._columns is not None and self._columns.schema != wanted:
             raise ConfigurationError("the reader delivers columns of another schema already")
         if self._columns is None:
-            if self._pump.has_begun:
+            if self._batches.has_begun:
                 raise ConfigurationError(
                     "messages were taken from the reader already: make another one for columns"
                 )
-            new_decoder = record_batches.ColumnDecoders(
-                self._type, wanted, sequenced=self._is_committed
+            new_decoder = partial(
+                decoders.column_decoder, self._type, wanted, sequenced=self._is_committed
             )
-            pump = Pump(
-                dataclasses.replace(self._plan, piece_bytes_max=record_batches.PIECE_BYTES_MAX),
+            batches = BatchReader(
+                dataclasses.replace(self._plan, item_bytes_max=record_batches.ITEM_BYTES_MAX),
                 self._transport,
                 new_decoder,
                 self._new_delivery(rows.selected),
                 on_error=self._on_error,
             )
-            self._columns = record_batches.RecordBatches(wanted, pump, batch_rows)
+            self._columns = record_batches.RecordBatches(wanted, batches, batch_rows)
         return self._columns
 
     # ------------------------------------------------------------- iteration
 
     def __iter__(self) -> Iterator[Envelope[M]]:
-        if on_loop():
-            raise GazetteError("iterating here would block the SDK's event loop: `async for`")
         self._check_delivers_messages()
-        self._pump.begin()
-        # No Python runs per envelope, but for the consumer's own.
-        return chain.from_iterable(self._batches())
+        self._batches.begin(blocks=True)
+        # No Python code runs per envelope, except the consumer's own.
+        return chain.from_iterable(self._iterators())
 
-    def _batches(self) -> Iterator[Iterator[Envelope[M]]]:
-        """What is left of the batch at hand, and each later one. They are taken from as such."""
+    def _iterators(self) -> Iterator[Iterator[Envelope[M]]]:
+        """Yield an iterator of the rest of the batch at hand, then of each later batch."""
         while True:
             yield self._left
-            batch = self._pump.take()
+            batch = self._batches.next_batch()
             if batch is None:
                 return
             self._left = iter(batch)
 
     async def __aiter__(self) -> AsyncIterator[Envelope[M]]:
         self._check_delivers_messages()
-        self._pump.begin()
+        self._batches.begin()
         while True:
             for envelope in self._left:
                 yield envelope
-            batch = await self._pump.atake()
+            batch = await self._batches.next_batch_async()
             if batch is None:
                 return
             self._left = iter(batch)
@@ -305,13 +296,13 @@ class Reader(Generic[M]):
 
         An iteration, in any thread, ends behind the envelopes of its chunk.
         """
-        self._pump.close()
+        self._batches.close()
         if self._columns is not None:
             self._columns.close()
 
     async def aclose(self) -> None:
-        """As :meth:`close`, in a coroutine. ``async with`` does so."""
-        await self._pump.aclose()
+        """End reading as :meth:`close`, in a coroutine. ``async with`` does so."""
+        await self._batches.aclose()
         if self._columns is not None:
             await self._columns.aclose()
 
@@ -336,30 +327,6 @@ class Reader(Generic[M]):
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
-
-
-class _DecoderOf(Generic[M]):
-    """Makes the decoders of journals. Holds no reader, so that one that is dropped ends."""
-
-    def __init__(self, message_type: type[M], *, sequenced: bool) -> None:
-        self._type = message_type
-        self._sequenced = sequenced
-
-    def __call__(self, opened: Opened) -> JournalDecoder[M]:
-        journal = opened.journal
-        try:
-            framing = framing_for(opened.content_type)
-            kind = kind_of(self._type, framing.form)
-        except FramingError as error:
-            raise FramingError(
-                f"{journal}: determining framing: {error}; give the journal a content-type"
-                " label which has a framing, or register one",
-                journal=journal,
-            ) from error
-        except ValidationError as error:
-            reason = f"{journal}: {error.reason}"
-            raise ValidationError(reason, kind=error.kind, journal=journal) from error
-        return JournalDecoder(journal, framing, kind, opened.offset, sequenced=self._sequenced)
 
 
 def _check(

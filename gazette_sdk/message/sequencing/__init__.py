@@ -5,5 +5,5 @@ In reading order:
 - ``run``: messages of a journal as arrays
 - ``sequencer``: :class:`Sequencer`, over ``machine`` (message by message), ``plain_runs`` (in
   bulk), ``state`` (of each producer) and ``metrics``
-- ``checkpoint``: where reading goes on
+- ``checkpoint``: positions to go on from
 """

@@ -1,6 +1,6 @@
-"""Checkpoints: how far readers of journals have come, to go on from there exactly.
+"""Checkpoints: exact positions of readers, from which others go on.
 
-The stored form is the message ``Checkpoint`` that consumers of every make store (shard section 1).
+The stored form is the message ``Checkpoint`` that all consumers store (shard section 1).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Checkpoint", "ProducerState"]
 
 
 class ProducerState(NamedTuple):
-    """What has been processed of one producer's messages in one journal.
+    """Position of one producer in one journal.
 
     Attributes:
         journal: the journal.
@@ -35,7 +35,7 @@ class ProducerState(NamedTuple):
 
 @dataclass(slots=True)
 class Checkpoint:
-    """A point in journals.
+    """Position in journals.
 
     Attributes:
         offsets: by journal, the offset to read on from.
@@ -49,7 +49,7 @@ class Checkpoint:
     ack_intents: dict[str, bytes] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """The stored form. Equal checkpoints have equal bytes, if producers stand in one order."""
+        """Return the stored form: equal bytes for equal checkpoints with producers in one order."""
         message = consumer_pb2.Checkpoint(ack_intents=self.ack_intents)
         sources = message.sources
         for journal, offset in self.offsets.items():
@@ -62,7 +62,7 @@ class Checkpoint:
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> Self:
-        """A checkpoint from its stored form; no bytes at all are the empty checkpoint.
+        """Return a checkpoint from its stored form; no bytes are the empty checkpoint.
 
         A journal without an offset reads as one with offset 0.
 

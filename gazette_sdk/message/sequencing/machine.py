@@ -1,4 +1,4 @@
-"""The core of the sequencer: queueing and delivering, one message at a time.
+"""Core of the sequencer: queueing and delivery, one message at a time.
 
 See message sections 13.2 and 13.3, and
 :class:`~gazette_sdk.message.sequencing.sequencer.Sequencer`.
@@ -24,12 +24,12 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 RING_SIZE = 8192
-"""Messages kept, unless told otherwise."""
+"""Default number of messages that are kept."""
 
 COUNTS_MAX = 4096
-"""So many messages of a journal are counted at once."""
+"""Number of messages of a journal that are counted at once."""
 
-# Looked up once: finding a member of an enum takes a tenth of what a message takes.
+# Access to a member of an enum takes a tenth of the time of a message.
 _ACK_COMMIT_REPLAY = Outcome.ACK_COMMIT_REPLAY
 _ACK_COMMIT_RING = Outcome.ACK_COMMIT_RING
 _ACK_EMPTY = Outcome.ACK_EMPTY
@@ -43,18 +43,20 @@ _OUTSIDE_COMMIT = Outcome.OUTSIDE_COMMIT
 
 
 class SequencerMachine(Generic[T]):
-    """Queueing and delivering; see :class:`~gazette_sdk.message.sequencing.sequencer.Sequencer`.
+    """Queueing and delivery; see :class:`~gazette_sdk.message.sequencing.sequencer.Sequencer`.
 
     Args:
-        ring_size: messages that are kept, over all journals and producers. Sequences that began
-            longer ago are read again when they are acknowledged. At least 1.
-        ring_bytes_max: bytes of frames that are kept at most, beside the newest; None for no
-            bound but ``ring_size``.
-        checkpoint: where to go on from.
+        ring_size: number of messages that are kept, over all journals and producers. Sequences
+            that began longer ago are read again when they are acknowledged. At least 1.
+        ring_bytes_max: limit of the frames that are kept, beside the newest; None for no limit
+            but ``ring_size``.
+        checkpoint: position to go on from.
 
     Attributes:
-        offsets: by journal, the offset read through: no need to read what stands before it, once
-            producers' states are known.
+        offsets: by journal, the offset read through: content before it need not be read again,
+            once producers' states are known.
+        delivering: producer of the sequence that is being delivered; None if there is none.
+        replay: range that must be read again before :meth:`step`; None if there is none.
     """
 
     def __init__(
@@ -66,19 +68,19 @@ class SequencerMachine(Generic[T]):
     ) -> None:
         self.offsets: dict[str, int] = {}
         self._journals: dict[str, Journal[T]] = {}
-        # Slots, oldest first: the span a slot's message belongs to, None where the message was
-        # delivered at once. Each span loses its first message when its first slot is taken away.
-        # A span that is given up is emptied and never filled again.
+        # Slots, oldest first: the span of a slot's message, None where the message was delivered
+        # at once. Each span loses its first message when its first slot is removed. A span that
+        # is dropped is emptied and never filled again.
         self._ring: deque[deque[Message[T]] | None] = deque()
         self._ring_size = max(ring_size, 1)
         self._ring_bytes = 0
         self._ring_bytes_max: float = float("inf") if ring_bytes_max is None else ring_bytes_max
         self._pending: set[Producer[T]] = set()
-        # The sequence being delivered: its producer, the last message queued, which ends it; what
-        # must be read again first; what is still to be delivered; and the message that is out.
-        self._delivered: Producer[T] | None = None
+        self.delivering: Producer[T] | None = None
+        self.replay: ReplayRange | None = None
+        # Of the sequence that is being delivered: the last message, the messages still to be
+        # delivered, and the message that was delivered but not processed yet.
         self._last: Message[T] | None = None
-        self._replay: ReplayRange | None = None
         self._single: deque[Message[T]] = deque()
         self._rest = self._single
         self._outstanding: Message[T] | None = None
@@ -93,13 +95,13 @@ class SequencerMachine(Generic[T]):
         """Take the next message of a journal.
 
         Returns:
-            What became of it. If it delivers, all of the sequence must be taken next, by
-            :meth:`step`, after what :attr:`replay` asks for.
+            Its outcome. If :attr:`delivering` is set, all of the sequence must be taken next, by
+            :meth:`step`, after the range :attr:`replay`, if there is one.
 
         Raises:
             RuntimeError: a sequence is still being delivered.
         """
-        if self._delivered is not None:
+        if self.delivering is not None:
             self._refuse_while_delivering()
         ring = self._ring
         if len(ring) >= self._ring_size or self._ring_bytes > self._ring_bytes_max:
@@ -111,7 +113,7 @@ class SequencerMachine(Generic[T]):
         state = journal.producers.get(producer)
         if state is None or clock == 0:
             state = self._begin_producer(journal, producer, clock)
-            # Without UUID it is outside of transactions, whatever it says.
+            # A message without UUID is outside of transactions, whatever its flags.
             flags = flags if clock else OUTSIDE_TXN
         if flags == CONTINUE_TXN:
             outcome = self._continue(state, message)
@@ -119,8 +121,8 @@ class SequencerMachine(Generic[T]):
             outcome = self._acknowledge(state, message)
         else:
             outcome = self._outside(state, message)
-        # What is delivered is passed once it is delivered.
-        if self._delivered is None:
+        # A sequence that is delivered is passed at its end.
+        if self.delivering is None:
             self.offsets[name] = end
         if flags <= ACK_TXN:
             journal.counts[outcome] += 1
@@ -179,13 +181,13 @@ class SequencerMachine(Generic[T]):
         span = state.span
         assert span, "the acknowledgement itself is in the ring"
         state.max = clock
-        self._delivered = state
+        self.delivering = state
         self._last = message
         self._rest = span
         first = span[0]
         if first.begin == state.begin and first is not message:
             return _ACK_COMMIT_RING
-        self._replay = ReplayRange(message.journal, state.begin, first.begin)
+        self.replay = ReplayRange(message.journal, state.begin, first.begin)
         return _ACK_COMMIT_REPLAY
 
     def _deliver_alone(self, state: Producer[T], message: Message[T]) -> None:
@@ -193,7 +195,7 @@ class SequencerMachine(Generic[T]):
         self._ring.append(None)
         state.begin = message[1]
         state.max = message[4]
-        self._delivered = state
+        self.delivering = state
         self._last = message
         self._rest = self._single
         self._single.append(message)
@@ -234,9 +236,9 @@ class SequencerMachine(Generic[T]):
         return journal
 
     def _begin_producer(self, journal: Journal[T], producer: int, clock: int) -> Producer[T]:
-        """A producer seen first: all of its messages are accepted.
+        """Return a producer that was not seen before: all of its messages are accepted.
 
-        Messages without UUID, whose clock is 0, are nobody's. Each has a producer to itself.
+        Each message without UUID, whose clock is 0, has a producer of its own.
         """
         state: Producer[T] = Producer(producer, clock - 1)
         if clock:
@@ -244,9 +246,7 @@ class SequencerMachine(Generic[T]):
         return state
 
     def _refuse_while_delivering(self) -> None:
-        raise RuntimeError(
-            "a sequence is being delivered; take all of it by step() before anything else"
-        )
+        raise RuntimeError("a sequence is being delivered; take all of it by step() first")
 
     # ---------------------------------------------------------------- the ring
 
@@ -259,7 +259,7 @@ class SequencerMachine(Generic[T]):
         self._ring_bytes += message[2] - message[1]
 
     def _make_room(self) -> None:
-        """Take away the slot that is needed next, and the oldest while they hold too much."""
+        """Remove the slot that is needed next, and the oldest while they hold too much."""
         ring = self._ring
         if len(ring) >= self._ring_size:
             self._evict(ring.popleft())
@@ -272,40 +272,32 @@ class SequencerMachine(Generic[T]):
             self._ring_bytes -= evicted[2] - evicted[1]
 
     def _drop_span(self, state: Producer[T]) -> None:
-        """Forget a producer's messages; their slots stay until their turn comes."""
+        """Forget a producer's messages; their slots stay until they are the oldest."""
         span = state.span
         if span is not None:
             self._ring_bytes -= sum(message[2] - message[1] for message in span)
             span.clear()
             state.span = None
 
-    # -------------------------------------------------------------- delivering
-
-    @property
-    def delivering(self) -> bool:
-        """If a sequence is being delivered."""
-        return self._delivered is not None
-
-    @property
-    def replay(self) -> ReplayRange | None:
-        """What must be read again before :meth:`step`; None if nothing is needed."""
-        return self._replay
+    # ---------------------------------------------------------------- delivery
 
     def offer(self, message: Message[T]) -> bool:
         """Take the next message of the range :attr:`replay`.
 
         Returns:
-            If it is delivered now.
+            True if it is delivered now.
 
         Raises:
-            FramingError: it does not stand in the range.
-            RuntimeError: nothing is to be read again.
+            FramingError: it is not in the range.
+            RuntimeError: there is no such range.
         """
-        replay = self._replay
-        state = self._delivered
+        replay = self.replay
+        state = self.delivering
         if replay is None or state is None:
-            raise RuntimeError("offer() takes what is read again; nothing is")
-        self._settle(state)
+            raise RuntimeError("offer() takes messages that are read again; there are none")
+        if self._outstanding is not None:
+            state.min = self._outstanding[4]
+            self._outstanding = None
         name, begin, end, producer, clock, _, _ = message
         if name != replay.journal:
             raise FramingError(
@@ -326,7 +318,7 @@ class SequencerMachine(Generic[T]):
                 offset=begin,
             )
         self._journals[name].replayed += 1
-        # One without UUID is nobody's, and was delivered when it was read first.
+        # A message without UUID was delivered when it was read first.
         if clock == 0 or producer != state.id or not state.min < clock <= state.max:
             return False
         state.begin = begin
@@ -334,19 +326,19 @@ class SequencerMachine(Generic[T]):
         return True
 
     def end_replay(self) -> None:
-        """The range :attr:`replay` was read to its end; go on with :meth:`step`.
+        """Go on with :meth:`step`, behind the range :attr:`replay`.
 
         Raises:
-            RuntimeError: nothing is to be read again.
+            RuntimeError: there is no such range.
         """
-        if self._replay is None:
-            raise RuntimeError("end_replay() ends what is read again; nothing is")
-        self._replay = None
+        if self.replay is None:
+            raise RuntimeError("end_replay() ends a range that is read again; there is none")
+        self.replay = None
 
     def step(self) -> Message[T] | None:
-        """The next message of the sequence that is being delivered.
+        """Return the next message of the sequence that is being delivered.
 
-        Says that the message before is processed.
+        The call records that the message before is processed.
 
         Returns:
             None at its end, and if there is no such sequence.
@@ -354,12 +346,14 @@ class SequencerMachine(Generic[T]):
         Raises:
             RuntimeError: a range must be read again first, see :attr:`replay`.
         """
-        state = self._delivered
+        state = self.delivering
         if state is None:
             return None
-        if self._replay is not None:
-            raise RuntimeError(f"{self._replay} must be read again first; see offer()")
-        self._settle(state)
+        if self.replay is not None:
+            raise RuntimeError(f"{self.replay} must be read again first; see offer()")
+        if self._outstanding is not None:
+            state.min = self._outstanding[4]
+            self._outstanding = None
         rest = self._rest
         while rest:
             message = rest.popleft()
@@ -372,13 +366,6 @@ class SequencerMachine(Generic[T]):
         self._end_delivery(state)
         return None
 
-    def _settle(self, state: Producer[T]) -> None:
-        """The message that is out is processed."""
-        outstanding = self._outstanding
-        if outstanding is not None:
-            state.min = outstanding[4]
-            self._outstanding = None
-
     def _end_delivery(self, state: Producer[T]) -> None:
         last = self._last
         assert last is not None, "a sequence has an end"
@@ -387,4 +374,4 @@ class SequencerMachine(Generic[T]):
         state.begin = -1
         state.span = None
         self._pending.discard(state)
-        self._delivered = self._last = None
+        self.delivering = self._last = None

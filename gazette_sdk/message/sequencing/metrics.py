@@ -1,4 +1,4 @@
-"""What a sequencer tells of itself: counters (message section 15) and warnings, both bounded."""
+"""Counters (message section 15) and warnings of a sequencer, both bounded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REPLAYED = Counter(
 )
 
 _UNKNOWN_FLAGS_MAX = 16
-"""So many unknown flags get a label of their own: what stands in journals is not ours to bound."""
+"""Limit of unknown flags with a label of their own: journals may hold any flags."""
 
 _unknown_flags: set[int] = set()
 
@@ -44,12 +44,12 @@ def count_replayed(journal: str, count: int) -> None:
 
 
 class RareLog:
-    """Logs what may happen with every message, but each kind of it once in a while only.
+    """Rate-limited log of conditions that every message may have.
 
     Args:
-        log: where to.
-        interval_s: seconds between two lines of one kind. The next line says how many it stands
-            for.
+        log: the logger.
+        interval_s: seconds between two lines of one kind. The next line has the number of those
+            that were left out.
     """
 
     def __init__(self, log: logging.Logger, interval_s: float = 10.0) -> None:
@@ -58,14 +58,14 @@ class RareLog:
         self._silent: dict[str, tuple[float, int]] = {}
 
     def __call__(self, level: int, text: str, *args: object) -> None:
-        """Log ``text``, which is the kind, filled with ``args``."""
+        """Log a line of the kind ``text``, filled with ``args``."""
         now = time.monotonic()
-        until, untold = self._silent.get(text, (now, 0))
+        until, left_out = self._silent.get(text, (now, 0))
         if now < until:
-            self._silent[text] = until, untold + 1
+            self._silent[text] = until, left_out + 1
             return
         self._silent[text] = now + self._interval_s, 0
-        if untold:
-            self._log.log(level, text + " (and %d more like this)", *args, untold)
+        if left_out:
+            self._log.log(level, text + " (and %d more like this)", *args, left_out)
         else:
             self._log.log(level, text, *args)

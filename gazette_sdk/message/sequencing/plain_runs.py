@@ -1,8 +1,8 @@
-"""Plain runs: messages that are delivered as they stand, found by operations on arrays.
+"""Plain runs: messages that need no sequencing, found by operations on arrays.
 
-Most of what journals hold needs no sequencing at all: messages outside of transactions in the
-order of their clocks, and transactions nobody else wrote into. The
-:class:`~gazette_sdk.message.sequencing.sequencer.Sequencer` passes over such runs at once. All
+Most messages of journals are plain: messages outside of transactions in the order of their
+clocks, and transactions without messages of other producers between. The
+:class:`~gazette_sdk.message.sequencing.sequencer.Sequencer` commits such runs at once. All
 functions here are pure.
 """
 
@@ -24,7 +24,7 @@ Flags = npt.NDArray[np.uint16]
 Mask = npt.NDArray[np.bool_]
 
 BLOCKED = 1 << 64
-"""The floor of a producer none of whose messages is plain: its clocks have 64 bits."""
+"""Floor of a producer none of whose messages is plain: clocks have 64 bits."""
 
 
 def plain_prefix(
@@ -35,19 +35,19 @@ def plain_prefix(
     *,
     more: bool = False,
 ) -> int:
-    """How many messages, from the first on, are plain: delivered all, in order, by themselves.
+    """Return the number of messages, from the first on, that are plain.
 
     Plain are messages without UUID and messages outside of transactions (unknown flags count as
-    such), and complete transactions nobody else's message stands in; each producer's clocks must
-    ascend.
+    such), and complete transactions without messages of other producers between; each producer's
+    clocks must ascend.
 
     Args:
         producers: their producers.
         clocks: their clocks; 0 where a message has no UUID.
         flags: their flags.
-        floor_of: of a producer: the clock its next message must exceed; -1 if any will do,
-            :data:`BLOCKED` if it has an open sequence.
-        more: other messages follow. All are counted if but the end of a transaction is missing.
+        floor_of: returns the clock that a producer's next message must exceed; -1 if there is
+            none, :data:`BLOCKED` if it has an open sequence.
+        more: other messages follow. All are counted if only the end of a transaction is missing.
 
     Returns:
         The number of messages up to a boundary: never within a transaction.
@@ -70,9 +70,9 @@ def plain_prefix(
 
 
 def last_clocks(producers: Producers, clocks: Clocks) -> list[tuple[int, int]]:
-    """Each producer and its last clock, of messages whose clocks ascend per producer.
+    """Return each producer and its last clock, of messages whose clocks ascend per producer.
 
-    Messages without UUID are passed over.
+    Messages without UUID are ignored.
     """
     if not clocks.all():
         named = clocks.nonzero()[0]
@@ -81,7 +81,7 @@ def last_clocks(producers: Producers, clocks: Clocks) -> list[tuple[int, int]]:
         return []
     if _is_single(producers):
         return [(int(producers[0]), int(clocks[-1]))]
-    order = _by_producer(producers)
+    order = producers.argsort(kind="stable")
     grouped = producers[order]
     last = np.append((grouped[1:] != grouped[:-1]).nonzero()[0], len(order) - 1)
     found = order[last]
@@ -89,7 +89,7 @@ def last_clocks(producers: Producers, clocks: Clocks) -> list[tuple[int, int]]:
 
 
 def count_outcomes(clocks: Clocks, flags: Flags) -> list[tuple[int, Outcome, int]]:
-    """What becomes of plain messages: flags, outcome, and how many messages."""
+    """Return the outcomes of plain messages: flags, outcome, and number of messages."""
     if not flags.any():
         return [(OUTSIDE_TXN, Outcome.OUTSIDE_COMMIT, len(flags))]
     flags = np.where(clocks == 0, np.uint16(OUTSIDE_TXN), flags)
@@ -110,7 +110,7 @@ def count_outcomes(clocks: Clocks, flags: Flags) -> list[tuple[int, Outcome, int
 
 
 def _ascending_prefix(producers: Producers, clocks: Clocks, floor_of: Callable[[int], int]) -> int:
-    """How many messages, from the first on, have clocks that ascend per producer."""
+    """Return the number of messages, from the first on, whose clocks ascend per producer."""
     if not clocks.all():
         named = clocks.nonzero()[0]
         cut = _ascending_prefix(producers[named], clocks[named], floor_of) if len(named) else 0
@@ -121,7 +121,7 @@ def _ascending_prefix(producers: Producers, clocks: Clocks, floor_of: Callable[[
         if int(clocks[0]) <= floor_of(int(producers[0])):
             return 0
         return _first(clocks[1:] <= clocks[:-1]) + 1
-    order = _by_producer(producers)
+    order = producers.argsort(kind="stable")
     producers, clocks = producers[order], clocks[order]
     heads = np.empty(len(order), np.bool_)
     heads[0] = True
@@ -139,13 +139,13 @@ def _ascending_prefix(producers: Producers, clocks: Clocks, floor_of: Callable[[
 
 
 def _begin_of_transaction(continues: Mask, index: int) -> int:
-    """Where the transaction begins which the message at ``index`` would belong to."""
+    """Return the begin of the transaction to which the message at ``index`` would belong."""
     others = (~continues[:index]).nonzero()[0]
     return int(others[-1]) + 1 if len(others) else 0
 
 
 def _first(mask: Mask) -> int:
-    """Index of the first that is true; the length, if none is."""
+    """Return the index of the first that is true; the length, if none is."""
     if not len(mask):
         return 0
     index = int(mask.argmax())
@@ -154,19 +154,3 @@ def _first(mask: Mask) -> int:
 
 def _is_single(producers: Producers) -> bool:
     return bool(producers[0] == producers[-1] and (producers == producers[0]).all())
-
-
-_HASH = np.uint64(0x9E37_79B9_7F4A_7C15)
-
-
-def _by_producer(producers: Producers) -> npt.NDArray[np.intp]:
-    """The order that brings each producer's messages together, each in their own order.
-
-    Sorts by 16 bits of a hash, which numpy does by counting, unless two producers share them.
-    """
-    hashes = ((producers * _HASH) >> np.uint64(48)).astype(np.uint16)
-    order = hashes.argsort(kind="stable")
-    changes = producers[order[1:]] != producers[order[:-1]]
-    if bool((changes & (hashes[order[1:]] == hashes[order[:-1]])).any()):
-        return producers.argsort(kind="stable")
-    return order

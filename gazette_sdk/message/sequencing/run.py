@@ -1,8 +1,7 @@
 """Runs: messages of one journal as arrays, and their UUIDs parsed in bulk.
 
-What the reading side works on. Whatever is delivered in the end (envelopes, rows of record
-batches), a run says of each message where it stands and what its UUID says, so that whole runs
-are sequenced by a few operations on arrays.
+A run holds the place and the UUID's parts of each message, whatever is delivered in the end
+(envelopes, rows of record batches). So whole runs are sequenced by a few operations on arrays.
 """
 
 from __future__ import annotations
@@ -16,17 +15,11 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gazette_sdk.message.uuid import (
-    TEXT_BYTES,
-    ZERO_UUID,
-    RawUuid,
-    number_of_text,
-    parse_number,
-    uuid_of_bytes,
-    uuid_of_text,
-)
+from gazette_sdk.message.uuid import TEXT_BYTES, RawUuid, uuid_of
 
 __all__ = [
+    "NO_OFFSETS",
+    "NO_STAMPS",
     "InvalidUuidError",
     "Message",
     "Run",
@@ -34,18 +27,18 @@ __all__ = [
     "Stamps",
     "parse_raw_uuids",
     "parse_text_uuids",
-    "parse_uuid_number",
     "stamps_of",
+    "valid_stamps",
 ]
 
 T = TypeVar("T")
 
 
 class InvalidUuidError(ValueError):
-    """One of many UUIDs is none.
+    """One of many UUIDs is invalid.
 
     Attributes:
-        index: which one; those before it are good.
+        index: its index; the UUIDs before it are valid.
     """
 
     def __init__(self, index: int, text: str) -> None:
@@ -54,7 +47,7 @@ class InvalidUuidError(ValueError):
 
 
 class Stamps(NamedTuple):
-    """What the UUIDs of many messages say, see :class:`~gazette_sdk.message.uuid.UuidParts`.
+    """Parts of the UUIDs of many messages, see :class:`~gazette_sdk.message.uuid.UuidParts`.
 
     Attributes:
         producers: ids of their producers: six bytes each, as big-endian numbers.
@@ -66,9 +59,13 @@ class Stamps(NamedTuple):
     clocks: npt.NDArray[np.uint64]
     flags: npt.NDArray[np.uint16]
 
+    def first(self, count: int) -> Stamps:
+        """Return the parts of the first UUIDs."""
+        return Stamps(self.producers[:count], self.clocks[:count], self.flags[:count])
+
 
 class Message(NamedTuple, Generic[T]):
-    """One message as sequencing sees it.
+    """One message, as it is sequenced.
 
     Attributes:
         journal: its journal.
@@ -77,7 +74,7 @@ class Message(NamedTuple, Generic[T]):
         producer: id of its producer: six bytes, as a big-endian number.
         clock: its producer's clock; 0 where it has no UUID.
         flags: its flags.
-        item: what is delivered.
+        item: the object to deliver.
     """
 
     journal: str
@@ -91,7 +88,7 @@ class Message(NamedTuple, Generic[T]):
 
 @dataclass(slots=True)
 class Run(Generic[T]):
-    """Messages of one journal, in the order of the journal. Arrays and items are equally long.
+    """Messages of one journal, in its order. Arrays and items have equal lengths.
 
     Attributes:
         journal: the journal.
@@ -100,7 +97,7 @@ class Run(Generic[T]):
         producers: ids of their producers: six bytes each, as big-endian numbers.
         clocks: clocks; 0 where a message has no UUID.
         flags: flags.
-        items: what is delivered of each.
+        items: the objects to deliver.
     """
 
     journal: str
@@ -120,7 +117,7 @@ class Run(Generic[T]):
         return int(self.ends[-1])
 
     def messages(self, start: int = 0, stop: int | None = None) -> list[Message[T]]:
-        """The messages of ``[start, stop)``, one by one."""
+        """Return the messages of ``[start, stop)`` as a list."""
         part = slice(start, stop)
         rows = zip(
             repeat(self.journal),
@@ -130,7 +127,7 @@ class Run(Generic[T]):
             self.clocks[part].tolist(),
             self.flags[part].tolist(),
             self.items[part],
-            strict=False,  # the journal repeats for ever
+            strict=False,  # the journal repeats without end
         )
         # Message._make, without a Python frame for each.
         make: Callable[[Any, Any], Message[T]] = tuple.__new__
@@ -138,9 +135,9 @@ class Run(Generic[T]):
 
 
 class ShortRun(Run[T]):
-    """A run of few messages: what costs less as a list of them than as arrays.
+    """Run of few messages: a list of them costs less than arrays.
 
-    Arrays are made when they are asked for.
+    Arrays are made on access.
 
     Args:
         journal: the journal.
@@ -162,7 +159,7 @@ class ShortRun(Run[T]):
         return self._messages[-1].end
 
     def messages(self, start: int = 0, stop: int | None = None) -> list[Message[T]]:
-        """The messages of ``[start, stop)``, one by one."""
+        """Return the messages of ``[start, stop)`` as a list."""
         return self._messages[start:stop]
 
     def __getattr__(self, name: str) -> Any:  # of a slot that is empty yet
@@ -184,18 +181,18 @@ _COLUMNS: dict[str, tuple[int, type[np.generic] | None]] = {
     "flags": (5, np.uint16),
     "items": (6, None),
 }
-"""Of a run's columns: their place in a message, and what an array of them holds."""
+"""Columns of a run: their place in a message, and the type of their array."""
 
 
 # ---------------------------------------------------------------- UUIDs in bulk
 
 _RAW_BYTES = 16
 _NO_DIGITS = 0x100
-"""What :data:`_OCTETS` says of two bytes that are no two hexadecimal digits."""
+"""Entry of :data:`_OCTETS` for two bytes that are no two hexadecimal digits."""
 
 
 def _octets() -> npt.NDArray[np.uint16]:
-    """By two bytes, the first being the lower: the value of these two hexadecimal digits."""
+    """Return the value of two hexadecimal digits, by their bytes as a little-endian number."""
     digit = np.full(256, _NO_DIGITS, np.uint16)
     for value, character in enumerate("0123456789abcdef"):
         digit[ord(character)] = value
@@ -209,12 +206,15 @@ def _octets() -> npt.NDArray[np.uint16]:
 _OCTETS = _octets()
 
 
+NO_OFFSETS = np.empty(0, np.int64)
+"""Offsets of no messages."""
+
 NO_STAMPS = Stamps(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint16))
-"""What no UUIDs say."""
+"""Parts of no UUIDs."""
 
 
 def parse_text_uuids(matrix: npt.NDArray[np.uint8]) -> Stamps | None:
-    """What UUIDs in canonical text say.
+    """Return the parts of UUIDs in canonical text.
 
     Args:
         matrix: shape [n, 36]: the text of one UUID in each row, ASCII, in any case.
@@ -239,7 +239,7 @@ def parse_text_uuids(matrix: npt.NDArray[np.uint8]) -> Stamps | None:
 
 
 def parse_raw_uuids(matrix: npt.NDArray[np.uint8]) -> Stamps:
-    """What UUIDs in binary form say.
+    """Return the parts of UUIDs in binary form.
 
     Args:
         matrix: shape [n, 16]: one UUID in each row.
@@ -259,27 +259,35 @@ def parse_raw_uuids(matrix: npt.NDArray[np.uint8]) -> Stamps:
 
 
 def stamps_of(raw: Sequence[RawUuid]) -> Stamps:
-    """What UUIDs say, as they stand in messages.
+    """Return the parts of UUIDs as they are written in messages.
 
-    All in canonical text, or all in binary, are parsed in bulk; others one by one.
+    UUIDs that are all canonical text, or all binary, are parsed in bulk; others one by one.
 
     Raises:
         InvalidUuidError: one of them is no UUID.
     """
-    stamps = _stamps_of_equals(raw) if raw else None
+    stamps = _stamps_of_one_form(raw) if raw else None
     if stamps is not None:
         return stamps
     whole = bytearray()
     for index, value in enumerate(raw):
         try:
-            whole += _uuid_of(value).bytes
+            whole += uuid_of(value).bytes
         except ValueError as error:
             raise InvalidUuidError(index, str(error)) from error
     return parse_raw_uuids(_matrix(whole, _RAW_BYTES))
 
 
-def _stamps_of_equals(raw: Sequence[RawUuid]) -> Stamps | None:
-    """As :func:`stamps_of` for UUIDs that all have one form; None if they have not."""
+def valid_stamps(raw: Sequence[RawUuid]) -> tuple[Stamps, InvalidUuidError | None]:
+    """Return the parts of all UUIDs before the first invalid one, and the error of that."""
+    try:
+        return stamps_of(raw), None
+    except InvalidUuidError as error:
+        return stamps_of(raw[: error.index]), error
+
+
+def _stamps_of_one_form(raw: Sequence[RawUuid]) -> Stamps | None:
+    """Return the parts of UUIDs that all have one form; None if they have not."""
     first = raw[0]
     if first is None or isinstance(first, uuid.UUID):
         return None
@@ -303,31 +311,3 @@ def _stamps_of_equals(raw: Sequence[RawUuid]) -> Stamps | None:
 
 def _matrix(whole: bytes | bytearray, width: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(whole, np.uint8).reshape(-1, width)
-
-
-def parse_uuid_number(raw: RawUuid) -> tuple[int, int, int]:
-    """What one UUID says: its producer as a number, its clock, its flags.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if isinstance(raw, str) and raw:
-        return parse_number(number_of_text(raw))
-    if isinstance(raw, bytes) and len(raw) == TEXT_BYTES:
-        return parse_number(number_of_text(raw.decode("ascii")))
-    return parse_number(_uuid_of(raw).int)
-
-
-def _uuid_of(raw: RawUuid) -> uuid.UUID:
-    """A UUID in any of its forms; nothing, and empty text, are the zero UUID.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if not raw:
-        return ZERO_UUID
-    if isinstance(raw, uuid.UUID):
-        return raw
-    if isinstance(raw, str):
-        return uuid_of_text(raw)
-    return uuid_of_text(raw.decode("ascii")) if len(raw) == TEXT_BYTES else uuid_of_bytes(raw)

@@ -1,10 +1,10 @@
-"""The sequencer: of all messages, those that are committed, each once (message section 13).
+"""Sequencer of messages: selects those that are committed, each once (message section 13).
 
-A pure machine: it reads nothing. Its caller feeds it the messages of any number of journals, each
-journal's in order, and asks after each one what is delivered now::
+A pure machine: it reads nothing. Its caller queues the messages of any number of journals, each
+journal's in order, and takes after each one the messages to deliver now::
 
     sequencer.queue(message)
-    if sequencer.replay is not None:          # some were too long ago to be kept
+    if sequencer.replay is not None:          # some are too old to be in memory
         for older in read(sequencer.replay):  # an empty range needs no reading
             if sequencer.offer(older):
                 deliver(older.item)
@@ -12,10 +12,10 @@ journal's in order, and asks after each one what is delivered now::
     while (ready := sequencer.step()) is not None:
         deliver(ready.item)
 
-Asking for the next message says that the one before is processed: a checkpoint taken meanwhile
-tells it as not processed, unless asked otherwise.
+The call for the next message records that the one before is processed: in a checkpoint taken
+meanwhile it is not processed, unless the caller asks for that.
 
-Messages that need no sequencing are passed over in bulk, see :meth:`Sequencer.plain_count`.
+Messages that need no sequencing are committed in bulk, see :meth:`Sequencer.plain_count`.
 """
 
 from __future__ import annotations
@@ -46,50 +46,40 @@ __all__ = ["RING_SIZE", "Message", "Outcome", "ReplayRange", "Sequencer"]
 T = TypeVar("T")
 
 _PROBE = 256
-"""So many messages are looked at before a whole run is."""
+"""Number of messages that are checked before a whole run is."""
 
 
 class Sequencer(SequencerMachine[T]):
-    """Delivers each message once, and of transactions only those acknowledged.
+    """Sequencer: delivers each message once, and of transactions only acknowledged ones.
 
-    Not synchronised: belongs to one reader.
-
-    Args:
-        ring_size: messages that are kept, over all journals and producers. Sequences that began
-            longer ago are read again when they are acknowledged. At least 1.
-        ring_bytes_max: bytes of frames that are kept at most, beside the newest; None for no
-            bound but ``ring_size``.
-        checkpoint: where to go on from.
-
-    Attributes:
-        offsets: by journal, the offset read through: no need to read what stands before it, once
-            producers' states are known.
+    Not synchronised: belongs to one reader. Arguments and attributes are those of
+    :class:`~gazette_sdk.message.sequencing.machine.SequencerMachine`.
     """
 
     # ------------------------------------------------------------- checkpoints
 
     @property
     def has_pending(self) -> bool:
-        """If a sequence is open that began since the last checkpoint."""
+        """True if a sequence is open that began since the last checkpoint."""
         return bool(self._pending)
 
     def checkpoint(
         self, horizon_s: float = 0, *, outstanding_is_processed: bool = False
     ) -> Checkpoint:
-        """What was read and processed until now.
+        """Return the position: which messages were read and processed.
 
         Producers that have been silent for long are forgotten: old duplicates of theirs would be
-        delivered again, and what they left unacknowledged never is. The producer whose sequence is
+        delivered again, and their open transactions never are. The producer whose sequence is
         being delivered is kept.
 
         Args:
-            horizon_s: how far behind the newest producer of its journal a producer is forgotten,
-                in seconds; 0 for never.
-            outstanding_is_processed: if the message that was delivered last is processed.
+            horizon_s: time behind the newest producer of its journal at which a producer is
+                forgotten, in seconds; 0 for never.
+            outstanding_is_processed: True if the message that was delivered last is processed.
         """
         offsets = self.offsets
         changes: Changes = {}
-        state, out, last = self._delivered, self._outstanding, self._last
+        state, out, last = self.delivering, self._outstanding, self._last
         if outstanding_is_processed and state is not None and out is not None and last is not None:
             position = self._position_behind(state, out)
             if out.clock:
@@ -99,8 +89,8 @@ class Sequencer(SequencerMachine[T]):
         return self._checkpoint(offsets, changes, horizon_s)
 
     def _position_behind(self, state: Producer[T], out: Message[T]) -> Position:
-        """Where a producer stands when the message that is out is processed."""
-        if self._replay is not None:
+        """Return the position of a producer once the outstanding message is processed."""
+        if self.replay is not None:
             return Position(out.clock, state.max, out.end)
         for message in self._rest:
             if out.clock < message.clock <= state.max:
@@ -111,7 +101,7 @@ class Sequencer(SequencerMachine[T]):
         self, offsets: dict[str, int], changes: Changes, horizon_s: float
     ) -> Checkpoint:
         found, dropped = checkpoint_of(
-            self._journals, offsets, changes, horizon_s=horizon_s, keep=self._delivered
+            self._journals, offsets, changes, horizon_s=horizon_s, keep=self.delivering
         )
         for journal, producer in dropped:
             self._drop_span(producer)
@@ -121,17 +111,14 @@ class Sequencer(SequencerMachine[T]):
         return found
 
     def flush_metrics(self) -> None:
-        """Let metrics count what they have not yet: they are told now and then only."""
+        """Update the metrics, which are updated once in a while only."""
         for journal in self._journals.values():
             journal.flush_counts()
 
     def forget(self, journal: str) -> None:
-        """Forget all about a journal, which is read no more.
-
-        A sequence of it that is being delivered ends.
-        """
+        """Forget a journal that is read no more. A sequence of it that is being delivered ends."""
         if self._last is not None and self._last.journal == journal:
-            self._delivered = self._last = self._outstanding = self._replay = None
+            self.delivering = self._last = self._outstanding = self.replay = None
             self._single.clear()
         self.offsets.pop(journal, None)
         known = self._journals.pop(journal, None)
@@ -144,18 +131,18 @@ class Sequencer(SequencerMachine[T]):
     # -------------------------------------------------------------- plain runs
 
     def plain_count(self, run: Run[T], start: int = 0) -> int:
-        """How many messages of a run, from ``start`` on, are plain.
+        """Return the number of messages of a run, from ``start`` on, that are plain.
 
-        These are delivered all, in their order, without keeping any: each begins and ends where
-        no sequence of its producer is open, see
+        All of these are delivered, in their order, without keeping any: no sequence of their
+        producers is open, see
         :func:`~gazette_sdk.message.sequencing.plain_runs.plain_prefix`. A call that finds few has
-        looked at few hundred; queue some messages before the next one.
+        checked a few hundred; queue some messages before the next one.
 
         Returns:
             The number of messages up to a boundary: none of them belongs to a transaction that
             goes on behind. 0 while a sequence is being delivered.
         """
-        if self._delivered is not None or start >= len(run):
+        if self.delivering is not None or start >= len(run):
             return 0
         journal = self._journals.get(run.journal)
         known: dict[int, Producer[T]] = {} if journal is None else journal.producers
@@ -175,13 +162,13 @@ class Sequencer(SequencerMachine[T]):
             producers, clocks, flags = run.producers[part], run.clocks[part], run.flags[part]
             return plain_prefix(producers, clocks, flags, floor_of, more=stop < len(run))
 
-        # A run that is far from plain is told by its beginning.
+        # A run that is far from plain is recognised by its beginning.
         probe = min(start + _PROBE, len(run))
         count = count_to(probe)
         return count_to(len(run)) if start + count == probe < len(run) else count
 
     def commit_run(self, run: Run[T], start: int, stop: int) -> None:
-        """Take messages that are plain, as if each was queued and taken by :meth:`step`.
+        """Commit plain messages, as if each was queued and taken by :meth:`step`.
 
         Args:
             run: the run.
@@ -191,7 +178,7 @@ class Sequencer(SequencerMachine[T]):
         Raises:
             RuntimeError: a sequence is being delivered.
         """
-        if self._delivered is not None:
+        if self.delivering is not None:
             self._refuse_while_delivering()
         if start >= stop:
             return
@@ -219,9 +206,7 @@ class Sequencer(SequencerMachine[T]):
     def checkpoint_within(
         self, run: Run[T], start: int, taken: int, horizon_s: float = 0
     ) -> Checkpoint:
-        """As :meth:`checkpoint`, if part of a plain run was processed.
-
-        Nothing but what :meth:`checkpoint` forgets is changed.
+        """Return the position as :meth:`checkpoint`, where part of a plain run was processed.
 
         Args:
             run: the run.
@@ -233,7 +218,7 @@ class Sequencer(SequencerMachine[T]):
         Raises:
             RuntimeError: a sequence is being delivered.
         """
-        if self._delivered is not None:
+        if self.delivering is not None:
             self._refuse_while_delivering()
         offsets = dict(self.offsets)
         if start >= taken:
@@ -246,7 +231,7 @@ class Sequencer(SequencerMachine[T]):
         }
         passed = taken - 1
         if run.flags[passed] == CONTINUE_TXN and run.clocks[passed]:
-            # The acknowledgement must be read again, and what stands between.
+            # The acknowledgement must be read again, and the messages before it.
             acknowledgement = taken + int((run.flags[taken:] == ACK_TXN).argmax())
             positions[int(run.producers[passed])] = Position(
                 int(run.clocks[passed]), int(run.clocks[acknowledgement]), int(run.begins[taken])

@@ -1,4 +1,4 @@
-"""What a sequencer knows of journals and their producers, and checkpoints made of it.
+"""State of a sequencer: journals and their producers, and checkpoints of them.
 
 See message sections 13.1 and 13.5.
 """
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 class Outcome(enum.StrEnum):
-    """What became of a queued message (message section 13.2)."""
+    """Outcome of a queued message (message section 13.2)."""
 
     OUTSIDE_ALREADY_ACKED = "outsideAlreadyAcked"
     OUTSIDE_COMMIT = "outsideCommit"
@@ -46,12 +46,12 @@ class Outcome(enum.StrEnum):
 
 
 class ReplayRange(NamedTuple):
-    """Content that is to be read again.
+    """Range of a journal that is to be read again.
 
     Attributes:
         journal: the journal.
         begin: offset of its first byte.
-        end: offset behind its last byte. May equal ``begin``: then there is nothing to read.
+        end: offset behind its last byte. If it equals ``begin``, there is nothing to read.
     """
 
     journal: str
@@ -60,11 +60,11 @@ class ReplayRange(NamedTuple):
 
 
 class Producer(Generic[T]):
-    """One producer in one journal.
+    """State of one producer in one journal.
 
     Attributes:
         id: its id, as a number.
-        min: all up to this clock is delivered, or rolled back.
+        min: clock up to which all messages are delivered, or rolled back.
         max: largest clock queued of the open sequence; ``min`` if there is none.
         begin: offset of the open sequence's first undelivered message; -1 if there is none.
         span: the open sequence's messages that are still in the ring.
@@ -81,15 +81,15 @@ class Producer(Generic[T]):
 
 
 class Journal(Generic[T]):
-    """One journal: its producers, and what metrics have not counted yet.
+    """State of one journal: its producers, and counts that metrics lack.
 
     Attributes:
         name: its name.
         producers: by id.
         counts: by outcome, messages with known flags.
         unknown: by flags and outcome, messages with unknown flags.
-        uncounted: how many messages that are.
-        replayed: messages read again.
+        uncounted: number of these messages.
+        replayed: number of messages read again.
     """
 
     __slots__ = ("counts", "name", "producers", "replayed", "uncounted", "unknown")
@@ -103,7 +103,7 @@ class Journal(Generic[T]):
         self.replayed = 0
 
     def flush_counts(self) -> None:
-        """Let metrics count."""
+        """Add the counts to the metrics."""
         if self.uncounted:
             for outcome, count in self.counts.items():
                 if count:
@@ -123,7 +123,7 @@ _FLAGS = {"o": OUTSIDE_TXN, "c": CONTINUE_TXN, "a": ACK_TXN}
 
 
 class Position(NamedTuple):
-    """Where a producer stands: ``min``, ``max`` and ``begin`` as in :class:`Producer`."""
+    """Position of a producer: ``min``, ``max`` and ``begin`` as in :class:`Producer`."""
 
     min: int
     max: int
@@ -135,7 +135,7 @@ Changes: TypeAlias = Mapping[str, Mapping[int, Position]]
 
 
 def restore(producers: Iterable[ProducerState]) -> dict[str, Journal[T]]:
-    """Journals as a checkpoint tells of them. What was queued of open sequences is unknown."""
+    """Return the journals of a checkpoint. The messages of open sequences are not in memory."""
     journals: dict[str, Journal[T]] = {}
     for name, producer, last_ack, begin in producers:
         number = int.from_bytes(producer, "big")
@@ -153,12 +153,12 @@ def checkpoint_of(
     horizon_s: float,
     keep: Producer[T] | None,
 ) -> tuple[Checkpoint, list[tuple[Journal[T], Producer[T]]]]:
-    """A checkpoint, and the producers which it has dropped.
+    """Return a checkpoint, and the producers that it drops.
 
     Args:
-        journals: what is known.
+        journals: all journals.
         offsets: by journal, the offset read through.
-        changes: what is to be told of producers instead.
+        changes: positions of producers that replace theirs.
         horizon_s: seconds of a journal's newest producer after which a producer is dropped; 0 for
             never.
         keep: a producer that is not dropped: its sequence is being delivered.

@@ -7,7 +7,7 @@ import pytest
 
 from gazette_sdk import Reader, connect
 from gazette_sdk.errors import FragmentStoreUnhealthyError, StoreError
-from gazette_sdk.message.reading import prefetch
+from gazette_sdk.message.reading import fetcher
 from integration.failures.journals import (
     Writer,
     append,
@@ -122,7 +122,7 @@ def test_a_second_store_that_cannot_be_listed_is_reported_within_five_seconds(cl
 def test_a_reader_waits_for_a_lost_store_within_a_bound_and_continues_when_it_is_back(
     cluster, losable_s3, name, monkeypatch
 ):
-    monkeypatch.setattr(prefetch, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(fetcher, "FAILING_MAX_S", 0.5)
     cluster.apply(spec(name, losable_s3.url(), length=1024))
     for number in range(3):
         append(cluster.transport, name, b'{"number": %d, "pad": "%s"}\n' % (number, b"x" * 1100))
@@ -136,7 +136,7 @@ def test_a_reader_waits_for_a_lost_store_within_a_bound_and_continues_when_it_is
     assert losable_s3.bucket in str(error)
     assert "check the network" in str(error)
 
-    monkeypatch.setattr(prefetch, "PATIENCE_S", 20.0)
+    monkeypatch.setattr(fetcher, "FAILING_MAX_S", 20.0)
     back = threading.Timer(0.5, losable_s3.come_back)
     back.start()
     with within(15), Reader(dict, name=name, transport=transport) as reader:

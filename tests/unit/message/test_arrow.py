@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.errors import DecodeError, TornFrameError
-from gazette_sdk.framing import Csv, Cut, FixedProtobuf
-from gazette_sdk.message.columns.blocks import BlockDecoder, decode_json_block
+from gazette_sdk.errors import DecodeError
+from gazette_sdk.framing import Csv, Cut, FixedProtobuf, JsonLines
+from gazette_sdk.message.columns.decoders import BlockDecoder
 from gazette_sdk.message.kinds import kind_of
 from support.protobuf_messages import Gram
 
@@ -36,13 +36,19 @@ def lines(*rows: object) -> bytes:
     return b"".join(orjson.dumps(row) + b"\n" for row in rows)
 
 
+def json_batch(block: bytes, begin: int = 0, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
+    framing = JsonLines()
+    decoder = BlockDecoder("a/b", framing, kind_of(dict, "json"), schema)
+    return decoder.decode(Cut(block, framing.cut(block), begin))
+
+
 def test_a_block_of_lines_becomes_a_batch_with_metadata_columns():
     block = lines(
         {"UUID": str(STAMP), "customer": "ada", "cents": 250, "more": [1]},
         {"uuid": str(STAMP), "customer": "bob"},
         {"cents": 3},
     )
-    rows = decode_json_block(block, "a/b", 1000, SCHEMA).to_pylist()
+    rows = json_batch(block, 1000).to_pylist()
     first = block.index(b"\n") + 1
     assert rows[0] == {
         "customer": "ada",
@@ -67,7 +73,7 @@ def test_uuids_at_their_usual_place_are_no_work_for_the_columnar_reader():
         {"UUID": str(STAMP)},
         {"UUID": str(STAMP), "cents": 1, "UUID2": "x", "_end": 5},
     )
-    rows = decode_json_block(block, "a/b", 0, SCHEMA).to_pylist()
+    rows = json_batch(block, 0).to_pylist()
     assert [row["customer"] for row in rows] == ["ädä", None, None]
     assert [row["cents"] for row in rows] == [250, None, 1]
     assert {row["_uuid"] for row in rows} == {str(STAMP)}
@@ -76,7 +82,7 @@ def test_uuids_at_their_usual_place_are_no_work_for_the_columnar_reader():
 
 def test_a_column_may_be_the_uuids_own_field():
     schema = pa.schema([("UUID", pa.string()), ("_uuid", pa.string())])
-    rows = decode_json_block(lines({"UUID": str(STAMP)}), "a/b", 0, schema).to_pylist()
+    rows = json_batch(lines({"UUID": str(STAMP)}), 0, schema).to_pylist()
     assert rows == [{"UUID": str(STAMP), "_uuid": str(STAMP)}]
 
 
@@ -89,36 +95,36 @@ def test_columns_keep_the_order_and_the_types_that_were_asked_for():
             ("_journal", pa.dictionary(pa.int32(), pa.string())),
         ]
     )
-    batch = decode_json_block(lines({"cents": 1, "UUID": str(STAMP)}), "a/b", 0, schema)
+    batch = json_batch(lines({"cents": 1, "UUID": str(STAMP)}), 0, schema)
     assert batch.schema == schema
     assert batch.column("_time").to_pylist()[0].replace(tzinfo=dt.UTC) == TIME
 
 
 def test_an_empty_block_is_an_empty_batch():
-    assert decode_json_block(b"", "a/b", 0, SCHEMA).num_rows == 0
+    assert json_batch(b"", 0).num_rows == 0
 
 
 def test_without_columns_rows_are_counted_still():
-    assert decode_json_block(lines({"a": 1}, {}), "a/b", 0, pa.schema([])).num_rows == 2
+    assert json_batch(lines({"a": 1}, {}), 0, pa.schema([])).num_rows == 2
 
 
 def test_the_zero_uuid_and_one_that_is_none_have_no_time():
     block = lines(
         {"UUID": "00000000-0000-0000-0000-000000000000"}, {"UUID": "x" * 36}, {"UUID": ""}
     )
-    rows = decode_json_block(block, "a/b", 0, SCHEMA).to_pylist()
+    rows = json_batch(block, 0).to_pylist()
     assert [row["_time"] for row in rows] == [None] * 3
     assert [row["_uuid"] for row in rows] == [str(uuid.UUID(int=0)), "x" * 36, None]
 
 
 def test_a_uuid_may_have_any_of_its_forms():
     block = lines({"UUID": STAMP.hex}, {"uuid": STAMP.urn}, {"UUID": None, "uuid": str(STAMP)})
-    rows = decode_json_block(block, "a/b", 0, SCHEMA).to_pylist()
+    rows = json_batch(block, 0).to_pylist()
     assert [row["_time"] for row in rows] == [TIME] * 3
 
 
 def test_what_is_called_uuid_need_not_be_one():
-    rows = decode_json_block(lines({"uuid": 7, "cents": 1}, {"uuid": "x"}), "a/b", 0, SCHEMA)
+    rows = json_batch(lines({"uuid": 7, "cents": 1}, {"uuid": "x"}), 0)
     assert rows.column("_uuid").to_pylist() == [None, None]
     assert rows.column("cents").to_pylist() == [1, None]
 
@@ -145,19 +151,13 @@ PLACED = b'{"UUID":"%s","cents":1}\n' % str(STAMP).encode()
 )
 def test_a_bad_line_is_named_by_journal_and_offset(block, offset):
     with pytest.raises(DecodeError, match=f"a/b: the message at offset {offset}") as caught:
-        decode_json_block(block, "a/b", 10, SCHEMA)
+        json_batch(block, 10)
     assert (caught.value.journal, caught.value.offset) == ("a/b", offset)
 
 
 def test_white_space_around_an_object_is_none_of_a_readers_business():
     block = b' {"cents":1} \r\n{"cents":2}\t\n'
-    assert decode_json_block(block, "a/b", 0, SCHEMA).column("cents").to_pylist() == [1, 2]
-
-
-def test_a_block_that_ends_within_a_line_is_torn():
-    with pytest.raises(TornFrameError) as caught:
-        decode_json_block(b'{"cents":1}\n{"cen', "a/b", 5, SCHEMA)
-    assert caught.value.offset == 17
+    assert json_batch(block, 0).column("cents").to_pylist() == [1, 2]
 
 
 @pytest.mark.parametrize("uuids", [True, False])
@@ -165,11 +165,11 @@ def test_types_that_the_columnar_reader_lacks_are_decoded_one_by_one(uuids):
     schema = pa.schema([("counts", pa.map_(pa.string(), pa.int64())), ("_offset", pa.int64())])
     first = {"UUID": str(STAMP)} if uuids else {}
     block = lines({**first, "counts": {"a": 1}}, {**first, "counts": {}})
-    batch = decode_json_block(block, "a/b", 0, schema)
+    batch = json_batch(block, 0, schema)
     assert batch.to_pylist()[0] == {"counts": [("a", 1)], "_offset": 0}
     bad = lines({**first, "counts": {"a": 1}}, {**first, "counts": 5})
     with pytest.raises(DecodeError, match=f"offset {bad.index(10) + 1} "):
-        decode_json_block(bad, "a/b", 0, schema)
+        json_batch(bad, 0, schema)
 
 
 def test_protobuf_messages_become_columns():
@@ -271,7 +271,7 @@ def test_a_csv_record_with_fewer_fields_than_columns_is_named():
 def test_every_line_is_found_at_its_offset(rows, begin, uuids):
     written = [{"UUID": str(STAMP), **row} for row in rows] if uuids else rows
     block = lines(*written)
-    batch = decode_json_block(block, "a/b", begin, SCHEMA)
+    batch = json_batch(block, begin)
     for row, decoded in zip(written, batch.to_pylist(), strict=True):
         start = decoded["_offset"] - begin
         assert block[start : decoded["_end"] - begin] == orjson.dumps(row) + b"\n"

@@ -28,6 +28,7 @@ from gazette_sdk.message.flags import ACK_TXN
 from gazette_sdk.message.uuid import build_uuid
 from support.memory_transport import MemoryTransport
 from support.protobuf_messages import Gram
+from support.readers import interruptible
 from support.written_messages import TICK, History, crafted, producer_id, served
 
 WAIT_S = 10.0
@@ -313,13 +314,9 @@ def test_without_pyarrow_the_extra_is_named(monkeypatch):
 def test_an_interrupt_at_work_leaves_no_checkpoint(monkeypatch):
     reader = Reader(dict, name="a/journal", transport=served(crafted()))
     batches = reader.arrow(N, batch_rows=1)
+    interrupt = interruptible(monkeypatch, batches._batches._delivery._sequencer)
     assert len(list(islice(batches, 2))) == 2
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(batches._pump._delivery._sequencer, "step", interrupted)
-    monkeypatch.setattr(batches._pump._delivery._sequencer, "queue", interrupted)
+    interrupt()
     with pytest.raises(KeyboardInterrupt):
         list(batches)
     with pytest.raises(ClosedError):

@@ -56,7 +56,7 @@ class Background:
 
 
 def test_the_readme_snippet_reads_what_was_published(transport, monkeypatch, capsys):
-    monkeypatch.setattr("gazette_sdk.message.reading.prefetch.connect", lambda: transport)
+    monkeypatch.setattr("gazette_sdk.message.reading.fetcher.connect", lambda: transport)
     transport.create("orders/part-000", topic="orders")
     with Publisher(mapping.direct("orders/part-000"), transport=transport) as publisher:
         receipt = publisher.publish(Order("ada", 250))
@@ -373,7 +373,7 @@ def test_a_reader_that_is_dropped_ends_its_reads(transport):
     for envelope in reader:
         assert envelope.message == {"n": 1}
         break
-    task = reader._pump._prefetch._task
+    task = reader._batches._fetcher._task
     del reader, envelope
 
     async def ended():
@@ -385,7 +385,7 @@ def test_a_reader_that_is_dropped_ends_its_reads(transport):
 
 
 def test_what_is_read_ahead_is_bounded(monkeypatch):
-    monkeypatch.setattr("gazette_sdk.message.reading.prefetch.PREFETCH_BYTES_MAX", 2000)
+    monkeypatch.setattr("gazette_sdk.message.reading.fetcher.AHEAD_BYTES_MAX", 2000)
     transport = MemoryTransport(chunk_bytes=500)
     fill(transport, "a/journal", *range(1000))
     reader = Reader(dict, name="a/journal", transport=transport)
@@ -394,7 +394,7 @@ def test_what_is_read_ahead_is_bounded(monkeypatch):
     most = 0
     for _ in range(500):
         next(iterator)
-        most = max(most, reader._pump._prefetch.queued_bytes)
+        most = max(most, reader._batches._fetcher.queue.queued_bytes)
     assert most <= 2500
     assert len(list(iterator)) == 499
 

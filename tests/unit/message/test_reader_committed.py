@@ -16,9 +16,10 @@ from prometheus_client import REGISTRY
 from gazette_sdk import Reader
 from gazette_sdk.errors import ClosedError, ConfigurationError
 from gazette_sdk.message.flags import ACK_TXN
-from gazette_sdk.message.reading import delivery, flow
-from gazette_sdk.message.reading.prefetch import Prefetch
+from gazette_sdk.message.reading import content_queue, delivery, fetcher
+from gazette_sdk.message.reading.fetcher import Fetcher
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from support.readers import interruptible
 from support.written_messages import TICK, History, crafted, served
 
 WAIT_S = 10.0
@@ -220,13 +221,9 @@ def test_plain_and_asynchronous_iteration_take_turns():
 def test_an_interrupt_at_work_on_a_message_leaves_no_checkpoint(monkeypatch):
     history = crafted()
     reader = Reader(dict, name="a/journal", transport=served(history))
+    interrupt = interruptible(monkeypatch, reader._batches._delivery._sequencer)
     assert len(numbers(islice(reader, 2))) == 2
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(reader._pump._delivery._sequencer, "step", interrupted)
-    monkeypatch.setattr(reader._pump._delivery._sequencer, "queue", interrupted)
+    interrupt()
     with pytest.raises(KeyboardInterrupt):
         numbers(reader)
     with pytest.raises(ClosedError, match="with a checkpoint that was taken before"):
@@ -267,10 +264,10 @@ def test_closing_between_two_batches_ends_iteration_and_is_no_error():
 
 
 def test_a_transaction_whose_replay_is_broken_off_is_not_passed_over_in_silence(monkeypatch):
-    async def broken_off(_prefetch, replay, *_where):
-        replay.put(flow.Finished())
+    async def broken_off(_fetcher, queue, *_where):
+        queue.put(content_queue.Finished())
 
-    monkeypatch.setattr(Prefetch, "_run_replay", broken_off)
+    monkeypatch.setattr(Fetcher, "_run_replay", broken_off)
     transport = served(crafted())
     with Reader(dict, name="a/journal", transport=transport, ring_size=1) as reader:
         for _ in range(2):
@@ -345,7 +342,7 @@ CUTS = {
 def assert_delivered(written, chunk_bytes, ring_size, plain_min) -> None:
     transport = served(*written, chunk_bytes=chunk_bytes)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flow, "CONTENT_BYTES_MAX", 2 * chunk_bytes)
+        patch.setattr(fetcher, "AHEAD_BYTES_MAX", 2 * chunk_bytes)
         patch.setattr(delivery, "_PLAIN_MIN", plain_min)
         reader = Reader(dict, "topic=t", transport=transport, ring_size=ring_size)
         found = by_journal(reader)
@@ -377,7 +374,7 @@ def test_whoever_stops_and_resumes_delivers_each_message_once(
     found = defaultdict(list)
     checkpoint = None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flow, "CONTENT_BYTES_MAX", 2 * chunk_bytes)
+        patch.setattr(fetcher, "AHEAD_BYTES_MAX", 2 * chunk_bytes)
         patch.setattr(delivery, "_PLAIN_MIN", plain_min)
         for count in [*stops, 10**9]:
             reader = Reader(

@@ -133,7 +133,7 @@ def test_a_class_that_is_no_message_is_refused_at_once(transport):
 
 @pytest.mark.parametrize("block", [False, True])
 def test_an_unanswered_listing_is_waited_for_within_a_bound(monkeypatch, block):
-    monkeypatch.setattr("gazette_sdk.message.reading.prefetch.LISTING_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("gazette_sdk.message.reading.fetcher.LISTING_TIMEOUT_S", 0.05)
 
     class Unreachable(MemoryTransport):
         async def list(self, request):

@@ -186,7 +186,7 @@ def test_a_blocking_reader_waits_for_the_rest_of_a_torn_frame(on_loop):
         transport.signal()
 
     iterator = iter(reader)
-    reader._pump.begin()
+    reader._batches.begin()
     on_loop(complete)
     assert next(iterator).message == {"n": 0}
     reader.close()

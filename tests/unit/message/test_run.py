@@ -17,10 +17,9 @@ from gazette_sdk.message.sequencing.run import (
     Stamps,
     parse_raw_uuids,
     parse_text_uuids,
-    parse_uuid_number,
     stamps_of,
 )
-from gazette_sdk.message.uuid import ZERO_UUID, parse_uuid
+from gazette_sdk.message.uuid import ZERO_UUID, parse_raw_uuid, parse_uuid
 from support.sequencing import run_of
 from support.vectors import group
 
@@ -172,18 +171,18 @@ def test_one_uuid_says_what_it_says_among_many(values):
         parts = parse_uuid(value)
         expected = (int.from_bytes(parts.producer, "big"), parts.clock, parts.flags)
         for raw in (value, value.bytes, str(value), str(value).encode(), f"urn:uuid:{value}"):
-            assert parse_uuid_number(raw) == expected
+            assert parse_raw_uuid(raw) == expected
 
 
 @pytest.mark.parametrize("nothing", [None, "", b""])
 def test_nothing_by_itself_is_the_zero_uuid(nothing):
-    assert parse_uuid_number(nothing) == (0, 0, 0)
+    assert parse_raw_uuid(nothing) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("wrong", ["x", b"x" * 36, b"\xff" * 36, "é" * 36])
 def test_what_is_no_uuid_by_itself_is_refused(wrong):
     with pytest.raises(ValueError, match=r"."):
-        parse_uuid_number(wrong)
+        parse_raw_uuid(wrong)
 
 
 def test_a_short_run_says_what_a_long_one_says():

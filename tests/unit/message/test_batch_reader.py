@@ -1,4 +1,4 @@
-"""The pump: what is at hand, in turns, and what it remembers of producers."""
+"""The batch reader: what is ready, in turns, and what it remembers of producers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import asyncio
 import pytest
 
 from gazette_sdk import Reader
-from gazette_sdk.errors import ClosedError
+from gazette_sdk.errors import ClosedError, GazetteError
 from gazette_sdk.framing import framing_for
 from gazette_sdk.message.clock import clock_of_unix_ns
 from gazette_sdk.message.kinds import kind_of
-from gazette_sdk.message.reading import delivery
-from gazette_sdk.message.reading.delivery import Committed
-from gazette_sdk.message.reading.flow import Opened
+from gazette_sdk.message.reading import batch_reader, delivery, fetcher
+from gazette_sdk.message.reading.batch_reader import BatchReader
+from gazette_sdk.message.reading.content_queue import Opened
+from gazette_sdk.message.reading.delivery import CommittedDelivery
 from gazette_sdk.message.reading.journal_decoder import JournalDecoder
 from gazette_sdk.message.reading.plan import plan_of
-from gazette_sdk.message.reading.pump import Pump
 from gazette_sdk.message.sequencing.sequencer import Sequencer
 from support.memory_transport import MemoryTransport
 from support.written_messages import History, frame
@@ -24,14 +24,14 @@ from support.written_messages import History, frame
 DAY_NS = 24 * 3600 * 10**9
 
 
-def pump_over(transport: MemoryTransport) -> Pump:
+def batches_over(transport: MemoryTransport) -> BatchReader:
     def decoder(opened: Opened) -> JournalDecoder:
         framing = framing_for(opened.content_type)
         kind = kind_of(dict, framing.form)
         return JournalDecoder(opened.journal, framing, kind, opened.offset, sequenced=True)
 
     plan = plan_of(None, "a/journal", block=False, offsets=None, end_offsets=None)
-    return Pump(plan, transport, decoder, Committed(Sequencer(100)))
+    return BatchReader(plan, transport, decoder, CommittedDelivery(Sequencer(100)))
 
 
 def numbers(batch) -> list[int]:
@@ -53,44 +53,44 @@ def history(transport) -> History:
 
 
 def test_batches_are_taken_in_turns_by_plain_code_and_coroutines(transport, history):
-    pump = pump_over(transport)
+    batches = batches_over(transport)
     found = []
-    while (batch := pump.take()) is not None:
+    while (batch := batches.next_batch()) is not None:
         found += numbers(batch)
-        if (batch := asyncio.run(pump.atake())) is None:
+        if (batch := asyncio.run(batches.next_batch_async())) is None:
             break
         found += numbers(batch)
     assert found == history.committed()
 
 
 def test_plain_messages_come_as_a_sequence_and_what_is_at_hand_without_waiting(transport, history):
-    pump = pump_over(transport)
-    assert pump.at_hand() is None
-    plain = pump.take()
+    batches = batches_over(transport)
+    assert batches.ready_batch() is None
+    plain = batches.next_batch()
     assert isinstance(plain, list)
     assert numbers(plain) == list(range(40))
-    assert pump.checkpoint(len(plain)).offsets == {"a/journal": 0}
-    assert pump.checkpoint(1).offsets == {"a/journal": history.messages[38].end}
-    assert pump.offsets() == {"a/journal": history.messages[39].end}
+    assert batches.checkpoint(len(plain)).offsets == {"a/journal": 0}
+    assert batches.checkpoint(1).offsets == {"a/journal": history.messages[38].end}
+    assert batches.offsets() == {"a/journal": history.messages[39].end}
     found = []
-    while (batch := pump.at_hand()) is not None:
+    while (batch := batches.ready_batch()) is not None:
         found += numbers(batch)
     assert found == history.committed()[40:]
-    assert pump.take() is None
-    pump.close()
+    assert batches.next_batch() is None
+    batches.close()
     with pytest.raises(ClosedError, match=r"checkpoint=reader\.checkpoint"):
-        pump.take()
+        batches.next_batch()
 
 
 def test_a_consumer_which_was_interrupted_leaves_no_checkpoint(transport, history):
-    pump = pump_over(transport)
-    assert pump.take() is not None
-    pump.interrupt()
+    batches = batches_over(transport)
+    assert batches.next_batch() is not None
+    batches.interrupt()
     with pytest.raises(ClosedError, match="that was taken before"):
-        pump.checkpoint()
+        batches.checkpoint()
     with pytest.raises(ClosedError, match="that was taken before"):
-        pump.take()
-    pump.close()
+        batches.next_batch()
+    batches.close()
 
 
 def test_producers_that_are_silent_too_long_are_forgotten_without_being_asked(
@@ -108,3 +108,39 @@ def test_producers_that_are_silent_too_long_are_forgotten_without_being_asked(
     assert numbers(reader) == list(range(10, 15))
     (state,) = reader.checkpoint(horizon_s=0).producers
     assert state.producer[-1] == 9
+
+
+def test_a_coroutine_reads_on_its_own_loop_where_that_is_chosen(transport, history, monkeypatch):
+    monkeypatch.setattr(batch_reader, "reading_loop", lambda _: asyncio.get_running_loop())
+
+    async def read(reader: Reader) -> list[int]:
+        found = []
+        async with reader:
+            async for envelope in reader:
+                found.append(envelope.message["n"])
+                with pytest.raises(GazetteError, match="async for"):
+                    next(iter(reader))
+        return found
+
+    reader = Reader(dict, name="a/journal", transport=transport, ring_size=1)
+    assert asyncio.run(read(reader)) == history.committed()
+
+
+def test_a_reader_fails_when_the_loop_on_which_it_fetches_is_closed(
+    transport, history, monkeypatch
+):
+    monkeypatch.setattr(batch_reader, "reading_loop", lambda _: asyncio.get_running_loop())
+    monkeypatch.setattr(fetcher, "AHEAD_BYTES_MAX", 1)
+    transport.chunk_bytes = 300
+    batches = batches_over(transport)
+
+    async def read() -> list[int]:
+        return numbers(await batches.next_batch_async())
+
+    found = asyncio.run(read())
+    assert found
+    with pytest.raises(ClosedError, match="event loop that fetched was closed"):
+        found.extend(n for batch in iter(batches.next_batch, None) for n in numbers(batch))
+    assert found == history.committed()[: len(found)]
+    assert len(found) < 40
+    batches.close()

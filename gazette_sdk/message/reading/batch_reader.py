@@ -1,0 +1,411 @@
+"""Batches of messages of journals, for one consumer.
+
+The :class:`BatchReader` takes the content that a
+:class:`~gazette_sdk.message.reading.fetcher.Fetcher` put into its queue, decodes it by a
+:class:`~gazette_sdk.message.reading.journal_decoder.ContentDecoder` for each journal, and asks a
+:class:`~gazette_sdk.message.reading.delivery.Delivery` which messages are delivered, and when. It
+does so in the thread or coroutine of its consumer. Messages are envelopes or rows of record
+batches: whatever the decoders return.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable
+from typing import Generic, Literal, TypeAlias, TypeVar
+
+from gazette_sdk.errors import (
+    ClosedError,
+    FramingError,
+    GazetteError,
+    JournalNotFoundError,
+    OffsetNotYetAvailableError,
+    TornFrameError,
+)
+from gazette_sdk.message.reading.content_queue import (
+    Content,
+    ContentQueue,
+    Ended,
+    Failed,
+    Finished,
+    Item,
+    Jumped,
+    Opened,
+)
+from gazette_sdk.message.reading.delivery import HORIZON_S, Batch, Delivery
+from gazette_sdk.message.reading.fetcher import Fetcher, reading_loop, runs_here
+from gazette_sdk.message.reading.journal_decoder import ContentDecoder
+from gazette_sdk.message.reading.plan import Plan
+from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.transport.base import Transport
+
+__all__ = ["Batch", "BatchReader", "OnError"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+OnError: TypeAlias = Literal["raise", "skip"] | Callable[[GazetteError], object]
+"""Treatment of content that is no message: raise its error, or skip it after a warning, or after
+a call of a function with the error, which may raise."""
+
+
+class BatchReader(Generic[T]):
+    """Reader of batches, for plain code and for coroutines, also in turns.
+
+    ::
+
+        while (batch := batches.next_batch()) is not None:
+            for message in batch: ...
+
+    A batch is either a sequence, of messages of one journal, or an iterator, which sequences each
+    message as it is taken. An iterator must be exhausted before the next call.
+
+    Args:
+        plan: what to read.
+        transport: how to reach the journals; None for ``connect()``.
+        new_decoder: returns the decoder of a journal, or of a range of it that is read again.
+        delivery: decides which messages are delivered, and when; keeps offsets and state.
+        on_error: treatment of content that is no message.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        transport: Transport | None,
+        new_decoder: Callable[[Opened], ContentDecoder[T]],
+        delivery: Delivery[T],
+        *,
+        on_error: OnError = "raise",
+    ) -> None:
+        self._plan = plan
+        self._transport = transport
+        self._new_decoder = new_decoder
+        self._delivery = delivery
+        self._on_error = on_error
+        self._decoders: dict[str, ContentDecoder[T]] = {}
+        self._opened: dict[str, Opened] = {}
+        # An error behind everything that was delivered of a journal.
+        self._pending: tuple[str, ContentDecoder[T], FramingError] | None = None
+        self._failure: Exception | None = None
+        self._fetcher: Fetcher | None = None
+        self._replay: ContentQueue | None = None
+        self._replay_decoder: ContentDecoder[T] | None = None
+        self._stop_when_dropped: weakref.finalize[..., BatchReader[T]] | None = None
+        self._is_closed = False
+        self._process_id = os.getpid()
+
+    # --------------------------------------------------------------- position
+
+    @property
+    def has_begun(self) -> bool:
+        """True if reading has begun."""
+        return self._fetcher is not None or bool(self._opened)
+
+    def checkpoint(self, left: int = 0, *, horizon_s: float = HORIZON_S) -> Checkpoint:
+        """Return the position of a committed reader: behind the last message that was taken.
+
+        Args:
+            left: how many messages of the last batch, if that is a sequence, were not taken yet.
+            horizon_s: producers are forgotten which were silent for so long, while others of their
+                journal were not; 0 for none.
+
+        Raises:
+            ClosedError: work on a message was interrupted, so that the position is unknown.
+        """
+        return self._delivery.checkpoint(left, horizon_s)
+
+    def offsets(self, left: int = 0) -> dict[str, int]:
+        """Return the offset to read on from, by journal; arguments as of :meth:`checkpoint`.
+
+        Loses nothing, but behind a transaction that is open messages may be delivered again.
+        """
+        return self._delivery.offsets(left)
+
+    # -------------------------------------------------------------------- next
+
+    def next_batch(self) -> Batch[T] | None:
+        """Return the next batch; blocks until there is one.
+
+        Returns:
+            None at the end: the next call looks for more.
+
+        Raises:
+            GazetteError: reading failed. Every later call raises the same error.
+        """
+        fetcher = self._current(blocks=True)
+        if fetcher is None:
+            return None
+        while (batch := self.ready_batch()) is None and not self._is_closed:
+            queue = self._replay or fetcher.queue
+            queue.wait()
+            if self._accept(queue):
+                if fetcher.owns_transport:
+                    fetcher.close()
+                break
+        return batch
+
+    async def next_batch_async(self) -> Batch[T] | None:
+        """Return the next batch as :meth:`next_batch`, in a coroutine of any loop."""
+        fetcher = self._current(blocks=False)
+        if fetcher is None:
+            return None
+        while (batch := self.ready_batch()) is None and not self._is_closed:
+            queue = self._replay or fetcher.queue
+            await queue.wait_async()
+            if self._accept(queue):
+                if fetcher.owns_transport:
+                    await fetcher.aclose()
+                break
+        return batch
+
+    def ready_batch(self) -> Batch[T] | None:
+        """Return the next batch of what is decoded already; None if more content is needed.
+
+        Raises:
+            GazetteError: as :meth:`next_batch`.
+        """
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                batch = self._delivery.next()
+                if batch is not None:
+                    return batch
+                if self._replay is None and self._delivery.replay is not None:
+                    self._begin_replay()
+                    continue
+                if self._replay is not None or self._pending is None:
+                    return None
+                self._skip_pending(*self._pending)
+            except Exception as error:
+                self._failure = error
+                raise
+            except BaseException:
+                self.interrupt()
+                raise
+
+    def interrupt(self) -> None:
+        """Fail, as the consumer was interrupted at work on a batch: its position is unknown."""
+        self._delivery.lose()
+        self._fail_interrupted()
+
+    def begin(self, *, blocks: bool = False) -> Fetcher:
+        """Begin to fetch journals, unless that was done.
+
+        Args:
+            blocks: True if the caller is plain code.
+
+        Raises:
+            ClosedError: the reader is closed, or belongs to the process that was forked.
+            GazetteError: plain code would block the event loop that fetches.
+        """
+        if self._is_closed:
+            raise ClosedError(f"the reader is closed; make another one {self._delivery.advice}")
+        if self._process_id != os.getpid():
+            raise ClosedError(
+                "the reader belongs to the process that was forked; make another one in the child,"
+                f" {self._delivery.advice}"
+            )
+        fetcher = self._fetcher
+        loop = reading_loop(self._transport) if fetcher is None else fetcher.loop
+        if blocks and runs_here(loop):
+            raise GazetteError(
+                "plain iteration would block the event loop that fetches: use `async for`"
+            )
+        if fetcher is None:
+            fetcher = self._fetcher = Fetcher(self._plan, self._transport, loop)
+            # A reader that is dropped without being closed ends its reads.
+            self._stop_when_dropped = weakref.finalize(self, fetcher.stop)
+            self._stop_when_dropped.atexit = False
+        return fetcher
+
+    def _current(self, *, blocks: bool) -> Fetcher | None:
+        """Return the fetcher; None if another thread closed the reader between two batches."""
+        fetcher = self._fetcher
+        if fetcher is not None and not self._is_closed and self._process_id == os.getpid():
+            return fetcher
+        if fetcher is not None and self._is_closed and self._failure is None:
+            return None
+        return self.begin(blocks=blocks)
+
+    def _skip_pending(self, journal: str, decoder: ContentDecoder[T], error: FramingError) -> None:
+        """Raise or skip the error behind everything that was delivered."""
+        self._raise_or_skip(error)
+        self._pending = None
+        if isinstance(error, TornFrameError) and decoder.offset == error.offset:
+            return  # at the end of content: the rest of the frame may be appended yet
+        self._delivery.passed(journal, decoder.offset)
+        self._feed(journal, decoder, b"")
+
+    def _raise_or_skip(self, error: FramingError) -> None:
+        # A plain FramingError has no end, and cannot be skipped.
+        if self._on_error == "raise" or type(error) is FramingError:
+            raise error
+        if self._on_error == "skip":
+            _log.warning("passed over: %s", error)
+        else:
+            self._on_error(error)
+
+    # ------------------------------------------------------------------ accept
+
+    def _accept(self, queue: ContentQueue) -> bool:
+        """Work on the first item of a queue. Return True if it was the last."""
+        try:
+            item = queue.pop()
+            if queue is self._replay:
+                self._accept_replayed(item)
+            elif type(item) is Content:
+                self._feed(item.journal, self._decoders[item.journal], item.joined())
+            else:
+                self._accept_event(item)
+        except Exception as error:
+            self._failure = error
+            raise
+        except BaseException:
+            self._fail_interrupted()
+            raise
+        return type(item) is Finished
+
+    def _accept_event(self, item: Item) -> None:
+        """Work on an item of a journal's read, or of all reads, other than content."""
+        if isinstance(item, Opened):
+            self._open(item)
+        elif isinstance(item, Jumped):
+            decoder = self._decoders[item.journal]
+            error = decoder.jump(item.offset)
+            if error is None:
+                self._delivery.passed(item.journal, item.offset)
+            else:
+                self._pending = (item.journal, decoder, error)
+        elif isinstance(item, Ended):
+            self._end(item)
+        elif isinstance(item, Failed):
+            self._failure = item.error
+        else:
+            self._finish()
+
+    def _feed(self, journal: str, decoder: ContentDecoder[T], content: bytes) -> None:
+        found, error = decoder.feed(content)
+        self._delivery.add(found)
+        self._pending = None if error is None else (journal, decoder, error)
+
+    def _open(self, item: Opened) -> None:
+        before = self._opened.get(item.journal)
+        if item.continues and item.journal in self._decoders:
+            return
+        self._decoders[item.journal] = self._new_decoder(item)
+        self._opened[item.journal] = item
+        is_new = before is not None and before.create_revision != item.create_revision
+        self._delivery.open(item.journal, item.offset, is_new=is_new)
+
+    def _end(self, item: Ended) -> None:
+        decoder = self._decoders[item.journal]
+        found, error = decoder.finish()
+        if len(found):
+            self._delivery.add(found)
+        elif error is None:
+            # The offset of a read that began at the write head becomes known here.
+            self._delivery.passed(item.journal, max(item.offset, decoder.offset))
+        if error is not None:
+            self._pending = (item.journal, decoder, error)
+
+    def _finish(self) -> None:
+        """Forget the fetcher, as all journals were read to their ends."""
+        if self._stop_when_dropped is not None:
+            self._stop_when_dropped.detach()
+        self._fetcher = None
+        self._decoders = {}
+        self._delivery.finish()
+        self._plan = self._plan.continued(self._delivery.positions(), self._opened)
+
+    def _fail_interrupted(self) -> None:
+        # Which messages of a piece of content were taken is unknown.
+        self._failure = ClosedError(
+            f"reading was interrupted; make another reader {self._delivery.advice}"
+        )
+
+    # ------------------------------------------------------------------ replay
+
+    def _begin_replay(self) -> None:
+        """Read the begin of a transaction again, as it is not in memory any more."""
+        wanted = self._delivery.replay
+        assert wanted is not None
+        assert self._fetcher is not None
+        if wanted.begin >= wanted.end:
+            # A read with the end offset 0 has no end.
+            self._delivery.end_replay()
+            return
+        self._replay = self._fetcher.replay(wanted.journal, wanted.begin, wanted.end)
+        self._replay_decoder = self._new_decoder(self._opened[wanted.journal].at(wanted.begin))
+
+    def _accept_replayed(self, item: Item) -> None:
+        decoder, wanted = self._replay_decoder, self._delivery.replay
+        assert decoder is not None
+        assert wanted is not None
+        if isinstance(item, Content):
+            found, error = decoder.feed(item.joined())
+            self._delivery.add_replayed(found)
+            while error is not None:
+                self._raise_replayed(error)
+                found, error = decoder.feed(b"")
+                self._delivery.add_replayed(found)
+        elif isinstance(item, Jumped):
+            self._raise_replayed(decoder.jump(item.offset))
+        elif isinstance(item, Ended):
+            _, error = decoder.finish()  # the range ends at a message's begin
+            self._raise_replayed(error)
+            if item.offset < wanted.end:
+                raise OffsetNotYetAvailableError(
+                    f"offsets {item.offset} to {wanted.end} cannot be read again, where a"
+                    " transaction was written that is acknowledged now",
+                    journal=item.journal,
+                    offset=item.offset,
+                )
+            self._replay = None
+            self._delivery.end_replay()
+        elif isinstance(item, Failed):
+            if not self._plan.block or not isinstance(item.error, JournalNotFoundError):
+                raise item.error
+            # The listing will follow, and other journals are read on.
+            _log.warning(
+                "%s was deleted, and with it a transaction to be delivered", wanted.journal
+            )
+            self._replay = None
+            self._delivery.forget(wanted.journal)
+        elif not self._is_closed:
+            # To end here would lose a transaction without an error.
+            raise ClosedError(
+                "reading a transaction again was broken off; make another reader"
+                f" {self._delivery.advice}"
+            )
+        else:
+            self._replay = None
+            self._finish()
+
+    def _raise_replayed(self, error: FramingError | None) -> None:
+        """Raise an error, or skip it again as when it was first read, without a warning."""
+        if error is not None and self._on_error == "raise":
+            raise error
+
+    # ------------------------------------------------------------------- close
+
+    def close(self) -> None:
+        """End reading. An iteration, in any thread, ends behind its batch."""
+        fetcher = self._closing()
+        if fetcher is not None:
+            fetcher.close()
+
+    async def aclose(self) -> None:
+        """End reading as :meth:`close`, in a coroutine."""
+        fetcher = self._closing()
+        if fetcher is not None:
+            await fetcher.aclose()
+
+    def _closing(self) -> Fetcher | None:
+        self._is_closed = True
+        if self._stop_when_dropped is not None:
+            self._stop_when_dropped.detach()
+        return self._fetcher if self._process_id == os.getpid() else None
