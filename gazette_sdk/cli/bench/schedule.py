@@ -36,7 +36,7 @@ class Schedule:
         return self.begin_ns + int(index * NANOSECONDS / self.rate)
 
     def due_by(self, now_ns: int) -> int:
-        """How many messages are due by a time."""
+        """Return the number of messages that are due by a time."""
         if now_ns < self.begin_ns:
             return 0
         guess = int((now_ns - self.begin_ns) * self.rate / NANOSECONDS)

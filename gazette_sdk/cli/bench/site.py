@@ -192,7 +192,7 @@ async def _create(
         except EtcdTransactionFailedError as error:
             del created[-len(batch) :]
             raise CommandFailedError(
-                f"somebody else made journals such as {batch[0].name} just now: name another "
+                f"another run has just created journals such as {batch[0].name}: name another "
                 "--prefix"
             ) from error
 

@@ -45,12 +45,13 @@ def test_a_line_of_exactly_the_greatest_length_is_fine(gazctl):
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n", b"\nmore\n"])
 def test_lines_before_one_that_is_too_long_are_written(gazctl, end):
-    lines = b"x\n" * BLOCK_BYTES + b"y\n" + b"z" * 9
+    count = BLOCK_BYTES // 8  # more than a block
+    lines = b"xxxxxxxx\n" * count + b"y\n" + b"z" * 9
     arguments = ["attach-uuids", "--max-length=8", "--template={{.Line}}\n"]
     outcome = gazctl(*arguments, stdin=lines + end)
     assert outcome.status == 1
-    assert outcome.stdout == b"x\n" * BLOCK_BYTES + b"y\n"
-    assert f"standard input: line {BLOCK_BYTES + 2} is longer than 8 bytes" in outcome.stderr
+    assert outcome.stdout == b"xxxxxxxx\n" * count + b"y\n"
+    assert f"standard input: line {count + 2} is longer than 8 bytes" in outcome.stderr
 
 
 def test_a_line_without_end_is_not_collected_for_ever(gazctl):
