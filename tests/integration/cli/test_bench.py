@@ -332,7 +332,8 @@ def test_bytes_that_were_changed_in_the_journal_are_found(bench, monkeypatch, cl
         (["--auth-keys=???"], "key"),
     ],
 )
-def test_a_mistake_is_one_line_and_status_1(bench, left, arguments, problem):
+def test_a_mistake_is_one_line_and_status_1(bench, left, monkeypatch, arguments, problem):
+    monkeypatch.setattr(site, "CONNECT_TIMEOUT_S", 0.5)
     outcome = bench(*arguments)
     assert (outcome.status, outcome.stdout) == (1, b"")
     assert problem in outcome.stderr
