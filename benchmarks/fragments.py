@@ -1,10 +1,10 @@
-"""Reading persisted `file://` fragments, beside plain decompression of the same files.
+"""Reads of stored `file://` fragments, compared with plain decompression of the same files.
 
     python benchmarks/fragments.py [--rounds 5] [--mib 256] [--json]
 
-Ours reads through the SDK's fragment store transport, which also verifies each fragment's SHA-1.
-Plain decompression is a loop over the codec's own library. An uncompressed fragment is compared
-with hashing the file, which is what verification costs at least.
+The SDK's fragment store transport also verifies each fragment's SHA-1. Plain decompression is a
+loop with the codec's own library. An uncompressed fragment is compared with hashing the file, the
+least cost of verification.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ JOURNALS = "name: bench/\nchildren:\n" + "".join(
 
 
 def text(length: int) -> bytes:
-    """JSON lines that compress about as real ones do."""
+    """Return JSON lines that compress like real ones."""
     lines = []
     size = number = 0
     while size < length:
@@ -61,7 +61,7 @@ def text(length: int) -> bytes:
 
 
 def pieces(path: Path) -> Iterator[bytes]:
-    """A file, as it is read in pieces."""
+    """Yield pieces of a file."""
     with path.open("rb") as file:
         while piece := file.read(PIECE_BYTES):
             yield piece
@@ -113,7 +113,7 @@ PLAIN: dict[str, Callable[[Path], int]] = {
 
 
 async def read(transport: Transport, journal: str, length: int) -> int:
-    """Read a journal; how many bytes came."""
+    """Read a journal; return the number of bytes."""
     reader = RetryReader(transport, pb.ReadRequest(journal=journal, end_offset=length))
     received = 0
     while (piece := await reader.read()) is not None:
@@ -123,7 +123,7 @@ async def read(transport: Transport, journal: str, length: int) -> int:
 
 
 def rate(length: int, run: Callable[[], int]) -> float:
-    """MB/s of uncompressed content."""
+    """Return MB/s of uncompressed content."""
     begun = time.perf_counter()
     assert run() == length
     return length / 1e6 / (time.perf_counter() - begun)
@@ -140,7 +140,7 @@ async def fill(address: str, content: bytes) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the figures."""
     options = arguments(__doc__ or "", mib=256)
     content = text(options.mib << 20)
     figures = []

@@ -1,9 +1,9 @@
-"""What idle journals cost a broker: memory, and processor time.
+"""Memory and processor time of a broker with idle journals.
 
     python benchmarks/idle.py [--journals 1000] [--seconds 60] [--json]
 
-The broker runs in a process of its own, with a `file://` store, and nobody uses it. Its memory is
-the process's resident size, which includes the interpreter and all libraries.
+The broker runs in another process, with a `file://` store and without clients. Its memory is the
+process's resident size, including the interpreter and all libraries.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CORE_PERCENT_MAX = 5.0
 
 
 def journals(count: int) -> str:
-    """Specs of so many journals, as an operator would write them."""
+    """Return specs of journals."""
     names = "".join(f"  - name: idle/part-{i:04d}\n" for i in range(count))
     return f"""
 name: idle/
@@ -36,7 +36,7 @@ children:
 
 
 def resident_mib(pid: int) -> float:
-    """Resident memory of a process."""
+    """Return the resident memory of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024 / MIB
@@ -44,13 +44,13 @@ def resident_mib(pid: int) -> float:
 
 
 def processor_s(pid: int) -> float:
-    """Processor time a process has used."""
+    """Return the processor time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the figures."""
     options = arguments(__doc__ or "", journals=1000, seconds=60)
     with cluster(journals(options.journals)) as running:
         time.sleep(SETTLE_S)

@@ -1,25 +1,24 @@
-"""Latency of one message: ours, beside Redis, NATS JetStream and Kafka, in one run.
+"""Latency of single messages with Gazette, Redis, NATS JetStream and Kafka, in one run.
 
-    scripts/peers latency [ARG...]           install and start the others, and do all of this
-    python benchmarks/latency.py [--peers]   with --peers, their servers run already
+    scripts/peers latency [ARG...]           install and start the other systems, and run this
+    python benchmarks/latency.py [--peers]   with --peers, if their servers run already
 
     [--rounds 5] [--singles 2000] [--only NAME,...] [--no-synced] [--out FILE] [--json] [--check]
 
 Two figures, each with its 50th and 99th percentile:
 
-- **single**: plain code publishes one message after the other, each when the one before is
-  acknowledged, from making the message until then
-- **tail**: 1,000 messages a second are published by one thread, and read at the end by another of
-  the same process: from making a message until it is decoded there
+- **single**: plain code publishes a message and waits for its acknowledgement, then the next; from
+  creating a message to its acknowledgement
+- **tail**: one thread publishes 1,000 messages a second, and another thread of the process reads
+  them at the end; from creating a message to its decoding
 
-Every system has its own Python client in a process of its own, new for each round, which has
-published some messages before; its server runs in another one through all rounds. Systems take
-turns, in another order each round. A percentile is taken in each round, and figures are medians
-over rounds; the first round is not counted. Bars are ratios to the best of the others, percentile
-by percentile.
+Each round runs each system's Python client in a new process, which first publishes some messages.
+The servers run through all rounds. Systems take turns, in another order each round. A percentile
+is taken per round, and figures are medians over rounds; the first round is not counted. Bars are
+ratios to the best other system, by percentile.
 
-No system syncs a disk for a message there. Where systems can, they do the same work once more with
-what is acknowledged on the disk ("synced"); this is shown, and has no bar.
+No system syncs a disk for each message. Systems that can do so repeat the measurement with synced
+disks ("synced"); these figures have no bar.
 """
 
 from __future__ import annotations
@@ -43,22 +42,22 @@ from gazette_sdk.broker.spool.directory import Durability
 
 KINDS = {"single": "published one by one", "tail": "read at the end, 1,000/s"}
 BARS = {"single": 1.0, "tail": 0.5}
-"""Times the best of the others; less is better."""
+"""Ratio to the best other system; less is better."""
 
 PERCENTS = (50, 99)
 CANNOT_SYNC = {"NATS JetStream"}
-"""Servers of Debian's version have no setting for it."""
+"""Debian's version has no such setting."""
 
 
 @dataclass
 class System:
-    """One system's figures, in one setting.
+    """Figures of one system in one setting.
 
     Attributes:
-        name: of the system.
-        synced: whether what it acknowledges is on the disk.
-        durability: what its acknowledgements mean.
-        rounds: what it did, round by round.
+        name: name of the system.
+        synced: True if acknowledged messages are on disk.
+        durability: meaning of its acknowledgements.
+        rounds: results by round.
     """
 
     name: str
@@ -67,16 +66,16 @@ class System:
     rounds: list[Round] = field(default_factory=list)
 
     def us(self, kind: str, percent: float) -> float:
-        """A percentile in microseconds, median over rounds; ``kind`` is one of ``KINDS``."""
+        """Return a percentile in microseconds, median over rounds; ``kind`` is one of ``KINDS``."""
         every = [each.single_s if kind == "single" else each.tail_s for each in self.rounds]
         return statistics.median(percentile(taken, percent) for taken in every) * 1e6
 
 
 def systems_of(options: argparse.Namespace) -> list[System]:
-    """What to measure.
+    """Return the systems to measure.
 
     Raises:
-        SystemExit: there is no such system.
+        SystemExit: a system is unknown.
     """
     known = [OURS, *(OTHERS if options.peers else ())]
     names = options.only.split(",") if options.only else known
@@ -89,12 +88,12 @@ def systems_of(options: argparse.Namespace) -> list[System]:
 
 
 def run(systems: list[System], rounds: int, singles: int) -> None:
-    """All rounds of all systems.
+    """Run all rounds of all systems.
 
     Args:
-        systems: get their figures.
-        rounds: counted ones; 0 counts the first.
-        singles: messages of each figure and round.
+        systems: receive the figures.
+        rounds: number of counted rounds; with 0 the first round counts.
+        singles: messages per figure and round.
     """
     with ExitStack() as stack:
         durabilities = {False: Durability.REPLICATED, True: Durability.PERSISTED}
@@ -119,7 +118,7 @@ def run(systems: list[System], rounds: int, singles: int) -> None:
 
 
 def figures(systems: Sequence[System]) -> list[Figure]:
-    """Ours beside the best of the others, where nobody syncs; none without both."""
+    """Return our figures and those of the best other system, without synced disks."""
     ours = [each for each in systems if each.name == OURS and not each.synced]
     others = [each for each in systems if each.name != OURS and not each.synced]
     if not ours or not others:
@@ -142,7 +141,7 @@ def figures(systems: Sequence[System]) -> list[Figure]:
 
 
 def summary(systems: Sequence[System]) -> dict[str, Any]:
-    """Everything, as JSON has it."""
+    """Return all figures for JSON."""
     latencies = [
         {"system": system.name, "synced": system.synced, "what": kind}
         | {f"p{percent}_us": round(system.us(kind, percent), 1) for percent in PERCENTS}
@@ -154,8 +153,11 @@ def summary(systems: Sequence[System]) -> dict[str, Any]:
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """The latencies as Markdown, each beside what an acknowledgement means."""
-    lines = ["| latency | system | p50 | p99 | what is acknowledged is |", "|---|---|---|---|---|"]
+    """Return the latencies as Markdown, with the meaning of an acknowledgement."""
+    lines = [
+        "| latency | system | p50 | p99 | an acknowledged message is |",
+        "|---|---|---|---|---|",
+    ]
     lines += [
         f"| {KINDS[row['what']]} | {row['system']}{', synced' if row['synced'] else ''} "
         f"| {row['p50_us']:,.0f} µs | {row['p99_us']:,.0f} µs | {row['durability']} |"
@@ -167,7 +169,7 @@ def markdown(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,19 +1,15 @@
-"""What the time of one acknowledged publish is spent on.
+"""Parts of the latency of one acknowledged publish.
 
     python benchmarks/latency_profile.py [--rounds 5] [--singles 1000] [--json]
 
-Three tables. **Steps** are whole round trips to another process, each with one more thing in it
-than the one before: from two processes that hand some bytes to and fro, over a broker that is only
-pinged, up to ``publisher.publish(message).result()``. What a step adds is the cost of that thing,
-waits included. Steps take turns; each is the median of a round, and of the rounds. Beside it stands
-the processor time that each of the two processes takes for it.
+Two tables. **Steps** are round trips to another process. Each adds one thing to the one it is
+compared with: from an echo of bytes, over a PING of a broker, to
+``publisher.publish(message).result()``. The difference is the cost of that thing, including waits.
+Steps take turns; figures are medians over rounds of the medians of each round. The table also has
+the processor time of both processes.
 
-**Parts** are the pieces of work that can be done without the other process, each by itself in a
-loop: the best of several.
-
-**Modules** are what the broker's event loop spends its time on in the step "append of 200 bytes",
-by a profile. Its shares are of the processor time which that step takes without the profiler; calls
-of many small functions weigh a little more there than they do.
+**Modules** are the shares of the broker's processor time in the step "append of 200 bytes", by a
+profile of its event loop. The profiler overstates calls of small functions a little.
 """
 
 from __future__ import annotations
@@ -23,7 +19,6 @@ import contextlib
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -31,7 +26,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from latency_parts import Part, parts
 from latency_steps import PROFILED, Step, steps
 from measure import Spent, rounds_of
 
@@ -44,11 +38,11 @@ MODULES_MAX = 20
 
 @dataclass(frozen=True)
 class Cost:
-    """What a step costs, in microseconds.
+    """Cost of a step, in microseconds.
 
     Attributes:
-        p50: of the round trip.
-        added: more than the step it is compared with.
+        p50: median of the round trip.
+        added: difference to the step it is compared with.
         here: processor time of this process.
         there: processor time of the other process.
     """
@@ -63,12 +57,12 @@ class Cost:
 
 @dataclass(frozen=True)
 class Module:
-    """What the broker spends in one module, or in one function that is not written in Python.
+    """Processor time of the broker in one module, or in one function not written in Python.
 
     Attributes:
-        name: of the module or function.
-        calls: for each append.
-        us: for each append, in microseconds.
+        name: name of the module or function.
+        calls: calls per append.
+        us: microseconds per append.
     """
 
     name: str
@@ -77,7 +71,7 @@ class Module:
 
 
 def processor_s(pid: int) -> float:
-    """Processor time of the threads that a process has, finer than clock ticks."""
+    """Return the processor time of a process's threads, finer than clock ticks."""
     total = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
@@ -86,7 +80,7 @@ def processor_s(pid: int) -> float:
 
 
 def costs(found: Sequence[Step], rounds: int, count: int) -> list[Cost]:
-    """Measure all steps, in turn."""
+    """Measure all steps in turn."""
 
     def observed(step: Step) -> Callable[[], tuple[float, float, float]]:
         def run() -> tuple[float, float, float]:
@@ -117,12 +111,12 @@ def costs(found: Sequence[Step], rounds: int, count: int) -> list[Cost]:
 
 
 def modules_of(spent: Sequence[Spent], whole_us: float, count: int) -> list[Module]:
-    """The modules that take most, and what is left.
+    """Return the modules with the most processor time, and the sum of the others.
 
     Args:
-        spent: a profile of so many appends.
+        spent: profile of the appends.
         whole_us: processor time of one append, without the profiler.
-        count: how many.
+        count: number of appends.
     """
     seconds: dict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
@@ -146,8 +140,8 @@ def _module_of(spent: Spent) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def markdown(found: Sequence[Cost], pieces: Sequence[Part], modules: Sequence[Module]) -> str:
-    """All tables."""
+def markdown(found: Sequence[Cost], modules: Sequence[Module]) -> str:
+    """Return both tables as Markdown."""
     lines = [
         "| round trip | µs | adds | µs | client's processor | server's processor |",
         "|---|---|---|---|---|---|",
@@ -157,8 +151,6 @@ def markdown(found: Sequence[Cost], pieces: Sequence[Part], modules: Sequence[Mo
         f"| {each.there:.0f} |"
         for each in found
     ]
-    lines += ["", "| part | where | µs |", "|---|---|---|"]
-    lines += [f"| {each.name} | {each.where} | {each.us:.1f} |" for each in pieces]
     lines += ["", "| module or function | calls for an append | µs of the broker's processor |"]
     lines += ["|---|---|---|"]
     lines += [f"| `{each.name}` | {each.calls:.1f} | {each.us:.1f} |" for each in modules]
@@ -166,7 +158,7 @@ def markdown(found: Sequence[Cost], pieces: Sequence[Part], modules: Sequence[Mo
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -180,14 +172,12 @@ def main() -> None:
         spent = running.profile(lambda: append.run(options.singles))
         whole_us = next(cost.there for cost in measured if cost.name == PROFILED)
     modules = modules_of(spent, whole_us, options.singles)
-    with tempfile.TemporaryDirectory(prefix="gazette-bench-") as directory:
-        pieces = parts(Path(directory))
     if options.json:
-        every: dict[str, list[Any]] = {"steps": measured, "parts": pieces, "modules": modules}
+        every: dict[str, list[Any]] = {"steps": measured, "modules": modules}
         json.dump({name: [asdict(row) for row in rows] for name, rows in every.items()}, sys.stdout)
         print()
     else:
-        print(markdown(measured, pieces, modules))
+        print(markdown(measured, modules))
 
 
 if __name__ == "__main__":

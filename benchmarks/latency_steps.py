@@ -1,7 +1,4 @@
-"""Round trips, from two processes that hand bytes to and fro up to an acknowledged publish.
-
-Each has one more thing in it than the one before.
-"""
+"""Round trips, from an echo of bytes to an acknowledged publish."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from gazette_sdk.transport.append.append import append_once
 __all__ = ["PROFILED", "Step", "steps"]
 
 PROFILED = "append of 200 bytes"
-"""The step of which a profile is taken."""
+"""Step that is profiled."""
 
 TOPIC = "profiled"
 JOURNAL = f"{TOPIC}/part-000"
@@ -42,14 +39,14 @@ Run = Callable[[int], list[float]]
 
 @dataclass(frozen=True)
 class Step:
-    """A kind of round trip.
+    """Kind of round trip.
 
     Attributes:
-        name: what is done.
-        adds: what it has that the step it is compared with has not.
+        name: name of the step.
+        adds: difference to the step it is compared with.
         over: name of that step; empty for none.
-        run: does it.
-        pid: of the other process.
+        run: makes the round trips.
+        pid: id of the other process.
     """
 
     name: str
@@ -63,7 +60,7 @@ class Step:
 
 
 def blocking_echo(pipe: Connection) -> None:
-    """A server that is nothing but two system calls."""
+    """Echo with two system calls."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         pipe.send(server.getsockname()[1])
         connection, _ = server.accept()
@@ -82,7 +79,7 @@ class _Echo(asyncio.Protocol):
 
 
 def loop_echo(pipe: Connection) -> None:
-    """The same on an event loop."""
+    """Echo on an event loop."""
 
     async def serve() -> None:
         server = await asyncio.get_running_loop().create_server(_Echo, "127.0.0.1", 0)
@@ -94,7 +91,7 @@ def loop_echo(pipe: Connection) -> None:
 
 @contextmanager
 def echo(serve: Callable[[Connection], None]) -> Iterator[tuple[socket.socket, int]]:
-    """A connection to a process that echoes, and its process id."""
+    """Start a process that echoes; yield a connection and the process id."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=serve, args=(there,), daemon=True)
@@ -113,7 +110,7 @@ def echo(serve: Callable[[Connection], None]) -> Iterator[tuple[socket.socket, i
 
 
 def timed(call: Callable[[], object]) -> Run:
-    """Seconds of each of so many calls of something."""
+    """Return the seconds of each call."""
 
     def run(count: int) -> list[float]:
         taken = []
@@ -127,7 +124,7 @@ def timed(call: Callable[[], object]) -> Run:
 
 
 def echoed(connection: socket.socket) -> Callable[[], object]:
-    """A message of the length of an append, to and fro."""
+    """Echo a message of the length of an append."""
     data = append_frames(JOURNAL, LINE)
 
     def call() -> None:
@@ -140,7 +137,7 @@ def echoed(connection: socket.socket) -> Callable[[], object]:
 
 
 def pinged(stream: RawStream) -> Callable[[], object]:
-    """A PING, and its PONG."""
+    """Send PING, and receive PONG."""
     frame = encode(Kind.PING, b"x" * 32)
 
     def call() -> None:
@@ -152,7 +149,7 @@ def pinged(stream: RawStream) -> Callable[[], object]:
 
 
 def refused(stream: RawStream) -> Callable[[], object]:
-    """An append to a journal that there is not."""
+    """Append to an absent journal."""
     frames = append_frames("no/such/journal", LINE)
 
     def call() -> None:
@@ -163,14 +160,14 @@ def refused(stream: RawStream) -> Callable[[], object]:
 
 
 def empty(stream: RawStream) -> Callable[[], object]:
-    """An append without content."""
+    """Append no content."""
     request = pb.AppendRequest(journal=JOURNAL).SerializeToString()
     frames = encode_call(Method.APPEND, request) + END_FRAME
     return lambda: stream.call(frames)
 
 
 def appended(stream: RawStream) -> Callable[[], object]:
-    """An append of 200 bytes."""
+    """Append 200 bytes."""
 
     def call() -> None:
         (answer,) = stream.call(append_frames(JOURNAL, LINE))
@@ -180,7 +177,7 @@ def appended(stream: RawStream) -> Callable[[], object]:
 
 
 def appended_in_coroutine(transport: Transport) -> Run:
-    """The same by the asyncio client, on its own event loop."""
+    """Append 200 bytes with the asyncio client, on its own event loop."""
 
     async def line() -> AsyncIterator[bytes]:
         yield LINE
@@ -197,7 +194,7 @@ def appended_in_coroutine(transport: Transport) -> Run:
 
 
 def awaited(publisher: Publisher) -> Run:
-    """A publish that a coroutine of the program's own event loop awaits."""
+    """Await a publish in a coroutine of the program's own event loop."""
 
     async def calls(count: int) -> list[float]:
         taken = []
@@ -212,7 +209,7 @@ def awaited(publisher: Publisher) -> Run:
 
 @contextmanager
 def steps() -> Iterator[tuple[list[Step], ClusterProcess]]:
-    """All of them, from the least to the most, and the broker."""
+    """Yield all steps, and the broker."""
     with ExitStack() as stack:
         blocking, blocking_pid = stack.enter_context(echo(blocking_echo))
         looped, loop_pid = stack.enter_context(echo(loop_echo))

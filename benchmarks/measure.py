@@ -1,8 +1,8 @@
-"""What the benchmark programs share: a cluster, several runs, and a table of ratios.
+"""Common parts of the benchmark programs: a cluster, several rounds, and a table of ratios.
 
-Machines are noisy. So everything that is compared is run in turn within one process, several
-times, and the figure is the median; what counts is the ratio. A figure has a bar, which is met or
-not met, by so much; with ``--check`` a program ends with 1 where one is not met.
+Machines are noisy. So the compared runs take turns in one process, several times. Figures are
+medians, and their ratio counts. A figure can have a bar. With ``--check`` the exit status is 1 if
+a bar is not met.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured figure, beside what it is compared with. Without a bar it is only shown."""
+    """Measured figure and its baseline. Without a bar it is only printed."""
 
     name: str
     ours: float
@@ -44,19 +44,19 @@ class Figure:
 
     @property
     def ratio(self) -> float:
-        """Ours by the baseline's."""
+        """Ratio of our figure to the baseline."""
         return self.ours / self.baseline
 
     @property
     def holds(self) -> bool:
-        """Whether the bar is met, if there is one."""
+        """True if the bar is met, or if there is none."""
         if self.bar is None:
             return True
         return self.ratio >= self.bar if self.more_is_better else self.ratio <= self.bar
 
     @property
     def verdict(self) -> str:
-        """Whether the bar is met, and by how much of it."""
+        """Text that says if the bar is met, and by how many percent."""
         if self.bar is None:
             return "none"
         sign = "≥" if self.more_is_better else "≤"
@@ -65,7 +65,7 @@ class Figure:
 
 
 def arguments(description: str, **defaults: int) -> argparse.Namespace:
-    """Arguments of a benchmark: its sizes, how many rounds, and what to do with figures."""
+    """Parse the arguments of a benchmark: sizes, number of rounds, and outputs."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -77,20 +77,20 @@ def arguments(description: str, **defaults: int) -> argparse.Namespace:
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
-    """The arguments that :func:`report` looks at."""
+    """Add the arguments of :func:`report`."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--check", action="store_true", help="end with 1 if a bar is not met")
 
 
 def in_turn(rounds: int, **runs: Callable[[], float]) -> dict[str, float]:
-    """Medians of several runs, which take turns; the first round is not counted."""
+    """Return medians of several runs, which take turns; the first round is not counted."""
     return {name: statistics.median(found) for name, found in rounds_of(rounds, runs).items()}
 
 
 def percentiles_in_turn(
     rounds: int, percents: Sequence[int], **runs: Callable[[], Sequence[float]]
 ) -> dict[str, dict[int, float]]:
-    """Percentiles of several runs, which take turns; each is the median over rounds."""
+    """Return percentiles of several runs, which take turns; each is the median over rounds."""
     return {
         name: {
             percent: statistics.median(percentile(taken, percent) for taken in found)
@@ -101,7 +101,7 @@ def percentiles_in_turn(
 
 
 def rounds_of(rounds: int, runs: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
-    """What each run gives, round by round, where runs take turns; without the first round."""
+    """Return the results of runs, which take turns, by round; without the first round."""
     samples: dict[str, list[T]] = {name: [] for name in runs}
     for round_number in range(rounds + 1):
         for name, run in runs.items():
@@ -112,7 +112,7 @@ def rounds_of(rounds: int, runs: Mapping[str, Callable[[], T]]) -> dict[str, lis
 
 
 def report(figures: list[Figure], options: argparse.Namespace) -> None:
-    """Print figures, and end the program as ``--check`` says."""
+    """Print figures, and check them with ``--check``."""
     if options.json:
         json.dump(rows(figures), sys.stdout, indent=2)
         print()
@@ -122,12 +122,12 @@ def report(figures: list[Figure], options: argparse.Namespace) -> None:
 
 
 def rows(figures: list[Figure]) -> list[dict[str, Any]]:
-    """Figures as JSON has them."""
+    """Return figures as rows for JSON."""
     return [{**asdict(f), "ratio": round(f.ratio, 3), "holds": f.holds} for f in figures]
 
 
 def table(figures: list[Figure]) -> str:
-    """Figures with their bars, for people."""
+    """Return figures with their bars as a table."""
     width = max(len(figure.name) for figure in figures)
     lines = [f"{'':{width}}  {'ours':>12}  {'baseline':>12}  {'ratio':>6}  bar"]
     lines += [
@@ -139,27 +139,27 @@ def table(figures: list[Figure]) -> str:
 
 
 def check(figures: list[Figure], options: argparse.Namespace) -> None:
-    """End the program with 1 if a bar is not met, where ``--check`` asks for it."""
+    """Exit with status 1 if a bar is not met and ``--check`` is given."""
     missed = [figure.name for figure in figures if not figure.holds]
     if missed and options.check:
         raise SystemExit(f"not met: {'; '.join(missed)}")
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The value that so many percent of all do not exceed."""
+    """Return the value that ``percent`` of all values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
 
 
 @dataclass(frozen=True)
 class Spent:
-    """What a profile says of one function.
+    """Time of one function in a profile.
 
     Attributes:
         function: its name.
-        file: where it stands; empty for those that are not written in Python.
-        calls: how often it was called.
-        seconds: within it, without what it calls.
+        file: its file; empty if it is not written in Python.
+        calls: number of calls.
+        seconds: time in it, without the functions that it calls.
     """
 
     function: str
@@ -170,7 +170,7 @@ class Spent:
 
 @dataclass(frozen=True)
 class ClusterProcess:
-    """A cluster in a process of its own, as users have it."""
+    """Cluster in another process."""
 
     address: str
     data: Path
@@ -179,14 +179,14 @@ class ClusterProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
         assert self.process.pid is not None
         return self.process.pid
 
     def profile(self, work: Callable[[], object]) -> list[Spent]:
-        """What its event loop does while some work is done here: time by function, most first.
+        """Profile its event loop while ``work`` runs; return time by function, most first.
 
-        The profiler makes calls of small functions dearer than they are.
+        The profiler overstates calls of small functions.
         """
         self.pipe.send("profile")
         self.pipe.recv()
@@ -196,7 +196,7 @@ class ClusterProcess:
         return spent
 
     def stop(self) -> None:
-        """Stop it cleanly. Twice is once."""
+        """Stop it. A second call does nothing."""
         if self.process.is_alive():
             self.pipe.send("stop")
             self.process.join(60)
@@ -206,7 +206,7 @@ class ClusterProcess:
 def cluster(
     specs: str = "", *, durability: Durability = Durability.REPLICATED
 ) -> Iterator[ClusterProcess]:
-    """A cluster with journals, over a directory which is gone afterwards."""
+    """Run a cluster with journals, over a temporary directory."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     with tempfile.TemporaryDirectory(prefix="gazette-bench-") as data:

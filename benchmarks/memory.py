@@ -2,10 +2,10 @@
 
     python benchmarks/memory.py [--gb 10] [--json]
 
-A journal of 10 GB is published in bulk to a broker in a process of its own, which keeps it as
-`file://` fragments in a temporary directory: twice that much must be free there. Then it is read
-from its begin to its end, in each way in a new process. Its memory is the peak of its resident
-size, which includes the interpreter and all libraries.
+The program publishes a journal of 10 GB to a broker in another process, which stores it as
+`file://` fragments in a temporary directory: twice that space must be free. Then a new process
+reads the whole journal with each method. Its memory is the peak of its resident size, including
+the interpreter and all libraries.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WAYS = (CONSUMERS[0], CONSUMERS[-1])
 
 
 def fill(address: str, length_bytes: int) -> int:
-    """Publish so many bytes to the journal; returns how many messages those are."""
+    """Publish ``length`` bytes to the journal; return the number of messages."""
     transport = connect(address)
     apply(transport, specs_of(TOPIC, 1, fragment_bytes=FRAGMENT_BYTES))
     count = landed = 0
@@ -46,7 +46,7 @@ def fill(address: str, length_bytes: int) -> int:
 
 
 def read(pipe: Connection, address: str, way: str, count: int) -> None:
-    """Read all of it in one way; tells the peak of this process, in MiB."""
+    """Read the journal with one method; report the peak memory of this process, in MiB."""
     reader = Gazette(address, [way])
     taken = reader.consumers[way](TOPIC, count)
     print(f"{way}: {count / taken:,.0f} messages/s", file=sys.stderr)
@@ -55,7 +55,7 @@ def read(pipe: Connection, address: str, way: str, count: int) -> None:
 
 
 def peak_mib() -> float:
-    """Peak of this process's resident memory."""
+    """Return the peak of this process's resident memory."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024 / MIB
@@ -63,7 +63,7 @@ def peak_mib() -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the figures."""
     options = arguments(__doc__ or "", gb=10)
     context = multiprocessing.get_context("spawn")
     figures = []

@@ -1,19 +1,18 @@
-"""Messages per second: ours, beside Redis, NATS JetStream and Kafka on the same messages.
+"""Messages per second with Gazette, Redis, NATS JetStream and Kafka, on the same messages.
 
-    scripts/peers run [ARG...]                install and start the others, and do all of this
-    python benchmarks/messages.py [--peers]   with --peers, their servers run already
+    scripts/peers run [ARG...]                install and start the other systems, and run this
+    python benchmarks/messages.py [--peers]   with --peers, if their servers run already
 
     [--rounds 5] [--messages 200000] [--singles 2000] [--only NAME,...] [--ways WAY,...]
     [--out FILE] [--json]
 
-Every system encodes the same dicts with orjson and decodes them (see `peers/contender.py`), with
-its own Python client in a process of its own, new for each round; its server runs in another one
-through all rounds. Systems take turns, in another order each round; figures are medians, and the
-first round is not counted. Clients are warm: before the clock starts each has published and
-consumed messages in the way that is measured. The clock of publishing runs until all is
-acknowledged. That of consuming runs until all is decoded, and starts before our Reader is made;
-before the first XREAD; when NATS has its consumer; and with Kafka's first batch, since joining a
-group takes seconds.
+All systems encode and decode the same dicts with orjson (see `peers/contender.py`). Each round runs
+each system's Python client in a new process. The servers run through all rounds. Systems take
+turns, in another order each round. Figures are medians, and the first round is not counted. Clients
+are warm: before the measurement they have published and consumed messages with the measured method.
+Publishing is measured until the last acknowledgement, and consuming until the last message is
+decoded. Consuming begins before our Reader is created; before the first XREAD; when NATS has its
+consumer; and with Kafka's first batch, because joining a group takes seconds.
 """
 
 from __future__ import annotations
@@ -55,14 +54,14 @@ BARS = {
     "Reader(dataclass)": 2.0,
     "Reader.arrow": 3.0,
 }
-"""Times the best of the others."""
+"""Ratio to the best other system."""
 
 MARKS = {
     "publish_batch(list)": 557_000,
     "publish_batch(RecordBatch)": 557_000,
     "Reader.arrow": 449_000,
 }
-"""Messages per second that a compiled client reaches."""
+"""Messages per second of a compiled client."""
 
 ROUND_TIMEOUT_S = 600.0
 
@@ -98,16 +97,16 @@ class System:
 
 @dataclass(frozen=True)
 class Part:
-    """What one process does in one round.
+    """Work of one process in one round.
 
     Attributes:
-        name: of the system.
-        address: of our broker.
-        topic: begin of the names of topics.
-        messages: how many are published and consumed in each way.
-        singles: how many latencies are measured.
-        ways: ours to measure; None means all.
-        synced: whether what is acknowledged shall be on the disk.
+        name: name of the system.
+        address: address of our broker.
+        topic: prefix of the topics' names.
+        messages: number of messages per method.
+        singles: number of measured latencies.
+        ways: our methods to measure; None means all.
+        synced: True if acknowledged messages are on disk.
     """
 
     name: str
@@ -120,7 +119,7 @@ class Part:
 
 
 def run(options: argparse.Namespace) -> list[System]:
-    """All rounds of all systems."""
+    """Run all rounds of all systems."""
     names = [OURS, *(OTHERS if options.peers else ())]
     names = _chosen(options.only, names) if options.only else names
     ways = _chosen(options.ways, BARS) if options.ways else None
@@ -150,7 +149,7 @@ def _chosen(text: str, known: Iterable[str]) -> list[str]:
 
 @contextmanager
 def gazette_dev() -> Iterator[str]:
-    """A cluster as users start it, over a directory which is gone afterwards; its address."""
+    """Run `gazette dev` over a temporary directory; yield its address."""
     with tempfile.TemporaryDirectory(prefix="gazette-bench-") as data:
         command = [sys.executable, "-m", "gazette_sdk.cli.gazette", "dev"]
         process = subprocess.Popen(
@@ -217,7 +216,7 @@ def _contender(part: Part) -> Contender:
 
 
 def summary(systems: Sequence[System]) -> dict[str, Any]:
-    """All figures, with ratios to the best of the others, as JSON has them."""
+    """Return all figures for JSON, with ratios to the best other system."""
     others = [system for system in systems if system.name != OURS]
     rows = []
     for kind in ("published", "consumed"):
@@ -243,7 +242,7 @@ def summary(systems: Sequence[System]) -> dict[str, Any]:
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """The figures as Markdown: ratios first, then what they are ratios of."""
+    """Return the figures as Markdown, ratios first."""
     lines = ["| messages/s | way | ratio to the best other | bar | rate | mark |"]
     lines += ["|---|---|---|---|---|---|", *map(_rate_line, found["rates"])]
     lines += ["", "| latency | system | p50 | p99 |", "|---|---|---|---|"]
@@ -274,7 +273,7 @@ def _latency_line(row: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the figures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

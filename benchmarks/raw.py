@@ -1,7 +1,6 @@
-"""The stream wire by nothing but a blocking socket and the frame codec.
+"""Client of the stream wire with a blocking socket and the frame codec.
 
-It is the least that a client can be: no event loop, no pool, no routes, no retries. Beside it a
-figure shows what the client adds, and how quick the broker is.
+It has no event loop, no pool, no routes and no retries, so it measures the broker alone.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ TIMEOUT_S = 30.0
 
 
 def append_frames(journal: str, content: bytes) -> bytes:
-    """A whole append of up to 1 MiB."""
+    """Encode a whole append of up to 1 MiB."""
     return encode_append(pb.AppendRequest(journal=journal).SerializeToString(), content)
 
 
 def read_frame(request: pb.ReadRequest) -> bytes:
-    """The call of a read."""
+    """Encode the call of a read."""
     return encode_call(Method.READ, request.SerializeToString())
 
 
 class RawStream:
-    """A connection. It has said the preface, and has heard HELLO.
+    """Connection, after preface and HELLO.
 
     Args:
         address: URL of the broker.
@@ -55,7 +54,7 @@ class RawStream:
             raise RuntimeError(f"{address} does not speak the stream wire")
 
     def receive(self) -> list[Frame]:
-        """The frames that one system call brings to their end, after waiting for some bytes.
+        """Receive once, and return the complete frames.
 
         Raises:
             EOFError: the broker has closed the connection.
@@ -66,19 +65,19 @@ class RawStream:
         return self._buffer.updated(length)
 
     def call(self, frames: bytes) -> list[Frame]:
-        """A whole call, sent in one piece: what it brings, without its status.
+        """Send a whole call, and return its answer.
 
         Raises:
-            RuntimeError: it fails.
+            RuntimeError: the call failed.
         """
         self.socket.sendall(frames)
         return self.answer()
 
     def answer(self) -> list[Frame]:
-        """What the only open call brings, without its status.
+        """Return the answer of the only open call, without its status.
 
         Raises:
-            RuntimeError: it fails.
+            RuntimeError: the call failed.
         """
         found: list[Frame] = []
         while True:

@@ -1,10 +1,9 @@
-"""The Spark batch read, beside `spark.read.json` over the same fragment files.
+"""Spark batch read, compared with `spark.read.json` of the same fragment files.
 
     python benchmarks/spark_read.py [--rounds 3] [--messages 1000000] [--json]
 
-Both read every column of the same schema and aggregate over it, from the same gzip files; the
-figure is seconds. `spark.read.json` knows nothing of offsets; a third run with the metadata
-columns says what those cost.
+Both read every column of the same schema from the same gzip files, and aggregate over it. Figures
+are seconds. A third run also reads the metadata columns, which `spark.read.json` does not have.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ def publish(address: str, count: int) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the figures."""
     options = arguments(__doc__ or "", rounds=3, messages=1_000_000)
     with cluster(JOURNALS) as running:
         publish(running.address, options.messages)

@@ -1,19 +1,18 @@
-"""The stream wire beside gRPC: the same appends and reads, at the same broker, in turn.
+"""Appends and reads over the stream wire and over gRPC, of one broker, in turn.
 
     python benchmarks/stream_wire.py [--rounds 5] [--mib 128] [--chunk-kib 1024] [--singles 1000]
                                      [--json] [--check]
 
-- **append**: one append of so many chunks, acknowledged, in MB of content per second
-- **read**: the journal's first content, of which the broker has the file
-- **single**: appends of 200 bytes, one after the other, from a coroutine; their latency
+- **append**: one acknowledged append of many chunks, in MB of content per second
+- **read**: the journal's first content, which the broker has in a file
+- **single**: latency of appends of 200 bytes, one after the other, from a coroutine
 
-Each by the SDK's transport over either wire, and by a raw blocking socket that speaks the stream
-wire with the frame codec only; that one has no bar. Broker and client are two processes.
+The clients are the SDK's transport over either wire, and a raw blocking socket on the stream wire,
+which has no bar. Broker and client are two processes.
 
-What an append costs at least is writing its content to a new file and hashing it ("disk"). Where
-a virtual machine's host has to supply the memory for that, it is several times slower than where
-the kernel has some that was used before. So right before each append as much is written to a file,
-and removed: none of them finds the memory that another one left.
+The least cost of an append is writing its content to a new file and hashing it ("disk"). On a
+virtual machine this is several times slower if the host has to supply the memory. So the program
+writes and deletes a file of the same size before each append: no append reuses another's memory.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ LINE = b'{"n":1,"payload":"%s"}\n' % (b"x" * 178)
 
 
 def raw_append(stream: RawStream, chunk: bytes, count: int) -> float:
-    """MB/s of content appended and acknowledged, as one append."""
+    """Append content as one append; return MB/s."""
     frame = encode(Kind.CONTENT, chunk)
     begun = time.perf_counter()
     request = pb.AppendRequest(journal=NAME)
@@ -55,7 +54,7 @@ def raw_append(stream: RawStream, chunk: bytes, count: int) -> float:
 
 
 def raw_read(stream: RawStream, length: int) -> float:
-    """MB/s of content read from the journal's begin."""
+    """Read content from the journal's begin; return MB/s."""
     begun = time.perf_counter()
     stream.socket.sendall(read_frame(pb.ReadRequest(journal=NAME, end_offset=length)))
     received, is_ended = 0, False
@@ -69,7 +68,7 @@ def raw_read(stream: RawStream, length: int) -> float:
 
 
 async def singles(transport: Transport, count: int) -> list[float]:
-    """Seconds of each of so many appends."""
+    """Return the seconds of each append."""
 
     async def line() -> AsyncIterator[bytes]:
         yield LINE
@@ -83,7 +82,7 @@ async def singles(transport: Transport, count: int) -> list[float]:
 
 
 def raw_singles(stream: RawStream, count: int) -> list[float]:
-    """Seconds of each of so many appends."""
+    """Return the seconds of each append."""
     taken = []
     for _ in range(count):
         begun = time.perf_counter()
@@ -95,7 +94,7 @@ def raw_singles(stream: RawStream, count: int) -> list[float]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the figures."""
     options = arguments(__doc__ or "", mib=128, chunk_kib=1024, singles=1000)
     chunk = bytes(range(256)) * (options.chunk_kib << 2)
     count = (options.mib << 20) // len(chunk)

@@ -1,16 +1,16 @@
-"""What a thousand tailing readers cost a broker: processor time, and memory of each.
+"""Processor time and memory of a broker with a thousand tailing readers.
 
     python benchmarks/tailing_readers.py [--readers 1000] [--seconds 20] [--json] [--check]
 
-Every reader has a connection of its own over the stream wire, and gets a message of 200 bytes a
-second, two ways: all of them read one journal, and each reads a journal of its own, for which the
-broker takes a thousand appends a second, too. Readers are bare sockets in other processes, so that
-their own cost is not measured. Every reader gets its journal from the begin, and has to get each
-message of it, once and in order, without a byte more; otherwise the program fails.
+Every reader has its own connection over the stream wire, and receives a message of 200 bytes per
+second. In the first measurement all of them read one journal; in the second each reads its own
+journal, and the broker also takes a thousand appends a second. Readers are plain sockets in other
+processes. Each reads its journal from the begin, and must receive every message once and in order;
+otherwise the program fails.
 
-The broker's processor time is all of the process, appends included, over so many seconds. Its
-memory is the growth of the resident size from before the readers connect, when every journal has
-been written to, until the end, by the number of readers.
+The processor time is that of the broker's process, including appends. The memory is the growth of
+its resident size since before the readers connected, divided by their number. Every journal was
+written to before.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CORE_PERCENT_MAX = 25.0
 READER_KIB_MAX = 64.0
 READER_PROCESSES = 4
 PRIMERS = 3
-"""Messages that stand in each journal before its readers come."""
+"""Number of messages in each journal before its readers connect."""
 
 LINE_BYTES = 200
 SETTLE_S = 5.0
@@ -44,11 +44,11 @@ ARRIVAL_TIMEOUT_S = 60.0
 
 
 class MissingMessageError(Exception):
-    """A reader did not get what its journal holds."""
+    """A reader did not receive the content of its journal."""
 
 
 def specs(count: int) -> str:
-    """So many journals that keep what they have."""
+    """Return specs of journals without stores."""
     names = "".join(f"  - name: tailed/part-{i:04d}\n" for i in range(count))
     return f"""
 name: tailed/
@@ -63,7 +63,7 @@ children:
 
 
 def line(journal: int, number: int) -> bytes:
-    """A message, which tells when it was made."""
+    """Return a message with the time of its creation."""
     text = b"%06d %010d %020d " % (journal, number, time.monotonic_ns())
     return text.ljust(LINE_BYTES - 1, b"x") + b"\n"
 
@@ -73,7 +73,7 @@ def line(journal: int, number: int) -> bytes:
 
 @dataclass
 class Follower:
-    """One reader, which checks what it gets.
+    """Reader that checks its messages.
 
     Args:
         stream: its connection.
@@ -87,10 +87,10 @@ class Follower:
     _rest: bytes = b""
 
     def take(self) -> None:
-        """Read what is there.
+        """Read available content.
 
         Raises:
-            MissingMessageError: it is not what comes next.
+            MissingMessageError: it is not the next message.
         """
         for frame in self.stream.receive():
             if frame.kind == Kind.CONTENT:
@@ -119,13 +119,13 @@ class Follower:
 
 
 def follow(pipe: Connection, address: str, journals: Sequence[int]) -> None:
-    """A process of readers.
+    """Run a process of readers.
 
     Args:
-        pipe: is told when each of them has what stood there before; says how many messages a
-            journal has in the end; gets the delays of all messages but those.
-        address: of the broker.
-        journals: of each reader.
+        pipe: receives a word when all readers have the first messages, sends the final number of
+            messages per journal, and receives the delays of all later messages.
+        address: address of the broker.
+        journals: journal of each reader.
     """
     selector = selectors.DefaultSelector()
     followers = []
@@ -153,7 +153,7 @@ def follow(pipe: Connection, address: str, journals: Sequence[int]) -> None:
 
 
 def _gather(selector: selectors.BaseSelector, followers: list[Follower], expected: int) -> None:
-    """Read until everybody has so many messages."""
+    """Read until every reader has ``count`` messages."""
     deadline = time.monotonic() + ARRIVAL_TIMEOUT_S
     while late := sum(each.count < expected for each in followers):
         for key, _ in selector.select(1.0):
@@ -174,7 +174,7 @@ def _until_told(selector: selectors.BaseSelector, pipe: Connection) -> int:
 
 @contextmanager
 def readers(address: str, journals: Sequence[int]) -> Iterator[list[Connection]]:
-    """Processes of readers, all of which have what stands in their journals."""
+    """Start processes of readers, and wait until they have the first messages."""
     context = multiprocessing.get_context("spawn")
     pipes, processes = [], []
     try:
@@ -208,11 +208,11 @@ def _heard(pipe: Connection) -> list[float]:
 
 
 class Appends:
-    """Messages for each journal, one a second, spread over the second.
+    """Appends of one message per second to each journal, spread over the second.
 
     Args:
-        address: of the broker.
-        journals: how many there are.
+        address: address of the broker.
+        journals: number of journals.
     """
 
     def __init__(self, address: str, journals: int) -> None:
@@ -225,17 +225,17 @@ class Appends:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def once(self) -> None:
-        """A message for each, at once."""
+        """Append a message to each journal."""
         for journal in range(self._journals):
             self._append(journal)
         self.rounds += 1
 
     def start(self) -> None:
-        """Go on in a thread."""
+        """Continue in a thread."""
         self._thread.start()
 
     def stop(self) -> int:
-        """End with a whole round; returns how many messages each journal has."""
+        """Stop after a whole round; return the number of messages per journal."""
         self._stop.set()
         self._thread.join(ARRIVAL_TIMEOUT_S)
         if self.error is not None or self._thread.is_alive():
@@ -253,7 +253,7 @@ class Appends:
                     self._append(journal)
                     due += 1 / self._journals
                 self.rounds += 1
-        except Exception as error:  # noqa: BLE001 - told by `stop`
+        except Exception as error:  # noqa: BLE001 - `stop` raises it
             self.error = error
 
     def _append(self, journal: int) -> None:
@@ -267,12 +267,12 @@ class Appends:
 
 @dataclass(frozen=True)
 class Cost:
-    """What the readers cost.
+    """Cost of the readers.
 
     Attributes:
-        core_percent: of one core, of the whole broker.
-        reader_kib: memory of each reader.
-        delays_s: from making a message until its reader has it, of each message and reader.
+        core_percent: processor time of the broker, in percent of one core.
+        reader_kib: memory per reader.
+        delays_s: seconds from creating a message to receiving it, of each message and reader.
     """
 
     core_percent: float
@@ -281,7 +281,7 @@ class Cost:
 
 
 def measure(running: ClusterProcess, reader_count: int, journals: int, seconds: float) -> Cost:
-    """Let readers follow journals for so long."""
+    """Measure readers for some seconds."""
     appends = Appends(running.address, journals)
     for _ in range(PRIMERS):
         appends.once()
@@ -304,7 +304,7 @@ def measure(running: ClusterProcess, reader_count: int, journals: int, seconds: 
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the figures."""
     options = arguments(__doc__ or "", readers=1000, seconds=20)
     figures = []
     ways = {"one journal": 1, "a journal each": options.readers}

@@ -1,12 +1,11 @@
-"""Streamed appends and reads, beside a bare grpcio echo of messages of the same size.
+"""Streamed appends and reads, compared with a plain grpcio echo of messages of the same size.
 
     python benchmarks/wire.py [--rounds 5] [--mib 256] [--chunk-kib 128] [--json]
 
-The broker, the echo server and this client are three processes. Every figure is in MB of content
-per second; the echo carries its content both ways. The last line compares the append with what
-its content costs at least: writing it to a new file and hashing it, in one loop without any
-network. Where memory that is touched for the first time is slow, as on some virtual machines, that
-is what bounds an append.
+The broker, the echo server and this client are three processes. Figures are MB of content per
+second; the echo sends its content both ways. The last line compares the append with its least cost:
+writing the content to a new file and hashing it, in one loop without a network. This limits appends
+on virtual machines where new memory is slow.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def _run_echo_server(pipe: Connection) -> None:
 
 
 async def echo(port: int, chunk: bytes, count: int) -> float:
-    """MB/s of content through the echo."""
+    """Send content through the echo; return MB/s."""
 
     async def messages() -> AsyncIterator[bytes]:
         for _ in range(count):
@@ -81,7 +80,7 @@ async def echo(port: int, chunk: bytes, count: int) -> float:
 
 
 async def append(transport: Transport, chunk: bytes, count: int) -> float:
-    """MB/s of content appended and acknowledged, as one append."""
+    """Append content as one append; return MB/s."""
 
     async def content() -> AsyncIterator[bytes]:
         for _ in range(count):
@@ -94,7 +93,7 @@ async def append(transport: Transport, chunk: bytes, count: int) -> float:
 
 
 def write_and_hash(directory: Path, chunk: bytes, count: int) -> float:
-    """MB/s of content written to a new file and hashed, by nothing but system calls."""
+    """Write content to a new file and hash it; return MB/s."""
     digest, begun = hashlib.sha1(), time.perf_counter()
     with tempfile.TemporaryFile(dir=directory) as file:
         for index in range(count):
@@ -104,7 +103,7 @@ def write_and_hash(directory: Path, chunk: bytes, count: int) -> float:
 
 
 async def read(transport: Transport, length: int) -> float:
-    """MB/s of content read from the journal's begin."""
+    """Read content from the journal's begin; return MB/s."""
     request = pb.ReadRequest(journal="bench/wire", end_offset=length)
     begun = time.perf_counter()
     received = 0
@@ -116,7 +115,7 @@ async def read(transport: Transport, length: int) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the figures."""
     options = arguments(__doc__ or "", mib=256, chunk_kib=128)
     chunk = bytes(range(256)) * (options.chunk_kib << 2)
     count = (options.mib << 20) // len(chunk)

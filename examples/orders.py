@@ -1,4 +1,4 @@
-"""Orders, published and read back: the smallest program there is.
+"""Publish orders, and read them.
 
 It needs a broker (`gazette dev`) and the journals of `orders.journals.yaml`.
 """

@@ -1,15 +1,14 @@
-"""A whole cluster inside this process: a real Etcd child, real brokers, fragments in files.
+"""Cluster inside this process: an Etcd child process, brokers, and fragments in files.
 
-It is what ``gazette dev`` runs, what ``connect("embedded:///dir")`` opens, and what tests use::
+``gazette dev``, ``connect("embedded:///dir")`` and the pytest plugin use it::
 
     with EmbeddedCluster("gazette-data") as cluster:
         cluster.apply(open("journals.yaml").read())
         with Publisher(mapping=..., transport=cluster.transport) as publisher:
             ...
 
-Everything lives in one directory: ``etcd/``, ``fragments/`` (the root of ``file://`` stores) and
-``spools/``. A second start over the same directory goes on where the first one ended, also after
-``kill -9``.
+All data is in one directory: ``etcd/``, ``fragments/`` (the root of ``file://`` stores) and
+``spools/``. A second start with the same directory continues with its data, also after ``kill -9``.
 """
 
 from __future__ import annotations
@@ -49,36 +48,35 @@ __all__ = ["EmbeddedCluster", "connect"]
 _log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 60.0
-"""Etcd and a broker start in about a second; a machine that needs this long is unusable."""
+"""Limit of a start, which takes about a second."""
 
 RESUME_TIMEOUT_S = 10.0
-"""Journals of an earlier run are served again after some tenths of a second, or not at all."""
+"""Limit of waiting for the journals of an earlier run, which takes some tenths of a second."""
 
 STOP_TIMEOUT_S = 60.0
-"""Every part of a stop has a bound of its own; together they stay below this one."""
+"""Limit of a stop, above the sum of the limits of its parts."""
 
 STOP_GRACE_S = 2.0
-"""Calls under way have this long to end when the cluster stops: there is nobody to hand over to."""
+"""Limit of open calls when the cluster stops. No other broker can take them over."""
 
 ETCD_TXN_CHANGES = 100
-"""Changes of one Etcd transaction; its limit is 128 operations by default."""
+"""Changes per Etcd transaction, whose default limit is 128 operations."""
 
 
 class EmbeddedCluster:
-    """Etcd and brokers, in this process and its child.
+    """Etcd in a child process, and brokers in this process.
 
     Use it as a context manager, plain or asynchronous, or call :meth:`start` and :meth:`stop`
     (:meth:`astart` and :meth:`astop` on the SDK's event loop).
 
     Args:
-        data: directory of everything it keeps; made when missing.
+        data: directory of all data; created if it is missing.
         port: public port of the first broker; 0 takes a free one. Further brokers take free
             ones.
-        host: address to bind and to advertise; loopback unless told otherwise.
-        brokers: how many brokers.
-        durability: what an acknowledged append has survived.
-        sync_etcd: whether Etcd's writes reach the disk before they count. Only tests, whose data
-            dies with them, may say no.
+        host: address to bind and to advertise; by default loopback.
+        brokers: number of brokers.
+        durability: durability of acknowledged appends.
+        sync_etcd: False if Etcd need not force its writes to disk, for tests with temporary data.
         config: further fields of :class:`~gazette_sdk.broker.process.BrokerConfig`.
     """
 
@@ -121,14 +119,14 @@ class EmbeddedCluster:
 
     @property
     def transport(self) -> Transport:
-        """A transport to the first broker, without any port between."""
+        """Transport to the first broker, without a port."""
         self._require_running()
         assert self._transport is not None
         return self._transport
 
     @property
     def fragments(self) -> Path:
-        """Directory of stored fragments: the root of ``file://`` stores."""
+        """Directory of stored fragments, the root of ``file://`` stores."""
         return self.data / "fragments"
 
     @property
@@ -142,26 +140,26 @@ class EmbeddedCluster:
         return list(self._brokers)
 
     def start(self) -> Self:
-        """Start, from plain code.
+        """Start the cluster, from plain code.
 
         Raises:
             ConfigurationError: the port or the directory is in use, or no etcd was found.
-            GazetteError: a part of it failed.
+            GazetteError: the start failed.
         """
         sdk_loop.run(self.astart(), START_TIMEOUT_S)
         return self
 
     def stop(self) -> None:
-        """Stop, from plain code. What is not stored yet is stored first."""
+        """Stop the cluster, from plain code, and store its spools."""
         sdk_loop.run(self.astop(), STOP_TIMEOUT_S)
 
     def apply(self, specs: str) -> None:
-        """Create or change journals as a YAML document says, whatever their revisions.
+        """Create or change journals by a YAML document, and wait until brokers serve them.
 
-        Returns once brokers serve them.
+        Without ``revision``, a change matches any revision.
 
         Args:
-            specs: as for ``gazctl journals apply``.
+            specs: YAML as for ``gazctl journals apply``.
 
         Raises:
             ValidationError: the document or a journal in it is malformed.
@@ -170,7 +168,7 @@ class EmbeddedCluster:
         sdk_loop.run(self.aapply(specs), START_TIMEOUT_S)
 
     async def aapply(self, specs: str) -> None:
-        """As :meth:`apply`, on the SDK's event loop."""
+        """Apply specs as :meth:`apply` does, on the SDK's event loop."""
         root = journalspace.parse(specs)
         journalspace.push_down(root)
         request = journalspace.to_apply_request(root)
@@ -183,7 +181,7 @@ class EmbeddedCluster:
                 await self._served(change.upsert.name)
 
     async def astart(self) -> None:
-        """Start, on the SDK's event loop. After an error everything is stopped again."""
+        """Start the cluster, on the SDK's event loop. After an error it is stopped again."""
         if self._brokers:
             return
         try:
@@ -194,7 +192,7 @@ class EmbeddedCluster:
             ) from error
         await self._etcd_server.start()
         try:
-            await _revoke_leases_of_the_dead(self._etcd_server.endpoint)
+            await _revoke_old_leases(self._etcd_server.endpoint)
             for index in range(self._broker_count):
                 broker = self._make_broker(index)
                 self._brokers.append(broker)
@@ -206,7 +204,7 @@ class EmbeddedCluster:
             raise
 
     async def astop(self) -> None:
-        """Stop, on the SDK's event loop."""
+        """Stop the cluster, on the SDK's event loop."""
         brokers, self._brokers = self._brokers, []
         transport, self._transport = self._transport, None
         try:
@@ -217,10 +215,10 @@ class EmbeddedCluster:
             await self._etcd_server.stop()
 
     async def ended(self) -> None:
-        """Wait for as long as the cluster can go on; on the SDK's event loop.
+        """Wait until the cluster fails, on the SDK's event loop.
 
         Raises:
-            GazetteError: why it cannot.
+            GazetteError: the failure.
         """
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._etcd_ended())]
         waits += [asyncio.ensure_future(asyncio.shield(b.broker.ended)) for b in self._brokers]
@@ -233,7 +231,7 @@ class EmbeddedCluster:
                 future.cancel()
 
     async def _resumed(self) -> None:
-        """Wait until the journals of an earlier run are served again, where they can be."""
+        """Wait until the journals of an earlier run are served again, with a limit."""
         keyspace = self._brokers[0].broker.keyspace
         try:
             async with asyncio.timeout(RESUME_TIMEOUT_S):
@@ -243,17 +241,17 @@ class EmbeddedCluster:
             _log.warning("some journals are not served yet: they may require more brokers")
 
     async def _etcd_ended(self) -> None:
-        """Wait for the end of Etcd, which is an error as long as brokers need it."""
+        """Wait for the end of Etcd, and raise an error if brokers are running."""
         status = await self._etcd_server.wait()
         if self._brokers:
             raise EtcdUnavailableError(
                 f"the embedded etcd ended by itself, with status {status}; see "
-                f"{self.data / 'etcd' / 'etcd.log'}, and start the cluster again: it goes on where "
-                "it ended"
+                f"{self.data / 'etcd' / 'etcd.log'}, and start the cluster again: it continues "
+                "with its data"
             )
 
     async def _served(self, journal: str) -> None:
-        """Wait until as many brokers as it requires are in step on a journal."""
+        """Wait until a journal has all its replicas, and they are consistent."""
         keyspace = self._brokers[0].broker.keyspace
         while (item := keyspace.item(journal)) is not None:
             assignments = keyspace.assignments(journal)
@@ -305,25 +303,25 @@ class EmbeddedCluster:
         await sdk_loop.on_sdk_loop(self.astop())
 
 
-async def _revoke_leases_of_the_dead(endpoint: str) -> None:
-    """End the leases that brokers of an earlier process left when it was killed.
+async def _revoke_old_leases(endpoint: str) -> None:
+    """Revoke the leases that brokers of a killed process left.
 
-    This Etcd was started just now, by us, over a directory which we hold the lock of: whoever
-    holds a lease in it is dead. Waiting for the leases to run out would only take time.
+    This process has just started Etcd and holds the lock of its directory, so all holders of leases
+    are dead. Otherwise the cluster would wait until the leases expire.
     """
     async with aclosing(await Etcd.connect(endpoint)) as etcd:
         for lease in await etcd.leases():
-            with suppress(LeaseLostError):  # it has just run out by itself
+            with suppress(LeaseLostError):  # it has just expired
                 await etcd.revoke(lease)
 
 
 class EmbeddedTransport(Transport):
-    """Reaches journals of an :class:`EmbeddedCluster` of its own.
+    """Transport to an :class:`EmbeddedCluster`.
 
     The cluster starts with the first call, and stops with :meth:`aclose`.
 
     Args:
-        cluster: the cluster, not started yet.
+        cluster: the cluster, which is not started yet.
     """
 
     def __init__(self, cluster: EmbeddedCluster) -> None:
@@ -387,7 +385,7 @@ class EmbeddedTransport(Transport):
         return await (await self._started()).fragment_store_health(request)
 
     async def aclose(self) -> None:
-        """Stop the cluster, once it has started."""
+        """Stop the cluster. Waits for its start."""
         self._closed = True
         if self._starting is not None:
             await asyncio.wait([self._starting])
@@ -395,7 +393,7 @@ class EmbeddedTransport(Transport):
 
 
 def connect(url: str, **options: Any) -> Transport:
-    """A transport to ``embedded:///directory``; the cluster starts with its first call.
+    """Return a transport to ``embedded:///directory``. The cluster starts with its first call.
 
     Args:
         url: ``embedded:///`` and the absolute path of the directory.

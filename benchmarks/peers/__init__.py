@@ -1,7 +1,7 @@
-"""Systems that messages are measured on: ours, and what else a Python user could pick.
+"""Systems to compare: Gazette and others for Python users.
 
-- ``contender``: what each of them does, in the same order, with the same messages
-- ``gazette``: ours, in all the ways to publish and to read
+- ``contender``: the common measurement
+- ``gazette``: Gazette, with all methods of publishing and reading
 - ``redis_streams``, ``nats_jetstream``, ``kafka``: the others, with their own clients
-- ``servers/``: settings of their servers, and the versions of what ``scripts/peers`` installs
+- ``servers/``: settings of their servers, and the versions that ``scripts/peers`` installs
 """

@@ -1,15 +1,15 @@
-"""What every system under measurement does: the same work, on the same messages.
+"""Common measurement of all systems, on the same messages.
 
-A contender lives in a process of its own for one round. The round is:
+A contender runs in a new process for each round. The round is:
 
-1. warm up: some messages are published and consumed in each way, which is not counted; where only
-   latencies are measured, some are published one by one
-2. publish so many messages, in each way; the clock runs from making the first message until the
-   last one is acknowledged, so that encoding is within
-3. consume and decode them all, in each way
-4. publish one message after the other, each when the one before is acknowledged
-5. publish at a fixed rate, while somebody else reads at the end: from making a message until it
-   is decoded there
+1. warm up: publish and consume some messages with each method, which is not counted; if only
+   latencies are measured, publish some messages one by one
+2. publish messages with each method, from creating the first message to the last
+   acknowledgement, including encoding
+3. consume and decode them with each method
+4. publish one message after the other, each after the acknowledgement of the previous one
+5. publish at a fixed rate, while another thread or client reads at the end: from creating a
+   message to its decoding
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = [
 ]
 
 PARTITIONS = 4
-"""Partitions of a topic, or whatever a system has for them."""
+"""Partitions of a topic, or their equivalent."""
 
 WARM_UP_MESSAGES = 10_000
 WARM_UP_SINGLES = 200
 
 SINGLE_MESSAGES = 2000
-"""Messages which are published one by one, and messages whose tail latency is measured."""
+"""Number of messages that are published one by one, and of those with a tail latency."""
 
 TAIL_PER_S = 1000
 
@@ -52,7 +52,7 @@ Way = Callable[[str, int], float]
 
 
 def make(i: int) -> dict[str, Any]:
-    """The message of number ``i``: some 150 bytes of JSON."""
+    """Return message ``i``, about 150 bytes of JSON."""
     return {
         "key": "user-%d" % (i % 1000),  # noqa: UP031 - the quickest way, and not what is measured
         "amount": i * 0.5,
@@ -64,13 +64,13 @@ def make(i: int) -> dict[str, Any]:
 
 @dataclass
 class Round:
-    """What one contender did in one round.
+    """Result of one contender in one round.
 
     Attributes:
-        published_per_s: messages published and acknowledged per second, by way.
-        consumed_per_s: messages consumed and decoded per second, by way.
-        single_s: seconds from making a message to its acknowledgement, message by message.
-        tail_s: seconds from making a message to having it decoded elsewhere.
+        published_per_s: messages published and acknowledged per second, by method.
+        consumed_per_s: messages consumed and decoded per second, by method.
+        single_s: seconds from creating each message to its acknowledgement.
+        tail_s: seconds from creating each message to its decoding by the reader.
     """
 
     published_per_s: dict[str, float] = field(default_factory=dict)
@@ -80,14 +80,14 @@ class Round:
 
 
 class Contender(abc.ABC):
-    """One system.
+    """System under measurement.
 
     Attributes:
-        name: as it stands in tables.
-        durability: what an acknowledgement of it means; of one that syncs the disk for each
-            message, set on the object.
-        publishers: ways to publish.
-        consumers: ways to consume what was published in the first of them.
+        name: name in tables.
+        durability: meaning of its acknowledgements; set on the object if it syncs the disk for
+            each message.
+        publishers: methods of publishing.
+        consumers: methods of consuming the messages of the first publisher.
     """
 
     name: ClassVar[str]
@@ -97,25 +97,25 @@ class Contender(abc.ABC):
 
     @abc.abstractmethod
     def create(self, topic: str, partitions: int) -> None:
-        """Create a topic of so many partitions."""
+        """Create a topic."""
 
     # Latencies are those of one partition.
 
     @abc.abstractmethod
     def single(self, topic: str, count: int) -> list[float]:
-        """Publish and await message by message; seconds of each."""
+        """Publish and await message by message; return the seconds of each."""
 
     @abc.abstractmethod
     def tail(self, topic: str, count: int) -> list[float]:
-        """Publish at :data:`TAIL_PER_S` and read at the end; seconds of each message."""
+        """Publish at :data:`TAIL_PER_S` and read at the end; return the seconds of each."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Remove what was created, and disconnect."""
+        """Delete the topics, and disconnect."""
 
 
 def measure(contender: Contender, topic: str, messages: int, singles: int) -> Round:
-    """One round of a contender.
+    """Run one round of a contender.
 
     Args:
         contender: who.
@@ -155,7 +155,7 @@ def _measure_rates(contender: Contender, topic: str, messages: int, found: Round
 
 
 def one_by_one(publish: Callable[[dict[str, Any]], object], count: int) -> list[float]:
-    """Seconds that each of so many calls takes, making the message included."""
+    """Return the seconds of each call, including creating the message."""
     taken = []
     for i in range(count):
         begun = time.perf_counter()
@@ -165,10 +165,9 @@ def one_by_one(publish: Callable[[dict[str, Any]], object], count: int) -> list[
 
 
 class Tail:
-    """What a reader at the end sees.
+    """Latencies of a reader at the end.
 
-    Pilots, messages without a time, are sent until one of them arrives: from then on the reader is
-    known to be there.
+    The publisher sends pilots, messages without a time, until the reader receives one.
     """
 
     def __init__(self) -> None:
@@ -176,7 +175,7 @@ class Tail:
         self.is_following = threading.Event()
 
     def note(self, message: dict[str, Any]) -> None:
-        """A message is decoded."""
+        """Record a decoded message."""
         sent = message.get("t")
         if sent is None:
             self.is_following.set()
@@ -185,7 +184,7 @@ class Tail:
 
 
 def at_rate(publish: Callable[[dict[str, Any]], object], tail: Tail, count: int) -> None:
-    """Send pilots until the reader is there, then so many messages at :data:`TAIL_PER_S`."""
+    """Send pilots until the reader receives one, then messages at :data:`TAIL_PER_S`."""
     for _ in range(PILOTS_MAX):
         publish(make(0))
         if tail.is_following.wait(PILOT_INTERVAL_S):

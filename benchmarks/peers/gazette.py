@@ -1,4 +1,4 @@
-"""Ours: every way to publish and to read, against a broker in a process of its own."""
+"""Gazette: all methods of publishing and reading, with a broker in another process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["CONSUMERS", "PUBLISHERS", "SCHEMA", "Gazette", "apply", "columns", "
 BATCH_MESSAGES = 10_000
 
 CHANGES_MAX = 40
-"""Changes of journals at a time."""
+"""Changes of journals per transaction."""
 
 SCHEMA = pa.schema(
     [
@@ -45,7 +45,7 @@ _KEYS = np.array([make(i)["key"] for i in range(1000)])
 
 
 class Typed(msgspec.Struct):
-    """The message as a Struct."""
+    """Message as a Struct."""
 
     key: str
     amount: float
@@ -56,7 +56,7 @@ class Typed(msgspec.Struct):
 
 @dataclass
 class Plain(JsonMessage):
-    """The message as a dataclass."""
+    """Message as a dataclass."""
 
     key: str
     amount: float
@@ -66,7 +66,7 @@ class Plain(JsonMessage):
 
 
 def columns(begin: int, end: int) -> pa.RecordBatch:
-    """The messages of these numbers as columns."""
+    """Return messages as columns."""
     numbers = np.arange(begin, end)
     first = make(0)
     return pa.record_batch(
@@ -82,7 +82,7 @@ def columns(begin: int, end: int) -> pa.RecordBatch:
 
 
 def specs_of(topic: str, partitions: int, *, fragment_bytes: int = 1 << 30) -> str:
-    """The journals of a topic. Nothing is compressed, as with the others."""
+    """Return the journals of a topic, without compression as in the other systems."""
     children = "".join(f"  - name: {topic}/part-{i:03d}\n" for i in range(partitions))
     return f"""
 name: {topic}/
@@ -100,7 +100,7 @@ children:
 
 
 def apply(transport: Transport, specs: str) -> None:
-    """Create journals, as ``gazctl journals apply`` does, and wait until they can be used."""
+    """Create journals, and wait until they take appends."""
     root = journalspace.parse(specs)
     journalspace.push_down(root)
     sdk_loop.run(_apply(transport, journalspace.to_apply_request(root)))
@@ -117,7 +117,7 @@ async def _apply(transport: Transport, request: pb.ApplyRequest) -> None:
 
 
 class Gazette(Contender):
-    """Journals by the hash of a key, and a reader that delivers what is committed, once.
+    """Journals by the hash of a key, and a committed reader.
 
     Args:
         address: of the broker.

@@ -23,7 +23,7 @@ TIMEOUT_S = 60.0
 
 
 class Kafka(Contender):
-    """A topic of one replica. Its consumer delivers what is committed, as by default.
+    """Topic of one replica, with a consumer of committed records, the default.
 
     Args:
         synced: whether what is acknowledged is on the disk.
@@ -71,7 +71,7 @@ class Kafka(Contender):
         return time.perf_counter() - begun
 
     def _consume(self, topic: str, count: int) -> float:
-        """The clock starts at the first batch: joining the group is not counted."""
+        """Consume from the first batch on: joining the group is not counted."""
         settings = {"auto.offset.reset": "earliest", "enable.auto.commit": False}
         consumer = Consumer({**SERVERS, "group.id": topic, **settings})
         consumer.subscribe([topic])

@@ -23,7 +23,7 @@ TIMEOUT_S = 60.0
 
 
 class NatsJetStream(Contender):
-    """A stream of files with a subject for each partition."""
+    """File-based stream with a subject for each partition."""
 
     name = "NATS JetStream"
     durability = "written to a file; synced every two minutes (the default)"

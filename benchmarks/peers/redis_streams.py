@@ -19,7 +19,7 @@ READ_MESSAGES = 2000
 
 
 class RedisStreams(Contender):
-    """A stream for each partition.
+    """Redis stream for each partition.
 
     Args:
         synced: whether what is acknowledged is on the disk. It is a setting of the whole server.

@@ -1,1 +1,1 @@
-"""Counts the words of English text which is published to partitioned journals."""
+"""Word count of English text, which is published to partitioned journals."""

@@ -1,7 +1,7 @@
-"""The demo: publish text, count its words, read it back with Spark, compare the counts.
+"""Demo: publish text, count its words, read it with Spark, and compare the counts.
 
-Runs on a cluster of its own within this process: a real Etcd and a real broker, whose fragments
-are plain files in `demo-data/`. Ends by itself; a count that differs is a failure.
+Runs a cluster within this process: a real Etcd and a real broker, whose fragments are plain files
+in `demo-data/`. The exit status is 1 if counts differ.
 """
 
 import shutil
@@ -42,8 +42,8 @@ children:
 
 
 def main() -> int:
-    """Run the demo; the process's exit status."""
-    _make_room()
+    """Run the demo; return the exit status."""
+    _make_directory()
     expected = count(line.text for line in all_lines())
     with EmbeddedCluster(DATA) as cluster:
         print(f"A cluster runs at {cluster.address}; its data is in {DATA}/.")
@@ -58,11 +58,11 @@ def main() -> int:
     return 0 if agrees else 1
 
 
-def _make_room() -> None:
-    """Begin with an empty directory; only what an earlier demo made is removed."""
+def _make_directory() -> None:
+    """Make an empty directory. Delete only the directory of an earlier demo."""
     if DATA.exists():
         if not MARK.exists():
-            raise GazetteError(f"{DATA}/ exists and is not the demo's; move it away")
+            raise GazetteError(f"{DATA}/ exists and was not created by the demo; move it away")
         shutil.rmtree(DATA)
     DATA.mkdir()
     MARK.touch()
@@ -126,13 +126,13 @@ def _count_with_spark() -> Counter[str]:
     return counts
 
 
-def _compare(who: str, counted: Counter[str], expected: Counter[str]) -> bool:
+def _compare(reader: str, counted: Counter[str], expected: Counter[str]) -> bool:
     if counted == expected:
-        print(f"{who} counted {counted.total():,} words: the same as a plain Counter.")
+        print(f"{reader} counted {counted.total():,} words: the same as a plain Counter.")
         return True
     differing = sorted(word for word in counted | expected if counted[word] != expected[word])
     print(
-        f"{who} counted {counted.total():,} words, a plain Counter {expected.total():,};"
+        f"{reader} counted {counted.total():,} words, a plain Counter {expected.total():,};"
         f" they differ in {len(differing)} words, such as {differing[:5]}",
         file=sys.stderr,
     )

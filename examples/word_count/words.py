@@ -1,4 +1,4 @@
-"""The text, its messages, and how its words are counted."""
+"""Text of the demo, its messages, and the word count."""
 
 import re
 from collections import Counter
@@ -13,14 +13,14 @@ WORD = re.compile(r"[a-z]+")
 
 @dataclass
 class Line(JsonMessage):
-    """One line of a topic of Python's own documentation."""
+    """Line of a topic of Python's own documentation."""
 
     topic: str
     text: str
 
 
 def all_lines() -> Iterator[Line]:
-    """The text that every CPython ships for `help()`, line by line."""
+    """Yield the lines of the text that every CPython ships for `help()`."""
     for topic, text in topics.items():
         for line in text.splitlines():
             if line.strip():
@@ -28,7 +28,7 @@ def all_lines() -> Iterator[Line]:
 
 
 def count(texts: Iterable[str]) -> Counter[str]:
-    """How often each lower-case word occurs."""
+    """Count lower-case words."""
     words: Counter[str] = Counter()
     for text in texts:
         words.update(WORD.findall(text.lower()))

@@ -19,51 +19,41 @@ from gazette_sdk.message.uuid import Stamp, new_producer_id
 __all__ = ["Template", "lines_of", "run"]
 
 BLOCK_BYTES = 1 << 20
-"""What is read, and written, at once."""
+"""Size of one read of a file."""
 
-_FIELD = re.compile(r"\{\{(.*?)(\}\}|\Z)", re.DOTALL)
+_FIELD = re.compile(r"(\{\{.*?(?:\}\}|\Z))", re.DOTALL)
 
 
 class Template:
-    """Text with places for a UUID and a line.
+    """Text with fields for a UUID and a line.
 
     Args:
         text: literal text with ``{{.UUID}}`` and ``{{.Line}}``; blanks within braces are fine.
 
     Raises:
-        ConfigurationError: braces hold anything else.
+        ConfigurationError: a field has another name, or no end.
     """
 
     def __init__(self, text: str) -> None:
-        self._parts: list[bytes | None] = []
-        self._is_uuid: list[bool] = []
-        end = 0
-        for found in _FIELD.finditer(text):
-            self._add(_encoded(text[end : found.start()]))
-            name = found[1].strip()
-            if name not in {".UUID", ".Line"} or not found[2]:
-                raise ConfigurationError(
-                    f"--template: {found[0]!r} is neither {{{{.UUID}}}} nor {{{{.Line}}}}"
-                )
-            self._add(None, is_uuid=name == ".UUID")
-            end = found.end()
-        self._add(_encoded(text[end:]))
+        # Literal texts and names of fields alternate. The command line need not be UTF-8.
+        parts = _FIELD.split(text)
+        self._literals = [part.encode(errors="surrogateescape") for part in parts[::2]]
+        self._is_uuid = [self._field(part) == ".UUID" for part in parts[1::2]]
 
-    def _add(self, part: bytes | None, *, is_uuid: bool = False) -> None:
-        self._parts.append(part)
-        self._is_uuid.append(is_uuid)
+    def _field(self, part: str) -> str:
+        name = part[2:-2].strip()
+        if name not in {".UUID", ".Line"} or not part.endswith("}}"):
+            raise ConfigurationError(
+                f"--template: {part!r} is neither {{{{.UUID}}}} nor {{{{.Line}}}}"
+            )
+        return name
 
     def render(self, uuid: bytes, line: bytes) -> bytes:
-        """The text of one line."""
-        return b"".join(
-            part if part is not None else uuid if is_uuid else line
-            for part, is_uuid in zip(self._parts, self._is_uuid, strict=True)
-        )
-
-
-def _encoded(text: str) -> bytes:
-    """Text of the command line as it was given, whether or not that was UTF-8."""
-    return text.encode(errors="surrogateescape")
+        """Return the text of one line."""
+        rendered = self._literals[0]
+        for is_uuid, literal in zip(self._is_uuid, self._literals[1:], strict=True):
+            rendered += (uuid if is_uuid else line) + literal
+        return rendered
 
 
 def run(invocation: Invocation) -> None:
@@ -94,25 +84,25 @@ def _standard_input() -> BinaryIO:
 
 
 def lines_of(file: BinaryIO, name: str, max_length: int) -> Iterator[list[bytes]]:
-    """The lines of a file, without their terminators, as they come; never an empty list.
+    """Yield lists of the lines of a file, without their terminators; never an empty list.
 
     Args:
         file: an unbuffered file.
-        name: what errors call it.
+        name: name of the file in errors.
         max_length: greatest length of a line, without its terminator.
 
     Raises:
-        CommandFailedError: a line is longer. Those before it were yielded.
+        CommandFailedError: a line is longer. The lines before it were yielded.
     """
     rest, number = b"", 0
     while block := file.read(BLOCK_BYTES):
         *lines, rest = (rest + block).split(b"\n")
         found = [line.removesuffix(b"\r") for line in lines]
-        fitting = _fitting(found, max_length)
+        fitting = _count_fitting(found, max_length)
         if fitting:
             yield found[:fitting]
         number += fitting
-        # What is left may end in a carriage return, which does not count.
+        # The rest may end in a carriage return, which does not count.
         if fitting < len(found) or len(rest) > max_length + 1:
             raise _too_long(name, number, max_length)
     if rest:
@@ -122,8 +112,8 @@ def lines_of(file: BinaryIO, name: str, max_length: int) -> Iterator[list[bytes]
         yield [last]
 
 
-def _fitting(lines: list[bytes], max_length: int) -> int:
-    """How many lines there are before one that is too long."""
+def _count_fitting(lines: list[bytes], max_length: int) -> int:
+    """Return the number of lines before the first one that is too long."""
     if not lines or max(map(len, lines)) <= max_length:
         return len(lines)
     return next(index for index, line in enumerate(lines) if len(line) > max_length)

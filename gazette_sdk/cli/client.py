@@ -1,8 +1,8 @@
-"""Tools as clients of brokers: their options, and how they call (cli section 2)."""
+"""Connections of tools to brokers, and their options (cli section 2)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.server.options import Group, Option, Seconds, Settings
@@ -15,75 +15,113 @@ __all__ = [
     "ADDRESS_ALIASES",
     "BROKER_CLIENT",
     "ZONE",
-    "BrokerClientSettings",
+    "ConnectionSettings",
     "check_address",
     "open_broker",
 ]
 
+ADDRESS_HELP = "Address of a broker: http(s)://host:port or unix:///path"
 _SCHEMES = {"http", "https", "unix"}
 
 CONNECT_TIMEOUT_S = 8.0
-"""A broker which does not answer for so long is told of, rather than waited for in silence."""
+"""A call fails if no broker answers for this long."""
 
 
 class ZoneSettings(Settings):
-    """Where the tool runs."""
+    """Zone of the tool."""
 
     zone: Annotated[
         str, Option("Zone", "Availability zone of this tool; brokers of the same are preferred")
     ] = "local"
 
 
-class BrokerClientSettings(Settings):
-    """How a client reaches brokers."""
+class ConnectionSettings(Settings):
+    """Address of a broker, and credentials toward it."""
 
-    address: Annotated[
-        str, Option("Address", "Address of a broker: http(s)://host:port or unix:///path")
-    ] = "http://localhost:8080"
-    cert_file: Annotated[str, Option("CertFile", "Client certificate, PEM")] = ""
-    cert_key_file: Annotated[str, Option("CertKeyFile", "Its key, PEM")] = ""
+    address: Annotated[str, Option("Address", ADDRESS_HELP, env="BROKER_ADDRESS")] = (
+        "http://localhost:8080"
+    )
+    cert_file: Annotated[
+        str, Option("CertFile", "Client certificate, PEM", env="BROKER_CERT_FILE")
+    ] = ""
+    cert_key_file: Annotated[
+        str, Option("CertKeyFile", "Its key, PEM", env="BROKER_CERT_KEY_FILE")
+    ] = ""
     trusted_ca_file: Annotated[
-        str, Option("TrustedCAFile", "Authorities that sign the brokers' certificates, PEM")
+        str,
+        Option(
+            "TrustedCAFile",
+            "Authorities that sign the brokers' certificates, PEM",
+            env="BROKER_TRUSTED_CA_FILE",
+        ),
     ] = ""
     auth_keys: Annotated[
         str,
-        Option("AuthKeys", "Base64 keys of the cluster: the first signs requests", secret=True),
+        Option(
+            "AuthKeys",
+            "Base64 keys of the cluster: the first signs requests",
+            env="BROKER_AUTH_KEYS",
+            secret=True,
+        ),
     ] = ""
     auth_token: Annotated[
         str,
-        Option("AuthToken", "Ready-made bearer token, used where no keys are given", secret=True),
+        Option(
+            "AuthToken",
+            "Ready-made bearer token, used where no keys are given",
+            env="BROKER_AUTH_TOKEN",
+            secret=True,
+        ),
     ] = ""
+
+    def connect_options(self) -> dict[str, Any]:
+        """Return the arguments of :func:`~gazette_sdk.transport.connect.connect`."""
+        from gazette_sdk.transport.wires.tls import Tls  # noqa: PLC0415 - lazy
+
+        return {
+            "auth_keys": self.auth_keys,
+            "auth_token": self.auth_token,
+            "tls": Tls(
+                trusted_ca_file=self.trusted_ca_file,
+                cert_file=self.cert_file,
+                cert_key_file=self.cert_key_file,
+            ),
+        }
+
+
+class BrokerClientSettings(ConnectionSettings):
+    """Connection to brokers, with a route cache."""
+
     cache_size: Annotated[
         int,
         Option(
             "Size",
-            "Journals whose routes are remembered, to call their brokers directly and read "
-            "fragments from stores; 0 sends everything through the address",
+            "Number of journals whose routes are cached, to call their brokers directly and read "
+            "fragments from stores; 0 sends all calls to the address",
             long="cache.size",
+            env="BROKER_CACHE_SIZE",
         ),
     ] = 0
     cache_ttl_s: Annotated[
-        Seconds, Option("TTL", "How long a route is remembered", long="cache.ttl")
+        Seconds,
+        Option("TTL", "Lifetime of a cached route", long="cache.ttl", env="BROKER_CACHE_TTL"),
     ] = 60.0
 
 
 ZONE = Group("journals", ZoneSettings, env_prefix="")
-BROKER_CLIENT = Group(
-    "journals.Broker", BrokerClientSettings, prefix="broker.", env_prefix="BROKER_"
-)
+BROKER_CLIENT = Group("journals.Broker", BrokerClientSettings, prefix="broker.", env_prefix="")
 
 ADDRESS_ALIASES = {"BROKER_ADDRESS": "GAZETTE_ADDRESS"}
-"""``GAZETTE_ADDRESS`` is what the whole SDK knows; ``BROKER_ADDRESS`` is a tool's own."""
+"""``GAZETTE_ADDRESS`` is used by the whole SDK; ``BROKER_ADDRESS`` by tools alone, and wins."""
 
 
 def open_broker(invocation: Invocation) -> Transport:
-    """The transport that a tool's options describe. Opens no connection yet.
+    """Return the transport that a tool's options describe. It opens no connection yet.
 
     Raises:
-        ConfigurationError: the address, a certificate or a key cannot be used.
+        ConfigurationError: the address, a certificate or a key is invalid.
     """
     from gazette_sdk.transport.connect import connect  # noqa: PLC0415 - lazy
-    from gazette_sdk.transport.wires.tls import Tls  # noqa: PLC0415 - lazy
 
     client = invocation.settings(BROKER_CLIENT)
     return connect(
@@ -91,26 +129,20 @@ def open_broker(invocation: Invocation) -> Transport:
         zone=invocation.settings(ZONE).zone,
         cache_size=client.cache_size,
         cache_ttl_s=client.cache_ttl_s,
-        tls=Tls(
-            trusted_ca_file=client.trusted_ca_file,
-            cert_file=client.cert_file,
-            cert_key_file=client.cert_key_file,
-        ),
-        auth_keys=client.auth_keys,
-        auth_token=client.auth_token,
         connect_timeout_s=CONNECT_TIMEOUT_S,
+        **client.connect_options(),
     )
 
 
 def check_address(address: str, remedy: str) -> str:
-    """An address that a tool was given, if it is of a scheme that brokers have.
+    """Return an address if its scheme is one of brokers.
 
     Args:
-        address: as given.
-        remedy: where to give another one, in words.
+        address: the address that the user gave.
+        remedy: text that says where to give another address.
 
     Raises:
-        ConfigurationError: it is not.
+        ConfigurationError: it has no such scheme.
     """
     scheme, separator, _ = address.partition("://")
     if not separator or scheme.lower() not in _SCHEMES:

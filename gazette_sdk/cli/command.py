@@ -1,4 +1,4 @@
-"""What a command is: its options, its help, and by which function it runs."""
+"""Commands: their options, their help, and the function that runs them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Command:
     Attributes:
         name: its words, such as ``journals list``.
         summary: one line of help.
-        run: import path of what runs it, ``package.module:function``: a function of an
-            :class:`Invocation`, plain or a coroutine function, which raises what goes wrong.
-        groups: its own options.
-        details: help beyond the summary; paragraphs separated by empty lines.
-        examples: command lines and what each of them does.
-        arguments: what stands behind the options, as help shows it; empty for nothing.
-        arguments_min: least number of such arguments.
-        arguments_max: greatest number of them; ``None`` for any.
-        is_service: whether it runs unattended, so that its failures belong into its log.
+        run: import path ``package.module:function`` of a plain function or coroutine function
+            of one :class:`Invocation`.
+        groups: options of this command alone.
+        details: further help; paragraphs separated by empty lines.
+        examples: pairs of a command line and its description.
+        arguments: positional arguments, as help shows them; empty for none.
+        arguments_min: least number of positional arguments.
+        arguments_max: greatest number of positional arguments; ``None`` for no limit.
+        is_service: True if it runs unattended. Its failure is then written to its log.
     """
 
     name: str
@@ -45,29 +45,30 @@ class Command:
 
 @dataclass(frozen=True)
 class Invocation:
-    """A command that was called.
+    """Call of a command.
 
     Attributes:
         program: name of the program.
-        version: its version.
-        sources: where the values of options come from.
-        arguments: what stood behind the options.
-        known: options that the call accepted, with those of the program's other commands where
-            a command is about them.
+        version: version of the program.
+        sources: sources of the options' values.
+        arguments: positional arguments.
+        groups: options that the command accepts.
+        known: options that ``print-config`` prints; for other commands equal to ``groups``.
     """
 
     program: str
     version: str
     sources: Sources
     arguments: Sequence[str] = ()
+    groups: Sequence[Group[Any]] = ()
     known: Sequence[Group[Any]] = ()
     _loaded: dict[str, Settings] = field(default_factory=dict)
 
     def settings(self, group: Group[S]) -> S:
-        """The values of a group of options.
+        """Return the values of a group of options.
 
         Raises:
-            ConfigurationError: a value cannot be used, or a required one is missing.
+            ConfigurationError: a value is invalid, or a required value is missing.
         """
         key = f"{group.title} {group.prefix}"
         values = self._loaded.get(key)
@@ -78,5 +79,5 @@ class Invocation:
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """The environment it was called in."""
+        """Environment variables of the call."""
         return self.sources.environ

@@ -1,4 +1,4 @@
-"""``print-config``: the effective configuration, as the INI file which would have its effect."""
+"""``print-config``: the effective configuration as an INI file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["run"]
 
 
 def run(invocation: Invocation) -> None:
-    """Write it to standard output (cli section 1.5)."""
+    """Write the configuration to standard output (cli section 1.5)."""
     shown = [(group, load(group, invocation.sources, partial=True)) for group in invocation.known]
     show_secrets = invocation.settings(PRINT_CONFIG).show_secrets
     sys.stdout.write(print_config(shown, show_secrets=show_secrets))

@@ -16,7 +16,7 @@ __all__ = ["run"]
 
 _HOW_TO = """\
 Gazette is running at {address}
-{others}Everything is kept in {data}; Ctrl-C stops it, and `gazette dev` goes on from there.
+{others}Everything is kept in {data}; Ctrl-C stops it. `gazette dev` continues with that data.
 
   Create a journal:
     echo '{{name: examples/foobar, replication: 1,
@@ -36,14 +36,14 @@ Gazette is running at {address}
 """
 
 DEFAULT_PORT = 8080
-"""Tools find a broker at this port without being told."""
+"""Tools use a broker at this port by default."""
 
 
 async def run(invocation: Invocation) -> None:
     """Run a cluster until SIGTERM or Ctrl-C.
 
     Raises:
-        GazetteError: it could not start, or could not go on.
+        GazetteError: the cluster cannot start, or has failed.
     """
     settings = invocation.settings(DEV)
     data = _directory(settings.data)

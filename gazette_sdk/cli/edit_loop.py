@@ -1,4 +1,4 @@
-"""Specs in an editor, until they can be applied or the user gives up (cli section 6)."""
+"""Editing of specs in the user's editor, until they are applied or discarded (cli section 6)."""
 
 from __future__ import annotations
 
@@ -33,75 +33,52 @@ async def edit(
     environ: Mapping[str, str],
     apply: Callable[[str], Awaitable[None]],
 ) -> None:
-    """Let the user change ``text``, and apply what comes out.
+    """Open ``text`` in an editor, and apply the edited text.
 
     Args:
-        text: what to edit.
-        prefix: what names of the edited file begin with.
+        text: text to edit.
+        prefix: prefix of the edited file's name.
         environ: environment; ``GAZ_EDITOR`` or ``EDITOR`` is the editor, else ``vi``.
-        apply: applies the edited text. When it raises a :class:`GazetteError`, the editor opens
-            again with the reason, on the user's text.
+        apply: applies the edited text. If it raises a :class:`GazetteError`, the editor opens
+            again with the reason and the user's text.
 
     Raises:
-        CommandFailedError: the editor failed. Edits that could not be applied are kept, and the
-            message says where.
+        CommandFailedError: the editor failed. Edits that were not applied are kept, and the
+            message names their file.
     """
-    file = _EditedFile(prefix)
+    with tempfile.NamedTemporaryFile(prefix=prefix, delete=False) as file:
+        path = Path(file.name)
     problem = ""
     while True:
-        file.show(header(problem) + text)
-        await _run_editor(environ, file, kept=bool(problem))
-        edited = file.edited()
-        if not edited.strip():
-            file.remove()
-            _say("Cancelled; empty file.")
-            return
-        if edited == text:
-            if problem:
-                _say("Cancelled; no changes to invalid file.")
-                _say(f"Last edits saved to {file.path}.")
-            else:
-                file.remove()
-                _say("Cancelled; nothing to do.")
-            return
+        await asyncio.to_thread(path.write_text, header(problem) + text, encoding="utf-8")
+        await _run_editor(environ, path, is_kept=bool(problem))
         try:
-            await apply(edited)
-        except GazetteError as error:
-            text, problem = edited, explain(error)
-            continue
-        file.remove()
+            edited = without_generated(await asyncio.to_thread(path.read_text, encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise CommandFailedError(f"cannot read the edited file {path}: {error}") from error
+        if problem and edited == text:
+            sys.stderr.write("Cancelled; no changes to invalid file.\n")
+            sys.stderr.write(f"Last edits saved to {path}.\n")
+            return
+        if not edited.strip():
+            sys.stderr.write("Cancelled; empty file.\n")
+        elif edited == text:
+            sys.stderr.write("Cancelled; nothing to do.\n")
+        else:
+            try:
+                await apply(edited)
+            except GazetteError as error:
+                text, problem = edited, explain(error)
+                continue
+        await asyncio.to_thread(path.unlink, missing_ok=True)
         return
 
 
-class _EditedFile:
-    """The file that the user edits."""
-
-    def __init__(self, prefix: str) -> None:
-        with tempfile.NamedTemporaryFile(prefix=prefix, delete=False) as file:
-            self.path = Path(file.name)
-
-    def show(self, text: str) -> None:
-        """Put a text into it."""
-        self.path.write_text(text, encoding="utf-8")
-
-    def edited(self) -> str:
-        """What the user left in it."""
-        try:
-            text = self.path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise CommandFailedError(f"cannot read what was edited: {error}") from error
-        return without_generated(text)
-
-    def remove(self) -> None:
-        """Remove it."""
-        self.path.unlink(missing_ok=True)
-
-
 def header(problem: str) -> str:
-    """The generated lines above the text, which say how many they are.
+    """Return the generated lines above the text, which state their own number.
 
     Args:
-        problem: why the text was not applied; empty at first.
+        problem: reason why the text was not applied; empty at first.
     """
     lines = _INTRODUCTION.splitlines()
     if problem:
@@ -114,19 +91,19 @@ def header(problem: str) -> str:
 
 
 def without_generated(text: str) -> str:
-    """The text without the lines that this tool wrote."""
+    """Return the text without the lines that this tool generated."""
     kept = [line for line in text.splitlines(keepends=True) if line[:2] not in {NOTE, PROBLEM}]
     return "".join(kept)
 
 
-async def _run_editor(environ: Mapping[str, str], file: _EditedFile, *, kept: bool) -> None:
-    """Run the editor on the terminal, and wait for it; Ctrl-C is the editor's meanwhile."""
+async def _run_editor(environ: Mapping[str, str], path: Path, *, is_kept: bool) -> None:
+    """Run the editor on the terminal, and wait for it. Ctrl-C goes to the editor alone."""
     command = environ.get("GAZ_EDITOR") or environ.get("EDITOR") or "vi"
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, lambda: None)
     try:
         process = await asyncio.create_subprocess_exec(
-            "/bin/sh", "-c", f"{command} {shlex.quote(str(file.path))}"
+            "/bin/sh", "-c", f"{command} {shlex.quote(str(path))}"
         )
         status = await process.wait()
     finally:
@@ -134,12 +111,8 @@ async def _run_editor(environ: Mapping[str, str], file: _EditedFile, *, kept: bo
     if status == 0:
         return
     text = f"the editor `{command}` ended with status {status}; nothing was applied"
-    if kept:
-        text += f"; last edits saved to {file.path}"
+    if is_kept:
+        text += f"; last edits saved to {path}"
     else:
-        file.remove()
+        await asyncio.to_thread(path.unlink, missing_ok=True)
     raise CommandFailedError(text)
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")

@@ -1,4 +1,4 @@
-"""What a user sees when something failed: one line on standard error, and a status."""
+"""Errors as users see them: one line on standard error, and an exit status."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from gazette_sdk.errors import GazetteError
 __all__ = ["TERMINATION_LOG", "CommandFailedError", "explain", "report"]
 
 TERMINATION_LOG = Path("/dev/termination-log")
-"""Where it exists, a supervisor (Kubernetes) reads from it why a process ended."""
+"""If this file exists, a supervisor (Kubernetes) reads from it why a process ended."""
 
 _log = logging.getLogger("gazette_sdk.cli")
 
 
 class CommandFailedError(GazetteError):
-    """A command did what it could and has to end with a status other than zero."""
+    """Failure of a command, which ends with a status other than zero."""
 
 
 def explain(error: BaseException) -> str:
-    """What an error is about, in one line."""
+    """Return the text of an error in one line."""
     if isinstance(error, BaseExceptionGroup):
         return explain(error.exceptions[0])
     text = str(error)
@@ -33,12 +33,12 @@ def explain(error: BaseException) -> str:
 
 
 def report(program: str, error: BaseException, *, in_log: bool) -> None:
-    """Tell of the error that ends a process.
+    """Report the error that ends a process.
 
     Args:
         program: name of the program.
-        error: what went wrong.
-        in_log: write a log record of level fatal, rather than a plain line.
+        error: the error.
+        in_log: write a log record of level fatal instead of a plain line.
     """
     text = explain(error)
     if TERMINATION_LOG.exists():

@@ -1,4 +1,4 @@
-"""How results are written: tables for people, JSON and protobuf text for programs (cli 4.1)."""
+"""Output formats: tables for people, JSON and protobuf text for programs (cli 4.1)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gazette_sdk.protocol import broker_pb2 as pb
 __all__ = ["NONE", "age", "fragment_json", "iec_bytes", "message_json", "proto_text", "write_table"]
 
 NONE = "<none>"
-"""What a cell of a table shows for nothing."""
+"""Cell of a table without a value."""
 
 TABLE_WIDTH_MAX = 1 << 20
-"""Rows are never wrapped or cut, whatever the terminal: scripts read them."""
+"""Rows are never wrapped or cut to the terminal's width, because scripts read them."""
 
 
 def write_table(
@@ -31,8 +31,8 @@ def write_table(
 
     Args:
         headers: of the columns; written in upper case.
-        rows: cells.
-        file: where to; by default standard output.
+        rows: cells of each row.
+        file: output file; by default standard output.
     """
     from rich.box import SQUARE  # noqa: PLC0415 - other formats need no rich
     from rich.console import Console  # noqa: PLC0415 - as above
@@ -48,15 +48,15 @@ def write_table(
 
 
 def proto_text(message: Message) -> str:
-    """Protobuf text of a message, one field per line."""
+    """Return the protobuf text of a message, one field per line."""
     return str(text_format.MessageToString(message, as_utf8=True))
 
 
 def message_json(message: Message) -> bytes:
-    """A message as one line of JSON, as the proto3 mapping says.
+    """Return a message as one line of JSON, by the proto3 mapping.
 
-    Original names of fields, all of them: integers of 64 bits as strings, enums by name, absent
-    messages ``null``.
+    All fields are written, under their original names: 64-bit integers as strings, enums by
+    name, absent messages as ``null``.
     """
     return orjson.dumps(_message(message))
 
@@ -88,7 +88,7 @@ def _value(field: Any, value: Any) -> Any:
 
 
 def fragment_json(fragment: pb.FragmentsResponse._Fragment) -> bytes:
-    """A listed fragment as one line of JSON: plain numbers, and without zero values."""
+    """Return a listed fragment as one line of JSON, with plain numbers and without zero values."""
     spec = fragment.spec
     found = {
         "journal": spec.journal,
@@ -111,7 +111,7 @@ def _nonzero(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def iec_bytes(count: int) -> str:
-    """A number of bytes in binary units, such as ``1.1 KiB``."""
+    """Return a number of bytes in binary units, such as ``1.1 KiB``."""
     if count < 1024:
         return f"{count} B"
     size = float(count)
@@ -134,7 +134,7 @@ _SPANS = (
 
 
 def age(unix_s: int, now_s: float | None = None) -> str:
-    """How long ago a time was, such as ``3 years ago``."""
+    """Return the age of a time in words, such as ``3 years ago``."""
     elapsed_s = (time.time() if now_s is None else now_s) - unix_s
     if elapsed_s < 1:
         return "now"

@@ -1,4 +1,4 @@
-"""``gazctl``: the operators' tool (cli section 4)."""
+"""``gazctl``: the tool of operators (cli section 4)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _ATTACH_UUIDS = Command(
     "gazette_sdk.cli.attach_uuids:run",
     (ATTACH_UUIDS,),
     details=(
-        "Prepares lines for journals whose readers drop duplicates: CSV by default. UUIDs of a "
-        "run ascend and have one producer. Without files, reads standard input."
+        "Prepares lines for journals whose readers drop duplicates: CSV by default. The UUIDs of a "
+        "run ascend and have one producer. Without files it reads standard input."
     ),
     examples=(
-        ("gazctl attach-uuids --skip-header rides.csv", "CSV whose first column is the UUID"),
+        ("gazctl attach-uuids --skip-header rides.csv", "CSV with the UUID as first column"),
         (
             "gazctl attach-uuids --template=$'{{.UUID}}\\t{{.Line}}\\n' < lines",
             "another template; newlines in it must be real ones",
@@ -41,13 +41,13 @@ _PRINT_CONFIG = Command(
     "Print the effective configuration as an INI file",
     "gazette_sdk.cli.configuration:run",
     (PRINT_CONFIG,),
-    details="What equals its default is commented. Keys and tokens are shown when asked for only.",
-    examples=(("gazctl print-config > gazctl.ini", "a file to begin with"),),
+    details="Defaults are comments. Keys and tokens are shown with --show-secrets only.",
+    examples=(("gazctl print-config > gazctl.ini", "write a first INI file"),),
 )
 
 GAZCTL = Program(
     name="gazctl",
-    summary="gazctl: see and change what runs in a Gazette cluster.",
+    summary="gazctl: inspect and change the journals of a Gazette cluster.",
     commands=(*JOURNALS, _ATTACH_UUIDS, _PRINT_CONFIG),
     ini="gazctl.ini",
     shared={"journals": (BROKER_CLIENT, ZONE, _JOURNALS_LOGGING)},
@@ -56,7 +56,7 @@ GAZCTL = Program(
 
 
 def main() -> int:
-    """Run ``gazctl`` with this process's arguments; returns the status to exit with."""
+    """Run ``gazctl`` with this process's arguments; return the exit status."""
     return GAZCTL.main()
 
 

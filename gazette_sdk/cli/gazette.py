@@ -1,4 +1,4 @@
-"""``gazette``: brokers (cli section 3), clusters for development, and what a cluster can do."""
+"""``gazette``: brokers (cli section 3), clusters for development, and benchmarks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _SERVE = Command(
     details=(
         "gRPC and HTTP share one port. Without --broker.host, or with a loopback name, only this "
         "machine is served; any other name is advertised, and all interfaces are served.\n\n"
-        "SIGTERM or Ctrl-C drain: the journals are handed to other brokers, what is not stored "
-        "yet is stored, and the process ends with status 0. That needs other brokers with room; "
-        "further signals change nothing."
+        "SIGTERM or Ctrl-C drain the broker: its journals move to other brokers, its spools are "
+        "stored, and it ends with status 0. This needs other brokers with room. Further signals "
+        "change nothing."
     ),
     examples=(
         (
@@ -43,34 +43,34 @@ _DEV = Command(
     "gazette_sdk.cli.dev:run",
     (DEV, LOGGING),
     details=(
-        "Prints how to reach it. Ctrl-C stops it; the next start over the same directory goes on "
-        "from there, also after it was killed."
+        "Prints its address and examples. Ctrl-C stops it. The next start with the same directory "
+        "finds all journals and their content, also after a kill."
     ),
     examples=(
         ("gazette dev", "at http://localhost:8080, with its data in ./gazette-data"),
-        ("gazette dev --data /tmp/play --port 9090 --brokers 3", "three brokers, elsewhere"),
+        ("gazette dev --data /tmp/play --port 9090 --brokers 3", "three brokers at another port"),
     ),
 )
 
 _BENCH = Command(
     "bench",
-    "Measure a cluster: publishing, tail latency, catch-up reads; and check what it does",
+    "Measure a cluster: publishing, tail latency and catch-up reads; and verify all messages",
     "gazette_sdk.cli.bench.command:run",
     (BENCH, BENCH_CLUSTER, LOGGING),
     details=(
-        "Makes journals of its own, publishes dicts to them and reads them back, with the SDK's "
-        "Publisher and Reader, and removes the journals again. What brokers stored of them stays "
-        "in the store, below --prefix.\n\n"
-        "`publish` publishes as fast as it goes, and counts what is acknowledged. `tail` publishes "
-        "at a fixed rate, while another process reads: a latency counts from the time when its "
-        "message was due, also where it was sent late. `read` reads everything back and compares "
-        "it with what was acknowledged. Messages which were lost, duplicated, reordered or changed "
-        "are named, and the status is 1.\n\n"
-        "An interrupted run cleans up, too."
+        "Creates journals, publishes dicts to them and reads them with the SDK's Publisher and "
+        "Reader, and deletes the journals. Fragments which brokers stored stay in the store, below "
+        "--prefix.\n\n"
+        "`publish` publishes as fast as possible until all messages are acknowledged. `tail` "
+        "publishes at a fixed rate while another process reads: a latency counts from the time "
+        "when its message was due, even if it was sent late. `read` reads all messages and "
+        "compares them with those that were acknowledged. Lost, duplicated, reordered and changed "
+        "messages are named, and the status is 1.\n\n"
+        "An interrupted run deletes its journals, too."
     ),
     examples=(
         ("gazette bench", "the cluster at GAZETTE_ADDRESS, or http://localhost:8080"),
-        ("gazette bench --embedded", "a cluster of its own, on this machine"),
+        ("gazette bench --embedded", "a temporary cluster on this machine"),
         (
             "gazette bench --mode publish_batch --messages 1000000 --size 500 --journals 16",
             "messages in lists of a thousand",
@@ -88,20 +88,20 @@ _PRINT_CONFIG = Command(
     "Print the effective configuration of `serve` as an INI file",
     "gazette_sdk.cli.configuration:run",
     (BROKER, ETCD, DEBUG, LOGGING, PRINT_CONFIG),
-    details="What equals its default is commented. Keys and tokens are shown when asked for only.",
-    examples=(("gazette print-config > gazette.ini", "a file to begin with"),),
+    details="Defaults are comments. Keys and tokens are shown with --show-secrets only.",
+    examples=(("gazette print-config > gazette.ini", "write a first INI file"),),
 )
 
 GAZETTE = Program(
     name="gazette",
-    summary="gazette: brokers of append-only journals.",
+    summary="gazette: brokers of append-only journals, and benchmarks.",
     commands=(_SERVE, _DEV, _BENCH, _PRINT_CONFIG),
     ini="gazette.ini",
 )
 
 
 def main() -> int:
-    """Run ``gazette`` with this process's arguments; returns the status to exit with."""
+    """Run ``gazette`` with this process's arguments; return the exit status."""
     return GAZETTE.main()
 
 

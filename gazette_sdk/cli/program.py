@@ -1,4 +1,4 @@
-"""From a command line to a command that runs, and its exit status (cli section 1)."""
+"""Programs with commands: parsing of command lines, and exit statuses (cli section 1)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import importlib.metadata
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from gazette_sdk.cli.command import Command, Invocation
 from gazette_sdk.cli.failure import report
@@ -29,10 +29,10 @@ from gazette_sdk.server.watchful_loop import new_loop
 __all__ = ["FAILED", "INTERRUPTED", "Program"]
 
 FAILED = 1
-"""Status of a command that failed, and of mistakes on the command line."""
+"""Exit status of a command that failed, and of a wrong command line."""
 
 INTERRUPTED = 130
-"""Status of a command that Ctrl-C ended, as shells know it."""
+"""Exit status of a command that Ctrl-C ended, as in shells."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Program:
     """A program with commands.
 
     Attributes:
-        name: what it is called.
+        name: name of the program.
         summary: one line of help.
         commands: its commands.
         ini: name of its INI file.
-        shared: options of all commands whose first word is the key. They may stand before the
-            words that follow, or behind them.
-        aliases: environment variables, each with one that stands in for it where it is not set.
+        shared: options of all commands whose first word is the key. They may stand before or
+            behind the words that follow.
+        aliases: environment variables, each with the variable that replaces it if it is not set.
     """
 
     name: str
@@ -57,46 +57,57 @@ class Program:
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
-        """Run what a command line says.
+        """Run the command that a command line names.
 
         Args:
-            arguments: those behind the program's name; by default this process's.
+            arguments: the arguments behind the program's name; by default this process's.
 
         Returns:
-            The status to exit with.
+            The exit status.
         """
         in_log = False
         try:
-            return self._main(list(sys.argv[1:] if arguments is None else arguments))
-        except _FailureOfServiceError as failure:
-            in_log, error = True, failure.error
-        except ExceptionGroup as group:
-            foreign = group.split((GazetteError, OSError))[1]
-            if foreign is not None:
-                raise
-            error = group
+            parsed = self._parse(list(sys.argv[1:] if arguments is None else arguments))
+            if isinstance(parsed, int):
+                return parsed
+            command, invocation = parsed
+            in_log = _configure_log(invocation) or command.is_service
+            _run(command, invocation)
         except BrokenPipeError:
-            # Whoever read our output has seen enough. Python must not try to flush it again.
+            # The reader of our output has closed it. Python must not flush to it at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return FAILED
-        except (GazetteError, OSError) as failure:
-            error = failure
+        except ExceptionGroup as group:
+            if group.split((GazetteError, OSError))[1] is not None:
+                raise
+            report(self.name, group, in_log=in_log)
+            return FAILED
+        except (GazetteError, OSError) as error:
+            report(self.name, error, in_log=in_log)
+            return FAILED
         except KeyboardInterrupt:
             return INTERRUPTED
-        report(self.name, error, in_log=in_log)
-        return FAILED
+        return 0
 
     @property
     def version(self) -> str:
-        """The version this program was installed as."""
+        """Installed version of the package."""
         try:
             return importlib.metadata.version("gazette-sdk")
         except importlib.metadata.PackageNotFoundError:
             return "development"
 
-    # ---------------------------------------------------------------- inside
+    def all_groups(self) -> tuple[Group[Any], ...]:
+        """Return the options of all commands, shared options first."""
+        found: dict[str, Group[Any]] = {}
+        for command in self.commands:
+            for group in (*self.shared.get(command.name.split()[0], ()), *command.groups):
+                if any(bound.option.in_ini for bound in group.options):
+                    found.setdefault(f"{group.title} {group.prefix}", group)
+        return tuple(found.values())
 
-    def _main(self, arguments: list[str]) -> int:
+    def _parse(self, arguments: list[str]) -> tuple[Command, Invocation] | int:
+        """Return the command to run, or the exit status of a command line that only shows help."""
         words, rest = self._words(arguments)
         command = next((each for each in self.commands if each.name == " ".join(words)), None)
         if command is None:
@@ -113,46 +124,15 @@ class Program:
             self.version,
             Sources(parsed.values, find_ini(self.ini), self._environ()),
             tuple(parsed.positional),
+            groups=groups,
             known=self.all_groups() if command.name == "print-config" else groups,
         )
         for group in groups:
-            invocation.settings(group)  # what is wrong is told before anything happens
-        return self._run(command, invocation, groups)
-
-    def _run(self, command: Command, invocation: Invocation, groups: Sequence[Group[Any]]) -> int:
-        in_log = command.is_service
-        for group in groups:
-            values = invocation.settings(group)
-            if isinstance(values, LoggingSettings):
-                from gazette_sdk.server.logging import configure_logging  # noqa: PLC0415 - lazy
-
-                configure_logging(values.level, values.format)
-                in_log = in_log or values.format == "json"
-        try:
-            outcome = _resolve(command.run)(invocation)
-            if inspect.isawaitable(outcome):
-                with asyncio.Runner(loop_factory=new_loop) as runner:
-                    runner.run(_on_this_loop(outcome))
-            sys.stdout.flush()
-        except BrokenPipeError:
-            raise
-        except (GazetteError, OSError) as error:
-            if in_log:
-                raise _FailureOfServiceError(error) from error
-            raise
-        return 0
-
-    def all_groups(self) -> tuple[Group[Any], ...]:
-        """The options of all commands, those that commands share before their own."""
-        found: dict[str, Group[Any]] = {}
-        for command in self.commands:
-            for group in (*self.shared.get(command.name.split()[0], ()), *command.groups):
-                if any(bound.option.in_ini for bound in group.options):
-                    found.setdefault(f"{group.title} {group.prefix}", group)
-        return tuple(found.values())
+            invocation.settings(group)  # report wrong values before the command does anything
+        return command, invocation
 
     def _words(self, arguments: list[str]) -> tuple[list[str], list[str]]:
-        """The words that name a command, and the arguments without them."""
+        """Return the words that name a command, and the arguments without them."""
         rest, words = list(arguments), list[str]()
         while any(each.name.split()[: len(words)] == words for each in self.commands):
             if any(each.name.split() == words for each in self.commands):
@@ -165,10 +145,10 @@ class Program:
         return words, rest
 
     def _explain_commands(self, words: list[str], arguments: list[str]) -> int:
-        """Help where no command was named, or one that does not exist."""
+        """Print help if the command line names no command, or an unknown one."""
         listed = [each for each in self.commands if words and each.name.split()[0] == words[0]]
-        within = words[0] if listed else ""
-        text = program_help(self.name, self.summary, listed or self.commands, within)
+        parent = words[0] if listed else ""
+        text = program_help(self.name, self.summary, listed or self.commands, parent)
         unknown = len(words) > 1 or (words and not listed)
         if not unknown and any(argument in {"-h", "--help"} for argument in arguments):
             self._print_help(text)
@@ -189,18 +169,10 @@ class Program:
 
     def _environ(self) -> dict[str, str]:
         environ = dict(os.environ)
-        for name, stand_in in self.aliases.items():
-            if name not in environ and environ.get(stand_in):
-                environ[name] = environ[stand_in]
+        for name, alias in self.aliases.items():
+            if name not in environ and environ.get(alias):
+                environ[name] = environ[alias]
         return environ
-
-
-class _FailureOfServiceError(Exception):
-    """The error of a command whose failures belong into its log."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(str(error))
-        self.error = error
 
 
 def _check_count(command: Command, arguments: Sequence[str]) -> None:
@@ -215,13 +187,29 @@ def _check_count(command: Command, arguments: Sequence[str]) -> None:
         )
 
 
-def _resolve(path: str) -> Callable[[Invocation], Any]:
-    module, _, name = path.partition(":")
-    return cast("Callable[[Invocation], Any]", getattr(importlib.import_module(module), name))
+def _configure_log(invocation: Invocation) -> bool:
+    """Configure logging by the command's options; return True if it logs JSON."""
+    for group in invocation.groups:
+        values = invocation.settings(group)
+        if isinstance(values, LoggingSettings):
+            from gazette_sdk.server.logging import configure_logging  # noqa: PLC0415 - lazy
+
+            configure_logging(values.level, values.format)
+            return values.format == "json"
+    return False
 
 
-async def _on_this_loop(work: Any) -> None:
-    """Run a command on the loop of the main thread, which is the only one then."""
+def _run(command: Command, invocation: Invocation) -> None:
+    module, _, name = command.run.partition(":")
+    outcome = getattr(importlib.import_module(module), name)(invocation)
+    if inspect.isawaitable(outcome):
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(_adopt_loop(outcome))
+    sys.stdout.flush()
+
+
+async def _adopt_loop(work: Awaitable[None]) -> None:
+    """Run a command on the main thread's loop, which becomes the SDK's loop."""
     from gazette_sdk.transport.loop import adopt_running_loop  # noqa: PLC0415 - lazy
 
     adopt_running_loop()

@@ -32,22 +32,21 @@ __all__ = ["configuration_of", "run"]
 _log = logging.getLogger(__name__)
 
 PERSIST_TIMEOUT_S = 6 * 3600.0
-"""A broker that drains uploads what it holds for as long as stores take; supervisors give it six
-hours (operations section 8)."""
+"""Limit of uploading spools after a drain; supervisors allow six hours (operations section 8)."""
 
 DRAIN_NOTICE_S = 10.0
-"""A drain that takes longer is told of: often there is nobody to take the journals over."""
+"""A longer drain is logged: usually no other broker can take the journals over."""
 
 
 async def run(invocation: Invocation) -> None:
     """Serve until SIGTERM or SIGINT, then drain.
 
     Raises:
-        GazetteError: it could not start, or could not go on, as after losing its lease.
+        GazetteError: the broker cannot start, or has failed, for example by losing its lease.
     """
     settings, etcd = invocation.settings(BROKER), invocation.settings(ETCD)
     settings = settings.model_copy(update={"id": settings.id or pet_name()})
-    authority_for(settings.auth_keys)  # malformed keys are told of before anything is bound
+    authority_for(settings.auth_keys)  # report malformed keys before binding a port
     groups: tuple[Group[Any], ...] = (BROKER, ETCD, DEBUG)
     configuration = {
         group.title: public_values(group, invocation.settings(group)) for group in groups
@@ -63,17 +62,17 @@ async def run(invocation: Invocation) -> None:
         try:
             await _until_drained(broker, stop)
         except BaseException:
-            await broker.stop()  # what cannot be stored soon stays in the spool directory
+            await broker.stop()  # content that is not stored yet stays in the spool directory
             raise
         await broker.stop(persist_timeout_s=PERSIST_TIMEOUT_S)
     _log.info("goodbye")
 
 
 def configuration_of(settings: BrokerSettings, etcd: EtcdSettings, endpoint: str) -> BrokerConfig:
-    """A broker's configuration, as its options say.
+    """Return the configuration that the options of a broker describe.
 
     Args:
-        settings: options of the broker; its id is set.
+        settings: options of the broker, with an id.
         etcd: options of its Etcd.
         endpoint: the endpoint to advertise.
     """
@@ -117,13 +116,13 @@ def _path(text: str) -> Path | None:
 
 
 async def _until_drained(broker: ServedBroker, stop: StopSignal) -> None:
-    """Start, serve until the first signal, and drain."""
+    """Start the broker, serve until the first signal, and drain."""
     starting: asyncio.Future[Any] = asyncio.ensure_future(broker.start())
     signalled: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait([starting, signalled], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
-            return  # there is nothing to drain yet
+            return  # no journal is served yet
         await starting
         _log.info("serving", extra={"endpoint": broker.endpoint, **_identity(broker)})
         ended = broker.broker.ended

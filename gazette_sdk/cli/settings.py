@@ -1,4 +1,4 @@
-"""Options of commands which stand alone."""
+"""Options of ``attach-uuids``, ``print-config`` and ``dev``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = [
 
 
 class AttachUuidsSettings(Settings):
-    """Of ``gazctl attach-uuids``."""
+    """Options of ``gazctl attach-uuids``."""
 
     template: Annotated[
         str,
@@ -35,7 +35,7 @@ class AttachUuidsSettings(Settings):
 
 
 class PrintConfigSettings(Settings):
-    """Of ``print-config``."""
+    """Options of ``print-config``."""
 
     show_secrets: Annotated[
         bool, Option("ShowSecrets", "Write keys and tokens, too", in_ini=False)
@@ -43,7 +43,7 @@ class PrintConfigSettings(Settings):
 
 
 class DevSettings(Settings):
-    """Of ``gazette dev``."""
+    """Options of ``gazette dev``."""
 
     data: Annotated[str, Option("Data", "Directory of everything the cluster keeps")] = (
         "./gazette-data"

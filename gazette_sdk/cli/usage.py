@@ -1,4 +1,4 @@
-"""Help texts: of a program, and of each of its commands."""
+"""Help texts of programs and commands."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _VALUE_NAMES = {
 }
 
 
-def program_help(program: str, summary: str, commands: Sequence[Command], within: str = "") -> str:
-    """The help of a program, or of its commands below a word.
+def program_help(program: str, summary: str, commands: Sequence[Command], parent: str = "") -> str:
+    """Return the help of a program, or of its commands below a word.
 
     Args:
         program: the program's name.
-        summary: what it is for.
-        commands: those to list.
-        within: first word of the commands, where only they are meant.
+        summary: one line about the program.
+        commands: the commands to list.
+        parent: first word of the listed commands; empty for all commands.
     """
-    called = f"{program} {within}".rstrip()
+    called = f"{program} {parent}".rstrip()
     width = max(len(command.name) for command in commands) + 2
     lines = [summary, "", f"Usage: {called} COMMAND [OPTION...]", "", "Commands:"]
     lines += [f"  {command.name:{width}}{command.summary}" for command in commands]
@@ -44,12 +44,12 @@ def command_help(
     command: Command,
     shared: Sequence[Group[Settings]],
 ) -> str:
-    """The help of a command.
+    """Return the help of a command.
 
     Args:
         program: the program's name.
         command: the command.
-        shared: options of the commands above it, which it takes too.
+        shared: options of its parent command, which it takes, too.
     """
     called = f"{program} {command.name}"
     arguments = f" {command.arguments}" if command.arguments else ""
@@ -97,7 +97,7 @@ def _notes(group: Group[Settings], bound: BoundOption) -> Iterator[str]:
 
 def _wrapped(text: str, indent: str) -> str:
     width = min(shutil.get_terminal_size((100, 0)).columns, 100)
-    if text.startswith("  "):  # a block to keep as it is
+    if text.startswith("  "):  # a preformatted block
         return text
     return textwrap.fill(
         " ".join(text.split()),

@@ -1,6 +1,6 @@
-"""What users test their own code with.
+"""Test tools for users of the SDK.
 
 - ``plugin``: the pytest fixtures ``gazette`` and ``gazette_cluster``
-- ``framings``: tests that any :class:`~gazette_sdk.framing.Framing` must pass; derive from them
-- ``transports``: a suite that any :class:`~gazette_sdk.transport.base.Transport` can be run through
+- ``framings``: contract tests of a :class:`~gazette_sdk.framing.Framing`
+- ``transports``: contract tests of a :class:`~gazette_sdk.transport.base.Transport`
 """

@@ -1,16 +1,15 @@
-"""A suite that any framing must pass: what readers and publishers rely on.
+"""Contract tests of framings: the behaviour that readers and publishers require.
 
-Derive a test class, and say what your framing is for::
+Derive a test class, with your framing and its payloads::
 
     class TestMyFraming(FramingContract):
         framing = MyFraming()
         payloads = st.binary(max_size=100)     # a Hypothesis strategy
-        refused = (b"what it cannot hold",)
+        refused = (b"a payload it cannot hold",)
         broken = (b"bytes that are no frame",)
 
-pytest then runs each promise as a test of its own. The last of them publishes to a journal and
-reads it back; it needs the fixture ``gazette``, or a fixture ``contract_transport`` of your own.
-Needs Hypothesis.
+The last test publishes to a journal and reads it. It needs the fixture ``gazette``, or a fixture
+``transport`` in your class. The tests need Hypothesis.
 """
 
 from __future__ import annotations
@@ -38,21 +37,20 @@ from gazette_sdk.transport.loop import run
 __all__ = ["FramingContract", "Reading", "check_frames", "read_through"]
 
 WAIT_S = 20.0
-"""Nothing here takes longer on a machine that is fit for use."""
+"""Limit of each call of the tests."""
 
 _CALLS_MAX = 100_000
-"""No content of this suite has so many frames or errors: a framing that needs more cuts stands
-still."""
+"""Limit of cuts of a chunk. The contents of these tests have fewer frames and errors."""
 
 
 @dataclass(slots=True)
 class Reading:
-    """What was read from some content.
+    """Result of cutting some content.
 
     Attributes:
         frames: payload, begin and end of each frame; offsets of the content.
-        bad: begins and ends of what is no frame, in order; neighbours are joined.
-        torn: offset of the frame that the content ends within; None if there is none.
+        bad: begins and ends of bytes that are no frame, in order; adjacent ones are joined.
+        torn: offset of an incomplete frame at the end; None if there is none.
     """
 
     frames: list[tuple[bytes, int, int]] = field(default_factory=list)
@@ -61,15 +59,15 @@ class Reading:
 
 
 def read_through(framing: Framing, chunks: Sequence[bytes], offset: int = 0) -> Reading:
-    """Cut content that arrives in chunks, going on behind everything that is bad.
+    """Cut content that arrives in chunks, and continue behind bad bytes.
 
     Args:
-        framing: its framing.
+        framing: framing of the content.
         chunks: the content.
-        offset: the first chunk's offset.
+        offset: offset of the first chunk.
 
     Raises:
-        AssertionError: the framing stands still, or goes astray.
+        AssertionError: the framing makes no progress, or loses bytes.
     """
     reading = Reading()
     cutter = Cutter(framing, offset)
@@ -85,14 +83,14 @@ def read_through(framing: Framing, chunks: Sequence[bytes], offset: int = 0) -> 
             assert not isinstance(cut.frames.error, TornFrameError), "torn before the end"
             fed = b""
         else:
-            raise AssertionError(f"still not done with a chunk after {_CALLS_MAX} cuts")
+            raise AssertionError(f"a chunk is not complete after {_CALLS_MAX} cuts")
     for _ in range(_CALLS_MAX):
         cut = cutter.finish()
         _note(reading, framing, cut.buffer, cut.frames, cut.offset)
         if cut.frames.error is None or isinstance(cut.frames.error, TornFrameError):
             break
     else:
-        raise AssertionError(f"still not done with the end after {_CALLS_MAX} cuts")
+        raise AssertionError(f"the end is not complete after {_CALLS_MAX} cuts")
     if isinstance(cut.frames.error, TornFrameError):
         reading.torn = cut.frames.error.offset
         assert reading.torn is not None
@@ -112,7 +110,7 @@ def _note(
     error = frames.error
     if error is not None and not isinstance(error, TornFrameError):
         assert error.offset is not None, f"{error!r} has no offset"
-        # The Cutter made a journal's offset of it.
+        # The Cutter has converted it to an offset of the journal.
         _note_bad(reading, error.offset, base + frames.consumed)
 
 
@@ -123,7 +121,7 @@ def _note_bad(reading: Reading, begin: int, end: int) -> None:
 
 
 def check_frames(frames: Frames, length: int) -> None:
-    """Frames stand in order within what is consumed, and that within the buffer."""
+    """Check that frames are in order, and lie within the consumed part of a buffer."""
     assert len(frames.begins) == len(frames.ends)
     at = 0
     for begin, end in zip(frames.begins, frames.ends, strict=True):
@@ -134,23 +132,23 @@ def check_frames(frames: Frames, length: int) -> None:
     if error is not None:
         assert isinstance(error, FramingError)
         assert isinstance(error, TornFrameError) or frames.consumed > at, (
-            f"{error!r} does not consume what is bad: no reader could go on behind it"
+            f"{error!r} does not consume the bad bytes: no reader could continue behind them"
         )
 
 
 class FramingContract:
-    """The promises of a framing, as tests. Derive from it; see the module.
+    """Contract tests of a framing. Derive a test class from it.
 
     Attributes:
         framing: the framing.
         payloads: strategy of payloads it can hold.
         refused: payloads it cannot hold.
-        broken: what is bad between two frames, by itself alone: each is reported, and readers go
-            on behind its last byte.
-        ends_with_the_stream: the last frame of a stream may lack its end, so that a torn one is
-            not always known for it.
-        messages: messages of one class to publish in its form; dicts for ``"json"`` and lists
-            for ``"csv"``, unless told otherwise.
+        broken: bad bytes between two frames. Each is reported, and readers continue behind its
+            last byte.
+        ends_with_the_stream: True if the last frame of a stream may lack its end, so that not
+            every torn frame is detected.
+        messages: messages of one class to publish in its form; by default dicts for ``"json"``
+            and lists for ``"csv"``.
     """
 
     framing: ClassVar[Framing]
@@ -163,7 +161,7 @@ class FramingContract:
     # -------------------------------------------------------------- frames
 
     def test_frames_are_cut_back_into_their_payloads(self) -> None:
-        """What is encoded is found again, without gaps, and consumed to its end."""
+        """Check that encoded frames are found without gaps, and consumed."""
 
         @_examples
         @given(st.lists(self.payloads, max_size=8))
@@ -180,7 +178,7 @@ class FramingContract:
         holds()
 
     def test_many_payloads_are_encoded_as_one_by_one(self) -> None:
-        """``encode_many`` writes what ``encode`` writes, behind what is there."""
+        """Check that ``encode_many`` appends the same bytes as ``encode``."""
 
         @_examples
         @given(st.lists(self.payloads, max_size=8), st.binary(max_size=4))
@@ -197,7 +195,7 @@ class FramingContract:
         holds()
 
     def test_a_refused_payload_leaves_nothing_behind(self) -> None:
-        """``encode`` and ``encode_many`` raise, and what was written before stands."""
+        """Check that ``encode`` and ``encode_many`` raise, and keep earlier bytes."""
         good = self._some_payload()
         for payload in self.refused:
             out = bytearray(b"before")
@@ -211,7 +209,7 @@ class FramingContract:
     # -------------------------------------------------------------- chunks
 
     def test_chunks_change_nothing(self) -> None:
-        """However content arrives, frames and their offsets are the same."""
+        """Check that frames and offsets do not depend on chunks."""
 
         @_examples
         @given(st.lists(self.payloads, max_size=8), _PLACES, st.integers(0, 1 << 50))
@@ -228,7 +226,7 @@ class FramingContract:
         holds()
 
     def test_chunks_change_nothing_where_content_is_bad(self) -> None:
-        """Content of any bytes is cut without raising, and the same however it arrives."""
+        """Check that cutting any bytes raises nothing, and does not depend on chunks."""
 
         @_examples
         @given(st.lists(self.payloads, max_size=8), st.data(), _PLACES)
@@ -245,7 +243,7 @@ class FramingContract:
         holds()
 
     def test_longer_content_only_adds_frames(self) -> None:
-        """Frames which were found stay, and no less is consumed, when more content follows."""
+        """Check that further content changes no earlier frames, and consumes no less."""
 
         @_examples
         @given(st.lists(self.payloads, min_size=1, max_size=4))
@@ -264,7 +262,7 @@ class FramingContract:
         holds()
 
     def test_what_was_searched_before_only_saves_time(self) -> None:
-        """``searched`` may be any part of what an earlier cut found incomplete."""
+        """Check that ``searched`` changes no result, for any part of an incomplete frame."""
 
         @_examples
         @given(st.lists(self.payloads, min_size=1, max_size=3), st.data())
@@ -283,7 +281,7 @@ class FramingContract:
     # -------------------------------------------------------------- bad content
 
     def test_a_torn_tail_is_reported(self) -> None:
-        """Content that ends within a frame: those before are found, and the torn one named."""
+        """Check that frames before a torn one are found, and that it is reported."""
 
         @_examples
         @given(st.lists(self.payloads, min_size=1, max_size=4), st.data(), _PLACES)
@@ -300,7 +298,7 @@ class FramingContract:
         holds()
 
     def test_nothing_is_lost_behind_what_is_bad(self) -> None:
-        """Readers are told of exactly the bad bytes, and find every frame around them."""
+        """Check that exactly the bad bytes are reported, and all frames around them found."""
         if not self.broken:
             return
 
@@ -320,7 +318,7 @@ class FramingContract:
                 self.framing.encode(payload, content)
                 expected.frames.append((payload, begin, len(content)))
                 for place, bad in broken:
-                    # Not behind the last frame, where its end could look like a torn one.
+                    # Bad bytes behind the last frame could be the begin of a torn one.
                     if place == index + 1 < len(payloads):
                         begin = len(content)
                         content += bad
@@ -333,18 +331,18 @@ class FramingContract:
     # -------------------------------------------------------------- in use
 
     def test_the_framing_is_found_by_its_content_type(self) -> None:
-        """:func:`gazette_sdk.framing.register` accepts it."""
+        """Check that :func:`gazette_sdk.framing.register` accepts it."""
         with _registered(self.framing):
             assert framing_for(self.framing.content_type) is self.framing
 
     @pytest.fixture
     def transport(self, request: pytest.FixtureRequest) -> Transport:
-        """How to reach a broker; a derived class may have a fixture of its own."""
+        """Return a transport to a broker. A derived class may override this fixture."""
         transport: Transport = request.getfixturevalue("gazette").transport
         return transport
 
     def test_messages_are_published_and_read_back(self, transport: Transport) -> None:
-        """Messages make their way through a journal of the content type, alone and in bulk."""
+        """Check that single messages and batches are read as they were published."""
         messages = list(self.messages) or _default_messages(self.framing.form)
         one_by_one, at_once = messages[: len(messages) // 2], messages[len(messages) // 2 :]
         name = f"contract/{uuid.uuid4().hex}"
@@ -373,7 +371,7 @@ class FramingContract:
         return bytes(content), list(ends)
 
     def _some_payload(self) -> bytes:
-        """A simple payload."""
+        """Return a simple payload."""
         return find(self.payloads, lambda _: True, settings=settings(database=None))
 
     def _journal(self, name: str) -> pb.JournalSpec:
@@ -388,13 +386,13 @@ class FramingContract:
 
 
 _examples = settings(deadline=None)
-"""Examples may take as long as they do: machines that test are busy."""
+"""Examples have no deadline, because machines that run tests are busy."""
 
 _PLACES = st.lists(st.integers(0, 1000), max_size=12)
 
 
 def _chunks(content: bytes, places: list[int]) -> list[bytes]:
-    """The content, cut at these places, wherever they are in it."""
+    """Split content at these positions, modulo its length."""
     edges = [0, *sorted(place % (len(content) + 1) for place in places), len(content)]
     return [content[begin:end] for begin, end in itertools.pairwise(edges)]
 
@@ -409,7 +407,7 @@ def _default_messages(form: str) -> list[Any]:
 
 @contextmanager
 def _registered(framing: Framing) -> Iterator[None]:
-    """The framing stands for its content type; one that stood there before does so again."""
+    """Register the framing for the time of the context."""
     try:
         before = framing_for(framing.content_type)
     except FramingError:

@@ -1,8 +1,8 @@
-"""The pytest plugin: tests against a real cluster, with no set-up of their own.
+"""Pytest plugin with fixtures of a real cluster.
 
 Installed with the package (entry point ``pytest11``). Needs the extra ``embedded``.
 
-- ``gazette``: a running embedded cluster of one broker, fresh for each test
+- ``gazette``: a running embedded cluster of one broker; each test has a new one
 - ``gazette_cluster``: starts a cluster of ``n`` brokers
 
 ::
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:  # importing the broker takes time that no other test run should spend
+if TYPE_CHECKING:  # importing the broker is slow, and most test runs do not need it
     from gazette_sdk.embedded import EmbeddedCluster
 
 __all__ = ["gazette", "gazette_cluster"]
@@ -29,10 +29,10 @@ __all__ = ["gazette", "gazette_cluster"]
 
 @pytest.fixture
 def gazette(gazette_cluster: Callable[[int], EmbeddedCluster]) -> EmbeddedCluster:
-    """A running cluster of one broker, over a directory of its own.
+    """Return a running cluster of one broker, with a temporary directory.
 
-    Its ``transport`` reaches it without a port, its ``address`` over one; ``apply(yaml)`` creates
-    journals; ``fragments`` is where ``file:///`` stores put their files.
+    ``transport`` connects to it without a port, and ``address`` is its URL. ``apply(yaml)`` creates
+    journals. ``fragments`` is the directory of ``file:///`` stores.
     """
     return gazette_cluster(1)
 
@@ -41,9 +41,9 @@ def gazette(gazette_cluster: Callable[[int], EmbeddedCluster]) -> EmbeddedCluste
 def gazette_cluster(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[int], EmbeddedCluster]]:
-    """Starts a cluster of ``n`` brokers; every cluster is stopped when the test ends.
+    """Yield a function that starts a cluster of ``n`` brokers. The clusters stop after the test.
 
-    The first one is also what ``connect()`` reaches during the test (``GAZETTE_ADDRESS``).
+    ``GAZETTE_ADDRESS`` is the address of the first cluster during the test.
     """
     from gazette_sdk.embedded import EmbeddedCluster  # noqa: PLC0415 - see above
 
@@ -51,7 +51,7 @@ def gazette_cluster(
 
     def start(brokers: int) -> EmbeddedCluster:
         data: Path = tmp_path_factory.mktemp("gazette")
-        # These directories die with the test, so that nothing need reach the disk.
+        # The directory is deleted after the test, so Etcd need not sync the disk.
         cluster = EmbeddedCluster(data, brokers=brokers, sync_etcd=False).start()
         clusters.append(cluster)
         if len(clusters) == 1:
@@ -63,7 +63,7 @@ def gazette_cluster(
     for cluster in reversed(clusters):
         try:
             cluster.stop()
-        except Exception as error:  # noqa: BLE001 - the others are stopped first
+        except Exception as error:  # noqa: BLE001 - stop the other clusters first
             errors.append(error)
     if errors:
         raise ExceptionGroup("clusters could not be stopped", errors)

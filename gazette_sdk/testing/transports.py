@@ -1,14 +1,13 @@
-"""A suite that any transport must pass: what every layer above relies on.
+"""Contract tests of transports: the behaviour that the layers above require.
 
-Give it a running transport and a prefix under which it may create journals; parametrise over
-:data:`CHECKS`, so that each promise is a test of its own::
+Parametrise a test over :data:`CHECKS`::
 
     @pytest.mark.parametrize("check", CHECKS)
-    def test_my_transport_keeps_its_promises(check, gazette):
+    def test_my_transport(check, gazette):
         contract = TransportContract(gazette.transport, store="file:///")
         loop.run(contract.run(check), timeout=60)
 
-Journals are created with replication 1, in the store that is named, and deleted afterwards.
+Journals are created with replication 1 in the given store, and deleted afterwards.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from gazette_sdk.errors import CallError, GazetteError, ValidationError
+from gazette_sdk.errors import CallError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import labels, rpc
 from gazette_sdk.protocol.fragments import digest_of
@@ -31,24 +30,24 @@ from gazette_sdk.transport.base import AppendItem, ReadItem, Transport
 __all__ = ["CHECKS", "TransportContract"]
 
 WAIT_S = 20.0
-"""No single step of a check takes longer on a machine that is fit for use."""
+"""Limit of each step of a check."""
 
 LARGE_BYTES = 6 << 20
-"""More than any message may hold, so that it takes many."""
+"""Size of a content that needs several messages."""
 
 
 class _SourceError(Exception):
-    """What a failing source of content raises."""
+    """Error of a failing source of content."""
 
 
 @dataclass
 class TransportContract:
-    """The promises of a transport, as checks over a running one.
+    """Contract tests of a running transport.
 
     Attributes:
         transport: the transport; its journals must be writable.
-        store: URL of the fragment store of the journals that are created; empty for none.
-        prefix: names of journals begin with it.
+        store: URL of the fragment store of the created journals; empty for none.
+        prefix: prefix of the created journals' names.
     """
 
     transport: Transport
@@ -60,8 +59,8 @@ class TransportContract:
         """Run one of :data:`CHECKS`, on the transport's event loop.
 
         Raises:
-            AssertionError: a promise is not kept.
-            TimeoutError: it hangs.
+            AssertionError: the check failed.
+            TimeoutError: the check did not end.
         """
         try:
             async with asyncio.timeout(3 * WAIT_S):
@@ -72,7 +71,7 @@ class TransportContract:
     # ----------------------------------------------------------------- journals
 
     async def check_created_journals_are_listed(self) -> None:
-        """A journal is listed with its specification, revisions and route."""
+        """Check that a journal is listed with its specification, revisions and route."""
         journal = await self._create()
         [listed] = await self._list(journal_selector(journal))
         assert listed.spec.name == journal
@@ -81,7 +80,7 @@ class TransportContract:
         assert len(listed.route.members) <= 1
 
     async def check_changes_are_compared_with_revisions(self) -> None:
-        """A change that expects another revision changes nothing."""
+        """Check that a change that expects another revision changes nothing."""
         journal = await self._create()
         [listed] = await self._list(journal_selector(journal))
         again = pb.ApplyRequest.Change(upsert=listed.spec, expect_mod_revision=0)
@@ -94,7 +93,7 @@ class TransportContract:
         assert len(await self._list(journal_selector(journal))) == 1
 
     async def check_a_watch_shows_what_changes(self) -> None:
-        """A watch sends a snapshot at once, and another one after a change."""
+        """Check that a watch sends a snapshot at once, and another one after a change."""
         prefix = f"{self.prefix}/{uuid.uuid4().hex}/"
         selector = pb.LabelSelector(include=labels.label_set(prefix=prefix))
         responses = self.transport.list(pb.ListRequest(selector=selector, watch=True))
@@ -107,7 +106,7 @@ class TransportContract:
             assert second.header.etcd.revision > first.header.etcd.revision
 
     async def check_absent_journals_are_not_found(self) -> None:
-        """Reads, appends and listings of fragments say so by a status."""
+        """Check the status of reads, appends and listings of fragments of absent journals."""
         journal = f"{self.prefix}/absent"
         appended = await self._append(journal, b"x", status=pb.JOURNAL_NOT_FOUND)
         rpc.validate(appended)
@@ -120,7 +119,7 @@ class TransportContract:
     # ------------------------------------------------------------------ appends
 
     async def check_a_commit_describes_exactly_its_append(self) -> None:
-        """Offsets and sum of a response are those of the append's own bytes."""
+        """Check that offsets and sum of a response are those of the append's bytes."""
         journal = await self._create()
         end = 0
         for content in (b"first", b"", b"second"):
@@ -131,7 +130,7 @@ class TransportContract:
             end = commit.end
 
     async def check_an_append_without_commit_is_rolled_back(self) -> None:
-        """An iteration that ends without the empty request leaves nothing."""
+        """Check that an iteration without the empty request at its end appends nothing."""
         journal = await self._create()
         await self._append(journal, b"before")
 
@@ -144,7 +143,7 @@ class TransportContract:
         assert await self._content(journal) == b"before after"
 
     async def check_an_error_of_the_source_rolls_back_and_is_raised(self) -> None:
-        """What the iteration raises is raised to the caller, and nothing was appended."""
+        """Check that an error of the iteration is raised, and that nothing is appended."""
         journal = await self._create()
 
         async def failing() -> AsyncIterator[AppendItem]:
@@ -157,7 +156,7 @@ class TransportContract:
         assert await self._content(journal) == b"after"
 
     async def check_a_cancelled_append_is_rolled_back(self) -> None:
-        """Cancelling is safe, and releases the journal for others."""
+        """Check that a cancelled append appends nothing, and does not block others."""
         journal = await self._create()
         reached = asyncio.Event()
 
@@ -177,7 +176,7 @@ class TransportContract:
         assert await self._content(journal) == b"after"
 
     async def check_an_explicit_offset_must_be_the_head(self) -> None:
-        """An append at another offset than the head is refused."""
+        """Check that an append at another offset than the head is refused."""
         journal = await self._create()
         await self._append(journal, b"12345")
         await self._append(journal, b"x", offset=3, status=pb.WRONG_APPEND_OFFSET)
@@ -185,7 +184,7 @@ class TransportContract:
         assert await self._content(journal) == b"12345678"
 
     async def check_registers_guard_appends(self) -> None:
-        """Registers are set by appends, checked by later ones, and reported when they differ."""
+        """Check that appends set, check and report registers."""
         journal = await self._create()
         mine = labels.label_set(owner="mine")
         response = await self._append(journal, b"1", union_registers=mine)
@@ -201,7 +200,7 @@ class TransportContract:
         assert await self._content(journal) == b"13"
 
     async def check_concurrent_appends_do_not_mix(self) -> None:
-        """Appends of many callers are each whole, and in the order of their offsets."""
+        """Check that concurrent appends are whole, and lie at their offsets."""
         journal = await self._create()
         contents = [bytes([65 + number]) * 1000 for number in range(16)]
         responses = await asyncio.gather(
@@ -213,7 +212,7 @@ class TransportContract:
             assert content[response.commit.begin : response.commit.end] == expected
 
     async def check_large_appends_are_read_back_whole(self) -> None:
-        """Content of many messages comes back byte for byte."""
+        """Check that content of several messages is read unchanged."""
         journal = await self._create()
         block = hashlib.sha512(b"seed").digest() * 2048
         content = block * (LARGE_BYTES // len(block))
@@ -221,7 +220,7 @@ class TransportContract:
         assert await self._content(journal) == content
 
     async def check_malformed_requests_are_refused(self) -> None:
-        """Whatever breaks a rule is an error, and no status."""
+        """Check that malformed requests raise errors."""
         refusals = (ValidationError, CallError)
         await _fails(self._append("not//clean", b"x"), *refusals)
         await _fails(self._read("not//clean"), *refusals)
@@ -231,7 +230,7 @@ class TransportContract:
     # -------------------------------------------------------------------- reads
 
     async def check_reads_begin_with_metadata(self) -> None:
-        """The first item tells fragment, write head and route; content begins at its offset."""
+        """Check that the first item has the metadata, and that content begins at its offset."""
         journal = await self._create()
         await self._append(journal, b"0123456789")
         items = await self._read(journal, offset=4)
@@ -243,7 +242,7 @@ class TransportContract:
         assert _joined(items) == b"456789"
 
     async def check_a_read_that_does_not_block_ends_at_the_head(self) -> None:
-        """The last item's status says that no more content is there, and where that is."""
+        """Check the status and offset of the last item."""
         journal = await self._create()
         await self._append(journal, b"12345")
         for offset in (0, 5, -1):
@@ -253,7 +252,7 @@ class TransportContract:
             assert (last.offset, last.write_head) == (5, 5)
 
     async def check_an_end_offset_ends_a_read(self) -> None:
-        """A read stops exactly at its end offset, without a status."""
+        """Check that a read stops at its end offset, with status OK."""
         journal = await self._create()
         await self._append(journal, b"01234")
         await self._append(journal, b"56789")
@@ -262,7 +261,7 @@ class TransportContract:
         assert all(not isinstance(item, pb.ReadResponse) or item.status == pb.OK for item in items)
 
     async def check_metadata_only_reads_carry_no_content(self) -> None:
-        """One item of metadata, and the end."""
+        """Check that a read of metadata has a single item."""
         journal = await self._create()
         await self._append(journal, b"12345")
         [item] = await self._read(journal, metadata_only=True)
@@ -270,7 +269,7 @@ class TransportContract:
         assert item.write_head == 5
 
     async def check_a_blocking_read_follows_appends(self) -> None:
-        """Content shows up in a blocked read once it is committed; closing ends the read."""
+        """Check that a blocked read gets content after its commit."""
         journal = await self._create()
         reading = self.transport.read(pb.ReadRequest(journal=journal, block=True))
         got = b""
@@ -283,7 +282,7 @@ class TransportContract:
         assert got == b"onetwothree"
 
     async def check_metadata_in_a_name_is_no_part_of_it(self) -> None:
-        """What follows a semicolon names the same journal."""
+        """Check that a suffix behind a semicolon is ignored."""
         journal = await self._create()
         await self._append(journal, b"12345")
         items = await self._read(f"{journal};some/reader")
@@ -292,7 +291,7 @@ class TransportContract:
         assert items[0].fragment.journal == journal
 
     async def check_fragments_of_a_journal_can_be_listed(self) -> None:
-        """The listing's fragments lie one behind the other, up to the head at most."""
+        """Check that no listed fragment ends behind the head."""
         journal = await self._create()
         await self._append(journal, b"12345")
         response = await self.transport.list_fragments(pb.FragmentsRequest(journal=journal))
@@ -303,7 +302,7 @@ class TransportContract:
     # -------------------------------------------------------------------- parts
 
     async def _create(self, name: str = "") -> str:
-        """Create a journal, and wait until it takes appends."""
+        """Create a journal, wait until it takes appends, and return its name."""
         name = name or f"{self.prefix}/{uuid.uuid4().hex}"
         spec = pb.JournalSpec(
             name=name,
@@ -353,7 +352,7 @@ class TransportContract:
         union_registers: pb.LabelSet | None = None,
         subtract_registers: pb.LabelSet | None = None,
     ) -> pb.AppendResponse:
-        """Append content in pieces; the response must be valid and of this status."""
+        """Append content in pieces, and check the response and its status."""
         size = max(1, -(-len(content) // pieces))
         request = pb.AppendRequest(
             journal=journal,
@@ -385,7 +384,7 @@ class TransportContract:
     async def _read(
         self, journal: str, *, offset: int = 0, end_offset: int = 0, metadata_only: bool = False
     ) -> list[ReadItem]:
-        """All items of a read that does not block."""
+        """Return all items of a read that does not block."""
         request = pb.ReadRequest(
             journal=journal, offset=offset, end_offset=end_offset, metadata_only=metadata_only
         )
@@ -401,7 +400,7 @@ class TransportContract:
 
 
 async def _snapshot(responses: AsyncIterator[pb.ListResponse]) -> pb.ListResponse:
-    """The next snapshot of a watch."""
+    """Return the next snapshot of a watch."""
     snapshot = await anext(responses)
     rpc.validate(snapshot)
     async for response in responses:
@@ -412,17 +411,17 @@ async def _snapshot(responses: AsyncIterator[pb.ListResponse]) -> pb.ListRespons
 
 
 def _joined(items: Iterable[ReadItem]) -> bytes:
-    """The content of a read's items."""
+    """Return the content of a read's items."""
     return b"".join(item if isinstance(item, bytes) else item.content for item in items)
 
 
-async def _fails(call: object, *kinds: type[Exception]) -> GazetteError | Exception:
-    """The error that a call must end with."""
+async def _fails(call: Awaitable[object], *kinds: type[Exception]) -> None:
+    """Check that a call raises one of these errors."""
     try:
         async with asyncio.timeout(WAIT_S):
-            await call  # type: ignore[misc]
-    except kinds as error:
-        return error
+            await call
+    except kinds:
+        return
     raise AssertionError(f"no {' or '.join(kind.__name__ for kind in kinds)} was raised")
 
 
@@ -431,4 +430,4 @@ CHECKS = tuple(
         name.removeprefix("check_") for name in vars(TransportContract) if name.startswith("check_")
     )
 )
-"""Names of all checks, for parametrising over them."""
+"""Names of all checks."""

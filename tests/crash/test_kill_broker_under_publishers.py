@@ -24,6 +24,9 @@ SEED = 7
 PROGRESS_TIMEOUT_S = 60.0
 ACKNOWLEDGE_TIMEOUT_S = 120.0
 PENDING_BYTES_MAX = 2 << 20
+PAUSE_S_MAX = 0.05
+"""Pause of a program between rounds. Readers check every message several times, so the number of
+messages determines how long the test takes."""
 
 SELECTOR = "topic=brokers"
 NAMES = tuple(f"brokers/part-{part:03d}" for part in range(3))
@@ -93,6 +96,7 @@ class Program:
                 first = len(self.history.decided.get(self.name, []))
                 publish(self)
                 self.told(first)
+                self.stopping.wait(self.chance.random() * PAUSE_S_MAX)
         except BaseException as error:  # noqa: BLE001 - the test raises it
             self.failure = error
 
@@ -100,7 +104,7 @@ class Program:
 def one_by_one(program: Program) -> None:
     receipts = [
         program.publisher.publish(item)
-        for _ in range(program.chance.randint(1, 200))
+        for _ in range(program.chance.randint(1, 100))
         for item in program.items(1)
     ]
     for receipt in receipts:
@@ -116,7 +120,7 @@ def waiting_for_each(program: Program) -> None:
 
 def in_batches(program: Program) -> None:
     batches = [
-        program.publisher.publish_batch(program.items(program.chance.randint(1, 300)))
+        program.publisher.publish_batch(program.items(program.chance.randint(1, 100)))
         for _ in range(program.chance.randint(1, 3))
     ]
     for batch in batches:

@@ -33,7 +33,7 @@ def append_until_it_dies(url: str, history: History, seed: int, lock: threading.
     """Append one after the other; the one whose answer does not come is unknown."""
     chance = random.Random(seed)
     while True:
-        content = make_content(chance, chance.choice([1, 200, 5_000, 80_000, 700_000]))
+        content = make_content(chance, chance.choice([1, 200, 5_000, 80_000, 300_000]))
         try:
             begin = append_over_http(url, content)
         except (OSError, http.client.HTTPException):

@@ -1,4 +1,4 @@
-"""What was promised to users word for word stands in the documentation, where it is run."""
+"""The documentation contains the promised snippets word for word, and they run."""
 
 from __future__ import annotations
 

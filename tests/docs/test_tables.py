@@ -1,4 +1,4 @@
-"""What the documentation lists is what there is."""
+"""Tables of the documentation agree with the code."""
 
 from __future__ import annotations
 

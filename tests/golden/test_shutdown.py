@@ -30,6 +30,8 @@ from support.golden import TIMEOUT_S, Outcome, RawClient, Stream, etcd_of, spec_
 from support.raw_http import Answer, exchange
 from support.vectors import golden
 
+pytestmark = pytest.mark.serial
+
 RECORDED = golden("broker/shutdown.json")
 MEMBER = b"/gazette/cluster/members/zone-a#broker-1"
 ROOT, ROOT_END = b"/gazette/cluster/", b"/gazette/cluster0"

@@ -15,12 +15,13 @@
 
 In reading order:
 
-- ``options``: what users say with ``.option(…)``
+- ``options``: options of a read
 - ``source``: the data source and its schema
-- ``batch``: partitions, and what executors do with one
+- ``batch``: partitions, and their reads on executors
+- ``decode``: record batches of blocks of frames
 
-Workers run the interpreter which imported this package, unless ``PYSPARK_PYTHON`` says otherwise:
-Spark would start the first ``python3`` on ``PATH``. Import it before the session is made.
+Workers run the interpreter which imported this package, unless ``PYSPARK_PYTHON`` is set: Spark
+would start the first ``python3`` on ``PATH``. Import it before you create the session.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""A batch read: the driver cuts journals into ranges, executors decode one range each.
+"""Batch reads: the driver splits journals into ranges, and executors decode one range each.
 
-A range begins and ends where fragments do. Fragments end at the end of an append, and no message
-is torn over two appends, so each range is decoded on its own.
+Ranges consist of whole fragments. Fragments end between appends, and no message spans two
+appends, so ranges are decoded independently.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from gazette_spark.options import Options
 __all__ = ["GazetteBatchReader", "JournalRange"]
 
 RANGE_BYTES = 64 << 20
-"""A range takes in neighbouring fragments up to this size, so that many small fragments don't
-become as many tasks, each of which costs a worker's start."""
+"""Adjacent fragments are joined to ranges of up to this size, because each task has the cost of a
+worker's start."""
 
 BLOCK_BYTES = 4 << 20
-"""What is decoded at once: enough to make per-call costs small, little enough for a core's
-share of cache and memory."""
+"""Size of a decoded block: large enough to make the cost of a call small, and small enough for a
+core's share of memory."""
 
 _JSON = "application/x-ndjson"
 _TIME = pa.field("_time", pa.timestamp("us", tz="UTC"))
@@ -47,7 +47,7 @@ _TIME = pa.field("_time", pa.timestamp("us", tz="UTC"))
 
 @dataclass
 class JournalRange(InputPartition):
-    """The bytes ``[begin, end)`` of a journal: one task's work."""
+    """Bytes ``[begin, end)`` of a journal, which one task reads."""
 
     journal: str
     begin: int
@@ -56,11 +56,11 @@ class JournalRange(InputPartition):
 
 
 class GazetteBatchReader(DataSourceReader):
-    """Reads what stands in the journals when the query is planned.
+    """Reader of the content that exists when the query is planned.
 
     Args:
-        options: what the user asked for.
-        schema: columns wanted.
+        options: options of the read.
+        schema: requested columns.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -68,13 +68,13 @@ class GazetteBatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> Sequence[JournalRange]:
-        """Ranges of all journals. On the driver."""
+        """Return the ranges of all journals. Runs on the driver."""
         return sdk_loop.run(_plan(self._options))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Record batches of one range. On an executor, in a worker of its own."""
+        """Yield record batches of one range. Runs in a worker of an executor."""
         assert isinstance(partition, JournalRange)
-        wanted = schema = to_arrow_schema(self._schema, timezone="UTC")
+        requested = schema = to_arrow_schema(self._schema, timezone="UTC")
         by_time = self._options.begin.time is not None or self._options.end.time is not None
         if by_time and _TIME.name not in schema.names:
             schema = schema.append(_TIME)
@@ -82,7 +82,7 @@ class GazetteBatchReader(DataSourceReader):
         for cut in _blocks(self._options, partition):
             batch = decoder.decode(cut)
             if by_time:
-                batch = _within_times(self._options, batch).select(wanted.names)
+                batch = _filter_by_time(self._options, batch).select(requested.names)
             if batch.num_rows:
                 yield batch
 
@@ -109,12 +109,12 @@ async def _journals(transport: Transport, options: Options) -> list[pb.JournalSp
         text = f"prefix={text}" if text.endswith("/") else f"name={text}"
     listing = await list_journals(transport, parse_selector(text))
     if not listing.journals:
-        raise JournalNotFoundError(f"nothing matches {options.journals!r} at {options.url}")
+        raise JournalNotFoundError(f"no journal matches {options.journals!r} at {options.url}")
     return [journal.spec for journal in listing.journals]
 
 
 async def _ranges(transport: Transport, journal: str, options: Options) -> list[tuple[int, int]]:
-    """Neighbouring fragments joined to ranges, within what the options ask for."""
+    """Return ranges of adjacent fragments, between the offsets of the options."""
     request = pb.FragmentsRequest(journal=journal)
     if options.begin.time is not None:
         request.begin_mod_time = int(options.begin.time.timestamp())
@@ -135,7 +135,7 @@ async def _ranges(transport: Transport, journal: str, options: Options) -> list[
 
 
 def _blocks(options: Options, partition: JournalRange) -> Iterator[Cut]:
-    """Blocks of whole frames, fetched on the SDK's loop while the one before is decoded."""
+    """Yield blocks of whole frames. The SDK's loop fetches the next block ahead."""
 
     async def fetch() -> AsyncGenerator[Cut]:
         cutter = Cutter(framing_for(partition.content_type), partition.begin)
@@ -163,13 +163,13 @@ def _blocks(options: Options, partition: JournalRange) -> Iterator[Cut]:
 
     iterator = fetch()
 
-    async def following() -> Cut | None:
+    async def next_cut() -> Cut | None:
         return await anext(iterator, None)
 
-    pending = sdk_loop.post(following())
+    pending = sdk_loop.post(next_cut())
     try:
         while (cut := pending.result()) is not None:
-            pending = sdk_loop.post(following())
+            pending = sdk_loop.post(next_cut())
             if cut.frames.error is not None:
                 raise cut.frames.error
             yield cut
@@ -178,8 +178,8 @@ def _blocks(options: Options, partition: JournalRange) -> Iterator[Cut]:
         sdk_loop.run(iterator.aclose())
 
 
-def _within_times(options: Options, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Drop messages outside of the times that the options ask for."""
+def _filter_by_time(options: Options, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the messages between the times of the options."""
     begin, end = options.begin.time, options.end.time
     times = batch.column(_TIME.name)
     keep = pc.is_valid(times)

@@ -1,4 +1,4 @@
-"""Blocks of frames to record batches, by the form of their messages."""
+"""Decoding of blocks of frames to record batches."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _CLASSES: dict[str, type] = {"json": dict, "csv": list}
 
 
 class Decoder:
-    """Decodes blocks of one journal.
+    """Decoder of the blocks of one journal.
 
     Args:
-        options: of the read; names the protobuf class.
+        options: options of the read, with the protobuf class.
         journal: the journal's name.
-        content_type: of its framing.
-        schema: columns wanted.
+        content_type: content type of its framing.
+        schema: requested columns.
 
     Raises:
         ConfigurationError: messages of this framing cannot be read without the option ``message``.
@@ -52,10 +52,10 @@ class Decoder:
         self._blocks = BlockDecoder(journal, framing, kind, schema)
 
     def decode(self, cut: Cut) -> pa.RecordBatch:
-        """The batch of a block's whole frames.
+        """Return the record batch of a block's whole frames.
 
         Raises:
-            DecodeError: a message cannot be decoded; names journal and offset.
+            DecodeError: a message cannot be decoded; it names journal and offset.
         """
         return self._blocks.decode(cut)
 
@@ -67,7 +67,7 @@ def _protobuf_kind(message_type: type[Message]) -> ProtobufKind:
 
 
 class _WithoutUuid(ProtobufKind):
-    """A class which holds no UUID can be read, though not published."""
+    """Kind of a protobuf class without a field for the UUID. It can be read, but not published."""
 
     def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[Any]:
         """Parse each payload."""

@@ -1,4 +1,4 @@
-"""What users say with ``.option(…)``, read once and checked at once."""
+"""Options of a read, parsed and checked."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ KNOWN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where to begin or to end: offsets by journal, or a time. Neither: everywhere.
+    """Begin or end of a read: offsets by journal, a time, or neither.
 
     Attributes:
-        offsets: next offset by journal; journals which are not named are read whole.
-        time: messages from this time on (``begin``), or before it (``end``).
+        offsets: offset by journal; other journals are not limited.
+        time: limit of messages' times: included for ``begin``, excluded for ``end``.
     """
 
     offsets: Mapping[str, int]
@@ -45,14 +45,14 @@ class Options:
     """Checked options of one read.
 
     Attributes:
-        url: of the broker, or of the fragment store.
+        url: URL of the broker or of the fragment store.
         is_store: read fragments of a store; no broker is involved.
         journals: a label selector; with a store, a journal's name or a prefix ending in ``/``.
-        content_type: of the framing, or empty: what the journal's label says.
+        content_type: content type of the framing; empty for that of the journal's label.
         message: ``module:Class`` of a generated protobuf message, or empty.
-        begin: where to begin.
-        end: where to end.
-        file_root: local directory behind ``file://`` stores of the broker, or empty.
+        begin: begin of the read.
+        end: end of the read.
+        file_root: local directory of the broker's ``file://`` stores, or empty.
     """
 
     url: str
@@ -66,10 +66,10 @@ class Options:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
-        """Check what was given.
+        """Parse and check options.
 
         Raises:
-            ConfigurationError: an option is unknown, missing, or has a value that it cannot have.
+            ConfigurationError: an option is unknown, missing, or has a wrong value.
         """
         options = {key.lower(): value for key, value in given.items()}
         unknown = sorted(set(options) - KNOWN - {"path"})
@@ -106,10 +106,10 @@ class Options:
 
 
 def load_message(spec: str) -> type[Message]:
-    """The generated class which ``module:Class`` names.
+    """Import the generated class ``module:Class``.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: there is no such class.
     """
     module, _, name = spec.partition(":")
     try:

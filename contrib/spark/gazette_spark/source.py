@@ -1,4 +1,4 @@
-"""The data source ``gazette``: how Spark asks for its schema and its readers."""
+"""The data source ``gazette``: its schema and its readers."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ METADATA_FIELDS = (
 
 
 class GazetteDataSource(DataSource):
-    """Reads the messages of journals.
+    """Data source of the messages of journals.
 
     Options: ``address`` or ``store``, ``journals``, ``framing`` (``json``, ``protobuf`` or a
     content type), ``message`` (``module:Class`` of a protobuf message), ``begin`` and ``end``
-    (offsets by journal as JSON, or times), ``isolation``, ``fileRoot`` (the directory behind a
-    broker's ``file://`` stores, where executors see it).
+    (offsets by journal as JSON, or times), ``isolation``, ``fileRoot`` (the local
+    directory of a broker's ``file://`` stores on the executors).
     """
 
     @classmethod
     def name(cls) -> str:
-        """The format's short name."""
+        """Return the short name of the format."""
         return "gazette"
 
     def schema(self) -> st.StructType:
-        """Fields of the protobuf message and the metadata columns.
+        """Return the fields of the protobuf message and the metadata columns.
 
         Raises:
-            ConfigurationError: messages are JSON, which tells no schema.
+            ConfigurationError: messages are JSON, which has no schema.
         """
         options = Options.parse(self.options)
         if not options.message:
             raise ConfigurationError(
-                "gazette: JSON messages tell no schema; give one with .schema(…), which may hold "
+                "gazette: JSON messages have no schema; give one with .schema(…), which may have "
                 "the metadata columns _journal string, _offset long, _uuid string, _time timestamp"
             )
         fields = _fields(load_message(options.message).DESCRIPTOR)
         return st.StructType([*fields, *METADATA_FIELDS])
 
     def reader(self, schema: st.StructType) -> DataSourceReader:
-        """A reader of what stands in the journals now."""
+        """Return a reader of the current content of the journals."""
         return GazetteBatchReader(Options.parse(self.options), schema)
 
 

@@ -1,4 +1,4 @@
-"""``gazette bench``: measure what publishing, tailing and reading do on a cluster."""
+"""Phases of ``gazette bench``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import contextmanager
 
 from gazette_sdk.cli.bench.catch_up import catch_up
 from gazette_sdk.cli.bench.content import Messages
-from gazette_sdk.cli.bench.display import Display, open_display
 from gazette_sdk.cli.bench.publish import publish
 from gazette_sdk.cli.bench.report import Report, Verification
 from gazette_sdk.cli.bench.settings import BENCH, BENCH_CLUSTER, BenchSettings
@@ -17,29 +16,30 @@ from gazette_sdk.cli.bench.tail import tail
 from gazette_sdk.cli.bench.verify import Findings, Ledger
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.failure import CommandFailedError
+from gazette_sdk.cli.progress import Progress, open_progress
 from gazette_sdk.server.settings import LOGGING, LoggingSettings
 
 __all__ = ["run"]
 
 
 def run(invocation: Invocation) -> None:
-    """Make journals, run the phases, remove the journals; print the figures.
+    """Create journals, run the phases, delete the journals, and print the figures.
 
     Raises:
-        CommandFailedError: what was read is not what was acknowledged, or the run could not be
-            set up.
+        CommandFailedError: the messages that were read differ from those that were acknowledged,
+            or the run could not be set up.
         GazetteError: a phase failed.
     """
     settings, logging = invocation.settings(BENCH), invocation.settings(LOGGING)
     report: Report | None = None
     try:
-        with _terminable(), open_display() as display:
-            display.begin("Making journals")
+        with _terminable(), open_progress("messages") as progress:
+            progress.begin("Creating journals")
             with open_site(settings, invocation.settings(BENCH_CLUSTER), logging) as site:
-                report = _measure(settings, site, logging, display)
-                display.begin("Cleaning up")
+                report = _measure(settings, site, logging, progress)
+                progress.begin("Deleting journals")
     finally:
-        if report is not None:  # also where cleaning up failed
+        if report is not None:  # also if the deletion failed
             report.setting["version"] = invocation.version
             write = report.write_json if settings.json_output else report.write_tables
             write()
@@ -49,22 +49,22 @@ def run(invocation: Invocation) -> None:
 
 
 def _measure(
-    settings: BenchSettings, site: Site, logging: LoggingSettings, display: Display
+    settings: BenchSettings, site: Site, logging: LoggingSettings, progress: Progress
 ) -> Report:
     phases = settings.phases.split(",")
     ledger = Ledger(site.journals)
     report = Report(_setting(settings, site))
     findings = Findings()
     if "publish" in phases:
-        report.publish = publish(settings, site, ledger, display)
+        report.publish = publish(settings, site, ledger, progress)
     if "tail" in phases:
-        tailed, report.tail = tail(settings, site, ledger, logging, display)
+        tailed, report.tail = tail(settings, site, ledger, logging, progress)
         report.tail_rate, report.latency = settings.rate, tailed.latency
         findings.add(tailed.findings)
         report.verification = Verification(findings)
     if "read" in phases:
-        reading, report.read = catch_up(settings, site, ledger, display)
-        display.begin("Comparing")
+        reading, report.read = catch_up(settings, site, ledger, progress)
+        progress.begin("Comparing")
         chains = ledger.chains(Messages(settings.size))
         findings.add(reading.finish(ledger.acknowledged, chains))
         report.verification = Verification(findings, chains)
@@ -87,7 +87,7 @@ def _setting(settings: BenchSettings, site: Site) -> dict[str, object]:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """SIGTERM ends a run as Ctrl-C does: its journals are removed, its processes end."""
+    """Handle SIGTERM as Ctrl-C: the run deletes its journals and ends its processes."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Message number *n*: anybody can tell what it holds."""
+"""Messages whose content follows from their number."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 __all__ = ["Messages"]
 
 _STEP = 7919
-"""A prime: texts of neighbours begin at unrelated places."""
+"""Distance between the texts of consecutive numbers; a prime."""
 
 _SLACK_CHARS = 1 << 17
-"""There are at least so many places where a text may begin."""
+"""Least number of different texts."""
 
 _JSON_CHARS = len('{"n":,"text":""}')
 
@@ -19,8 +19,8 @@ _JSON_CHARS = len('{"n":,"text":""}')
 class Messages:
     """Messages of one size, by their numbers.
 
-    A message is a dict: its number ``n``, and ``text``, a piece of English prose that follows
-    from the number. It compresses as text does.
+    A message is a dict of its number ``n`` and a ``text``: a piece of English prose, which
+    compresses like text.
 
     Args:
         size: length of the message as compact JSON, in bytes.
@@ -37,10 +37,10 @@ class Messages:
         self._places = len(self._prose) - size
 
     def text(self, number: int) -> str:
-        """The text of a message."""
+        """Return the text of a message."""
         place = number * _STEP % self._places
         return self._prose[place : place + self._chars - len(str(number))]
 
     def message(self, number: int) -> dict[str, Any]:
-        """A message."""
+        """Return a message."""
         return {"n": number, "text": self.text(number)}

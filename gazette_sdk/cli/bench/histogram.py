@@ -1,4 +1,4 @@
-"""Latencies in bounded memory: counts in buckets whose widths grow with their values."""
+"""Histogram of latencies with logarithmic buckets."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Sequence
 __all__ = ["Histogram"]
 
 _PRECISION_BITS = 8
-"""Values share a bucket with others that differ by less than one in 2 ** 7: under 0.8 %."""
+"""Values in one bucket differ by less than one in 2 ** 7, which is below 0.8 %."""
 
 _VALUE_BITS = 44
-"""Greatest value is 2 ** 44 ns, which is five hours; beyond it counts as that."""
+"""The greatest value is 2 ** 44 ns, which is five hours; greater ones count as that."""
 
 _HALF = 1 << (_PRECISION_BITS - 1)
 _VALUE_MAX = (1 << _VALUE_BITS) - 1
@@ -19,16 +19,15 @@ _BUCKETS = (_VALUE_BITS - _PRECISION_BITS + 2) * _HALF
 
 
 class Histogram:
-    """How often which value was recorded.
+    """Histogram of integers, such as nanoseconds.
 
-    Values are integers, such as nanoseconds. The smaller ones are exact. The greater ones are
-    known to 0.8 %; the greatest one is exact. It takes some forty kilobytes, however many values
-    it has seen.
+    Small values and the greatest one are exact, the others within 0.8 %. It takes about 40 KB
+    for any number of values.
 
     Attributes:
-        count: how many values were recorded.
-        max: the greatest one.
-        total: their sum.
+        count: number of values.
+        max: greatest value.
+        total: sum of the values.
     """
 
     def __init__(self) -> None:
@@ -38,7 +37,7 @@ class Histogram:
         self._counts = [0] * _BUCKETS
 
     def record(self, value: int) -> None:
-        """Count a value. What is below zero counts as zero."""
+        """Record a value. A negative value counts as zero."""
         value = max(value, 0)
         self.count += 1
         self.total += value
@@ -49,17 +48,14 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """The values' mean; 0 without values."""
+        """Mean of the values; 0 without values."""
         return self.total / self.count if self.count else 0.0
 
     def quantiles(self, shares: Sequence[float]) -> list[int]:
-        """For each share: the least value which so large a share of all values does not exceed.
+        """Return quantiles: the greatest value of each quantile's bucket, or 0 without values.
 
         Args:
-            shares: such as 0.99, ascending.
-
-        Returns:
-            The greatest value of the bucket that holds it; 0 without values.
+            shares: shares of all values such as 0.99, ascending.
         """
         found: list[int] = []
         seen, bucket = 0, -1
@@ -73,6 +69,6 @@ class Histogram:
 
 
 def _greatest(bucket: int) -> int:
-    """The greatest value of a bucket."""
+    """Return the greatest value of a bucket."""
     shift = max(bucket // _HALF - 1, 0)
     return ((bucket - shift * _HALF + 1) << shift) - 1

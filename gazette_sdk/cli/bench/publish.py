@@ -1,4 +1,4 @@
-"""The phase *publish*: as many messages as will go, each acknowledged."""
+"""Phase *publish*: publish messages as fast as possible."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager, suppress
 from typing import TypeAlias
 
 from gazette_sdk.cli.bench.content import Messages
-from gazette_sdk.cli.bench.display import Display
 from gazette_sdk.cli.bench.report import Throughput
 from gazette_sdk.cli.bench.settings import BenchSettings
 from gazette_sdk.cli.bench.site import Site
 from gazette_sdk.cli.bench.verify import Ledger, journal_of
+from gazette_sdk.cli.progress import Progress
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.message import Publisher
 from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt
@@ -21,25 +21,25 @@ from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt
 __all__ = ["Sending", "open_publisher", "publish"]
 
 BLOCK_MESSAGES = 1000
-"""Messages between two looks at receipts and at the clock."""
+"""Number of messages between two checks of receipts."""
 
 PENDING_BYTES = 32 << 20
-"""Messages of so many bytes may wait for their acknowledgement. The publisher would take more;
-here it is never full, so that every wait is a wait for a receipt, which has a bound."""
+"""Limit of unacknowledged bytes. It is below the publisher's own, so that this program waits for
+receipts, with a timeout, and never for the publisher."""
 
 FRAME_BYTES = 64
-"""What a message's UUID adds to its length, roughly."""
+"""Approximate length of a message's UUID in its journal."""
 
 ACKNOWLEDGED_TIMEOUT_S = 30.0
-"""A message that is not acknowledged for so long ends the run."""
+"""A message without an acknowledgement for this long ends the run."""
 
 CLOSE_TIMEOUT_S = 1.0
 
 _Receipts: TypeAlias = Sequence[Receipt] | BatchReceipt
 
 
-def publish(settings: BenchSettings, site: Site, ledger: Ledger, display: Display) -> Throughput:
-    """Publish, until all is acknowledged.
+def publish(settings: BenchSettings, site: Site, ledger: Ledger, progress: Progress) -> Throughput:
+    """Publish messages, and wait until all are acknowledged.
 
     Raises:
         GazetteError: a message could not be published, or was not acknowledged in time.
@@ -47,23 +47,23 @@ def publish(settings: BenchSettings, site: Site, ledger: Ledger, display: Displa
     length_before = ledger.length_bytes
     size = settings.batch if settings.mode == "publish_batch" else BLOCK_MESSAGES
     begin, end = ledger.next_number, ledger.next_number + settings.messages
-    display.begin("Publishing", settings.messages)
+    progress.begin("Publishing", settings.messages)
     with open_publisher(site) as publisher:
         sending = Sending(publisher, ledger, Messages(settings.size), settings.size)
         send = sending.batch if settings.mode == "publish_batch" else sending.each
         begun = time.perf_counter()
         while (left := end - ledger.next_number) > 0:
             send(ledger.take(min(size, left)))
-            display.advance(ledger.acknowledged - begin)
+            progress.advance(ledger.acknowledged - begin)
         sending.finish()
         took = time.perf_counter() - begun
-    display.advance(settings.messages)
+    progress.advance(settings.messages)
     return Throughput(settings.messages, ledger.length_bytes - length_before, took)
 
 
 @contextmanager
 def open_publisher(site: Site) -> Iterator[Publisher]:
-    """A publisher of messages to their journals."""
+    """Open a publisher of messages to their journals."""
     journals = site.journals
     publisher = Publisher(
         lambda message: journal_of(message["n"], journals), transport=site.transport
@@ -71,7 +71,7 @@ def open_publisher(site: Site) -> Iterator[Publisher]:
     try:
         yield publisher
     except BaseException:
-        # What is told of is why it ends, and not what else fails for that reason.
+        # Report the first error, and not the failures that follow from it.
         with suppress(GazetteError):
             publisher.close(timeout=CLOSE_TIMEOUT_S)
         raise
@@ -79,12 +79,12 @@ def open_publisher(site: Site) -> Iterator[Publisher]:
 
 
 class Sending:
-    """Messages on their way, in the order of their numbers.
+    """Unacknowledged messages, in the order of their numbers.
 
     Args:
-        publisher: where they go.
-        ledger: told of acknowledgements.
-        messages: what they hold.
+        publisher: publishes the messages.
+        ledger: records acknowledgements.
+        messages: content of the messages.
         size: bytes of a message.
     """
 
@@ -99,13 +99,13 @@ class Sending:
     def each(self, numbers: range) -> None:
         """Publish messages one by one. May wait for earlier ones."""
         publish = self._publisher.publish
-        self._note(numbers, [publish(message) for message in map(self._message, numbers)])
+        self._add(numbers, [publish(message) for message in map(self._message, numbers)])
 
     def batch(self, numbers: range) -> None:
         """Publish messages as a batch. May wait for earlier ones."""
-        self._note(numbers, self._publisher.publish_batch(list(map(self._message, numbers))))
+        self._add(numbers, self._publisher.publish_batch(list(map(self._message, numbers))))
 
-    def _note(self, numbers: range, receipts: _Receipts) -> None:
+    def _add(self, numbers: range, receipts: _Receipts) -> None:
         self._pending.append((numbers, receipts))
         self._pending_count += len(numbers)
         while self._pending and (
@@ -114,7 +114,7 @@ class Sending:
             self._settle()
 
     def finish(self) -> None:
-        """Wait until all is acknowledged.
+        """Wait until all messages are acknowledged.
 
         Raises:
             GazetteError: the first failure, or a wait that took too long.
@@ -124,14 +124,14 @@ class Sending:
         self._publisher.flush(ACKNOWLEDGED_TIMEOUT_S)
 
     def _settle(self) -> None:
-        """Wait for the oldest ones."""
+        """Wait for the acknowledgement of the oldest messages."""
         numbers, receipts = self._pending.popleft()
         self._pending_count -= len(numbers)
         if isinstance(receipts, BatchReceipt):
             landed = receipts.result(ACKNOWLEDGED_TIMEOUT_S).landed
             ends = [(journal, landing.end) for journal, landing in landed.items()]
         else:
-            # Those of one journal are acknowledged in order: its last one stands for all.
+            # Messages of one journal are acknowledged in order: wait for its last one.
             last = receipts[-len(self._ledger.journals) :]
             for receipt in last:
                 receipt.result(ACKNOWLEDGED_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""What was found out: tables for people, one JSON object for programs."""
+"""Report of a run: tables for people, one JSON object for programs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _MILLISECOND_NS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """So many messages in so much time.
+    """Messages in some time.
 
     Attributes:
-        messages: how many.
+        messages: number of messages.
         length_bytes: their length in the journals, with their UUIDs.
-        seconds: how long it took.
+        seconds: elapsed time.
     """
 
     messages: int
@@ -44,7 +44,7 @@ class Throughput:
         return self.length_bytes / 1e6 / self.seconds
 
     def as_json(self) -> dict[str, Any]:
-        """Its figures by their keys."""
+        """Return its figures by their keys."""
         return {
             "messages": self.messages,
             "bytes": self.length_bytes,
@@ -56,19 +56,19 @@ class Throughput:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Whether what was read is what was acknowledged.
+    """Comparison of the messages that were read with those that were acknowledged.
 
     Attributes:
-        findings: of the readers of all phases.
-        chains: by journal, the hash chain over what was acknowledged; empty where not everything
-            was read.
+        findings: defects that the readers of all phases found.
+        chains: by journal, the hash chain over the acknowledged messages; empty without the
+            phase *read*.
     """
 
     findings: Findings
     chains: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Its figures by their keys."""
+        """Return its figures by their keys."""
         return {
             "ok": self.findings.is_flawless,
             "messages": self.findings.count,
@@ -82,16 +82,16 @@ class Verification:
 
 @dataclass
 class Report:
-    """All figures of a run; those of phases that did not run are ``None``.
+    """Figures of a run. Those of phases that did not run are ``None``.
 
     Attributes:
-        setting: what was measured, by key.
-        publish: publishing, each message acknowledged.
-        tail: what the tail received: how many messages, and how long it took.
-        tail_rate: messages per second that were due.
-        latency: of the tail, in nanoseconds since each message was due.
-        read: reading everything back.
-        verification: whether it was right; ``None`` when nothing was read.
+        setting: parameters of the run, by key.
+        publish: throughput of the phase *publish*.
+        tail: throughput of the phase *tail*.
+        tail_rate: due messages per second.
+        latency: latencies of the phase *tail*, in nanoseconds from each due time.
+        read: throughput of the phase *read*.
+        verification: result of the comparison; ``None`` if no phase has read.
     """
 
     setting: dict[str, Any]
@@ -103,12 +103,12 @@ class Report:
     verification: Verification | None = None
 
     def write_json(self) -> None:
-        """Write it to standard output as one line of JSON."""
+        """Write the report to standard output as one line of JSON."""
         sys.stdout.buffer.write(orjson.dumps(self.as_json()) + b"\n")
         sys.stdout.buffer.flush()
 
     def as_json(self) -> dict[str, Any]:
-        """The run by keys, which stay what they are. Phases that did not run have none."""
+        """Return the figures by keys, which never change. Phases that did not run have none."""
         found: dict[str, Any] = dict(self.setting)
         if self.publish is not None:
             found["publish"] = self.publish.as_json()
@@ -133,7 +133,7 @@ class Report:
         return {**by_name, "mean": round(self.latency.mean / _MILLISECOND_NS, 3)}
 
     def write_tables(self) -> None:
-        """Write it to standard output for people."""
+        """Write the report to standard output as tables."""
         rows = [
             _row(name, figures)
             for name, figures in (

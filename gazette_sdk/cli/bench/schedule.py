@@ -1,9 +1,8 @@
-"""When messages of a fixed rate are due.
+"""Due times of messages of a fixed rate.
 
-A program that waits for a slow answer before it sends the next request sends fewer requests while
-the answers are slow, and so hardly measures the slow ones: coordinated omission. Here the times
-are fixed beforehand. A latency counts from when its message was due, and not from when it was
-sent at last; what was late is sent at once, and counts as late.
+A program that waits for a slow answer before it sends the next request measures few slow answers
+(coordinated omission). Here the due times are fixed in advance, and a latency counts from the due
+time. A late message is sent at once.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ NANOSECONDS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Times of messages, which nothing changes.
+    """Fixed due times of messages.
 
     Attributes:
-        begin_ns: when the first message is due, on the clock that all processes share
+        begin_ns: due time of the first message, on the clock that all processes share
             (:func:`time.monotonic_ns`).
         rate: messages per second.
-        count: how many messages there are.
+        count: number of messages.
     """
 
     begin_ns: int
@@ -33,11 +32,11 @@ class Schedule:
     count: int
 
     def due_ns(self, index: int) -> int:
-        """When a message is due."""
+        """Return the due time of a message."""
         return self.begin_ns + int(index * NANOSECONDS / self.rate)
 
     def due_by(self, now_ns: int) -> int:
-        """How many messages are due by a time."""
+        """Return the number of messages that are due by a time."""
         if now_ns < self.begin_ns:
             return 0
         guess = int((now_ns - self.begin_ns) * self.rate / NANOSECONDS)
@@ -56,13 +55,13 @@ def due_messages(
     sleep: Callable[[float], object] = time.sleep,
     at_once_max: int = 1000,
 ) -> Iterator[range]:
-    """Messages, as they become due: a range of their indices each time.
+    """Wait for due messages, and yield ranges of their indices.
 
     Args:
-        schedule: when that is.
+        schedule: the due times.
         now_ns: the clock.
         sleep: waits, in seconds.
-        at_once_max: greatest number of messages of one range, when many are late.
+        at_once_max: greatest length of a range.
     """
     done = 0
     while done < schedule.count:

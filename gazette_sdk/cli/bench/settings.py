@@ -6,12 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from gazette_sdk.cli.client import ADDRESS_HELP, ConnectionSettings
 from gazette_sdk.server.options import Group, Option, Seconds, Settings
 
 __all__ = ["BENCH", "BENCH_CLUSTER", "PHASES", "BenchSettings", "ClusterSettings"]
 
 PHASES = ("publish", "tail", "read")
-"""The phases of a run, in the order in which they run."""
+"""Phases of a run, in order."""
 
 SIZE_BYTES_MIN = 64
 SIZE_BYTES_MAX = 1 << 20
@@ -21,9 +22,9 @@ def _phases(text: str) -> str:
     named = [name.strip() for name in text.split(",")]
     for name in named:
         if name not in PHASES:
-            raise ValueError(f"{name!r} is no phase: name some of {', '.join(PHASES)}")
+            raise ValueError(f"{name!r} is not a phase; name some of {', '.join(PHASES)}")
     if named == ["read"]:
-        raise ValueError("there is nothing to read unless `publish` or `tail` wrote it")
+        raise ValueError("`read` needs `publish` or `tail`, which write the messages")
     return ",".join(name for name in PHASES if name in named)
 
 
@@ -34,20 +35,20 @@ def _prefix(text: str) -> str:
 
 
 class BenchSettings(Settings):
-    """Of ``gazette bench``."""
+    """Options of ``gazette bench``."""
 
     embedded: Annotated[
         bool,
-        Option("Embedded", "Start a cluster of its own, in a directory which is gone afterwards"),
+        Option("Embedded", "Measure a temporary cluster on this machine"),
     ] = False
     phases: Annotated[
         str,
-        Option("Phases", "What to measure: some of publish, tail and read, joined by commas"),
+        Option("Phases", "Phases to run: some of publish, tail and read, joined by commas"),
         AfterValidator(_phases),
     ] = "publish,tail,read"
-    messages: Annotated[
-        int, Option("Messages", "How many messages `publish` publishes"), Field(ge=1)
-    ] = 100_000
+    messages: Annotated[int, Option("Messages", "Number of messages of `publish`"), Field(ge=1)] = (
+        100_000
+    )
     size: Annotated[
         int,
         Option("Size", "Length of a message as JSON, without its UUID, in bytes"),
@@ -55,7 +56,9 @@ class BenchSettings(Settings):
     ] = 200
     mode: Annotated[
         Literal["publish", "publish_batch"],
-        Option("Mode", "Method of Publisher that `publish` calls: with a message, or a list"),
+        Option(
+            "Mode", "Publisher method of the phase `publish`: for single messages, or for lists"
+        ),
     ] = "publish"
     batch: Annotated[
         int,
@@ -66,10 +69,10 @@ class BenchSettings(Settings):
         float, Option("Rate", "Messages per second of `tail`"), Field(gt=0, le=10_000_000)
     ] = 1000.0
     duration_s: Annotated[
-        Seconds, Option("Duration", "How long `tail` publishes"), Field(gt=0, le=86_400)
+        Seconds, Option("Duration", "Duration of `tail`"), Field(gt=0, le=86_400)
     ] = 10.0
     journals: Annotated[
-        int, Option("Journals", "How many journals to make"), Field(ge=1, le=10_000)
+        int, Option("Journals", "Number of journals to create"), Field(ge=1, le=10_000)
     ] = 4
     replication: Annotated[
         int, Option("Replication", "Replicas of each journal"), Field(ge=1, le=9)
@@ -79,60 +82,21 @@ class BenchSettings(Settings):
     ] = "file:///"
     prefix: Annotated[
         str,
-        Option(
-            "Prefix", "Names of the journals begin with this; by default bench/ and something new"
-        ),
+        Option("Prefix", "Prefix of the journals' names; by default bench/ and a random name"),
         AfterValidator(_prefix),
     ] = ""
-    keep: Annotated[bool, Option("Keep", "Leave the journals behind, with what is in them")] = False
+    keep: Annotated[bool, Option("Keep", "Do not delete the journals")] = False
     json_output: Annotated[
         bool, Option("JSON", "Print one JSON object instead of tables", long="json", in_ini=False)
     ] = False
 
 
-class ClusterSettings(Settings):
-    """Which cluster to measure, and how to reach it."""
+class ClusterSettings(ConnectionSettings):
+    """Connection to the measured cluster."""
 
-    address: Annotated[
-        str,
-        Option(
-            "Address",
-            "Address of a broker: http(s)://host:port or unix:///path",
-            env="GAZETTE_ADDRESS",
-        ),
-    ] = "http://localhost:8080"
-    cert_file: Annotated[
-        str, Option("CertFile", "Client certificate, PEM", env="BROKER_CERT_FILE")
-    ] = ""
-    cert_key_file: Annotated[
-        str, Option("CertKeyFile", "Its key, PEM", env="BROKER_CERT_KEY_FILE")
-    ] = ""
-    trusted_ca_file: Annotated[
-        str,
-        Option(
-            "TrustedCAFile",
-            "Authorities that sign the brokers' certificates, PEM",
-            env="BROKER_TRUSTED_CA_FILE",
-        ),
-    ] = ""
-    auth_keys: Annotated[
-        str,
-        Option(
-            "AuthKeys",
-            "Base64 keys of the cluster: the first signs requests",
-            env="BROKER_AUTH_KEYS",
-            secret=True,
-        ),
-    ] = ""
-    auth_token: Annotated[
-        str,
-        Option(
-            "AuthToken",
-            "Ready-made bearer token, used where no keys are given",
-            env="BROKER_AUTH_TOKEN",
-            secret=True,
-        ),
-    ] = ""
+    address: Annotated[str, Option("Address", ADDRESS_HELP, env="GAZETTE_ADDRESS")] = (
+        "http://localhost:8080"
+    )
 
 
 BENCH = Group("bench", BenchSettings)

@@ -1,4 +1,4 @@
-"""Where a run takes place: a cluster, and journals that are made for it and removed again."""
+"""Site of a run: a cluster, and journals that exist for the run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from gazette_sdk.cli.bench.child import running_cluster
 from gazette_sdk.cli.bench.settings import BenchSettings, ClusterSettings
 from gazette_sdk.cli.client import CONNECT_TIMEOUT_S, check_address
+from gazette_sdk.cli.concurrency import for_each
 from gazette_sdk.cli.failure import CommandFailedError, explain
 from gazette_sdk.errors import (
     ConfigurationError,
@@ -31,37 +33,35 @@ from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.listing import apply_journals, list_journals, store_health
 from gazette_sdk.transport.loop import run
-from gazette_sdk.transport.wires.tls import Tls
 
 __all__ = ["Site", "open_site"]
 
 _log = logging.getLogger(__name__)
 
 SERVED_TIMEOUT_S = 30.0
-"""What brokers may take until they serve the journals."""
+"""Limit of waiting until brokers serve the journals."""
 
-REMOVAL_TIMEOUT_S = 20.0
-"""What the removal of the journals may take. It cannot be interrupted meanwhile."""
+DELETION_TIMEOUT_S = 20.0
+"""Limit of deleting the journals, which signals do not interrupt."""
 
 RETRY_S = 0.05
 CHANGES_MAX = 100
-"""Journals of one transaction; Etcd takes 128 operations by default."""
+"""Journals per transaction; Etcd's default limit is 128 operations."""
 
-CALLS_MAX = 64
 FRAGMENT_BYTES = 256 << 20
 REMEDY = "with --address or in GAZETTE_ADDRESS, or use --embedded"
-"""What to do about an address that is none."""
+"""Remedy of a wrong address."""
 
 
 @dataclass(frozen=True)
 class Site:
-    """A cluster, and journals of one run in it.
+    """Cluster and journals of one run.
 
     Attributes:
         address: URL of a broker.
-        options: of :func:`~gazette_sdk.transport.connect.connect`, for other processes.
-        transport: to the cluster.
-        prefix: what the journals' names begin with; nothing else does.
+        options: arguments of :func:`~gazette_sdk.transport.connect.connect`, for other processes.
+        transport: transport to the cluster.
+        prefix: prefix of the journals' names, and of no other journal's.
         journals: their names.
     """
 
@@ -81,29 +81,19 @@ class Site:
 def open_site(
     settings: BenchSettings, cluster: ClusterSettings, logs: LoggingSettings
 ) -> Iterator[Site]:
-    """Reach the cluster, or start one, and make journals; remove them, and stop it again.
+    """Connect to the cluster, or start one, and create journals for the time of the context.
 
     Raises:
-        ConfigurationError: the address or an option of the connection cannot be used.
-        CommandFailedError: the journals cannot be made, or are not served.
+        ConfigurationError: the address or an option of the connection is invalid.
+        CommandFailedError: the journals cannot be created, or are not served.
         GazetteError: a call failed.
     """
     if settings.embedded:
-        from gazette_sdk.cli.bench.embedded import running_cluster  # noqa: PLC0415 - it is costly
-
         place: AbstractContextManager[str] = running_cluster(settings.replication, logs)
         options: dict[str, Any] = {}
     else:
         place = nullcontext(check_address(cluster.address, REMEDY))
-        options = {
-            "auth_keys": cluster.auth_keys,
-            "auth_token": cluster.auth_token,
-            "tls": Tls(
-                trusted_ca_file=cluster.trusted_ca_file,
-                cert_file=cluster.cert_file,
-                cert_key_file=cluster.cert_key_file,
-            ),
-        }
+        options = cluster.connect_options()
     options["connect_timeout_s"] = CONNECT_TIMEOUT_S
     with place as address:
         transport = connect(address, **options)
@@ -122,24 +112,28 @@ def _journals(
 ) -> Iterator[None]:
     specs = [_spec(name, settings) for name in names]
     run(_check(transport, settings.store, prefix))
-    made: list[str] = []
+    created: list[str] = []
+    failure: BaseException | None = None
     try:
-        run(_make(transport, specs, made))
+        run(_create(transport, specs, created))
         run(_served(transport, names, settings.replication))
         yield
-    except BaseException:
-        if not settings.keep and (problem := _clean_up(transport, prefix, made)):
-            _log.error("%s", problem)  # what failed before is what ends the run
+    except BaseException as error:
+        failure = error
         raise
-    if not settings.keep and (problem := _clean_up(transport, prefix, made)):
-        raise CommandFailedError(problem)
+    finally:
+        problem = "" if settings.keep else _clean_up(transport, prefix, created)
+        if problem and failure is None:
+            raise CommandFailedError(problem)
+        if problem:
+            _log.error("%s", problem)  # the first failure ends the run
 
 
-def _clean_up(transport: Transport, prefix: str, made: Sequence[str]) -> str:
-    """Remove the journals; tells what is left behind if that fails. Nothing interrupts it."""
-    with _undisturbed():
+def _clean_up(transport: Transport, prefix: str, created: Sequence[str]) -> str:
+    """Delete the journals; return the reason of a failure, or an empty text."""
+    with _uninterrupted():
         try:
-            run(_remove(transport, prefix, made), REMOVAL_TIMEOUT_S)
+            run(_delete(transport, prefix, created), DELETION_TIMEOUT_S)
         except (GazetteError, TimeoutError) as error:
             return (
                 f"the journals below {prefix} are left behind, as removing them failed: "
@@ -164,17 +158,18 @@ def _spec(name: str, settings: BenchSettings) -> pb.JournalSpec:
         validate_journal_spec(spec)
     except ValidationError as error:
         raise ConfigurationError(
-            f"--prefix and --store make no journal: {error}", journal=name
+            f"--prefix and --store make no valid journal: {error}", journal=name
         ) from error
     return spec
 
 
 async def _check(transport: Transport, store: str, prefix: str) -> None:
-    """Before anything is made: is there a broker, a store, and no such journal?"""
+    """Check that a broker answers, that the store works, and that the prefix is unused."""
     health = await store_health(transport, store)
     if health.status != pb.OK:
         raise CommandFailedError(
-            f"brokers cannot use {store}: {health.store_health_error}; name another with --store"
+            f"brokers cannot use {store}: {health.store_health_error}; name another one with "
+            "--store"
         )
     listing = await list_journals(transport, f"prefix={prefix}")
     if listing.journals:
@@ -184,31 +179,36 @@ async def _check(transport: Transport, store: str, prefix: str) -> None:
         )
 
 
-async def _make(transport: Transport, specs: Sequence[pb.JournalSpec], made: list[str]) -> None:
-    """Make the journals; ``made`` holds those that may exist by now, whatever happens."""
+async def _create(
+    transport: Transport, specs: Sequence[pb.JournalSpec], created: list[str]
+) -> None:
+    """Create the journals; add the names of all that may exist to ``created``."""
     for begin in range(0, len(specs), CHANGES_MAX):
         batch = specs[begin : begin + CHANGES_MAX]
-        made += [spec.name for spec in batch]
+        created += [spec.name for spec in batch]
         changes = [pb.ApplyRequest.Change(upsert=spec) for spec in batch]
         try:
             await apply_journals(transport, pb.ApplyRequest(changes=changes))
         except EtcdTransactionFailedError as error:
-            del made[-len(batch) :]
+            del created[-len(batch) :]
             raise CommandFailedError(
-                f"somebody else made journals such as {batch[0].name} just now: name another "
+                f"another run has just created journals such as {batch[0].name}: name another "
                 "--prefix"
             ) from error
 
 
 async def _served(transport: Transport, names: Sequence[str], replication: int) -> None:
     """Wait until all journals take appends."""
-    calls = asyncio.Semaphore(CALLS_MAX)
     deadline = time.monotonic() + SERVED_TIMEOUT_S
+
+    async def _no_content() -> AsyncIterator[bytes]:
+        return
+        yield b""
 
     async def served(name: str) -> None:
         while True:
             try:
-                await append_once(transport, pb.AppendRequest(journal=name), _nothing())
+                await append_once(transport, pb.AppendRequest(journal=name), _no_content())
             except TRANSIENT as error:
                 if time.monotonic() > deadline:
                     raise CommandFailedError(
@@ -220,27 +220,15 @@ async def _served(transport: Transport, names: Sequence[str], replication: int) 
             else:
                 return
 
-    async def one(name: str) -> None:
-        async with calls:
-            await served(name)
-
-    async with asyncio.TaskGroup() as group:
-        for name in names:
-            group.create_task(one(name))
+    await for_each(names, served)
 
 
-async def _nothing() -> AsyncIterator[bytes]:
-    nothing: tuple[bytes, ...] = ()
-    for chunk in nothing:
-        yield chunk
-
-
-async def _remove(transport: Transport, prefix: str, made: Sequence[str]) -> None:
-    """Remove those of the made journals which exist."""
-    if not made:
+async def _delete(transport: Transport, prefix: str, created: Sequence[str]) -> None:
+    """Delete the created journals which exist."""
+    if not created:
         return
     listing = await list_journals(transport, f"prefix={prefix}")
-    ours = sorted({journal.spec.name for journal in listing.journals} & set(made))
+    ours = sorted({journal.spec.name for journal in listing.journals} & set(created))
     for begin in range(0, len(ours), CHANGES_MAX):
         changes = [
             pb.ApplyRequest.Change(delete=name, expect_mod_revision=-1)
@@ -250,8 +238,8 @@ async def _remove(transport: Transport, prefix: str, made: Sequence[str]) -> Non
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """What cleans up is not interrupted; it has a bound of its own."""
+def _uninterrupted() -> Iterator[None]:
+    """Ignore SIGINT and SIGTERM."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     handlers = [signal.signal(number, signal.SIG_IGN) for number in numbers]
     try:

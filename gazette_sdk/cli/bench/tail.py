@@ -1,4 +1,4 @@
-"""The phase *tail*: how long a message takes from one process to another, at a fixed rate."""
+"""Phase *tail*: latency of messages from one process to another, at a fixed rate."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import TypeVar
 
 from gazette_sdk.cli.bench.child import child_process
 from gazette_sdk.cli.bench.content import Messages
-from gazette_sdk.cli.bench.display import Display
 from gazette_sdk.cli.bench.publish import Sending, open_publisher
 from gazette_sdk.cli.bench.report import Throughput
 from gazette_sdk.cli.bench.schedule import NANOSECONDS, Schedule, due_messages
 from gazette_sdk.cli.bench.settings import BenchSettings
 from gazette_sdk.cli.bench.site import Site
 from gazette_sdk.cli.bench.tailer import Failure, Ready, Tailed, TailJob
-from gazette_sdk.cli.bench.tailer import tail as tail_in_process
+from gazette_sdk.cli.bench.tailer import tail as run_tailer
 from gazette_sdk.cli.bench.verify import Ledger
 from gazette_sdk.cli.failure import CommandFailedError
+from gazette_sdk.cli.progress import Progress
 from gazette_sdk.server.settings import LoggingSettings
 
 __all__ = ["tail"]
 
 READY_TIMEOUT_S = 60.0
-"""What a process may take to start and to read its first messages."""
+"""Limit of the child's start and of its first messages."""
 
 ARRIVED_TIMEOUT_S = 30.0
-"""What the last message may take to come; then it counts as lost."""
+"""A message that does not arrive for this long after the last publish counts as lost."""
 
 STOP_TIMEOUT_S = 5.0
 
 _LEAD_NS = 50_000_000
-"""The schedule begins so long after it was told."""
+"""Time between sending the schedule to the child and its first message."""
 
 T = TypeVar("T", Ready, Tailed)
 
@@ -42,15 +42,16 @@ def tail(
     site: Site,
     ledger: Ledger,
     logging: LoggingSettings,
-    display: Display,
+    progress: Progress,
 ) -> tuple[Tailed, Throughput]:
     """Publish at the rate, while another process tails.
 
     Returns:
-        What came, and how much that was from the first message due until the last one there.
+        The result of the child, and the throughput from the first due message to the last one
+        that arrived.
 
     Raises:
-        CommandFailedError: the other process could not read.
+        CommandFailedError: the child process could not read.
         GazetteError: a message could not be published, or was not acknowledged in time.
     """
     count = max(round(settings.rate * settings.duration_s), 1)
@@ -65,57 +66,44 @@ def tail(
         begin=ledger.next_number,
         probes=probes,
     )
-    display.begin("Starting a process that tails")
+    progress.begin("Starting a process that tails")
     with (
-        child_process(functools.partial(tail_in_process, job), logging, STOP_TIMEOUT_S) as pipe,
+        child_process(functools.partial(run_tailer, job), logging, STOP_TIMEOUT_S) as pipe,
         open_publisher(site) as publisher,
     ):
-        tailer = _Tailer(pipe)
         sending = Sending(publisher, ledger, Messages(settings.size), settings.size)
-        # One to each journal: now publisher and tail are connected to all of them.
+        # One message to each journal connects publisher and child to all of them.
         sending.each(ledger.take(probes))
         sending.finish()
-        tailer.receive(Ready, READY_TIMEOUT_S)
+        _receive(pipe, Ready, READY_TIMEOUT_S)
         length = ledger.length_bytes
-        display.begin("Tailing", count)
+        progress.begin("Tailing", count)
         schedule = Schedule(time.monotonic_ns() + _LEAD_NS, settings.rate, count)
         pipe.send(schedule)
         for due in due_messages(schedule):
             sending.each(ledger.take(len(due)))
-            display.advance(due.stop)
+            progress.advance(due.stop)
         sending.finish()
-        tailed = tailer.finish()
+        if not pipe.poll(ARRIVED_TIMEOUT_S):
+            pipe.send("stop")
+        tailed = _receive(pipe, Tailed, STOP_TIMEOUT_S)
     took = (tailed.end_ns - schedule.begin_ns) / NANOSECONDS
     return tailed, Throughput(tailed.latency.count, ledger.length_bytes - length, max(took, 1e-9))
 
 
-class _Tailer:
-    """The process that tails, from this side."""
+def _receive(pipe: Connection, expected: type[T], timeout_s: float) -> T:
+    """Receive the child's next answer.
 
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-
-    def receive(self, wanted: type[T], timeout_s: float) -> T:
-        """What it says next.
-
-        Raises:
-            CommandFailedError: it failed, or says nothing in time.
-        """
-        if not self._pipe.poll(timeout_s):
-            raise CommandFailedError(
-                f"the process that tails has not read the first messages within {timeout_s:g} s"
-            )
-        try:
-            word = self._pipe.recv()
-        except EOFError:
-            word = Failure("the process ended")
-        if isinstance(word, Failure):
-            raise CommandFailedError(f"the tail failed: {word.problem}")
-        assert isinstance(word, wanted)
-        return word
-
-    def finish(self) -> Tailed:
-        """Wait until all has come; what has not come after a while is lost."""
-        if not self._pipe.poll(ARRIVED_TIMEOUT_S):
-            self._pipe.send("stop")
-        return self.receive(Tailed, STOP_TIMEOUT_S)
+    Raises:
+        CommandFailedError: the child failed, or did not answer in time.
+    """
+    if not pipe.poll(timeout_s):
+        raise CommandFailedError(f"the process that tails did not answer within {timeout_s:g} s")
+    try:
+        answer = pipe.recv()
+    except EOFError:
+        answer = Failure("the process ended")
+    if isinstance(answer, Failure):
+        raise CommandFailedError(f"the tail failed: {answer.problem}")
+    assert isinstance(answer, expected)
+    return answer

@@ -1,4 +1,4 @@
-"""The process that tails: reads what another process publishes, as it comes."""
+"""Child process of the phase *tail*: reads messages as another process publishes them."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ __all__ = ["Failure", "Ready", "TailJob", "Tailed", "tail"]
 
 @dataclass(frozen=True)
 class TailJob:
-    """What to tail.
+    """Work of the child process.
 
     Attributes:
-        address: of a broker.
-        options: of the connection.
-        selector: of the journals.
+        address: address of a broker.
+        options: arguments of ``connect``.
+        selector: label selector of the journals.
         journals: their names, in order.
-        offsets: where to begin, by journal.
+        offsets: offset by journal at which to begin.
         size: length of a message.
-        begin: number of the first message to come.
-        probes: how many messages come first, by which readiness is seen.
+        begin: number of the first message.
+        probes: number of messages before those that are measured.
     """
 
     address: str
@@ -51,17 +51,17 @@ class TailJob:
 
 @dataclass(frozen=True)
 class Ready:
-    """All probes have come."""
+    """Answer of the child: it has read all probes."""
 
 
 @dataclass(frozen=True)
 class Tailed:
-    """What came.
+    """Result of the child.
 
     Attributes:
-        findings: whether it is what was published.
-        latency: nanoseconds from when a message was due until it was there.
-        end_ns: when the last one came, on the shared clock.
+        findings: defects of the messages that it read.
+        latency: nanoseconds from when a message was due until it was read.
+        end_ns: time of the last message, on the shared clock.
     """
 
     findings: Findings
@@ -71,16 +71,20 @@ class Tailed:
 
 @dataclass(frozen=True)
 class Failure:
-    """It could not go on, and why."""
+    """Error of the child.
+
+    Attributes:
+        problem: its text.
+    """
 
     problem: str
 
 
 def tail(job: TailJob, pipe: Connection) -> None:
-    """Read until all messages of the schedule have come, or until told to stop.
+    """Read until all messages of the schedule have arrived, or until stopped.
 
-    Sends :class:`Ready` when the probes have come; takes the :class:`Schedule`; sends
-    :class:`Tailed` or :class:`Failure`. An end of file on the pipe ends it.
+    Sends :class:`Ready` after the probes, receives the :class:`Schedule`, and sends
+    :class:`Tailed` or :class:`Failure`. Anything else on the pipe, and its end, stop it.
     """
     transport = connect(job.address, **job.options)
     reader = Reader(dict, job.selector, transport=transport, block=True, offsets=dict(job.offsets))
@@ -88,26 +92,24 @@ def tail(job: TailJob, pipe: Connection) -> None:
     is_over = threading.Event()
 
     def listen() -> None:
-        """The reader waits for messages; this waits for words."""
-        try:
+        """Receive from the pipe while the reader waits for messages."""
+        with suppress(EOFError, OSError):
             while isinstance(word := pipe.recv(), Schedule):
                 schedules.put(word)
-        except (EOFError, OSError):
-            pass  # nobody is there any more, which means the same as a word to stop
         schedules.put(None)
         if not is_over.is_set():
             reader.close()
 
     threading.Thread(target=listen, name="listen", daemon=True).start()
     try:
-        word: Tailed | Failure = _read(job, reader, schedules, pipe)
+        answer: Tailed | Failure = _read(job, reader, schedules, pipe)
     except GazetteError as error:
-        word = Failure(explain(error))
+        answer = Failure(explain(error))
     finally:
         reader.close()
         run(transport.aclose())
     is_over.set()
-    pipe.send(word)
+    pipe.send(answer)
 
 
 def _read(
@@ -126,11 +128,11 @@ def _read(
     schedule: Schedule | None = None
     end_ns = clock()
     first = job.begin + job.probes
-    with suppress(ClosedError):  # it was told to stop: what came before counts
+    with suppress(ClosedError):  # it was stopped: earlier messages count
         for envelope in envelopes:
             end_ns = clock()
             if schedule is None:
-                schedule = schedules.get()  # it was sent before the first message was
+                schedule = schedules.get()  # it was sent before the first message
                 if schedule is None:
                     break
             number = envelope.message.get("n")

@@ -1,10 +1,9 @@
-"""Is what was read what was acknowledged?
+"""Comparison of the messages that were read with those that were acknowledged.
 
-Message *n* goes to journal *n* modulo the number of journals, and its content follows from *n*.
-So a journal holds known messages in a known order, and whoever reads it needs to remember only
-which one comes next. Beside that, a hash chain runs over each journal: a running hash, whose state
-behind a message follows from the state before it and from the message. Two chains end alike only
-if they ran over the same messages in the same order.
+Message *n* goes to journal *n* modulo the number of journals, and *n* determines its content. So
+a reader knows the next message of each journal, and keeps no earlier ones. In addition, a running
+hash over each journal is compared: two of these hash chains are equal only if they ran over the
+same messages in the same order.
 """
 
 from __future__ import annotations
@@ -27,53 +26,53 @@ __all__ = ["Chain", "Defects", "Findings", "Ledger", "Reading", "journal_of"]
 KINDS = ("lost", "duplicated", "reordered", "changed")
 
 NAMED_MAX = 10
-"""Defects of a kind which are named; the others are counted."""
+"""Number of defects of a kind which are named; further ones are only counted."""
 
 GAPS_MAX = 10_000
-"""Gaps which are remembered, as what is missing there may still come. Further ones are lost."""
+"""Limit of gaps per journal, whose messages may still arrive. Further ones count as lost."""
 
 _CHAIN_BYTES = 16
 _CHAIN_BLOCK = 4096
 
 
 def journal_of(number: int, journals: Sequence[str]) -> str:
-    """The journal of a message."""
+    """Return the journal of a message."""
     return journals[number % len(journals)]
 
 
 class Chain:
-    """A hash chain over messages. It does not depend on how many are added at once."""
+    """Hash chain over messages. It does not depend on how many are added at once."""
 
     def __init__(self) -> None:
-        # Numbers and texts have a hash each, so that neither needs a loop.
+        # Separate hashes of numbers and texts need no loop over messages.
         self._numbers = hashlib.blake2b(digest_size=_CHAIN_BYTES)
         self._texts = hashlib.blake2b(digest_size=_CHAIN_BYTES)
 
     def add(self, numbers: Iterable[int], texts: Iterable[str]) -> None:
-        """Go on over messages.
+        """Add messages.
 
         Raises:
-            TypeError: a number or a text is none.
+            TypeError: a number is no integer, or a text no string.
         """
         self._numbers.update(array("q", numbers))
         self._texts.update("\n".join([*texts, ""]).encode(errors="surrogatepass"))
 
     @property
     def end(self) -> str:
-        """Its state behind the last message."""
+        """State behind the last message."""
         both = self._numbers.digest() + self._texts.digest()
         return hashlib.blake2b(both, digest_size=_CHAIN_BYTES).hexdigest()
 
 
 class Ledger:
-    """What was acknowledged, by journal.
+    """Acknowledged messages, by journal.
 
     Args:
-        journals: their names; their order says which message goes where.
+        journals: names of the journals, in the order of their messages' numbers.
 
     Attributes:
         journals: the names.
-        next_number: the next message to be published.
+        next_number: number of the next message to publish.
         ends: offset behind the last acknowledged message, by journal.
     """
 
@@ -84,20 +83,20 @@ class Ledger:
         self._acknowledged = 0
 
     def take(self, count: int) -> range:
-        """Numbers for further messages."""
+        """Return the numbers of the next messages."""
         begin = self.next_number
         self.next_number += count
         return range(begin, self.next_number)
 
     def acknowledge(self, numbers: range, ends: Iterable[tuple[str, int]]) -> None:
-        """Messages were acknowledged, those of each journal behind the ones before.
+        """Record acknowledged messages.
 
         Args:
-            numbers: the messages, behind those acknowledged before.
-            ends: journals, and the offset behind the last of these messages in it.
+            numbers: the messages, which follow those acknowledged before.
+            ends: pairs of a journal and the offset behind its last of these messages.
 
         Raises:
-            CommandFailedError: they are said to stand where earlier ones do.
+            CommandFailedError: an offset does not lie behind the earlier messages.
         """
         assert numbers.start == self._acknowledged, "messages are acknowledged in order"
         self._acknowledged = numbers.stop
@@ -111,16 +110,16 @@ class Ledger:
 
     @property
     def acknowledged(self) -> int:
-        """How many messages were acknowledged."""
+        """Number of acknowledged messages."""
         return self._acknowledged
 
     @property
     def length_bytes(self) -> int:
-        """Length of the journals."""
+        """Length of all journals in bytes."""
         return sum(self.ends.values())
 
     def chains(self, messages: Messages) -> dict[str, str]:
-        """The chains over what was acknowledged, in journal order."""
+        """Return the hash chains over the acknowledged messages, in journal order."""
         return {
             journal: _chain_over(range(index, self._acknowledged, len(self.journals)), messages)
             for index, journal in enumerate(self.journals)
@@ -137,18 +136,18 @@ def _chain_over(numbers: range, messages: Messages) -> str:
 
 @dataclass
 class Defects:
-    """Messages of one kind of defect: how many, and the first of them.
+    """Messages with one kind of defect.
 
     Attributes:
-        count: how many messages.
-        named: the first ones, such as ``bench/part-000: message 17 at offset 4100``.
+        count: number of messages.
+        named: the first of them, such as ``bench/part-000: message 17 at offset 4100``.
     """
 
     count: int = 0
     named: list[str] = field(default_factory=list)
 
     def add(self, journal: str, what: object, offset: int | None = None, count: int = 1) -> None:
-        """Note messages."""
+        """Add messages."""
         self.count += count
         if len(self.named) < NAMED_MAX:
             place = "" if offset is None else f" at offset {offset}"
@@ -157,14 +156,14 @@ class Defects:
 
 @dataclass
 class Findings:
-    """What is wrong with what was read.
+    """Defects of the messages that were read.
 
     Attributes:
-        count: messages which were read.
-        lost: acknowledged, and not read.
-        duplicated: read again.
-        reordered: read behind later ones.
-        changed: with another content, or never published.
+        count: number of messages that were read.
+        lost: messages that were acknowledged, and not read.
+        duplicated: messages that were read more than once.
+        reordered: messages that were read behind later ones.
+        changed: messages with another content, or never published.
     """
 
     count: int = 0
@@ -175,16 +174,16 @@ class Findings:
 
     @property
     def by_kind(self) -> dict[str, Defects]:
-        """The defects, by their names."""
+        """Defects by the names of their kinds."""
         return {kind: getattr(self, kind) for kind in KINDS}
 
     @property
     def is_flawless(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if there is no defect."""
         return not any(defects.count for defects in self.by_kind.values())
 
     def add(self, others: Findings) -> None:
-        """Note what a further reader found."""
+        """Add the findings of another reader."""
         self.count += others.count
         for kind, defects in self.by_kind.items():
             more = others.by_kind[kind]
@@ -201,7 +200,7 @@ class Findings:
 
 
 class _Gaps:
-    """Numbers which were passed over, as ranges."""
+    """Ranges of numbers that have not arrived yet."""
 
     def __init__(self) -> None:
         self._gaps: list[range] = []
@@ -214,7 +213,7 @@ class _Gaps:
             self.forgotten += len(gap)
 
     def fill(self, number: int) -> bool:
-        """A number came after all; whether it was missing."""
+        """Remove a number that arrived; return True if it was missing."""
         place = bisect_right(self._gaps, number, key=lambda gap: gap.start) - 1
         if place < 0 or number not in self._gaps[place]:
             return False
@@ -229,15 +228,15 @@ class _Gaps:
 
 
 class Reading:
-    """What was read of the journals of a ledger, and what is wrong with it.
+    """Verification of the messages that are read from the journals of a ledger.
 
     Args:
-        journals: their names, in the ledger's order.
-        messages: what messages hold.
-        begin: number of the first message to expect; earlier ones are nobody's business.
+        journals: names of the journals, in the ledger's order.
+        messages: content of the messages.
+        begin: number of the first message.
 
     Attributes:
-        findings: what is wrong so far; complete when it is finished.
+        findings: defects so far; :meth:`finish` completes them.
     """
 
     def __init__(self, journals: Sequence[str], messages: Messages, begin: int = 0) -> None:
@@ -251,7 +250,7 @@ class Reading:
         }
 
     def feed(self, envelopes: Iterable[Envelope[dict[str, Any]]]) -> None:
-        """Look at messages, in the order in which they were read."""
+        """Verify messages, in the order in which they were read."""
         for journal, group in groupby(envelopes, attrgetter("journal")):
             found = list(group)
             self.findings.count += len(found)
@@ -272,10 +271,10 @@ class Reading:
                 self._check_content(envelope, expected)
             return
         for envelope, number in zip(found, numbers, strict=True):
-            self._look_at(envelope, number)
+            self._check(envelope, number)
 
-    def _look_at(self, envelope: Envelope[dict[str, Any]], number: Any) -> None:
-        """Look at one message of those among which something is wrong."""
+    def _check(self, envelope: Envelope[dict[str, Any]], number: Any) -> None:
+        """Verify one message of a block with a defect."""
         journal = envelope.journal
         wanted, step = self._next[journal], self._step
         if type(number) is not int or number < 0 or (number - wanted) % step:
@@ -298,11 +297,11 @@ class Reading:
             self.findings.changed.add(envelope.journal, f"message {number}", envelope.begin)
 
     def finish(self, count: int, chains: Mapping[str, str] | None = None) -> Findings:
-        """Nothing more comes: note what is missing.
+        """Add the missing messages, and return all findings.
 
         Args:
-            count: how many messages were acknowledged.
-            chains: by journal, over what was acknowledged; ``None`` compares no chains.
+            count: number of acknowledged messages.
+            chains: by journal, over the acknowledged messages; ``None`` compares no chains.
         """
         for journal, gaps in self._gaps.items():
             if self._next[journal] < count:

@@ -1,12 +1,12 @@
 """The commands of ``gazctl journals`` (cli section 5).
 
-``commands`` says what they are, and ``settings`` what their options are; both are light. Each
-command has a module of its own name which runs it, and which is loaded only then:
+``commands`` is the table of the commands, and ``settings`` has their options. Each command has
+a module of its own name, which is imported when the command runs:
 
-- ``list``, ``apply``, ``edit``: specs of journals, shown, changed, and changed in an editor
-- ``read``, with ``pump`` (the reads) and ``offsets`` (files of offsets); ``append``, with
-  ``records`` (input to records) and ``input`` (a pipe or file, block by block)
-- ``fragments`` and ``prune``: what is stored
+- ``list``, ``apply``, ``edit``: list specs, apply specs, and edit them in an editor
+- ``read``, with ``reads`` (concurrent reads of journals) and ``offsets`` (files of offsets)
+- ``append``, with ``records`` (cuts input into records) and ``input`` (files and pipes)
+- ``fragments``, ``prune``: list fragments, and remove old ones
 - ``reset_head``, ``suspend``, ``store_health``: for operators
-- ``selection``: the journals that a selector means, for all of them
+- ``selection``: the journals that match a selector
 """

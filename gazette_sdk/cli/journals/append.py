@@ -13,13 +13,13 @@ from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.journals.input import BLOCK_BYTES, blocks, length_of, open_input
 from gazette_sdk.cli.journals.records import Record, Records
-from gazette_sdk.cli.journals.selection import selector_of
 from gazette_sdk.cli.journals.settings import APPEND, AppendSettings
-from gazette_sdk.cli.progress import Progress, progress_bar
+from gazette_sdk.cli.progress import Progress, open_progress
 from gazette_sdk.errors import ConfigurationError, GazetteError, MappingError
 from gazette_sdk.message import mapping as mappings
 from gazette_sdk.message.mapping import Partitions
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.selectors import parse_selector
 from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.append.service import AppendService, PendingAppend
 from gazette_sdk.transport.base import Transport
@@ -30,15 +30,15 @@ __all__ = ["run"]
 _log = logging.getLogger(__name__)
 
 INPUT_MEMORY_BYTES = 64 << 20
-"""Input from a pipe that shall be one append waits in memory up to this size, then in a file: an
-open append would keep all others of its journal waiting."""
+"""Memory for input of a pipe that becomes one append; the rest is buffered in a file. An open
+append would block all others of its journal."""
 
 
 async def run(invocation: Invocation) -> None:
-    """Append the input: as a whole, or record by record."""
+    """Append the input as a whole, or record by record."""
     settings = invocation.settings(APPEND)
     _check(settings)
-    selector = selector_of(settings.selector)
+    selector = parse_selector(settings.selector)
     with open_input(settings.input) as file:
         async with (
             open_broker(invocation) as transport,
@@ -50,7 +50,8 @@ async def run(invocation: Invocation) -> None:
                     f"no journals match the selector {settings.selector!r}; "
                     "`gazctl journals list` shows all"
                 )
-            with progress_bar("Appending") as progress:
+            with open_progress("bytes") as progress:
+                progress.begin("Appending")
                 append_it = _append_whole if settings.framing == "none" else _append_records
                 await append_it(transport, watched, settings, file, progress)
 
@@ -77,7 +78,7 @@ async def _append_whole(
     file: BinaryIO,
     progress: Progress,
 ) -> None:
-    """The whole input as one append, which is tried until it succeeds."""
+    """Append the whole input as one append, and retry until it succeeds."""
     journal = _Mapper(settings, watched).journal_of(b"")
     with tempfile.SpooledTemporaryFile(INPUT_MEMORY_BYTES) as spooled:
         length, source = length_of(file), file
@@ -117,7 +118,7 @@ async def _append_records(
     file: BinaryIO,
     progress: Progress,
 ) -> None:
-    """Record by record; what came before something wrong is appended nevertheless."""
+    """Append record by record. Records before a wrong one are appended."""
     assert settings.framing != "none"
     records = Records(
         settings.framing, has_keys=settings.mapping != "random", base64_keys=settings.base64
@@ -127,41 +128,32 @@ async def _append_records(
     length, done = length_of(file), 0
     failure: GazetteError | OSError | None = None
     try:
-        async for block in _until_unreadable(file):
-            if isinstance(block, OSError):
-                failure = block
-                break
-            found, failure = records.feed(block)
-            failure = await _append_block(service, mapper, found) or failure
-            if failure is not None:
-                break
-            done += len(block)
-            progress.advance(done, length)
-        else:
-            found, failure = records.feed(b"")
-            failure = await _append_block(service, mapper, found) or failure
+        try:
+            async for block in blocks(file):
+                found, failure = records.feed(block)
+                failure = await _append_block(service, mapper, found) or failure
+                if failure is not None:
+                    break
+                done += len(block)
+                progress.advance(done, length)
+            else:
+                found, failure = records.feed(b"")
+                failure = await _append_block(service, mapper, found) or failure
+        except OSError as error:
+            failure = error  # the input cannot be read further
         await service.flush()
     finally:
         await service.aclose()
     if failure is not None:
         raise failure
     if records.has_dangling_key:
-        _log.warning("the input ends with a key which no record follows: the key is dropped")
-
-
-async def _until_unreadable(file: BinaryIO) -> AsyncIterator[bytes | OSError]:
-    """The content of a file, and behind it the error by which reading it ended, if one did."""
-    try:
-        async for block in blocks(file):
-            yield block
-    except OSError as error:
-        yield error
+        _log.warning("the input ends with a key without a record; the key is dropped")
 
 
 async def _append_block(
     service: AppendService, mapper: _Mapper, records: list[Record]
 ) -> MappingError | None:
-    """Append records, those of one journal as one write; stops where one has no journal."""
+    """Append records, those of one journal as one write; stop at a record without a journal."""
     by_journal: dict[str, list[bytes]] = {}
     failure = None
     for key, record in records:
@@ -178,13 +170,13 @@ async def _append_block(
 
 
 def _raise_if_failed(appended: PendingAppend) -> None:
-    """A journal which failed for good fails every append at once."""
+    """Raise the error of a journal that takes no further appends."""
     if (error := appended.exception()) is not None:
         raise error
 
 
 class _Mapper:
-    """From keys to journals of the current listing."""
+    """Mapping from keys to journals of the current listing."""
 
     def __init__(self, settings: AppendSettings, watched: WatchedList) -> None:
         self._selector = settings.selector
@@ -196,10 +188,10 @@ class _Mapper:
         self._logs_decisions = _log.isEnabledFor(logging.DEBUG)
 
     def journal_of(self, key: bytes) -> str:
-        """The journal of a key.
+        """Return the journal of a key.
 
         Raises:
-            MappingError: none matches the selector, or none is named by the key.
+            MappingError: no journal matches the selector, or the key names no such journal.
         """
         snapshot = self._watched.snapshot
         if snapshot is not self._snapshot:

@@ -20,13 +20,13 @@ from gazette_sdk.transport.listing import apply_journals
 __all__ = ["apply_changes", "request_of", "run"]
 
 ETCD_TXN_CHANGES = 128
-"""What Etcd takes in one transaction unless it is told otherwise."""
+"""Etcd's default limit of operations in one transaction."""
 
 _log = logging.getLogger(__name__)
 
 
 async def run(invocation: Invocation) -> None:
-    """Apply the specs of a file, or show what would be asked of a broker."""
+    """Apply the specs of a file, or print the request."""
     settings = invocation.settings(APPLY)
     request = request_of(_read(settings.specs))
     if settings.dry_run:
@@ -41,10 +41,10 @@ def _read(path: str) -> bytes:
 
 
 def request_of(text: str | bytes) -> pb.ApplyRequest:
-    """The changes that a YAML document asks for.
+    """Return the changes that a YAML document describes.
 
     Raises:
-        ValidationError: it is malformed, or a change is.
+        ValidationError: the document or a change is malformed.
     """
     root = journalspace.parse(text)
     root.validate()
@@ -55,10 +55,10 @@ def request_of(text: str | bytes) -> pb.ApplyRequest:
 
 
 async def apply_changes(transport: Transport, request: pb.ApplyRequest, size: int) -> None:
-    """Apply changes in transactions of ``size`` changes each; 0 for all in one.
+    """Apply changes in transactions of ``size`` changes each; 0 means one transaction.
 
     Raises:
-        CommandFailedError: a transaction failed. Those before it stay applied: it says how many.
+        CommandFailedError: a transaction failed. It says how many changes were applied before.
     """
     count = len(request.changes)
     step = size or max(count, 1)

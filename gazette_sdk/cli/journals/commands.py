@@ -1,4 +1,4 @@
-"""The table of the commands of ``gazctl journals``: names, help, and what runs them."""
+"""Table of the commands of ``gazctl journals``: names, help, and functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COMMANDS = (
         (settings.LIST,),
         details=(
             f"{_SELECTORS}\n\n"
-            "`-o yaml` is what `apply` takes; `-o json` is one object, `-o proto` protobuf text."
+            "`-o yaml` writes specs for `apply`, `-o json` one object, `-o proto` protobuf text."
         ),
         examples=(
             ("gazctl journals list", "all journals"),
@@ -35,24 +35,24 @@ COMMANDS = (
     ),
     Command(
         "journals apply",
-        "Create, change or delete journals as a YAML document says",
+        "Create, change or delete journals by a YAML document",
         "gazette_sdk.cli.journals.apply:run",
         (settings.APPLY,),
         details=(
-            "Directories (names that end in /) give what they say to all journals below. "
-            "`revision` must be the journal's current one; 0 or none means that it must not exist "
-            "yet, -1 takes any. `delete: true` deletes. All happens in one transaction or, with "
-            "--max-txn-size, in several: those before a failed one stay applied."
+            "Journals inherit the values of their directories (names that end in /). `revision` "
+            "must be the journal's current revision; 0 or none creates a journal, -1 matches any. "
+            "`delete: true` deletes. All changes are one transaction. With --max-txn-size they are "
+            "several: those before a failed one stay applied."
         ),
         examples=(
             ("gazctl journals apply --specs journals.yaml", "apply a file"),
             (
                 "gazctl journals apply --specs journals.yaml --dry-run",
-                "check it, and show the request; calls no broker",
+                "check it, and print the request; calls no broker",
             ),
             (
                 "gazctl journals apply --specs many.yaml --max-txn-size 100",
-                "more changes than Etcd's 128 of one transaction",
+                "more changes than the 128 of one Etcd transaction",
             ),
         ),
     ),
@@ -62,8 +62,8 @@ COMMANDS = (
         "gazette_sdk.cli.journals.edit:run",
         (settings.EDIT,),
         details=(
-            "Runs $GAZ_EDITOR, else $EDITOR, else vi. When what you saved cannot be applied, the "
-            "editor opens again with the reason. Leave it without a change to give up."
+            "Runs $GAZ_EDITOR, else $EDITOR, else vi. If the saved specs cannot be applied, the "
+            "editor opens again with the reason. Quit it without a change to cancel."
         ),
         examples=(
             ("gazctl journals edit -l prefix=orders/", "edit all journals of a directory"),
@@ -80,18 +80,19 @@ COMMANDS = (
         (settings.APPEND,),
         details=(
             "With framing none the whole input is one atomic append to a random matching journal. "
-            "Else each record is atomic, and records of one journal keep their order: with `lines` "
-            "a line, with `fixed` a header (66 33 93 36, little-endian length) and its payload."
+            "Otherwise each record is atomic, and records of one journal keep their order. A "
+            "record is a line (`lines`), or a header (66 33 93 36, little-endian length) with its "
+            "payload (`fixed`)."
             "\n\n"
-            "With mapping modulo, rendezvous or direct, each record follows a key in the same "
-            "framing: hashed over the matching journals, or with direct the name of one."
+            "With mapping modulo, rendezvous or direct, a key in the same framing precedes each "
+            "record. It is hashed over the matching journals; with direct it is the name of one."
         ),
         examples=(
             ("gazctl journals append -l name=app/log -i backup.log", "a file, as one append"),
             ("tail -f app.log | gazctl journals append -l name=app/log -f lines", "line by line"),
             (
                 "jq -r '.id, tojson' o.json | gazctl journals append -l topic=o -f lines -m modulo",
-                "JSON lines, each after its key, over the partitions of a topic",
+                "JSON lines behind their keys, over the partitions of a topic",
             ),
         ),
     ),
@@ -101,17 +102,17 @@ COMMANDS = (
         "gazette_sdk.cli.journals.read:run",
         (settings.READ,),
         details=(
-            "Reads all matching journals at once, to their write heads, or with --block on and on. "
-            "Appends are never mixed into each other. Ctrl-C ends it cleanly.\n\n"
-            "With --offsets and --offsets-out of one file, each run goes on where the last one "
-            "ended; the file is replaced atomically, and the previous one kept as .previous."
+            "Reads all matching journals at once: to their write heads, or with --block until "
+            "Ctrl-C. Appends are written whole.\n\n"
+            "With one file for --offsets and --offsets-out, each run begins where the last one "
+            "ended. The file is replaced atomically; the old one is kept as .previous."
         ),
         examples=(
-            ("gazctl journals read -l name=app/log", "all of a journal"),
-            ("gazctl journals read -l topic=orders --tail --block", "what comes from now on"),
+            ("gazctl journals read -l name=app/log", "a whole journal"),
+            ("gazctl journals read -l topic=orders --tail --block", "only new content"),
             (
                 "gazctl journals read -l topic=o --offsets o.json --offsets-out o.json -o new",
-                "what is new since the last run; begin with `echo '{}' > o.json`",
+                "content since the last run; begin with `echo '{}' > o.json`",
             ),
         ),
     ),
@@ -128,7 +129,7 @@ COMMANDS = (
             ("gazctl journals fragments -l topic=orders", "a table"),
             (
                 "gazctl journals fragments -l topic=orders --from 1700000000 --url-ttl 1h -o json",
-                "with URLs to download what was stored since a time",
+                "with URLs to download fragments stored since a time",
             ),
         ),
     ),
@@ -138,50 +139,52 @@ COMMANDS = (
         "gazette_sdk.cli.journals.prune:run",
         (settings.PRUNE,),
         details=(
-            "Removes from the stores directly, with the credentials of this tool. Journals with a "
-            "retention of 0 keep everything. Fragments that others cover are seen only once these "
-            "are removed and brokers have listed the store again: run it again later."
+            "Removes fragments from the stores directly, with the credentials of this tool. "
+            "Journals with a retention of 0 keep everything. Fragments which others cover are "
+            "listed only after those are removed and brokers have refreshed the store: run it "
+            "again later."
         ),
         examples=(
             (
                 "gazctl journals prune -l topic=orders --dry-run --log.level=info",
-                "say what would be removed",
+                "log the fragments it would remove",
             ),
             ("gazctl journals prune -l topic=orders", "remove it"),
         ),
     ),
     Command(
         "journals reset-head",
-        "Reset write heads behind all stored content, after a disaster",
+        "Reset write heads behind all stored content, after a loss of all replicas",
         "gazette_sdk.cli.journals.reset_head:run",
         (settings.RESET_HEAD,),
         details=(
-            "When all replicas of a journal were lost, its appends fail with "
-            "INDEX_HAS_GREATER_OFFSET, as its stored fragments reach past what brokers remember. "
-            "Make sure that no former broker is left and that fragments were listed again; then "
-            "this continues the journals behind what is stored. Safe on healthy journals."
+            "After the loss of all replicas of a journal, appends fail with "
+            "INDEX_HAS_GREATER_OFFSET: its stored fragments end behind the offset that brokers "
+            "know. Make sure that no former broker is left, and that brokers have refreshed their "
+            "fragments. This command then sets the write head behind the stored content. It is "
+            "safe on healthy journals."
         ),
         examples=(
-            ("gazctl journals reset-head -l prefix=orders/ --log.level=info", "a directory"),
+            ("gazctl journals reset-head -l prefix=orders/ --log.level=info", "all of a directory"),
         ),
     ),
     Command(
         "journals suspend",
-        "Suspend journals until they are appended to",
+        "Suspend journals until the next append",
         "gazette_sdk.cli.journals.suspend:run",
         (settings.SUSPEND,),
         details=(
-            "A journal whose fragments are all stored gives its replicas back. Others stay as they "
-            "are or, with --force, keep a single replica until they are stored."
+            "A journal whose fragments are all stored loses its replicas. Other journals do not "
+            "change or, with --force, keep one replica until their fragments are stored."
         ),
         examples=(
-            ("gazctl journals suspend -l topic=archive", "what is stored already"),
-            ("gazctl journals suspend -l topic=archive --force --log.level=info", "all of it"),
+            ("gazctl journals suspend -l topic=archive", "journals whose fragments are all stored"),
+            ("gazctl journals suspend -l topic=archive --force --log.level=info", "all journals"),
         ),
     ),
     Command(
         "journals store-health",
-        "Ask a broker whether a fragment store works",
+        "Check a fragment store through a broker",
         "gazette_sdk.cli.journals.store_health:run",
         (settings.STORE_HEALTH,),
         arguments="STORE_URL",

@@ -14,7 +14,7 @@ __all__ = ["run"]
 
 
 async def run(invocation: Invocation) -> None:
-    """Edit specs. Brokers are called before and after the editor runs, and not meanwhile."""
+    """Edit specs. No connection to a broker is open while the editor runs."""
     settings = invocation.settings(EDIT)
     async with open_broker(invocation) as transport:
         text = yaml_of(await list_some(transport, settings.selector))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Iterator
 
 from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.command import Invocation
+from gazette_sdk.cli.concurrency import for_each
 from gazette_sdk.cli.formats import age, fragment_json, iec_bytes, proto_text, write_table
-from gazette_sdk.cli.journals.selection import CALLS_MAX, select
+from gazette_sdk.cli.journals.selection import select
 from gazette_sdk.cli.journals.settings import FRAGMENTS, FragmentsSettings
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import from_seconds
@@ -37,28 +37,24 @@ async def run(invocation: Invocation) -> None:
 async def fragments_of(
     transport: Transport, journals: list[pb.ListResponse.Journal], template: pb.FragmentsRequest
 ) -> list[pb.FragmentsResponse]:
-    """All fragments of journals, in their order.
+    """Return all fragments of journals, in their order.
 
     Args:
-        transport: how to reach them.
+        transport: transport to the journals.
         journals: the journals.
-        template: what to ask of each.
+        template: request of each journal, without its name.
 
     Raises:
         GazetteError: the first listing that failed.
     """
-    places = asyncio.Semaphore(CALLS_MAX)
 
-    async def ask(journal: pb.ListResponse.Journal) -> pb.FragmentsResponse:
+    async def fragments(journal: pb.ListResponse.Journal) -> pb.FragmentsResponse:
         request = pb.FragmentsRequest()
         request.CopyFrom(template)
         request.journal = journal.spec.name
-        async with places:
-            return await list_all_fragments(transport, request)
+        return await list_all_fragments(transport, request)
 
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(ask(journal)) for journal in journals]
-    return [task.result() for task in tasks]
+    return await for_each(journals, fragments)
 
 
 def show(responses: list[pb.FragmentsResponse], settings: FragmentsSettings) -> None:

@@ -1,4 +1,4 @@
-"""Input of an append: a file or a pipe, block by block as it comes."""
+"""Input of an append: blocks of a file or a pipe."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from typing import BinaryIO
 __all__ = ["blocks", "length_of", "open_input"]
 
 BLOCK_BYTES = 1 << 20
-"""Greatest size of a block. From pipes, less comes as soon as it is there."""
+"""Greatest size of a block. Blocks of a pipe are smaller if less is available."""
 
 BLOCKS_AHEAD = 4
-"""Blocks that are read while earlier ones wait."""
+"""Number of blocks that are read ahead."""
 
 
 @contextmanager
 def open_input(path: str) -> Iterator[BinaryIO]:
-    """The file of an option; ``-`` is standard input."""
+    """Open the file of an option; ``-`` is standard input."""
     if path == "-":
         yield sys.stdin.buffer
         return
@@ -32,16 +32,15 @@ def open_input(path: str) -> Iterator[BinaryIO]:
 
 
 def length_of(file: BinaryIO) -> int | None:
-    """Bytes of a regular file; ``None`` of a pipe or terminal, whose length nobody knows."""
+    """Return the length of a regular file, or None of a pipe or terminal."""
     status = os.fstat(file.fileno())
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 async def blocks(file: BinaryIO) -> AsyncIterator[bytes]:
-    """The content of a file, as it comes.
+    """Yield the content of a file as it arrives.
 
-    It is read by a thread of its own that nobody waits for: a read of a terminal or a pipe cannot
-    be cancelled.
+    A daemon thread reads it, because a read of a terminal or a pipe cannot be cancelled.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()
@@ -49,7 +48,7 @@ async def blocks(file: BinaryIO) -> AsyncIterator[bytes]:
     is_wanted = True
     descriptor = os.dup(file.fileno())  # the thread may outlive the caller's file
 
-    def pump() -> None:
+    def read_ahead() -> None:
         item: bytes | OSError = b"more"
         try:
             while item and not isinstance(item, OSError) and room.acquire() and is_wanted:
@@ -59,11 +58,11 @@ async def blocks(file: BinaryIO) -> AsyncIterator[bytes]:
                     item = error
                 loop.call_soon_threadsafe(queue.put_nowait, item)
         except RuntimeError:
-            return  # the loop has ended: nobody wants the input any more
+            return  # the loop has ended
         finally:
             os.close(descriptor)
 
-    threading.Thread(target=pump, name="input", daemon=True).start()
+    threading.Thread(target=read_ahead, name="input", daemon=True).start()
     try:
         while True:
             item = await queue.get()

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.formats import NONE, message_json, proto_text, write_table
-from gazette_sdk.cli.journals.selection import selector_of
 from gazette_sdk.cli.journals.settings import LIST, ListSettings
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.labels import values_of
 from gazette_sdk.protocol.non_null_fields import complete
+from gazette_sdk.protocol.selectors import parse_selector
 from gazette_sdk.transport.listing import WatchedList, list_journals
 
 __all__ = ["run", "yaml_of"]
@@ -23,7 +23,7 @@ __all__ = ["run", "yaml_of"]
 async def run(invocation: Invocation) -> None:
     """List journals: once, or with ``--watch`` until interrupted."""
     settings = invocation.settings(LIST)
-    selector = selector_of(settings.selector)
+    selector = parse_selector(settings.selector)
     async with open_broker(invocation) as transport:
         if not settings.watch:
             show(await list_journals(transport, selector), settings)
@@ -35,7 +35,7 @@ async def run(invocation: Invocation) -> None:
                 try:
                     await watched.changed()
                 except GazetteError:
-                    continue  # the watch is begun again by itself, and logs why
+                    continue  # the watch logs the reason and begins again
                 assert watched.snapshot is not None
                 if watched.snapshot is not shown:
                     shown = watched.snapshot
@@ -57,7 +57,7 @@ def show(listing: pb.ListResponse, settings: ListSettings) -> None:
 
 
 def yaml_of(listing: pb.ListResponse) -> str:
-    """Listed journals as the YAML which ``apply`` takes."""
+    """Return listed journals as YAML for ``apply``."""
     root = journalspace.from_list_response(listing.journals)
     journalspace.hoist(root)
     return journalspace.dump(root)

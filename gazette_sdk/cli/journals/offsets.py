@@ -1,4 +1,4 @@
-"""Files of offsets: where a read begins, and where it ended (cli section 5, read)."""
+"""Files of offsets, at which a read begins and ended (cli section 5, read)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["load_offsets", "store_offsets"]
 
 
 def load_offsets(path: Path, *, replaced: bool) -> dict[str, int]:
-    """The offsets in a file: a JSON object of journals' names and their offsets.
+    """Return the offsets in a file: a JSON object of journals' names and their offsets.
 
     Args:
         path: the file.
-        replaced: the same file will be written at the end. It is moved out of the way, to
-            ``<path>.previous``, so that a crash in between leaves it visibly missing.
+        replaced: the same file is written at the end. It is renamed to ``<path>.previous``, so
+            that it is missing after a crash in between.
 
     Raises:
-        ConfigurationError: there is no such file, or it is no such object.
+        ConfigurationError: the file does not exist, or is malformed.
     """
     try:
         text = path.read_bytes()
@@ -41,14 +41,14 @@ def load_offsets(path: Path, *, replaced: bool) -> dict[str, int]:
         )
     for journal, offset in offsets.items():
         if not isinstance(offset, int) or isinstance(offset, bool) or not -1 <= offset < 1 << 63:
-            raise ConfigurationError(f"{path}: the offset of {journal} is no offset: {offset!r}")
+            raise ConfigurationError(f"{path}: the offset of {journal} is not valid: {offset!r}")
     if replaced:
         path.rename(f"{path}.previous")
     return offsets
 
 
 def store_offsets(path: Path, offsets: Mapping[str, int]) -> None:
-    """Write offsets, so that the file is either the old one or, wholly, the new one."""
+    """Replace a file of offsets atomically."""
     temporary = Path(f"{path}.temp")
     with temporary.open("wb") as file:
         file.write(orjson.dumps(dict(offsets), option=orjson.OPT_SORT_KEYS) + b"\n")

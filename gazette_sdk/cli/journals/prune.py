@@ -7,14 +7,19 @@ import logging
 import time
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 
 from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.command import Invocation
+from gazette_sdk.cli.concurrency import for_each
 from gazette_sdk.cli.journals.fragments import fragments_of
-from gazette_sdk.cli.journals.selection import is_fully_suspended, list_some
+from gazette_sdk.cli.journals.selection import (
+    file_root_of,
+    is_fully_suspended,
+    list_some,
+    missing_file_root,
+)
 from gazette_sdk.cli.journals.settings import PRUNE
-from gazette_sdk.errors import ConfigurationError, FragmentNotFoundError
+from gazette_sdk.errors import FragmentNotFoundError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import to_seconds
@@ -25,12 +30,12 @@ __all__ = ["aged_fragments", "run"]
 _log = logging.getLogger(__name__)
 
 REMOVALS_MAX = 32
-"""Removals under way at once, of one journal."""
+"""Concurrent removals of one journal's fragments."""
 
 
 @dataclass(slots=True)
 class _Totals:
-    """What was looked at, and what of it was removed."""
+    """Counts of listed and of removed fragments."""
 
     journals: int = 0
     fragments: int = 0
@@ -43,11 +48,9 @@ class _Totals:
 
 
 async def run(invocation: Invocation) -> None:
-    """Remove fragments which are past their journal's retention, from their stores."""
+    """Remove fragments older than their journal's retention from their stores."""
     settings = invocation.settings(PRUNE)
-    root = Path(settings.file_root) if settings.file_root else None
-    if root is not None and not root.is_dir():
-        raise ConfigurationError(f"--file-root: {root} is no directory")
+    root = file_root_of(settings.file_root)
     totals = _Totals()
     async with open_broker(invocation) as transport, aclosing(StoreRegistry(root)) as stores:
         listing = await list_some(transport, settings.selector)
@@ -67,8 +70,10 @@ async def run(invocation: Invocation) -> None:
             totals.journals += 1
             totals.fragments += len(response.fragments)
             totals.bytes += sum(length_of(each.spec) for each in response.fragments)
-            if not settings.dry_run:
-                _check_root(aged, root)
+            if not settings.dry_run and root is None:
+                for fragment in aged:
+                    if fragment.backing_store.startswith("file:"):
+                        raise missing_file_root(fragment.journal)
             await _remove(stores, aged, totals, dry_run=settings.dry_run)
     _log.info("finished pruning", extra={"dry_run": settings.dry_run, **totals.fields()})
 
@@ -76,9 +81,9 @@ async def run(invocation: Invocation) -> None:
 def aged_fragments(
     spec: pb.JournalSpec, response: pb.FragmentsResponse, now_s: float
 ) -> list[pb.Fragment]:
-    """Stored fragments that are older than the journal keeps them.
+    """Return the stored fragments that are older than the journal's retention.
 
-    A retention of zero or less keeps them for ever.
+    A retention of zero or less keeps all fragments.
     """
     retention_s = to_seconds(spec.fragment.retention)
     if retention_s <= 0:
@@ -90,15 +95,6 @@ def aged_fragments(
     ]
 
 
-def _check_root(aged: list[pb.Fragment], root: Path | None) -> None:
-    for fragment in aged:
-        if root is None and fragment.backing_store.startswith("file:"):
-            raise ConfigurationError(
-                f"{fragment.journal}: its fragments are files, which this tool cannot find: give "
-                "the brokers' directory of file:// stores with --file-root"
-            )
-
-
 async def _remove(
     stores: StoreRegistry,
     aged: list[pb.Fragment],
@@ -106,24 +102,19 @@ async def _remove(
     *,
     dry_run: bool,
 ) -> None:
-    places = asyncio.Semaphore(REMOVALS_MAX)
-
     async def remove(fragment: pb.Fragment) -> None:
         path = content_path(fragment)
-        async with places:
-            fields = {"journal": fragment.journal, "path": path, "mod": fragment.mod_time}
-            _log.info("pruning fragment", extra={**fields, "size": length_of(fragment)})
-            if not dry_run:
-                store = await stores.aget(fragment.backing_store)
-                try:
-                    await asyncio.to_thread(store.remove, path)
-                except FragmentNotFoundError:
-                    _log.info("fragment was removed by somebody else", extra=fields)
+        fields = {"journal": fragment.journal, "path": path, "mod": fragment.mod_time}
+        _log.info("pruning fragment", extra={**fields, "size": length_of(fragment)})
+        if not dry_run:
+            store = await stores.aget(fragment.backing_store)
+            try:
+                await asyncio.to_thread(store.remove, path)
+            except FragmentNotFoundError:
+                _log.info("the fragment has already been removed", extra=fields)
         totals.pruned_fragments += 1
         totals.pruned_bytes += length_of(fragment)
 
-    async with asyncio.TaskGroup() as group:
-        for fragment in aged:
-            group.create_task(remove(fragment))
+    await for_each(aged, remove, REMOVALS_MAX)
     if aged:
         _log.info("pruned so far", extra={"dry_run": dry_run, **totals.fields()})

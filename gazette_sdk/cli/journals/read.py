@@ -9,11 +9,11 @@ from typing import BinaryIO
 from gazette_sdk.cli.client import BROKER_CLIENT, open_broker
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.journals.offsets import load_offsets, store_offsets
-from gazette_sdk.cli.journals.pump import Output, Pump, ReadOptions
-from gazette_sdk.cli.journals.selection import selector_of
+from gazette_sdk.cli.journals.reads import ConcurrentReads, Output, ReadOptions
+from gazette_sdk.cli.journals.selection import file_root_of
 from gazette_sdk.cli.journals.settings import READ, ReadSettings
-from gazette_sdk.cli.progress import progress_bar
-from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.cli.progress import open_progress
+from gazette_sdk.protocol.selectors import parse_selector
 from gazette_sdk.server.signals import StopSignal
 from gazette_sdk.transport.listing import WatchedList
 
@@ -21,15 +21,15 @@ __all__ = ["run"]
 
 
 async def run(invocation: Invocation) -> None:
-    """Read journals until all are at their heads, or until a signal; then note offsets."""
+    """Read journals to their write heads or until a signal, then save the offsets."""
     settings = invocation.settings(READ)
-    selector = selector_of(settings.selector)
+    selector = parse_selector(settings.selector)
     options = ReadOptions(
         block=settings.block,
         tail=settings.tail,
         do_not_proxy=invocation.settings(BROKER_CLIENT).cache_size > 0,
         begin_mod_time=settings.from_time,
-        file_root=_file_root(settings.file_root),
+        file_root=file_root_of(settings.file_root),
     )
     with StopSignal() as stop:
         async with (
@@ -40,9 +40,10 @@ async def run(invocation: Invocation) -> None:
             offsets = _offsets(settings)
             with _open_output(settings.output) as file:
                 output = Output(file)
-                with progress_bar("Reading", output_is_terminal=file.isatty()) as progress:
-                    pump = Pump(transport, options, output, offsets, progress)
-                    await pump.run(watched, stop.wait)
+                with open_progress("bytes", is_shown=not file.isatty()) as progress:
+                    progress.begin("Reading")
+                    reads = ConcurrentReads(transport, options, output, offsets, progress)
+                    await reads.run(watched, stop.wait)
                 output.sync()
         if settings.offsets_out:
             store_offsets(Path(settings.offsets_out), offsets)
@@ -59,9 +60,3 @@ def _open_output(path: str) -> BinaryIO:
     if path != "-":
         return Path(path).open("wb")
     return open(sys.stdout.fileno(), "wb", closefd=False)
-
-
-def _file_root(text: str) -> Path | None:
-    if text and not Path(text).is_dir():
-        raise ConfigurationError(f"--file-root: {text} is no directory")
-    return Path(text) if text else None

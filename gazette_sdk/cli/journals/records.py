@@ -1,4 +1,4 @@
-"""From input to records, and the keys before them (cli section 5, append). Pure."""
+"""Records of an input, and the keys before them (cli section 5, append). Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from gazette_sdk.framing import Cutter, FixedProtobuf, Framing, JsonLines
 __all__ = ["Record", "Records"]
 
 Record = tuple[bytes, bytes]
-"""A record's key, empty without one, and its bytes with their framing."""
+"""Key of a record, or empty bytes, and its content with its framing."""
 
 
 class Records:
-    """Cuts input into records.
+    """Cutter of input into records.
 
     Args:
-        framing: ``lines``, which keep their newlines, or ``fixed``, which keep their headers.
-        has_keys: every record follows a key of the same framing.
+        framing: ``lines`` or ``fixed``; records keep their newlines or headers.
+        has_keys: a key of the same framing precedes each record.
         base64_keys: keys are base64.
     """
 
@@ -35,14 +35,14 @@ class Records:
 
     @property
     def has_dangling_key(self) -> bool:
-        """Whether the last frame was a key, whose record did not come yet."""
+        """True if the last frame was a key without a record yet."""
         return self._key is not None
 
     def feed(self, block: bytes) -> tuple[list[Record], GazetteError | None]:
-        """The records that became whole with a block, and what is wrong behind them.
+        """Return the records that a block completes, and the error behind them.
 
         Args:
-            block: further input; empty at its end.
+            block: further input; empty bytes at its end.
         """
         cut = self._cutter.feed(block) if block else self._cutter.finish()
         records: list[Record] = []

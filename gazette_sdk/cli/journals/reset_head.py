@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 
 from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.command import Invocation
+from gazette_sdk.cli.concurrency import for_each
 from gazette_sdk.cli.failure import CommandFailedError
-from gazette_sdk.cli.journals.selection import CALLS_MAX, select
+from gazette_sdk.cli.journals.selection import select
 from gazette_sdk.cli.journals.settings import RESET_HEAD
 from gazette_sdk.errors import CallError, GazetteError, WrongAppendOffsetError, for_status
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -20,27 +22,20 @@ __all__ = ["run"]
 _log = logging.getLogger(__name__)
 
 JOURNAL_TIMEOUT_S = 60.0
-"""A journal whose brokers do not come together for so long is reported as failed."""
+"""A journal fails if its brokers are not ready for this long."""
 
 
 async def run(invocation: Invocation) -> None:
-    """Reset the write heads of journals. All are tried, whatever comes of the others.
+    """Reset the write heads of journals. A failure does not stop the others.
 
     Raises:
-        CommandFailedError: some of them failed; each was logged.
+        CommandFailedError: some journals failed; each failure was logged.
     """
-    selector = invocation.settings(RESET_HEAD).selector
-    places = asyncio.Semaphore(CALLS_MAX)
     async with open_broker(invocation) as transport:
-
-        async def reset(journal: str) -> str:
-            async with places:
-                return await _reset(transport, journal)
-
-        names = [each.spec.name for each in await select(transport, selector)]
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(reset(name)) for name in names]
-    failed = [reason for task in tasks if (reason := task.result())]
+        journals = await select(transport, invocation.settings(RESET_HEAD).selector)
+        names = [each.spec.name for each in journals]
+        reasons = await for_each(names, functools.partial(_reset, transport))
+    failed = [reason for reason in reasons if reason]
     if failed:
         raise CommandFailedError(
             f"{len(failed)} of {len(names)} journals could not be reset: {failed[0]}"
@@ -48,7 +43,7 @@ async def run(invocation: Invocation) -> None:
 
 
 async def _reset(transport: Transport, journal: str) -> str:
-    """Reset one journal; returns why it failed, or nothing."""
+    """Reset one journal; return the reason of a failure, or an empty text."""
     fields = {"journal": journal}
     try:
         async with asyncio.timeout(JOURNAL_TIMEOUT_S):
@@ -72,10 +67,10 @@ async def _reset(transport: Transport, journal: str) -> str:
 
 
 async def _index_head(transport: Transport, journal: str) -> int:
-    """The end of a journal's content, as its brokers' indices know it."""
+    """Return the end of a journal's content by its brokers' fragment indices."""
     request = pb.ReadRequest(journal=journal, offset=-1, metadata_only=True)
     async for response in transport.read(request):
-        assert isinstance(response, pb.ReadResponse)  # no content is asked for
+        assert isinstance(response, pb.ReadResponse)  # the request asks for no content
         if response.status not in (pb.OK, pb.OFFSET_NOT_YET_AVAILABLE):
             raise for_status(response.status, journal=journal)
         return response.offset

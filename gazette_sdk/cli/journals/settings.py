@@ -20,15 +20,9 @@ __all__ = [
     "STORE_HEALTH",
     "SUSPEND",
     "AppendSettings",
-    "ApplySettings",
-    "EditSettings",
     "FragmentsSettings",
     "ListSettings",
-    "PruneSettings",
     "ReadSettings",
-    "ResetHeadSettings",
-    "StoreHealthSettings",
-    "SuspendSettings",
 ]
 
 _SELECTOR = Option("Selector", "Label selector of the journals", short="l")
@@ -39,7 +33,7 @@ _MAX_TXN_SIZE = Option(
 
 
 class ListSettings(Settings):
-    """Of ``list``."""
+    """Options of ``list``."""
 
     selector: Annotated[str, Option("Selector", "Label selector; empty for all", short="l")] = ""
     format: Annotated[
@@ -60,17 +54,15 @@ class ListSettings(Settings):
 
 
 class ApplySettings(Settings):
-    """Of ``apply``."""
+    """Options of ``apply``."""
 
     specs: Annotated[str, Option("SpecsPath", "File of specs in YAML; - for standard input")] = "-"
-    dry_run: Annotated[
-        bool, Option("DryRun", "Print the request and stop; no broker is called")
-    ] = False
+    dry_run: Annotated[bool, Option("DryRun", "Print the request, and call no broker")] = False
     max_txn_size: Annotated[int, _MAX_TXN_SIZE, Field(ge=0)] = 0
 
 
 class EditSettings(Settings):
-    """Of ``edit``."""
+    """Options of ``edit``."""
 
     selector: Annotated[
         str, Option("Selector", "Label selector of the journals", short="l", in_ini=False)
@@ -79,7 +71,7 @@ class EditSettings(Settings):
 
 
 class AppendSettings(Settings):
-    """Of ``append``."""
+    """Options of ``append``."""
 
     selector: Annotated[str, _SELECTOR]
     input: Annotated[str, Option("Input", "File to append; - for standard input", short="i")] = "-"
@@ -87,25 +79,27 @@ class AppendSettings(Settings):
         Literal["none", "lines", "fixed"],
         Option(
             "Framing",
-            "What a record of the input is: all of it, a line, or a fixed header and its payload",
+            "Record of the input: all of it, a line, or a fixed header and its payload",
             short="f",
         ),
     ] = "none"
     mapping: Annotated[
         Literal["random", "modulo", "rendezvous", "direct"],
-        Option("Mapping", "How a record finds its journal; all but random need keys", short="m"),
+        Option("Mapping", "Choice of each record's journal; all but random need keys", short="m"),
     ] = "random"
     base64: Annotated[bool, Option("Base64", "Keys are base64 (with framing lines)")] = False
 
 
 class ReadSettings(Settings):
-    """Of ``read``."""
+    """Options of ``read``."""
 
     selector: Annotated[str, _SELECTOR]
     block: Annotated[bool, Option("Block", "Follow the journals, until interrupted", short="b")] = (
         False
     )
-    tail: Annotated[bool, Option("Tail", "Begin at write heads, where no offset is given")] = False
+    tail: Annotated[bool, Option("Tail", "Begin at write heads of journals without an offset")] = (
+        False
+    )
     output: Annotated[
         str, Option("OutputPath", "File to write, replaced; - for standard output", short="o")
     ] = "-"
@@ -116,7 +110,7 @@ class ReadSettings(Settings):
         str, Option("OffsetsOutPath", "JSON file to write with the offsets at the end")
     ] = ""
     file_root: Annotated[
-        str, Option("FileRoot", "Directory behind the brokers' file:// stores, as seen from here")
+        str, Option("FileRoot", "Directory of the brokers' file:// stores on this machine")
     ] = ""
     from_time: Annotated[
         int,
@@ -126,7 +120,7 @@ class ReadSettings(Settings):
 
 
 class FragmentsSettings(Settings):
-    """Of ``fragments``."""
+    """Options of ``fragments``."""
 
     selector: Annotated[str, Option("Selector", "Label selector; empty for all", short="l")] = ""
     format: Annotated[
@@ -148,38 +142,38 @@ class FragmentsSettings(Settings):
 
 
 class PruneSettings(Settings):
-    """Of ``prune``."""
+    """Options of ``prune``."""
 
     selector: Annotated[str, _SELECTOR]
-    dry_run: Annotated[bool, Option("DryRun", "Say what would be removed, remove nothing")] = False
+    dry_run: Annotated[bool, Option("DryRun", "Log fragments instead of removing them")] = False
     file_root: Annotated[
-        str, Option("FileRoot", "Directory behind the brokers' file:// stores, as seen from here")
+        str, Option("FileRoot", "Directory of the brokers' file:// stores on this machine")
     ] = ""
 
 
 class ResetHeadSettings(Settings):
-    """Of ``reset-head``."""
+    """Options of ``reset-head``."""
 
     selector: Annotated[str, _SELECTOR]
 
 
 class SuspendSettings(Settings):
-    """Of ``suspend``."""
+    """Options of ``suspend``."""
 
     selector: Annotated[str, _SELECTOR]
     force: Annotated[
-        bool, Option("Force", "Suspend also what has fragments that are not stored", short="f")
+        bool, Option("Force", "Suspend journals with fragments that are not stored, too", short="f")
     ] = False
 
 
 class StoreHealthSettings(Settings):
-    """Of ``store-health``."""
+    """Options of ``store-health``."""
 
     check_delete_prefix: Annotated[
         str | None,
         Option(
             "CheckDeletePrefix",
-            "Check, too, that objects below this prefix can be deleted; it ends in / or is empty",
+            "Also check that objects below this prefix can be deleted; it ends in / or is empty",
         ),
     ] = None
 

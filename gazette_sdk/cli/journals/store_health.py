@@ -15,10 +15,10 @@ __all__ = ["run"]
 
 
 async def run(invocation: Invocation) -> None:
-    """Say whether a fragment store works, as a broker sees it.
+    """Print the result of a broker's check of a fragment store.
 
     Raises:
-        CommandFailedError: it does not.
+        CommandFailedError: the store is unhealthy.
     """
     (url,) = invocation.arguments
     prefix = invocation.settings(STORE_HEALTH).check_delete_prefix

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.command import Invocation
-from gazette_sdk.cli.journals.selection import CALLS_MAX, select
+from gazette_sdk.cli.concurrency import for_each
+from gazette_sdk.cli.journals.selection import select
 from gazette_sdk.cli.journals.settings import SUSPEND
 from gazette_sdk.errors import SuspendedError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -19,26 +19,22 @@ _log = logging.getLogger(__name__)
 
 
 async def run(invocation: Invocation) -> None:
-    """Suspend journals; the first failure ends it.
+    """Suspend journals. The first failure ends the command.
 
     Raises:
         GazetteError: that failure.
     """
     settings = invocation.settings(SUSPEND)
     mode = pb.AppendRequest.SUSPEND_NOW if settings.force else pb.AppendRequest.SUSPEND_IF_FLUSHED
-    places = asyncio.Semaphore(CALLS_MAX)
     async with open_broker(invocation) as transport:
 
         async def suspend(journal: str) -> None:
-            async with places:
-                try:
-                    await append(transport, pb.AppendRequest(journal=journal, suspend=mode), [])
-                    status = "OK"
-                except SuspendedError:
-                    status = "SUSPENDED"
+            try:
+                await append(transport, pb.AppendRequest(journal=journal, suspend=mode), [])
+                status = "OK"
+            except SuspendedError:
+                status = "SUSPENDED"
             _log.info("journal suspension status", extra={"journal": journal, "status": status})
 
         journals = await select(transport, settings.selector)
-        async with asyncio.TaskGroup() as group:
-            for journal in journals:
-                group.create_task(suspend(journal.spec.name))
+        await for_each([each.spec.name for each in journals], suspend)

@@ -318,10 +318,10 @@ def test_bytes_that_were_changed_in_the_journal_are_found(bench, monkeypatch, cl
         (["--address=http://localhost:1"], "check that a broker runs at http://localhost:1"),
         (["--address=nonsense"], "'nonsense' is not the address of a broker"),
         (["--address=file:///tmp"], "'file:///tmp' is not the address of a broker"),
-        (["--phases=read"], "there is nothing to read"),
-        (["--phases=publish,write"], "'write' is no phase"),
+        (["--phases=read"], "`read` needs `publish` or `tail`"),
+        (["--phases=publish,write"], "'write' is not a phase"),
         (["--prefix=bench"], "--prefix: 'bench' must end in /"),
-        (["--prefix=no good/"], "--prefix and --store make no journal"),
+        (["--prefix=no good/"], "--prefix and --store make no valid journal"),
         (["--store=ftp://somewhere/"], "ftp"),
         (["--store=s3://no-such-bucket/"], "brokers cannot use s3://no-such-bucket/"),
         (["--rate=0"], "--rate"),
@@ -332,7 +332,8 @@ def test_bytes_that_were_changed_in_the_journal_are_found(bench, monkeypatch, cl
         (["--auth-keys=???"], "key"),
     ],
 )
-def test_a_mistake_is_one_line_and_status_1(bench, left, arguments, problem):
+def test_a_mistake_is_one_line_and_status_1(bench, left, monkeypatch, arguments, problem):
+    monkeypatch.setattr(site, "CONNECT_TIMEOUT_S", 0.5)
     outcome = bench(*arguments)
     assert (outcome.status, outcome.stdout) == (1, b"")
     assert problem in outcome.stderr
@@ -351,7 +352,7 @@ def test_more_replicas_than_brokers_are_told_of_and_nothing_is_left(bench, left,
 
 def test_a_broker_that_goes_away_ends_the_run(gazette, monkeypatch, tmp_path):
     monkeypatch.setattr("gazette_sdk.cli.bench.publish.ACKNOWLEDGED_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(site, "REMOVAL_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(site, "DELETION_TIMEOUT_S", 1.0)
     with EmbeddedCluster(tmp_path / "data", sync_etcd=False) as running:
         address = running.address
         before = catch_up.Messages.message

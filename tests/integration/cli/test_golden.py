@@ -1,4 +1,4 @@
-"""What other implementations' ``gazctl`` answered, case by case, from ours."""
+"""Replay of recorded calls of other implementations' ``gazctl``."""
 
 from __future__ import annotations
 
@@ -293,7 +293,8 @@ def test_list(tool, cluster, name):
     replay(tool, cluster, name)
 
 
-def test_list_tells_of_an_unreachable_broker(tool, cluster):
+def test_list_tells_of_an_unreachable_broker(tool, cluster, monkeypatch):
+    monkeypatch.setattr("gazette_sdk.cli.client.CONNECT_TIMEOUT_S", 0.5)
     outcome = replay(tool, cluster, "list, broker unreachable")
     assert "http://127.0.0.1:28099" in outcome.stderr
     assert "check that a broker runs" in outcome.stderr

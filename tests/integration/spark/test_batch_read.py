@@ -162,7 +162,7 @@ def test_a_record_that_does_not_fit_is_named_by_journal_and_offset(
         ({"journals": "topic=orders", "begin": "soon"}, "neither a JSON object"),
         ({"journals": "topic=orders", "begin": '{"a/b": -4}'}, "an offset of at least 0"),
         ({"journals": "topic=orders", "message": "nowhere:Order"}, "cannot be loaded"),
-        ({"journals": "topic=none"}, "nothing matches 'topic=none'"),
+        ({"journals": "topic=none"}, "no journal matches 'topic=none'"),
         ({"journals": "a b c"}, "a b c"),
         ({"journals": "a=b", "store": "ftp://host/"}, "must begin with one of"),
     ],

@@ -45,13 +45,12 @@ def test_a_line_of_exactly_the_greatest_length_is_fine(gazctl):
 
 @pytest.mark.parametrize("end", [b"", b"\n", b"\r\n", b"\nmore\n"])
 def test_lines_before_one_that_is_too_long_are_written(gazctl, end):
-    count = BLOCK_BYTES // 4
-    before = b"x" * 7 + b"\n"
-    lines = before * count + b"y\n" + b"z" * 9  # more than two blocks
+    count = BLOCK_BYTES // 8  # more than a block
+    lines = b"xxxxxxxx\n" * count + b"y\n" + b"z" * 9
     arguments = ["attach-uuids", "--max-length=8", "--template={{.Line}}\n"]
     outcome = gazctl(*arguments, stdin=lines + end)
     assert outcome.status == 1
-    assert outcome.stdout == before * count + b"y\n"
+    assert outcome.stdout == b"xxxxxxxx\n" * count + b"y\n"
     assert f"standard input: line {count + 2} is longer than 8 bytes" in outcome.stderr
 
 

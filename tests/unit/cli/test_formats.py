@@ -1,4 +1,4 @@
-"""How results are written."""
+"""Output formats."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Reads of many journals at once, into one output (cli section 5, read).
+"""Concurrent reads of journals into one output (cli section 5, read).
 
-What stands in the output is made of whole appends: a journal that has the output keeps it up to
-the end of the fragment it reads, which is the end of an append.
+The output consists of whole appends: a journal holds the output's lock to the end of the fragment
+it reads, which is the end of an append.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
-from gazette_sdk.cli.journals.selection import is_fully_suspended
+from gazette_sdk.cli.journals.selection import is_fully_suspended, missing_file_root
 from gazette_sdk.cli.progress import Progress
 from gazette_sdk.errors import (
     CallCancelledError,
-    ConfigurationError,
     JournalNotFoundError,
     OffsetNotYetAvailableError,
     SuspendedError,
@@ -33,21 +32,21 @@ from gazette_sdk.transport.listing import WatchedList
 from gazette_sdk.transport.read.reader import ByteReader, OffsetJumpError
 from gazette_sdk.transport.read.retry_reader import RetryReader
 
-__all__ = ["Output", "Pump", "ReadOptions"]
+__all__ = ["ConcurrentReads", "Output", "ReadOptions"]
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What to read.
+    """Options of the reads.
 
     Attributes:
         block: follow the journals.
-        tail: begin at the write head where no offset is given.
+        tail: begin at the write head of journals without an offset.
         do_not_proxy: read from the journals' own brokers, and from fragments directly.
-        begin_mod_time: pass over fragments stored before this unix time; 0 for none.
-        file_root: directory behind ``file://`` stores, if it is known here.
+        begin_mod_time: skip fragments stored before this unix time; 0 for none.
+        file_root: local directory of ``file://`` stores, if there is one.
     """
 
     block: bool = False
@@ -58,10 +57,10 @@ class ReadOptions:
 
 
 class Output:
-    """A file which one journal at a time writes to.
+    """Output file. The journal that holds ``lock`` writes to it.
 
     Args:
-        file: where content goes.
+        file: the file.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -69,7 +68,7 @@ class Output:
         self._file = file
 
     async def write(self, content: bytes) -> None:
-        """Write content. The lock is held."""
+        """Write content. The caller holds the lock."""
         await asyncio.to_thread(self._write, content)
 
     def _write(self, content: bytes) -> None:
@@ -77,7 +76,7 @@ class Output:
         self._file.flush()
 
     def sync(self) -> None:
-        """Make a regular file's content survive the machine."""
+        """Force the content of a regular file to disk."""
         self._file.flush()
         if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
             os.fsync(self._file.fileno())
@@ -85,22 +84,22 @@ class Output:
 
 @dataclass(slots=True)
 class _Read:
-    """One journal's read: its reader and the task that moves its content."""
+    """Read of one journal: its reader, and the task that copies its content."""
 
     reader: RetryReader
     task: asyncio.Task[None]
 
 
 @dataclass
-class Pump:
-    """Reads journals of a watched listing until none is left to read.
+class ConcurrentReads:
+    """Reads of all journals of a watched listing, until all have ended.
 
     Attributes:
-        transport: how to reach the journals.
-        options: what to read.
-        output: where to.
-        offsets: offset by journal: where to begin, and in the end where to go on.
-        progress: told of what was read.
+        transport: transport to the journals.
+        options: options of the reads.
+        output: output of their content.
+        offsets: offset by journal at which a read begins, and afterwards ended.
+        progress: shows the number of bytes read.
     """
 
     transport: Transport
@@ -114,14 +113,14 @@ class Pump:
     _heads: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     async def run(self, watched: WatchedList, stopped: Callable[[], Awaitable[Any]]) -> None:
-        """Read until all journals are at their end, or it is stopped.
+        """Read until all journals have ended, or until ``stopped`` returns.
 
         Args:
-            watched: the listing; the journals of its first snapshot are read at once.
-            stopped: waits until reads shall end early.
+            watched: the listing.
+            stopped: waits for the request to stop.
 
         Raises:
-            GazetteError: the first failure of a read that no further attempt mends.
+            GazetteError: the first terminal failure of a read.
         """
         listing = await watched.first_snapshot()
         if not listing.journals:
@@ -139,7 +138,7 @@ class Pump:
                 if stop.done():
                     break
                 if changed.done():
-                    # Its failures are logged by the watch, which begins again by itself.
+                    # The watch logs its failures and begins again.
                     changed.exception()
                     changed = asyncio.ensure_future(watched.changed())
                 self._collect(watched)
@@ -150,32 +149,25 @@ class Pump:
         finally:
             changed.cancel()
             stop.cancel()
-            await self._end([changed, stop])
-
-    # ---------------------------------------------------------------- inside
+            tasks = [read.task for read in self._reads.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait([*tasks, changed, stop])
 
     def _follow(self, watched: WatchedList) -> None:
-        """Begin reads of journals that are new, end those of journals that are gone."""
+        """Begin reads of new journals, and end reads of deleted journals."""
         assert watched.snapshot is not None
         listed = {each.spec.name: each.spec for each in watched.snapshot.journals}
         for name, spec in listed.items():
-            if (
-                name not in self._reads
-                and not is_fully_suspended(spec)
-                and self._may_begin(name, watched.snapshot)
-            ):
+            if name in self._reads or is_fully_suspended(spec):
+                continue
+            # A suspended or deleted journal may return, which only a later listing shows.
+            ended = self._ended.get(name)
+            if ended is None or (self.options.block and ended is not watched.snapshot):
                 self._begin(name)
         for name, read in self._reads.items():
             if name not in listed:
                 read.reader.cancel()
-
-    def _may_begin(self, journal: str, listing: pb.ListResponse) -> bool:
-        """Whether to read a journal which is not being read.
-
-        One that was suspended or deleted may have come back, which only a later listing shows.
-        """
-        ended = self._ended.get(journal)
-        return ended is None or (self.options.block and ended is not listing)
 
     def _begin(self, journal: str) -> None:
         options = self.options
@@ -185,8 +177,8 @@ class Pump:
             pb.ReadRequest(
                 journal=journal,
                 offset=offset,
-                # The write head has to be known before it is followed: else nobody could say
-                # where a read ended that got nothing.
+                # A read that begins at the write head must learn its offset before it blocks:
+                # otherwise the offset at which it ends would be unknown.
                 block=options.block and offset >= 0,
                 do_not_proxy=options.do_not_proxy,
                 begin_mod_time=options.begin_mod_time,
@@ -199,20 +191,18 @@ class Pump:
             ),
         )
         _log.info("read started", extra={"journal": journal, "offset": offset})
-        task = asyncio.create_task(self._move(reader), name=f"read of {journal}")
+        task = asyncio.create_task(self._copy(reader), name=f"read of {journal}")
         self._reads[journal] = _Read(reader, task)
 
     def _open_fragment(self, url: str, fragment: pb.Fragment, offset: int) -> FragmentReader:
         if urlsplit(url).scheme == "file" and self.options.file_root is None:
-            raise ConfigurationError(
-                f"{fragment.journal}: its fragments are files, which this tool cannot find: give "
-                "the brokers' directory of file:// stores with --file-root, or read through "
-                "brokers with --broker.cache.size=0"
+            raise missing_file_root(
+                fragment.journal, ", or read through brokers with --broker.cache.size=0"
             )
         return open_url(url, fragment, offset, file_root=self.options.file_root)
 
     def _collect(self, watched: WatchedList) -> None:
-        """Note where reads ended; the first one that failed ends all."""
+        """Remove the reads that ended, and raise the error of one that failed."""
         assert watched.snapshot is not None
         for journal, read in list(self._reads.items()):
             if not read.task.done():
@@ -222,8 +212,8 @@ class Pump:
             self._ended[journal] = watched.snapshot
             _log.info("read finished", extra={"journal": journal, "offset": read.reader.offset})
 
-    async def _move(self, reader: RetryReader) -> None:
-        """Move a journal's content to the output, until its end."""
+    async def _copy(self, reader: RetryReader) -> None:
+        """Copy a journal's content to the output, until its end."""
         journal = reader.journal
         self.offsets[journal] = reader.offset
         try:
@@ -239,7 +229,7 @@ class Pump:
                         return
                     reader.block = True
                     continue
-                assert content is not None  # no end was asked for
+                assert content is not None  # the request has no end offset
                 async with self.output.lock:
                     await self._write_appends(reader, content)
         except (SuspendedError, CallCancelledError):
@@ -252,32 +242,25 @@ class Pump:
             await reader.aclose()
 
     async def _write_appends(self, reader: RetryReader, content: bytes) -> None:
-        """Write content, and what follows it up to the end of an append."""
+        """Write content, and the content behind it up to the end of an append."""
         while True:
             await self.output.write(content)
             self.offsets[reader.journal] = reader.offset
-            self._note(reader, len(content))
+            self._show_progress(reader, len(content))
             response = reader.response
             if response is None or reader.offset >= response.fragment.end:
                 return
             try:
                 more = await reader.read()
             except (OffsetJumpError, OffsetNotYetAvailableError):
-                return  # the next read goes on from there, or says so again
+                return  # the next read continues there, or raises it again
             assert more is not None
             content = more
 
-    def _note(self, reader: RetryReader, size: int) -> None:
+    def _show_progress(self, reader: RetryReader, size: int) -> None:
         self._done_bytes += size
         head = reader.response.write_head if reader.response is not None else reader.offset
         begin, _ = self._heads.get(reader.journal, (reader.offset - size, 0))
         self._heads[reader.journal] = (begin, max(head, reader.offset))
         total = sum(head - begin for begin, head in self._heads.values())
         self.progress.advance(self._done_bytes, None if self.options.block else total)
-
-    async def _end(self, others: list[asyncio.Future[Any]]) -> None:
-        """End what still runs, whatever it was doing."""
-        tasks: list[asyncio.Future[Any]] = [read.task for read in self._reads.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait([*tasks, *others])
