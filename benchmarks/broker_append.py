@@ -1,0 +1,131 @@
+"""Processor time of a broker per small append, with 1 and 64 appends in flight over 8 journals.
+
+The broker has a process of its own and one replica of each journal. The client is a raw stream
+connection per journal, so that only the broker's work is counted: the user and system time of its
+process, as the kernel accounts for it. To compare two versions, run the program of each version
+in alternation.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from measure import Figure, arguments, cluster, in_turn, report
+from peers.gazette import specs_of
+from raw import RawStream, append_frames
+
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.stream_frames import Frame, Kind, decode_status
+
+TOPIC = "appended"
+JOURNALS = 8
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+LINE = b'{"n":1,"payload":"%s"}\n' % (b"x" * 178)
+
+
+def processor_time_s(pid: int) -> float:
+    """Return the user and system time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+class Client:
+    """A raw stream connection per journal."""
+
+    def __init__(self, address: str) -> None:
+        self._streams = [RawStream(address) for _ in range(JOURNALS)]
+        self._frames = [
+            append_frames(f"{TOPIC}/part-{number:03}", LINE) for number in range(JOURNALS)
+        ]
+
+    def one_in_flight(self, count: int) -> None:
+        """Append to one journal after the other, and await each answer."""
+        for number in range(count):
+            (answer,) = self._streams[number % JOURNALS].call(self._frames[number % JOURNALS])
+            assert pb.AppendResponse.FromString(answer.payload).status == pb.OK
+
+    def many_in_flight(self, count: int, depth: int = 8) -> None:
+        """Keep ``depth`` appends in flight on each connection."""
+        left = [count // JOURNALS] * JOURNALS
+        in_flight = [0] * JOURNALS
+        selector = selectors.DefaultSelector()
+        for number, stream in enumerate(self._streams):
+            selector.register(stream.socket, selectors.EVENT_READ, number)
+            self._send(number, depth, left, in_flight)
+        while any(in_flight):
+            for key, _ in selector.select():
+                answered = _statuses(self._streams[key.data].receive())
+                in_flight[key.data] -= answered
+                self._send(key.data, answered, left, in_flight)
+        selector.close()
+
+    def _send(self, number: int, count: int, left: list[int], in_flight: list[int]) -> None:
+        count = min(count, left[number])
+        if count:
+            left[number] -= count
+            in_flight[number] += count
+            self._streams[number].socket.sendall(self._frames[number] * count)
+
+    def close(self) -> None:
+        """Disconnect."""
+        for stream in self._streams:
+            stream.close()
+
+
+def _statuses(frames: Sequence[Frame]) -> int:
+    codes = [decode_status(frame.payload).code for frame in frames if frame.kind == Kind.STATUS]
+    assert not any(codes), f"an append failed: {codes}"
+    return len(codes)
+
+
+def spent_us(pid: int, append: Callable[[int], Any], count: int) -> float:
+    """Return the broker's processor time per append, in microseconds."""
+    before = processor_time_s(pid)
+    append(count)
+    return (processor_time_s(pid) - before) / count * 1e6
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    options = arguments(__doc__ or "", rounds=5, single=4_000, pipelined=24_000)
+    with cluster(specs_of(TOPIC, JOURNALS)) as running:
+        client = Client(running.address)
+        _append_when_ready(client)
+        began = time.perf_counter()
+        found = in_turn(
+            options.rounds,
+            single=lambda: spent_us(running.pid, client.one_in_flight, options.single),
+            pipelined=lambda: spent_us(running.pid, client.many_in_flight, options.pipelined),
+        )
+        elapsed_s = time.perf_counter() - began
+        client.close()
+    figures = []
+    for name, in_flight in (("single", 1), ("pipelined", 64)):
+        spent, of = found[name], f"{in_flight} in flight"
+        figures.append(Figure(f"processor time per append, {of}", spent, spent, "µs", None))
+        figures.append(Figure(f"appends/s per core, {of}", 1e6 / spent, 1e6 / spent, "1/s", None))
+    figures.append(Figure("length of the run", elapsed_s, elapsed_s, "s", None))
+    report(figures, options)
+
+
+def _append_when_ready(client: Client, limit_s: float = 30.0) -> None:
+    """Append to each journal until each has its primary."""
+    ends_at = time.monotonic() + limit_s
+    while True:
+        try:
+            client.one_in_flight(JOURNALS * 50)
+        except AssertionError:
+            if time.monotonic() > ends_at:
+                raise
+            time.sleep(0.1)
+        else:
+            return
+
+
+if __name__ == "__main__":
+    main()
