@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import time
 
-from gazette_sdk.alertness import Alertness, has_cores
+from gazette_sdk.adaptive_spin import AdaptiveSpin, has_spare_core
 
 __all__ = ["WATCH_S", "Watch"]
 
@@ -21,10 +21,10 @@ class Watch:
         descriptor: of the socket.
     """
 
-    __slots__ = ("_alertness", "_descriptor", "_poll")
+    __slots__ = ("_descriptor", "_poll", "_spin")
 
     def __init__(self, descriptor: int) -> None:
-        self._alertness = Alertness()
+        self._spin = AdaptiveSpin()
         self._descriptor = descriptor
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
@@ -37,15 +37,15 @@ class Watch:
     def wait(self, timeout_s: float) -> bool:
         """Wait until there is something to be read, at first awake; whether there is."""
         poll = self._poll
-        if timeout_s >= WATCH_S and _has_cores and self._alertness.looks():
+        if timeout_s >= WATCH_S and _has_cores and self._spin.should_spin():
             now = time.perf_counter
             ends_at = now() + WATCH_S
             while not poll(0):
                 if now() > ends_at:
-                    self._alertness.missed()
+                    self._spin.missed()
                     break
             else:
-                self._alertness.seen()
+                self._spin.found()
                 return True
         return bool(poll(timeout_s * 1000))
 
@@ -56,4 +56,4 @@ class Watch:
         return bool(poll.poll(timeout_s * 1000))
 
 
-_has_cores = has_cores()
+_has_cores = has_spare_core()
