@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 
 from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.embedded import EmbeddedCluster
-from gazette_sdk.server.watchful_loop import new_loop
+from gazette_sdk.server.spinning_selector import new_loop
 from gazette_sdk.transport.loop import adopt_running_loop
 
 T = TypeVar("T")

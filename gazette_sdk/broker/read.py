@@ -1,8 +1,8 @@
 """Serves the reads of a replica (broker section 13).
 
-What a read yields are metadata messages, and content behind them. Content of local fragments is
-not read here: a :class:`FileSpan` says where it stands, and a front sends it from there. Content
-of stored fragments is opened and decompressed in threads, one batch ahead of what is sent.
+A read yields metadata messages, and content behind them. Content of a local fragment is not read
+here: a :class:`FileSpan` names its place in the file, from which a front sends it. Content of
+stored fragments is read and decompressed in threads, one batch ahead of the content being sent.
 """
 
 from __future__ import annotations
@@ -32,27 +32,29 @@ _THREADS: Final = 32  # reads of stores at once; a store that hangs must not sto
 
 
 class FileSpan(NamedTuple):
-    """Committed content of a local file, which continues where the item before it ended.
+    """Committed content of a local file, and the metadata that precedes it.
 
     Attributes:
         fd: descriptor of the file, good for as long as this span is held.
         position: of the first byte, in the file.
-        length: in bytes, more than none.
+        length: in bytes, at least one.
+        metadata: precedes the content.
         file: keeps the descriptor open.
     """
 
     fd: int
     position: int
     length: int
+    metadata: pb.ReadResponse
     file: ContentFile
 
 
 ReadItem: TypeAlias = pb.ReadResponse | FileSpan | bytes
-"""What a read yields: metadata, or content."""
+"""Item of a read: metadata, local content with its metadata, or other content."""
 
 
 class ReadServer:
-    """Serves reads from indices.
+    """Server of reads from the indices of replicas.
 
     Args:
         stores: of the process.
@@ -63,13 +65,13 @@ class ReadServer:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="read")
 
     def close(self) -> None:
-        """Give up the threads; a read of a store that hangs is not waited for."""
+        """Stop the threads, without waiting for a store that hangs."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def serve(
         self, request: pb.ReadRequest, index: Index, header: pb.Header, *, chunk_bytes: int
     ) -> AsyncGenerator[ReadItem]:
-        """Serve a read whose journal is resolved to be ours.
+        """Serve a read of a journal of which we have a replica.
 
         Args:
             request: a valid one.
@@ -78,11 +80,11 @@ class ReadServer:
             chunk_bytes: greatest content of one message.
 
         Yields:
-            metadata, and the content which it is of. It ends when the request has all it asked
-            for, and when the replica ends.
+            metadata, and the content behind it. The read ends when the request is satisfied, and
+            when the replica ends.
 
         Raises:
-            StoreError: a stored fragment cannot be read, or is not what its name promises.
+            StoreError: a stored fragment cannot be read, or its content does not match its name.
         """
         query = pb.ReadRequest()
         query.CopyFrom(request)
@@ -98,21 +100,22 @@ class ReadServer:
             if is_first:
                 response.header.CopyFrom(header)
                 is_first = False
-            yield response
             if (
                 result.fragment is None
                 or request.metadata_only
                 or (result.file is None and request.do_not_proxy)
                 or (end_offset != 0 and result.offset >= end_offset)
             ):
+                yield response
                 return
             end = result.fragment.end
             if end_offset != 0:
                 end = min(end, end_offset)
             if result.file is not None:
-                position = result.offset - result.fragment.begin
-                yield FileSpan(result.file.fd, position, end - result.offset, result.file)
+                file, position = result.file, result.offset - result.fragment.begin
+                yield FileSpan(file.fd, position, end - result.offset, response, file)
             else:
+                yield response
                 stored = self._stored(result.fragment, result.offset, end, chunk_bytes)
                 async with aclosing(stored) as chunks:
                     async for chunk in chunks:
@@ -130,7 +133,7 @@ class ReadServer:
     async def _stored(
         self, fragment: pb.Fragment, offset: int, end: int, chunk_bytes: int
     ) -> AsyncGenerator[bytes, None]:
-        """Content of a stored fragment from ``offset`` to ``end``, in chunks."""
+        """Yield the content of a stored fragment from ``offset`` to ``end``, in chunks."""
         reader = _StoredReader(self._stores, fragment, offset, end, chunk_bytes)
         ahead: Future[_Batch] = self._threads.submit(reader.next_batch)
         try:
@@ -145,7 +148,7 @@ class ReadServer:
                 if batch.is_last:
                     return
         finally:
-            # Closed by whichever thread has it last, so that nobody here waits for a store.
+            # The thread that has it last closes it: the event loop must not wait for a store.
             ahead.add_done_callback(lambda _: reader.close())
 
 
@@ -159,7 +162,7 @@ def _metadata(result: QueryResult) -> pb.ReadResponse:
 
 
 def sign_get(stores: StoreRegistry, fragment: pb.Fragment, ttl_s: float) -> str:
-    """A URL from which a stored fragment can be read. Blocks.
+    """Return a URL from which a stored fragment can be read. Blocks.
 
     Raises:
         StoreError: the store does not sign.
@@ -175,7 +178,7 @@ class _Batch:
 
 
 class _StoredReader:
-    """Reads a stored fragment, a batch of chunks at a time. One thread at a time may use it."""
+    """Reader of a stored fragment, a batch of chunks at a time. For one thread at a time."""
 
     def __init__(
         self, stores: StoreRegistry, fragment: pb.Fragment, begin: int, end: int, chunk_bytes: int
@@ -187,7 +190,7 @@ class _StoredReader:
         self._content: FragmentReader | None = None
 
     def next_batch(self) -> _Batch:
-        """The next chunks; what could be read before an error stands in front of it."""
+        """Return the next chunks, and the error that followed them, if there was one."""
         chunks: list[bytes] = []
         size = 0
         try:
@@ -203,7 +206,7 @@ class _StoredReader:
                 size += len(chunk)
                 self._position += len(chunk)
             if self._position == self._fragment.end:
-                content.read(1)  # what is too long is told here
+                content.read(1)  # raises if the content is too long
         except Exception as error:  # noqa: BLE001 — handed over to the reading task
             return _Batch(chunks, is_last=True, error=error)
         return _Batch(chunks, is_last=self._position >= self._end)

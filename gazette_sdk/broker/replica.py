@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gazette_sdk.broker.append.flow_control import FlowControl
 from gazette_sdk.broker.append.inputs import Terms
@@ -24,7 +24,7 @@ from gazette_sdk.broker.spool.spool import Spool
 from gazette_sdk.cluster.broker_keys import BrokerAssignment, JournalEntry
 from gazette_sdk.protocol import broker_pb2 as pb
 
-__all__ = ["Replica", "ReplicaParts"]
+__all__ = ["ReadyRoute", "Replica", "ReplicaParts"]
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +47,22 @@ class ReplicaParts:
     pulse: Callable[[Replica], Coroutine[Any, Any, None]]
     min_append_rate: int
     max_append_rate: int
+
+
+class ReadyRoute(NamedTuple):
+    """Route over which an append found all replicas there, synchronized, and known to Etcd.
+
+    Attributes:
+        resolution: that the append had resolved.
+        pipeline: synchronized over its route.
+        terms: of the journal's spec at that resolution.
+        encoded_header: an encoded response that has nothing but the resolution's header.
+    """
+
+    resolution: object
+    pipeline: Pipeline
+    terms: Terms
+    encoded_header: bytes
 
 
 class Replica:
@@ -74,8 +90,7 @@ class Replica:
         flow: flow control of appends.
         ended: fires when the replica has been shut down: reads end.
         settled: the resolution whose route was found in every assignment.
-        in_step: the resolution and the pipeline with which an append last found all replicas
-            there, synchronized, and known to Etcd; and the terms of that resolution's spec.
+        ready: the route that the last append through the machine found ready; ``None`` before.
         agreed: the spool's fragment when all replicas last had the same, if we were the primary;
             ``None`` before.
         write_head: the metric of the offset of the next byte.
@@ -103,7 +118,7 @@ class Replica:
             min_rate=parts.min_append_rate, global_max_rate=parts.max_append_rate
         )
         self.settled: object | None = None
-        self.in_step: tuple[object, Pipeline, Terms] | None = None
+        self.ready: ReadyRoute | None = None
         self.agreed: pb.Fragment | None = None
         self.write_head = WRITE_HEAD.labels(journal)
         self._storage = storage
@@ -171,6 +186,11 @@ class Replica:
             waiting, self._not_agreed = self._not_agreed, []
             for spool in waiting:
                 self._complete(spool)
+
+    def acknowledge(self, fragment: pb.Fragment) -> None:
+        """Note that all replicas have acknowledged an append which led to ``fragment``."""
+        self.agree(fragment)
+        self.write_head.set(fragment.end)
 
     def _complete(self, spool: CompletedSpool) -> None:
         """A fragment was closed. As the primary we store what all replicas have, and no more."""

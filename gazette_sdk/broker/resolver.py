@@ -23,7 +23,6 @@ from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.protocol.routes import attach_endpoints, route_of
 from gazette_sdk.protocol.selectors import matches_journal
 
@@ -50,7 +49,6 @@ class Resolution:
         journal: name, without metadata.
         status: OK, or the status to answer.
         header: of the answer, or of the proxied request.
-        encoded_header: the same, encoded.
         spec: the journal's, ``None`` if there is none (or the caller may not see it).
         item: the journal's key; ``None`` likewise.
         assignments: the journal's, in key order.
@@ -62,7 +60,6 @@ class Resolution:
     journal: str
     status: pb.Status
     header: pb.Header
-    encoded_header: bytes
     spec: pb.JournalSpec | None
     item: JournalEntry | None
     assignments: Sequence[BrokerAssignment]
@@ -373,7 +370,6 @@ class Resolver:
             journal=journal,
             status=status,
             header=header,
-            encoded_header=complete(header).SerializeToString(),
             spec=item.value if item is not None else None,
             item=item,
             assignments=assignments,

@@ -8,14 +8,13 @@ responses are the protocol's messages; a call which fails raises a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gazette_sdk.broker.append.append import Appends
-from gazette_sdk.broker.append.content import ClientStream
-from gazette_sdk.broker.append.response import AppendAnswer
+from gazette_sdk.broker.append.common_case import StartedAppend, append_now
 from gazette_sdk.broker.authorize import Authorization
 from gazette_sdk.broker.fragments.rpc import check_store, list_page
 from gazette_sdk.broker.listing import Listing
@@ -24,31 +23,31 @@ from gazette_sdk.broker.read import FileSpan, ReadServer
 from gazette_sdk.broker.replication.replicate import replicate
 from gazette_sdk.broker.resolver import Resolution, Resolver
 from gazette_sdk.broker.slot import Signal
-from gazette_sdk.errors import STATUS_NAMES, CallError, UnavailableError
+from gazette_sdk.errors import (
+    STATUS_NAMES,
+    CallError,
+    UnauthenticatedError,
+    UnavailableError,
+    ValidationError,
+)
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability
 from gazette_sdk.protocol.journal_spec import may_read
 from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.protocol.rpc import validate
-from gazette_sdk.server.begun import Begun
 from gazette_sdk.server.call import Call
 from gazette_sdk.transport.base import AppendItem, Target, Transport
 
 __all__ = ["JournalService", "ReadItem"]
 
 ReadItem = pb.ReadResponse | FileSpan | bytes
-"""What a read yields: metadata, or content which continues where the item before it ended."""
+"""Item of a read: metadata, or content which continues where the item before it ended."""
 
 T = TypeVar("T")
 
-_APPENDS = SERVER_STARTED.cell("Append")
-
-_VALID_MOST = 4096
-"""Openings of appends that are remembered to be valid."""
-
-_VALID_BYTES_MOST = 512
-"""Longer ones are not remembered."""
+_APPENDS_STARTED = SERVER_STARTED.cell("Append")
+_APPENDS_OK = SERVER_COMPLETED.cell("Append", "ok")
 
 
 @dataclass(slots=True)
@@ -91,7 +90,6 @@ class JournalService:
         self._authorization = authorization
         self._stopping = Signal()
         self._writing: set[asyncio.Task[object]] = set()
-        self._valid: set[bytes] = set()  # openings of appends
 
     def end_streams(self) -> None:
         """End reads and watches, cleanly: their clients go to another broker."""
@@ -111,7 +109,7 @@ class JournalService:
             validate(request)
             timeout_s = self._authorization.remaining_s(claims)
             responses = self._listing.snapshots(request, claims)
-            async for response in _ending(responses, timeout_s, self._stopping):
+            async for response in _until_end(responses, timeout_s, self._stopping):
                 yield response
 
     async def apply(self, request: pb.ApplyRequest, call: Call) -> pb.ApplyResponse:
@@ -162,7 +160,7 @@ class JournalService:
                 proxied.header.CopyFrom(resolution.header)
                 items = self._peers.read(proxied, _target(resolution))
             timeout_s = self._authorization.remaining_s(claims)
-            async for item in _ending(items, timeout_s, self._stopping):
+            async for item in _until_end(items, timeout_s, self._stopping):
                 if isinstance(item, pb.ReadResponse):
                     outcome.status = item.status
                 yield item
@@ -171,47 +169,53 @@ class JournalService:
 
     async def append(self, requests: AsyncIterator[AppendItem], call: Call) -> pb.AppendResponse:
         """Append the content of a stream to a journal, atomically."""
-        return (await self.answer_append(requests, call)).message()
+        with _counted("Append") as outcome, self._tracked():
+            claims = self._authorization.verify(call, Capability.APPEND)
+            opening = await _first_request(requests)
+            validate(opening)
+            async with self._authorization.bound(claims, call):
+                response = await self._appends.append(opening, requests, claims)
+            outcome.status = response.status
+            return response
 
-    async def answer_append(self, requests: AsyncIterator[AppendItem], call: Call) -> AppendAnswer:
-        """As :meth:`append`, for a front that wants the answer encoded."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._writing.add(task)
-        _APPENDS.value += 1
-        result = "<error>"
+    def append_now(
+        self, opening: pb.AppendRequest, content: bytes, call: Call, behind: object | None
+    ) -> StartedAppend | None:
+        """Append content that is at hand, if this can be done without waiting for anything.
+
+        Args:
+            opening: the opening request.
+            content: all content. The client has committed it.
+            call: what the front knows of the call.
+            behind: see :func:`~gazette_sdk.broker.append.common_case.append_now`.
+
+        Returns:
+            the append, whose acknowledgement :meth:`append_acknowledged` awaits if it has
+            :attr:`~StartedAppend.answers`; ``None`` where :meth:`append` has to be called instead.
+            Nothing has changed then.
+        """
         try:
             claims = self._authorization.verify(call, Capability.APPEND)
-            if isinstance(requests, ClientStream):
-                opening, encoded = requests.take_opening()
-            else:
-                opening = await _first_request(requests)
-                encoded = opening.SerializeToString()
-            if encoded not in self._valid:
-                self._validate_opening(opening, encoded)
-            begun = Begun(self._appends.answer(opening, requests, claims))
-            if begun.done:
-                answer = begun.result
-            else:
-                async with self._authorization.bound(claims, call):
-                    answer = await begun
-            result = "ok" if answer.status == pb.OK else STATUS_NAMES[answer.status]
-            return answer
-        finally:
-            self._writing.discard(task)
-            SERVER_COMPLETED.cell("Append", result).value += 1
+            validate(opening)
+        except (UnauthenticatedError, ValidationError):
+            return None
+        started = append_now(self._appends, opening, content, claims, behind=behind)
+        if started is not None:
+            _APPENDS_STARTED.value += 1
+            if not started.answers:
+                _APPENDS_OK.value += 1
+        return started
 
-    def _validate_opening(self, opening: pb.AppendRequest, encoded: bytes) -> None:
-        """Validate the first request of an append, and remember it: clients send the same again.
-
-        Raises:
-            ValidationError: of the first rule that is broken.
-        """
-        validate(opening)
-        if len(encoded) <= _VALID_BYTES_MOST:
-            if len(self._valid) >= _VALID_MOST:
-                self._valid.clear()
-            self._valid.add(encoded)
+    async def append_acknowledged(self, started: StartedAppend) -> bytes:
+        """Wait until an append is acknowledged. Return its encoded response."""
+        result = "<error>"
+        with self._tracked():
+            try:
+                await started.acknowledged()
+                result = "ok"
+            finally:
+                SERVER_COMPLETED.inc("Append", result)
+        return started.response
 
     async def replicate(
         self, requests: AsyncIterator[pb.ReplicateRequest], call: Call
@@ -342,43 +346,45 @@ def _counted(operation: str) -> Iterator[_Outcome]:
     SERVER_COMPLETED.inc(operation, name)
 
 
-async def _ending(
+async def _until_end(
     items: AsyncIterator[T], timeout_s: float | None, stopping: Signal
 ) -> AsyncGenerator[T]:
-    """What ``items`` yields, until the time is over or the broker stops: then a clean end."""
+    """Yield items until the time is over or the broker stops, and end cleanly then.
+
+    Only the wait for the next item is cut short, never the code that consumes the items. One
+    timer serves the whole stream: a scope per item would cost more than most items.
+    """
     loop = asyncio.get_running_loop()
-    deadline = None if timeout_s is None else loop.time() + timeout_s
-    waiting: asyncio.Timeout | None = None
+    over = asyncio.Event()
+    waiting: asyncio.Task[Any] | None = None
 
     def end() -> None:
-        if waiting is not None and not waiting.expired():
-            waiting.reschedule(loop.time())
+        if not over.is_set():
+            over.set()
+            if waiting is not None:
+                waiting.cancel()
 
+    timer = None if timeout_s is None else loop.call_later(timeout_s, end)
     handle = stopping.on_fire(end)
     try:
-        while not stopping.fired:
-            coming: Awaitable[T]
-            if isinstance(items, AsyncGenerator):
-                coming = begun = Begun.next_of(items)
-                if begun.done:
-                    yield begun.result
-                    continue
-            else:
-                coming = anext(items)
-            # Only the wait for the next item is bounded, never what our own caller does with it.
+        while not over.is_set():
+            waiting = asyncio.current_task()
+            assert waiting is not None, "coroutines of the broker run in tasks"
+            cancelling = waiting.cancelling()
             try:
-                async with asyncio.timeout_at(deadline) as waiting:
-                    item = await coming
+                item = await anext(items)
             except StopAsyncIteration:
                 return
-            except TimeoutError:
-                if waiting is not None and waiting.expired():
+            except asyncio.CancelledError:
+                if over.is_set() and waiting.uncancel() <= cancelling:
                     return
                 raise
             finally:
                 waiting = None
             yield item
     finally:
+        if timer is not None:
+            timer.cancel()
         stopping.forget(handle)
         if isinstance(items, AsyncGenerator):
             await items.aclose()

@@ -24,7 +24,7 @@ from gazette_sdk.server.options import (
     parse_arguments,
 )
 from gazette_sdk.server.settings import LoggingSettings
-from gazette_sdk.server.watchful_loop import new_loop
+from gazette_sdk.server.spinning_selector import new_loop
 
 __all__ = ["FAILED", "INTERRUPTED", "Program"]
 

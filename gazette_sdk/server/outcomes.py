@@ -1,4 +1,4 @@
-"""How calls end: errors of services as gRPC status codes, the same on every wire."""
+"""Outcomes of calls: errors of services as gRPC status codes, the same on every wire."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ CODES = {name: number for number, name in enumerate(CODE_NAMES)}
 
 
 class Outcome(NamedTuple):
-    """How a call ended.
+    """Status of a call that has ended.
 
     Attributes:
         code: name of a gRPC status code.
-        text: why it failed.
-        kind: name of the error's class, where a client should know it: that of a store's error.
+        text: the reason of a failure.
+        kind: name of the error's class, where the client needs it: that of a store's error.
     """
 
     code: str
@@ -42,16 +42,16 @@ SUCCESS = Outcome("OK")
 
 
 def outcome_of(error: Exception, path: str) -> Outcome:
-    """What a client is told of a call that raised. Logs it; to be called where it is caught.
+    """Return the outcome of a call that raised, and log it.
 
-    A call that failed keeps its code, every other error of ours is UNKNOWN, and so is a bug.
+    A :class:`CallError` keeps its code. Every other error, also a bug, is UNKNOWN.
 
     Args:
         error: what the service raised.
         path: of the method.
     """
     if not isinstance(error, GazetteError):
-        _log.exception("call failed unexpectedly", extra={"method": path})
+        _log.error("call failed unexpectedly", extra={"method": path}, exc_info=error)
         return Outcome("UNKNOWN", f"{type(error).__name__}: {error}"[:MAX_DETAILS])
     code, text = "UNKNOWN", str(error)
     if isinstance(error, CallError) and CODES.get(error.code):
@@ -62,5 +62,5 @@ def outcome_of(error: Exception, path: str) -> Outcome:
 
 
 def malformed(path: str) -> CallError:
-    """The error of bytes that are no request."""
+    """Return the error of bytes that are no request."""
     return CallError(f"bytes received are no request of {path}", code="INTERNAL")

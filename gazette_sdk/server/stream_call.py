@@ -20,12 +20,13 @@ from gazette_sdk.server.stream_output import StreamOutput
 
 __all__ = [
     "Answer",
+    "AnswerNow",
     "ConnectionParts",
     "Intake",
-    "Served",
+    "Serve",
+    "StartedCall",
     "StreamCall",
     "StreamMethod",
-    "TurnLostError",
     "check_length",
 ]
 
@@ -35,61 +36,64 @@ class Answer(NamedTuple):
 
     Attributes:
         response: encoded.
-        success: whether calls which were to run after its success may run.
+        success: True if calls that run only after its success may run.
     """
 
     response: bytes
     success: bool = True
 
 
-Served: TypeAlias = tuple[Outcome, Answer | None]
-"""What came of a call."""
+class StartedCall(NamedTuple):
+    """Call that was started synchronously, and is answered later.
+
+    Attributes:
+        answer: task of its answer.
+        group: shared by calls of which the later ones fail if an earlier one fails.
+    """
+
+    answer: asyncio.Task[Answer]
+    group: object
+
 
 Serve: TypeAlias = Callable[["StreamCall"], Coroutine[Any, Any, Answer | None]]
 
-
-class TurnLostError(CallError):
-    """A call was begun ahead, waited for its turn, and is not to run now that it came."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "an earlier call of this connection failed, and this one was to run after its success",
-            code="ABORTED",
-        )
+AnswerNow: TypeAlias = Callable[["StreamCall", object | None], Answer | StartedCall | None]
 
 
 class StreamMethod:
-    """A method and who serves it.
+    """A method, and the functions that serve it.
 
     Args:
         rpc: its name, number and shape.
         serve: serves one call. It returns the answer of a method that has one response, and
             nothing where the responses were sent. A
             :class:`~gazette_sdk.errors.GazetteError` fails the call.
-        minds_its_turn: ``serve`` heeds :attr:`StreamCall.follows`, so that a call may be begun
-            before those before it have ended.
+        answer_now: answers or starts a call that is whole, without waiting for anything. It gets
+            the group of the calls in flight before it, if there are any: it must then start a
+            call of that group, or decline. It declines by returning ``None``, without any effect,
+            and :attr:`serve` serves the call then.
     """
 
-    def __init__(self, rpc: Rpc, serve: Serve, *, minds_its_turn: bool = False) -> None:
+    def __init__(self, rpc: Rpc, serve: Serve, answer_now: AnswerNow | None = None) -> None:
         self.rpc = rpc
         self.path = rpc.path
         self.serve = serve
-        self.minds_its_turn = minds_its_turn
+        self.answer_now = answer_now
         self.meters = meters_of(rpc.path, rpc.client_streams, rpc.server_streams)
 
 
 INTAKE_LOW_BYTES = 256 << 10
-"""A connection which is not read, since too much waits, is read again when so little waits."""
+"""A connection that is not read, since too much waits, is read again when only this much waits."""
 
 
 @dataclass(slots=True)
 class Intake:
-    """What a connection received and nobody took yet.
+    """Bytes that a connection has received, and no call has taken yet.
 
     Attributes:
-        resume: makes the connection be read again, if nothing else is against it.
-        waiting_bytes: what waits.
-        paused: whether the connection is not read meanwhile.
+        resume: reads the connection again, unless something else forbids it.
+        waiting_bytes: their number.
+        paused: True while the connection is not read.
     """
 
     resume: Callable[[], None]
@@ -99,61 +103,50 @@ class Intake:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionParts:
-    """What calls need of their connection.
+    """The parts of a connection that its calls use.
 
     Attributes:
-        calls: its state of calls.
+        calls: state machine of its calls.
         output: what is sent goes there.
         intake: what it received.
-        pass_turn: see :meth:`StreamCall.pass_turn`.
     """
 
     calls: ServerCalls
     output: StreamOutput
     intake: Intake
-    pass_turn: Callable[[object], None]
 
 
 class StreamCall:
-    """A call under way, or waiting for its turn.
+    """A call in progress, or waiting for those before it.
 
     Attributes:
         number: of the call, on its connection.
-        method: what is called.
+        method: the method called.
         request: the encoded request.
         context: what is known of the call beside its request.
-        given_up: why the call is not to go on; set before it is cancelled.
-        deadline_s: when its caller's patience ends, on the loop's clock; none if it doesn't.
+        given_up: reason for which the call ends early; set before it is cancelled.
+        deadline_s: time at which its caller gives up, on the loop's clock; ``None`` for none.
         metadata: as sent.
         received: messages taken, the request and the end of its stream included.
-        active: how the diagnostics show it.
-        task: that serves it ahead of its turn; none where it is served in turn.
-        follows: of a call whose turn has not come, what the call before it passed its turn on
-            with: see :meth:`pass_turn`. It must do nothing but wait for :meth:`turn`, unless it
-            is bound by the very same.
+        active: entry of the call in the diagnostics.
     """
 
     __slots__ = (
         "_calls",
-        "_connection",
         "_ended",
         "_intake",
-        "_is_turn_lost",
         "_items",
         "_output",
-        "_turn",
         "_waiter",
         "active",
         "context",
         "deadline_s",
-        "follows",
         "given_up",
         "metadata",
         "method",
         "number",
         "received",
         "request",
-        "task",
     )
 
     active: ActiveCall
@@ -167,11 +160,6 @@ class StreamCall:
         self.given_up: Outcome | None = None
         self.deadline_s: float | None = None
         self.received = 1
-        self.task: asyncio.Task[Served] | None = None
-        self.follows: object | None = None
-        self._connection = connection
-        self._turn: asyncio.Future[None] | None = None
-        self._is_turn_lost = False
         self._calls = connection.calls
         self._output = connection.output
         self._intake = connection.intake
@@ -183,13 +171,13 @@ class StreamCall:
     # --------------------------------------------------------------- the client's side
 
     def put(self, item: Item) -> None:
-        """A further message or content arrived."""
+        """Add a message or content that arrived."""
         self._items.append(item)
         self._intake.waiting_bytes += len(item.payload)
         self._wake()
 
     def end(self) -> None:
-        """The client has sent everything."""
+        """Note that the client has sent everything."""
         self._ended = True
         self._wake()
 
@@ -198,9 +186,9 @@ class StreamCall:
             self._waiter.set_result(None)
 
     async def receive(self) -> Item | None:
-        """The client's next message or content, or nothing when it has sent everything.
+        """Return the client's next message or content; ``None`` when it has sent everything.
 
-        Being cancelled loses nothing.
+        Cancellation loses nothing.
         """
         while (item := self.take()) is None and not self._ended:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -211,7 +199,7 @@ class StreamCall:
         return item
 
     def take(self) -> Item | None:
-        """The client's next message or content, if it is there."""
+        """Return the client's next message or content; ``None`` if it has not arrived."""
         if not self._items:
             return None
         item = self._items.popleft()
@@ -221,58 +209,22 @@ class StreamCall:
             self._intake.resume()
         return item
 
-    def last(self) -> Item | None:
-        """The client's last message or content, if it is there and its end, too; not taken."""
-        whole = self._ended and len(self._items) == 1 and self.given_up is None
-        return self._items[0] if whole else None
+    @property
+    def is_whole(self) -> bool:
+        """True if all of it was received, and it was not given up."""
+        return self._ended and self.given_up is None
 
-    def forget(self) -> None:
-        """Drop what nobody will take any more."""
+    @property
+    def only_item(self) -> Item | None:
+        """The only message or content that waits; ``None`` if there are none or several."""
+        return self._items[0] if len(self._items) == 1 else None
+
+    def drop(self) -> None:
+        """Drop the request, and items that were not taken."""
         self._intake.waiting_bytes -= len(self.request)
         self.request = b""
         while self._items:
             self._intake.waiting_bytes -= len(self._items.popleft().payload)
-
-    # -------------------------------------------------------------------- its turn
-
-    @property
-    def may_begin_ahead(self) -> bool:
-        """Whether it can be begun before those before it have ended.
-
-        One that may be given up in the middle is not: who follows it would not learn of that.
-        """
-        return self.method.minds_its_turn and self.deadline_s is None and self.given_up is None
-
-    def pass_turn(self, bond: object) -> None:
-        """Let the next call begin: this one has nothing left to do but to wait.
-
-        Args:
-            bond: a call that is bound by the very same object fails if this one does.
-        """
-        if self.may_begin_ahead:
-            self._connection.pass_turn(bond)
-
-    async def turn(self) -> None:
-        """Wait until the calls before it have ended.
-
-        Raises:
-            TurnLostError: it was to run after success, and the one before it failed.
-        """
-        while self.follows is not None:
-            if self._is_turn_lost:
-                raise TurnLostError
-            self._turn = asyncio.get_running_loop().create_future()
-            try:
-                await self._turn
-            finally:
-                self._turn = None
-
-    def take_turn(self, *, is_lost: bool) -> None:
-        """The calls before it have ended; ``is_lost`` where it may not run therefore."""
-        self._is_turn_lost = is_lost
-        self.follows = self if is_lost else None  # nobody is bound by that
-        if self._turn is not None and not self._turn.done():
-            self._turn.set_result(None)
 
     # -------------------------------------------------------------------- our side
 
@@ -287,16 +239,12 @@ class StreamCall:
             await self._output.room()
 
     def hold(self, response: bytes) -> None:
-        """Send a response together with what follows it, or with :meth:`flush`.
+        """Send a response together with what follows it: content, or the status.
 
         Raises:
             CallError: it is too long.
         """
         self._output.hold(self._message(response))
-
-    def flush(self) -> None:
-        """Send what is held."""
-        self._output.flush()
 
     async def send_content(self, content: bytes) -> None:
         """Send up to 1 MiB of content, and wait while too much waits for the client."""

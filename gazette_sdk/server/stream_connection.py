@@ -1,8 +1,8 @@
 """One connection of the stream transport, at the server.
 
-What arrives goes through the pure machines (`FrameBuffer`, `ServerCalls`) as it comes, in the
-loop's callback; calls go from there to `stream_serving`. Reading stops while more than 2 MiB wait
-to be taken, or when as many calls are open as may be.
+The loop's callback decodes the received bytes (`FrameBuffer`), applies the frames to the state of
+the calls (`ServerCalls`), and queues new calls for `stream_serving`. Reading stops while more than
+2 MiB wait to be taken, or while the greatest number of calls is open.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ __all__ = ["StreamConnection", "StreamHost"]
 _log = logging.getLogger(__name__)
 
 FIRST_CALL_TIMEOUT_S = 5.0
-"""A connection whose first call doesn't come within so long is closed."""
+"""A connection whose first call doesn't arrive within this time is closed."""
 
 CLOSE_TIMEOUT_S = 1.0
-"""How long a client may take to close a connection that we leave, or that broke the rules."""
+"""Time a client may take to close a connection that we leave, or that broke the rules."""
 
 INTAKE_HIGH_BYTES = 2 << 20
-"""Bytes that may wait to be taken before the connection is read no more: two of the greatest
-frames, so that a client which sends such ones isn't stopped after each."""
+"""Bytes that may wait to be taken while the connection is read. Two frames of the greatest size
+fit, so that a client of such frames isn't stopped after each."""
 
 UNREAD_BYTES_MAX = 4 << 20
-"""Bytes that may wait for a client which goes on sending PINGs. Calls stop far below."""
+"""Bytes that may wait for a client that goes on sending PINGs. Calls stop far below."""
 
 PING_TICKS = 10
-"""Seconds of silence in a call after which the client is asked for a sign of life."""
+"""Seconds of silence in a call after which we send a PING."""
 
 SILENT_TICKS_MAX = 20
-"""Seconds of silence in a call after which the client is given up."""
+"""Seconds of silence in a call after which we drop the client."""
 
 _CALL = int(Kind.CALL)
 
@@ -60,7 +60,7 @@ _ABORTED = Outcome("CANCELLED", "the client gave the call up")
 
 
 class StreamHost(Protocol):
-    """What a connection knows of its server."""
+    """Server, as its connections see it."""
 
     methods: dict[int, StreamMethod]
     traits: dict[int, MethodTraits]
@@ -69,14 +69,14 @@ class StreamHost(Protocol):
     active: set[ActiveCall]
 
     def admits(self, connection: StreamConnection) -> str:
-        """Take a connection in; or why not."""
+        """Admit a connection. Return the reason if it is refused, else the empty string."""
 
     def lost(self, connection: StreamConnection) -> None:
-        """A connection is gone."""
+        """Forget a connection."""
 
 
 class StreamConnection(asyncio.BufferedProtocol):
-    """The protocol object of one connection.
+    """Protocol object of one connection.
 
     Args:
         host: its server.
@@ -92,26 +92,25 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self.serving: StreamServing
         self._missing_preface = len(PREFACE)
+        self._awaits_first_call = True
         self._timer: asyncio.TimerHandle | None = None
-        self._scratch: bytearray | None = None  # where the bytes of a broken connection go
+        self._scratch: bytearray | None = None  # receives the bytes of a broken connection
         self._is_lost = False
 
-        self._newest: StreamCall | None = None  # that the client may still be sending
-        self._behind: list[Frame] = []  # held back while as many calls are open as may be
+        self._newest: StreamCall | None = None  # the client may still be sending it
+        self._behind: list[Frame] = []  # held back while too many calls are open
 
-        self._heard = False
+        self._received_any = False
         self._silent_ticks = 0
 
     # --------------------------------------------------------------- connection
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The listener hands the connection over."""
+        """Begin, with a connection from the listener."""
         self._transport = cast("asyncio.Transport", transport)
         self._output = StreamOutput(self._transport)
         self.serving = StreamServing(self, self._calls, self._output, self._host.active)
-        self._parts = ConnectionParts(
-            self._calls, self._output, self._intake, self.serving.pass_turn
-        )
+        self._parts = ConnectionParts(self._calls, self._output, self._intake)
         self._transport.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
         )
@@ -125,12 +124,12 @@ class StreamConnection(asyncio.BufferedProtocol):
         )
 
     def get_buffer(self, sizehint: int) -> memoryview | bytearray:
-        """Where the next bytes go."""
+        """Return the memory for the next bytes."""
         return self._buffer.get_buffer(sizehint) if self._scratch is None else self._scratch
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Bytes arrived."""
-        self._heard = True
+        """Take bytes that arrived."""
+        self._received_any = True
         if self._scratch is not None:
             return
         frames = self._buffer.updated(nbytes)
@@ -145,13 +144,13 @@ class StreamConnection(asyncio.BufferedProtocol):
             self._fail(error.reason)
 
     def eof_received(self) -> bool:
-        """The client is gone, or wants nothing more: its calls end."""
+        """End all calls: the client has closed its side."""
         self._give_up()
         self._end_within(CLOSE_TIMEOUT_S)
         return False
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - its signature
-        """It is gone."""
+        """End all calls: the connection is lost."""
         self._is_lost = True
         self._set_timer(None)
         self._give_up()
@@ -159,12 +158,13 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._host.lost(self)
 
     def pause_writing(self) -> None:
-        """Much waits for the client."""
+        """Send no more for now: much waits for the client."""
         self._output.pause()
 
     def resume_writing(self) -> None:
-        """The client took some of it."""
+        """Go on, since the client has received some of it."""
         self._output.resume()
+        self.serving.serve()
 
     def abort(self) -> None:
         """Break it at once."""
@@ -185,7 +185,7 @@ class StreamConnection(asyncio.BufferedProtocol):
             self._end_within(CLOSE_TIMEOUT_S)
 
     def _fail(self, reason: str) -> None:
-        """The connection is over; the client is told why, as far as it listens."""
+        """End the connection, with a GOAWAY that gives the reason."""
         if self._is_lost or self._scratch is not None:
             return
         _log.debug(
@@ -203,7 +203,7 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._update_reading()
 
     def _give_up(self) -> None:
-        """Cancel what is served, and all that waits."""
+        """Cancel all calls."""
         self._behind.clear()
         self._newest = None
         self.serving.cancel()
@@ -217,14 +217,14 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._timer = timer
 
     def tick(self) -> None:
-        """A second has passed: look for silence."""
-        if self._heard or not self._calls.open_calls:
-            self._heard = False
+        """Check for silence; called once a second."""
+        if self._received_any or not self._calls.open_calls:
+            self._received_any = False
             self._silent_ticks = 0
             return
         self._buffer.trim()
         if self._output.waiting_bytes:
-            return  # it doesn't read as fast as we write, which is no silence
+            return  # a client that reads slowly is not silent
         self._silent_ticks += 1
         if self._silent_ticks >= SILENT_TICKS_MAX and self._transport.is_reading():
             _log.debug("dropping a client that went silent in a call")
@@ -235,7 +235,7 @@ class StreamConnection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------------ receiving
 
     def _take(self, frames: list[Frame]) -> None:
-        """Take what the client sent."""
+        """Take frames of the client."""
         if self._behind:
             self._behind += frames
             return
@@ -244,12 +244,12 @@ class StreamConnection(asyncio.BufferedProtocol):
         except StreamProtocolError as error:
             self._fail(error.reason)
             return
-        self.serving.serve_now()
+        self.serving.serve()
         if self._intake.waiting_bytes > INTAKE_HIGH_BYTES or self._behind:
             self._update_reading()
 
     def _receive(self, frames: list[Frame]) -> None:
-        """Act upon what frames mean.
+        """Apply frames to the calls.
 
         Raises:
             StreamProtocolError: the client broke the rules.
@@ -270,12 +270,12 @@ class StreamConnection(asyncio.BufferedProtocol):
                 if self._newest is not None:
                     self._newest.end()
             elif event is not None:
-                self._rarer(event)
+                self._receive_other(event)
 
-    def _rarer(self, event: ServerEvent) -> None:
+    def _receive_other(self, event: ServerEvent) -> None:
         if isinstance(event, CallRefused):
             self._newest = None
-            self.serving.add(event)
+            self._queue(event)
         elif isinstance(event, Aborted):
             if self._newest is not None:
                 self._newest.end()
@@ -292,22 +292,24 @@ class StreamConnection(asyncio.BufferedProtocol):
         if began.head.timeout_ms:
             call.deadline_s = self._loop.time() + began.head.timeout_ms / 1000
         self._newest = call
+        self._queue(call)
+
+    def _queue(self, call: StreamCall | CallRefused) -> None:
+        if self._awaits_first_call:
+            self._awaits_first_call = False
+            self._set_timer(None)
         self.serving.add(call)
 
-    # -------------------------------------------------------------- what serving needs
+    # ---------------------------------------------------------------------- for serving
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody listens any more."""
+        """True if no answer can be sent any more."""
         return self._is_lost or self._scratch is not None or self._transport.is_closing()
 
-    def begun(self) -> None:
-        """The first call was taken."""
-        self._set_timer(None)
-
     def ended(self, call: StreamCall | None) -> None:
-        """A call was answered: there is room for what was held back."""
-        if call is not None and call is self._newest:
+        """Take the frames that were held back: a call was answered."""
+        if call is self._newest:
             self._newest = None
         if self._behind:
             behind, self._behind = self._behind, []
@@ -318,13 +320,13 @@ class StreamConnection(asyncio.BufferedProtocol):
             self._close_if_drained()
 
     def stopped(self) -> None:
-        """The server stops, and has cancelled a call."""
+        """Leave: the server stops, and has cancelled a call."""
         self.leave("the server stops")
         if not self._is_lost:
             self._end_within(CLOSE_TIMEOUT_S)
 
     def _update_reading(self) -> None:
-        """Read, or don't, as there is room."""
+        """Read from the socket only while there is room."""
         if self._transport.is_closing():
             return
         intake = self._intake

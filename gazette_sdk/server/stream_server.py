@@ -1,19 +1,20 @@
 """The stream transport, at a server.
 
 The public port hands connections over that begin with the transport's preface. Each of them is a
-:class:`~gazette_sdk.server.stream_connection.StreamConnection`; what all of them share is here:
-the methods, the bound of their number, the look for silent clients, and the end.
+:class:`~gazette_sdk.server.stream_connection.StreamConnection`. The server has what they share:
+the methods, the bound of their number, the timer that finds silent clients, and the stop.
 
-- `stream_output`: what leaves on a connection.
-- `stream_call`: one call, as the method sees it that serves it.
+- `stream_connection`: one connection: its frames, and its limits.
 - `stream_serving`: the calls of a connection, in their order.
-- `stream_connection`: a connection: its frames, and its limits.
+- `stream_call`: one call, as the method that serves it sees it.
+- `stream_output`: the writing side of a connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 from gazette_sdk.protocol.stream_frames import METHODS, PREFACE, MethodTraits
 from gazette_sdk.server.grpc_server import ActiveCall
@@ -27,27 +28,27 @@ ALPN = "gzt/1"
 """Name of the transport in TLS."""
 
 CONNECTIONS_MAX = 10_000
-"""Connections of one process, unless told otherwise: a long read holds one of its own."""
+"""Default bound of a process's connections: each long read holds one of its own."""
 
 TICK_S = 1.0
-"""Period at which silent connections are looked for."""
+"""Period of the check for silent connections."""
 
 CANCEL_TIMEOUT_S = 5.0
-"""How long calls may take to end once they are cancelled."""
+"""Time that cancelled calls may take to end."""
 
 
 class StreamServer:
-    """Makes the protocol objects of connections.
+    """Factory of the protocol objects of connections.
 
     Args:
-        active: calls under way, for the diagnostics.
-        connections_max: how many connections are served at once.
+        active: calls in progress, for the diagnostics.
+        connections_max: greatest number of connections served at once.
 
     Attributes:
-        methods: what is served, by number.
+        methods: methods served, by number.
         traits: shapes of these methods.
-        zone: of the member key of whoever serves; empty where it is no member.
-        suffix: of the same.
+        zone: zone of the server's member key; empty if it is no member.
+        suffix: suffix of the same.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class StreamServer:
         self.active: set[ActiveCall] = set() if active is None else active
         self._connections_max = connections_max
         self._connections: set[StreamConnection] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._all_lost: asyncio.Future[None] | None = None
         self._stopping = False
@@ -73,25 +74,25 @@ class StreamServer:
             self.traits[number] = METHODS[number]
 
     def introduce(self, zone: str, suffix: str) -> None:
-        """Tell clients who serves them."""
+        """Set the member key that clients get in HELLO."""
         self.zone, self.suffix = zone, suffix
 
     def wire(self) -> PortProtocol:
-        """What to add to a listener."""
+        """Return the protocol to add to a listener."""
         return PortProtocol("stream", (PREFACE,), self, alpn=ALPN)
 
     def __call__(self) -> asyncio.BufferedProtocol:
-        """A protocol object for one connection."""
+        """Return a protocol object for one connection."""
         return StreamConnection(self)
 
     def __len__(self) -> int:
-        """How many connections there are."""
+        """Return the number of connections."""
         return len(self._connections)
 
     # -------------------------------------------------------------- connections
 
     def admits(self, connection: StreamConnection) -> str:
-        """Take a connection in; or why not."""
+        """Admit a connection. Return the reason if it is refused, else the empty string."""
         self._connections.add(connection)
         if self._stopping:
             return "the server stops"
@@ -102,10 +103,9 @@ class StreamServer:
         return ""
 
     def lost(self, connection: StreamConnection) -> None:
-        """A connection is gone; its task may still be ending."""
+        """Forget a connection. Tasks of its calls may still be ending."""
         self._connections.discard(connection)
-        task = connection.serving.task
-        if task is not None and not task.done():
+        for task in connection.serving.tasks:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         if not self._connections and self._all_lost is not None and not self._all_lost.done():
@@ -121,7 +121,7 @@ class StreamServer:
     # ---------------------------------------------------------------------- end
 
     async def stop(self, grace_s: float) -> None:
-        """Take no further calls, let those under way end within ``grace_s``, then break them."""
+        """Take no further calls. Give those in progress ``grace_s`` to end, then break them."""
         self._stopping = True
         if grace_s > 0:
             for connection in tuple(self._connections):
@@ -130,8 +130,7 @@ class StreamServer:
                 self._all_lost = asyncio.get_running_loop().create_future()
                 await asyncio.wait([self._all_lost], timeout=grace_s)
                 self._all_lost.cancel()
-        serving = (connection.serving.task for connection in self._connections)
-        tasks = {task for task in serving if task is not None} | self._tasks
+        tasks = self._tasks.union(*(connection.serving.tasks for connection in self._connections))
         for connection in tuple(self._connections):
             connection.abort()
         if tasks:

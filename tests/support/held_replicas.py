@@ -24,6 +24,7 @@ from support.brokers import Client, HandCluster, journal_spec
 from support.etcd import EtcdFixture, run
 from support.raw_stream import RawStream, append_frames, head_of
 from support.scripted_replicas import JOURNAL, ScriptedPeer, without_pulses
+from support.spools import until
 
 __all__ = ["AFTER", "KEYS", "Connection", "HeldPeer", "Setting", "led", "token_of"]
 
@@ -54,7 +55,9 @@ class HeldPeer(ScriptedPeer):
     def give(self, answer: Any = None, count: int = 1) -> None:
         """Answer so many of those that are asked."""
         for _ in range(count):
-            self.asked.pop(0)[1].set_result(answer or pb.ReplicateResponse())
+            future = self.asked.pop(0)[1]
+            if not future.done():  # its stream may have been given up
+                future.set_result(answer or pb.ReplicateResponse())
 
     def let_go(self) -> None:
         self.holds = False
@@ -158,15 +161,21 @@ class Setting:
         return Connection(await asyncio.to_thread(RawStream, self.server.endpoint))
 
     async def led(self, journal: str = JOURNAL) -> None:
-        """Make a journal, and append to it once."""
+        """Make a journal, and append to it twice: the second append closes its first fragment."""
         await self.client.apply(journal_spec(journal, replication=2))
         await self.cluster.assign(journal, "broker-1", "peer-2")
-        response = await self.client.append(journal, b"0")
-        assert (response.status, response.commit.end) == (pb.OK, 1)
+        for end in (1, 2):
+            response = await self.client.append(journal, b"0")
+            assert (response.status, response.commit.end) == (pb.OK, end)
 
     async def replicated(self, content: bytes, journal: str = JOURNAL) -> None:
         """Wait until the peer has got content, all in all."""
         await self.peer.reach(lambda: self.peer.content(journal) == content)
+
+    async def arrived(self, count: int) -> None:
+        """Wait until so many calls are not answered yet, begun or not."""
+        connections = self.server.stream._connections
+        await until(lambda: sum(len(each._calls.open_calls) for each in connections) == count)
 
     async def asked(self, count: int) -> None:
         """Wait until so many acknowledgements are held."""

@@ -22,7 +22,6 @@ from gazette_sdk.broker.api.grpc import journal_methods
 from gazette_sdk.broker.api.http_gateway import HttpGateway
 from gazette_sdk.broker.api.json_gateway import JsonGateway
 from gazette_sdk.broker.api.stream import stream_methods
-from gazette_sdk.broker.append.response import Told
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
 from gazette_sdk.protocol.service import RPCS_BY_NAME
@@ -43,6 +42,7 @@ class FileSpan:
     fd: int
     position: int
     length: int
+    metadata: pb.ReadResponse | None = None
 
 
 def metadata(offset: int = 0, write_head: int = 100, **fields: Any) -> pb.ReadResponse:
@@ -113,8 +113,11 @@ class ScriptedJournals:
         self.calls.append(call)
         return await self.on_append(requests, call)
 
-    async def answer_append(self, requests: AsyncIterator[Any], call: Call) -> Told:
-        return Told(await self.append(requests, call))
+    def append_now(self, *_: Any) -> None:
+        """Every append is scripted as a stream."""
+
+    async def append_acknowledged(self, _: Any) -> bytes:
+        raise AssertionError("no append is started")
 
     def replicate(self, requests: Any, call: Call) -> AsyncGenerator[pb.ReplicateResponse]:
         self.calls.append(call)

@@ -6,7 +6,6 @@ import copy
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from gazette_sdk.broker.append.response import Told
 from gazette_sdk.errors import (
     CallCancelledError,
     CallError,
@@ -50,8 +49,11 @@ class ScriptedService:
     async def append(self, requests: AsyncIterator[AppendItem], call: Call) -> pb.AppendResponse:
         return await _answer(self._broker.on_append, self._noted(requests, call))
 
-    async def answer_append(self, requests: AsyncIterator[AppendItem], call: Call) -> Told:
-        return Told(await self.append(requests, call))
+    def append_now(self, *_: Any) -> None:
+        """Every append is scripted as a stream."""
+
+    async def append_acknowledged(self, _: Any) -> bytes:
+        raise AssertionError("no append is started")
 
     async def replicate(
         self, requests: AsyncIterator[pb.ReplicateRequest], call: Call

@@ -18,7 +18,7 @@ from gazette_sdk.protocol.stream_frames import (
     encode_call,
 )
 from gazette_sdk.server.outcomes import CODES
-from gazette_sdk.server.stream_call import Answer, StreamCall, StreamMethod
+from gazette_sdk.server.stream_call import Answer, StartedCall, StreamCall, StreamMethod
 from gazette_sdk.server.stream_connection import StreamConnection
 from gazette_sdk.server.stream_server import StreamServer
 from support.frame_feed import FrameFeed
@@ -46,6 +46,7 @@ class Wire:
 
     def __init__(self, connection: StreamConnection) -> None:
         self.frames: list[Any] = []
+        self.writes = 0
         self._closing = False
         self._connection = connection
         self._decoder = FrameFeed()
@@ -54,6 +55,7 @@ class Wire:
         return self if name == "socket" else default
 
     def write(self, data: bytes) -> None:
+        self.writes += 1
         self.frames += self._decoder.feed(data)
 
     def is_closing(self) -> bool:
@@ -80,25 +82,26 @@ class Wire:
 
 
 class Setting:
-    """A connection whose appends go through one pipe each, and do what a test says.
+    """A connection whose appends do what a test says.
 
-    The pipe of ``p/1`` is ``p``. An append runs at once if it is bound by its pipe, and else in
-    its turn; it passes its turn on unless it is ``held``, and waits for its ``result``.
+    ``p/1`` is an append of the group ``p``. It is started as soon as it may be, unless it is one
+    that ``declines``; then a task serves it in its turn. It waits for its ``result``. An append
+    that is ``at_once`` is answered synchronously.
     """
 
     def __init__(self) -> None:
-        self.begun: list[str] = []
         self.ran: list[str] = []
+        self.served: list[str] = []
         self.ended: list[str] = []
         self.tasks: dict[str, Any] = {}
-        self.bonds: defaultdict[str, object] = defaultdict(object)
+        self.groups: defaultdict[str, object] = defaultdict(object)
         self.results: defaultdict[str, asyncio.Future[bool]] = defaultdict(asyncio.Future)
-        self.held: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
-        self.hold: set[str] = set()
+        self.declines: set[str] = set()
+        self.at_once: set[str] = set()
         self.slow: set[str] = set()
         self.rolled_back = asyncio.Event()
         self.server = StreamServer()
-        self.append = StreamMethod(RPCS_BY_NAME["Append"], self._serve, minds_its_turn=True)
+        self.append = StreamMethod(RPCS_BY_NAME["Append"], self._serve, self._answer_now)
         self.apply = StreamMethod(RPCS_BY_NAME["Apply"], self._serve)
         self.server.add([self.append, self.apply])
         self.before = self.meters()
@@ -107,18 +110,29 @@ class Setting:
         self.connection.connection_made(self.wire)  # type: ignore[arg-type]
         self.receive(PREFACE)
 
+    def _answer_now(self, call: StreamCall, group: object | None) -> Any:
+        name = pb.AppendRequest.FromString(call.request).journal
+        mine = self.groups[name.partition("/")[0]]
+        if name in self.declines or (group is not None and group is not mine):
+            return None
+        if name in self.at_once:
+            if group is not None:
+                return None
+            self.ran.append(name)
+            return Answer(name.encode())
+        self.ran.append(name)
+        self.tasks[name] = asyncio.get_running_loop().create_task(self._result(name))
+        return StartedCall(self.tasks[name], mine)
+
     async def _serve(self, call: StreamCall) -> Answer:
         name = pb.AppendRequest.FromString(call.request).journal
-        self.begun.append(name)
         self.tasks[name] = asyncio.current_task()
-        bond = self.bonds[name.partition("/")[0]]
+        self.ran.append(name)
+        self.served.append(name)
+        return await self._result(name)
+
+    async def _result(self, name: str) -> Answer:
         try:
-            if call.follows is not bond:
-                await call.turn()
-            self.ran.append(name)
-            if name in self.hold:
-                await self.held[name].wait()
-            call.pass_turn(bond)
             return Answer(name.encode(), success=await self.results[name])
         except asyncio.CancelledError:
             if name in self.slow:
@@ -138,6 +152,15 @@ class Setting:
         room = memoryview(self.connection.get_buffer(len(data)))
         room[: len(data)] = data
         self.connection.buffer_updated(len(data))
+
+    def receive_all(self, data: bytes) -> None:
+        """Receive data of any length, as much at a time as there is room for."""
+        while data:
+            room = memoryview(self.connection.get_buffer(len(data)))
+            count = min(len(room), len(data))
+            room[:count] = data[:count]
+            self.connection.buffer_updated(count)
+            data = data[count:]
 
     async def send(self, *names: str, **head: Any) -> None:
         """Appends that arrive together."""
@@ -172,12 +195,12 @@ class Setting:
     async def over(self) -> None:
         """The connection is gone, and nothing of it is left."""
         self.wire.abort()
-        task = self.connection.serving.task
-        assert task is not None
+        await turns(1)
         async with asyncio.timeout(LIMIT_S):
-            await asyncio.wait([task])
-        assert sorted(self.ended) == sorted(self.begun)
-        assert not self.connection.serving._tasks_ahead
+            await asyncio.gather(*self.connection.serving.tasks, return_exceptions=True)
+        await turns(2)
+        assert all(task.done() for task in self.tasks.values())
+        assert not self.connection.serving.tasks
         assert self.server.active == set()
         began, ended = (now - then for now, then in zip(self.meters(), self.before, strict=True))
         assert began == ended
@@ -194,7 +217,7 @@ def appending(name: str, **head: Any) -> list[bytes]:
 
 
 def applying(name: str) -> bytes:
-    """A call of a method that doesn't mind its turn."""
+    """A call of a method that is never answered synchronously."""
     return encode_call(Method.APPLY, pb.AppendRequest(journal=name).SerializeToString())
 
 

@@ -1,7 +1,7 @@
-"""What the broker's fronts share: the service behind them, and content cut into chunks.
+"""Interface of the journal service for the broker's fronts, and the chunking of content.
 
 The journal service is a plain async object (see `service`). gRPC, the HTTP gateway and the JSON
-gateway are thin fronts over it, which differ only in how they write what it yields.
+gateway are thin fronts over it, which differ only in how they encode its responses.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import NamedTuple, Protocol, TypeAlias
 
-from gazette_sdk.broker.append.response import AppendAnswer
+from gazette_sdk.broker.append.common_case import StartedAppend
 from gazette_sdk.errors import CorruptFragmentError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.server.call import Call
@@ -25,23 +25,27 @@ class Span(Protocol):
 
     @property
     def fd(self) -> int:
-        """An open file descriptor; valid until the next item is asked for."""
+        """An open file descriptor, valid until the next item is requested."""
 
     @property
     def position(self) -> int:
-        """Where in the file the content begins."""
+        """The position in the file at which the content begins."""
 
     @property
     def length(self) -> int:
-        """Its bytes."""
+        """The number of bytes."""
+
+    @property
+    def metadata(self) -> pb.ReadResponse | None:
+        """The metadata that precedes the content, unless it was an item of its own."""
 
 
 ReadYield: TypeAlias = pb.ReadResponse | Span | bytes
-"""What a read yields: metadata, or content that continues where the item before it ended."""
+"""Item of a read: metadata, or content that continues where the item before it ended."""
 
 
 class Journals(Protocol):
-    """The journal service, as its fronts see it.
+    """Journal service, as its fronts see it.
 
     Each method checks the caller's authorization and then the request, and raises a
     :class:`~gazette_sdk.errors.GazetteError` for a call that fails.
@@ -59,8 +63,13 @@ class Journals(Protocol):
     async def append(self, requests: AsyncIterator[AppendItem], call: Call) -> pb.AppendResponse:
         """One append; ends without an empty ``AppendRequest`` roll it back."""
 
-    async def answer_append(self, requests: AsyncIterator[AppendItem], call: Call) -> AppendAnswer:
-        """The same, with an answer that encodes itself."""
+    def append_now(
+        self, opening: pb.AppendRequest, content: bytes, call: Call, behind: object | None
+    ) -> StartedAppend | None:
+        """Append content at hand without waiting for anything, or decline."""
+
+    async def append_acknowledged(self, started: StartedAppend) -> bytes:
+        """Wait for the acknowledgement of such an append. Return the encoded response."""
 
     def replicate(
         self, requests: AsyncIterator[pb.ReplicateRequest], call: Call
@@ -93,10 +102,10 @@ class Chunk(NamedTuple):
 async def chunks(
     items: AsyncGenerator[ReadYield], chunk_bytes: int
 ) -> AsyncGenerator[pb.ReadResponse | Chunk]:
-    """What a read yields, with its content cut into chunks that know their offsets.
+    """Yield the items of a read, with content cut into chunks that carry their offsets.
 
     Args:
-        items: what the service yields; closed at the end.
+        items: of the service; closed at the end.
         chunk_bytes: greatest size of a chunk.
 
     Raises:
@@ -117,6 +126,9 @@ async def chunks(
                     yield Chunk(offset, content)
                     offset += len(content)
                 continue
+            if item.metadata is not None:
+                offset = item.metadata.offset
+                yield item.metadata
             position, end = item.position, item.position + item.length
             while position < end:
                 content = os.pread(item.fd, min(chunk_bytes, end - position), position)

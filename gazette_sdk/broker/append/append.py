@@ -1,24 +1,21 @@
-"""One append, from its request to its answer: the shell around the append machine.
+"""The driver of the append machine: one append, from its request to its response.
 
-The tables of `append_machine` say what follows what. This module does what they name: resolves,
-takes the pipeline, synchronizes it, waits for the index and the store, streams the client's
-content, collects acknowledgements. Nothing stays taken when an append ends, however it ends.
-
-An action that has nothing to wait for returns its input at once, any other a coroutine of it. And
-where an append finds journal, route and pipeline as the one before it left them, the inputs up to
-its preconditions are known without asking: :data:`_IN_STEP`.
+The tables of `machine` define which state follows which. This module performs the action of each
+state: it resolves, takes the pipeline, synchronizes it, waits for the index and the store, streams
+the client's content, and collects acknowledgements. An append releases everything it holds when it
+ends, however it ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar
 
 from gazette_sdk.broker.append.assignments import write_route, write_suspend
-from gazette_sdk.broker.append.content import ClientStream, Content
+from gazette_sdk.broker.append.content import Content
 from gazette_sdk.broker.append.inputs import (
     Terms,
     judge_preconditions,
@@ -33,21 +30,13 @@ from gazette_sdk.broker.append.machine import (
     Effect,
     Input,
     State,
-    passage,
     step,
 )
 from gazette_sdk.broker.append.proxy import proxy_append
-from gazette_sdk.broker.append.response import AppendAnswer, Committed, Told
-from gazette_sdk.broker.append.store_health import StoreUnhealthyError, await_health, is_healthy
+from gazette_sdk.broker.append.store_health import StoreUnhealthyError, await_health
 from gazette_sdk.broker.append.suspend import may_carry_content
-from gazette_sdk.broker.replica import Replica
-from gazette_sdk.broker.replication.pipeline import (
-    PEER_ANSWER_TIMEOUT_S,
-    Answer,
-    Pipeline,
-    judge_acks,
-    judge_sync,
-)
+from gazette_sdk.broker.replica import ReadyRoute, Replica
+from gazette_sdk.broker.replication.pipeline import Answer, Pipeline, judge_sync
 from gazette_sdk.broker.replication.pipeline_life import start_pipeline, tear_down_pipeline
 from gazette_sdk.broker.resolver import Resolution, Resolver
 from gazette_sdk.broker.slot import InvalidatedError
@@ -58,21 +47,12 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.journal_spec import desired_replication
 from gazette_sdk.protocol.labels import subtract, union
+from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.transport.base import AppendItem, Transport
 
-__all__ = ["Appends"]
+__all__ = ["Appends", "changed_registers"]
 
 _EMPTY_REGISTERS = pb.LabelSet()
-
-_IN_STEP = passage(
-    State.RESOLVE, (Input.LOCAL, Input.ACQUIRED, Input.REUSED, Input.AGREED, Input.LOCAL)
-)
-"""Where an append stands whose replica is :attr:`Replica.in_step`. Each of these inputs follows
-from the resolution and the pipeline being the very ones with which it was reported before, and
-from a slot that is free."""
-
-_Coming: TypeAlias = Input | Coroutine[Any, Any, Input]
-"""What an action returns: what came of it, or what has to be awaited for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +78,6 @@ class Appends:
     async def append(
         self, request: pb.AppendRequest, items: AsyncIterator[AppendItem], claims: Claims
     ) -> pb.AppendResponse:
-        """As :meth:`answer`, for whoever wants a message."""
-        return (await self.answer(request, items, claims)).message()
-
-    def answer(
-        self, request: pb.AppendRequest, items: AsyncIterator[AppendItem], claims: Claims
-    ) -> Coroutine[Any, Any, AppendAnswer]:
         """Append to a journal.
 
         Args:
@@ -112,19 +86,19 @@ class Appends:
             claims: what the caller may see.
 
         Returns:
-            an answer of any status.
+            a response of any status.
 
         Raises:
             GazetteError: the append failed, and was rolled back unless a peer's failure makes its
                 outcome unknown.
         """
-        return _Append(self, request, items, claims).run()
+        return await _Append(self, request, items, claims).run()
 
 
 class _Append:
-    """One append under way."""
+    """One append in progress."""
 
-    # What is learned on the way.
+    # Facts that the states find out.
     _resolution: Resolution
     _terms: Terms  # of the journal, if it is ours
     _held: Replica | None = None  # whose pipeline slot is ours
@@ -154,22 +128,19 @@ class _Append:
         self._shared = shared
         self._request = request
         self._items = items
-        self._stream = items if isinstance(items, ClientStream) else None
         self._claims = claims
         self._loop = asyncio.get_running_loop()
         self._started_at = self._loop.time()
         self._read_through = request.min_etcd_revision
         self._answers: list[asyncio.Future[Answer]] = []
 
-    async def run(self) -> AppendAnswer:
+    async def run(self) -> pb.AppendResponse:
         """Go through the machine's states to one of its ends."""
-        actions, state = self._ACTIONS, self._begin()
+        state = State.RESOLVE
         try:
             while state not in ENDS:
                 try:
-                    given = actions[state](self)
-                    if type(given) is not Input:
-                        given = await given  # type: ignore[misc]  # mypy doesn't narrow by type()
+                    given = await self._ACTIONS[state](self)
                 except asyncio.CancelledError as cancelled:
                     self._cause = cancelled
                     given = Input.CANCELLED
@@ -182,57 +153,23 @@ class _Append:
                     else:
                         self._release()
         finally:
-            # Reached with something in our hands only if the broker itself failed.
+            # Something is held here only if the broker itself failed.
             if self._held is not None:
                 await self._tear_down()
                 self._release()
 
         if state is State.PROXY:
             peers = self._shared.peers
-            return Told(await proxy_append(peers, self._resolution, self._request, self._items))
+            return await proxy_append(peers, self._resolution, self._request, self._items)
         if state is State.ERROR and self._cause is not None:
             raise self._cause
-        return self._answer()
-
-    def _begin(self) -> State:
-        """Where to begin: past all that an append before this one has found to be so."""
-        request = self._request
-        if request.HasField("header"):
-            return State.RESOLVE
-        resolution = self._shared.resolver.known(
-            request.journal,
-            self._claims,
-            may_proxy=not request.do_not_proxy,
-            require_primary=True,
-            min_revision=self._read_through,
-        )
-        if resolution is None:
-            return State.RESOLVE
-        replica, signal = resolution.replica, resolution.invalidated
-        if replica is None or signal is None or signal.fired or not replica.pipeline.free:
-            return State.RESOLVE
-        if replica.in_step is None:
-            return State.RESOLVE
-        in_step, pipeline, terms = replica.in_step
-        follows = None if self._stream is None else self._stream.follows
-        if (
-            in_step is not resolution
-            or pipeline is not replica.pipeline.peek()
-            or pipeline.error is not None
-            or (follows is not None and follows is not pipeline)
-        ):
-            return State.RESOLVE
-        self._resolution, self._terms = resolution, terms
-        self._pipeline = replica.pipeline.take_now()
-        self._held = replica
-        self._registers = pipeline.spool.registers
-        return _IN_STEP
+        return self._response()
 
     def _failed(self, error: Exception) -> Input:
-        """What goes wrong is an input like any other.
+        """Return the input that an error of an action stands for.
 
         Raises:
-            Exception: it is a bug.
+            Exception: the error itself, if it is a bug.
         """
         if isinstance(error, InvalidatedError):
             return Input.INVALIDATED
@@ -261,8 +198,6 @@ class _Append:
 
     async def _resolve(self) -> Input:
         request = self._request
-        if self._stream is not None and self._stream.follows is not None:
-            await self._stream.turn()
         self._resolution = resolution = await self._shared.resolver.resolve(
             request.journal,
             self._claims,
@@ -366,7 +301,7 @@ class _Append:
         self._read_through = written
         return Input.WRITTEN
 
-    def _await_replicas(self) -> Input:
+    async def _await_replicas(self) -> Input:
         resolution, replica = self._resolution, self._held
         assert resolution.spec is not None
         given = judge_replicas(
@@ -381,7 +316,12 @@ class _Append:
         elif given is Input.LOCAL:
             assert replica is not None
             assert replica.settled is resolution
-            replica.in_step = resolution, self._current_pipeline(), self._terms
+            replica.ready = ReadyRoute(
+                resolution,
+                self._current_pipeline(),
+                self._terms,
+                encoded_header=_encoded(pb.AppendResponse(header=resolution.header)),
+            )
         return given
 
     async def _update_suspend(self) -> Input:
@@ -390,17 +330,7 @@ class _Append:
 
     # -------------------------------------------------------- preconditions
 
-    def _validate_preconditions(self) -> _Coming:
-        invalidated, replica = self._resolution.invalidated, self._held
-        assert replica is not None
-        assert invalidated is not None
-        if invalidated.fired:
-            return Input.INVALIDATED
-        if is_healthy(replica.index, self._shared.stores, self._terms.store):
-            return self._judge_preconditions()
-        return self._await_health()
-
-    async def _await_health(self) -> Input:
+    async def _validate_preconditions(self) -> Input:
         invalidated, replica = self._resolution.invalidated, self._held
         assert replica is not None
         assert invalidated is not None
@@ -411,11 +341,6 @@ class _Append:
             invalidated,
             started_at=self._started_at,
         )
-        return self._judge_preconditions()
-
-    def _judge_preconditions(self) -> Input:
-        replica = self._held
-        assert replica is not None
         verdict = judge_preconditions(
             self._request,
             self._terms,
@@ -434,7 +359,7 @@ class _Append:
     # -------------------------------------------------------------- content
 
     async def _stream_content(self) -> Input:
-        """Broker section 5.3: scatter the client's content, then its commit or rollback."""
+        """Send the client's content to every replica, then its commit or rollback (5.3)."""
         invalidated, replica = self._resolution.invalidated, self._held
         assert replica is not None
         assert invalidated is not None
@@ -446,22 +371,17 @@ class _Append:
         await content.receive(self._items, pipeline, flow, invalidated, self._roll)
         self._total_chunks, self._delayed_chunks = flow.total_chunks, flow.delayed_chunks
 
-        changes_registers = _changes_registers(request)
         self._cause = content.error
         if content.effect is ContentEffect.DENY:
             self._status = pb.NOT_ALLOWED
-        elif self._cause is None and content.length == 0 and changes_registers:
+        elif self._cause is None and content.length == 0 and _changes_registers(request):
             self._cause = CallError("append stream: a change of registers requires content")
 
         proposal = spool.fragment
         if self._cause is None and self._status == pb.OK and content.length > 0:
-            if spool.has_queued_chunks:
-                await spool.flush()
+            await spool.flush()
             proposal = spool.next()
-            if changes_registers:
-                self._registers = union(
-                    request.union_registers, subtract(self._registers, request.subtract_registers)
-                )
+            self._registers = changed_registers(request, self._registers)
         self._answers = await pipeline.propose(proposal, self._registers, acknowledge=True)
         if pipeline.error is not None:
             raise pipeline.error
@@ -471,44 +391,18 @@ class _Append:
         self._acking = pipeline
         return Input.STREAMED
 
-    def _roll(self) -> Coroutine[Any, Any, None] | None:
-        """Close the spool's fragment at the client's first message, where it is time to.
+    async def _roll(self) -> None:
+        """Close the spool's fragment at the client's first message, if it is time to.
 
         Nobody is asked to acknowledge: the pipeline is synchronized, so that every replica can.
         """
         pipeline = self._current_pipeline()
         proposal = self._next_proposal(pipeline)
-        fragment = pipeline.spool.fragment
-        if proposal is fragment or proposal == fragment:
-            return None
-        return self._roll_to_proposal(proposal)
+        if proposal != pipeline.spool.fragment:
+            await pipeline.propose(proposal, self._registers, acknowledge=False)
 
-    async def _roll_to_proposal(self, proposal: pb.Fragment) -> None:
-        pipeline = self._current_pipeline()
-        await pipeline.propose(proposal, self._registers, acknowledge=False)
-
-    def _read_acks(self) -> _Coming:
-        return self._gather_acks() if self._answers else self._acknowledged()
-
-    async def _gather_acks(self) -> Input:
-        pipeline = self._acking
-        remaining_s = self._claims.expires_at - self._shared.now()
-        if (
-            self._stream is not None
-            and self._cause is None
-            and self._status == pb.OK
-            # A token that expires meanwhile would end this append, and it alone.
-            and remaining_s > PEER_ANSWER_TIMEOUT_S + 1
-        ):
-            # The client's next append may follow: acknowledged behind this one, or not at all.
-            self._stream.pass_turn(pipeline)
-        answers = await pipeline.gather(self._answers)
-        error = judge_acks([stream.peer for stream in pipeline.streams], answers)
-        if error is not None:
-            raise error
-        return self._acknowledged()
-
-    def _acknowledged(self) -> Input:
+    async def _read_acks(self) -> Input:
+        await self._acking.acknowledged(self._answers)
         if self._cause is not None:
             is_cancelled = isinstance(self._cause, asyncio.CancelledError)
             return Input.CANCELLED if is_cancelled else Input.FAILED
@@ -516,8 +410,7 @@ class _Append:
             return Input.REFUSED
         replica = self._resolution.replica
         assert replica is not None
-        replica.agree(self._proposed)
-        replica.write_head.set(self._commit.end)
+        replica.acknowledge(self._proposed)
         return Input.AGREED
 
     def _next_proposal(self, pipeline: Pipeline) -> pb.Fragment:
@@ -530,31 +423,29 @@ class _Append:
             now=self._shared.now(),
         )
 
-    # --------------------------------------------------------------- answers
+    # -------------------------------------------------------------- response
 
-    def _answer(self) -> AppendAnswer:
-        """The answer: an append's outcome, or the status which refused it."""
-        if self._status == pb.OK:
-            return Committed(
-                self._resolution,
-                self._commit,
-                self._registers,
-                self._total_chunks,
-                self._delayed_chunks,
-            )
+    def _response(self) -> pb.AppendResponse:
+        """Return the append's outcome, or the status which refused it."""
         response = pb.AppendResponse(status=self._status, header=self._resolution.header)
+        if self._status == pb.OK:
+            response.commit.CopyFrom(self._commit)
+            response.registers.CopyFrom(self._registers)
+            response.total_chunks = self._total_chunks
+            response.delayed_chunks = self._delayed_chunks
+            return response
         response.header.process_id.CopyFrom(self._shared.resolver.local_id)
         if self._status == pb.REGISTER_MISMATCH:
             response.registers.CopyFrom(self._registers)
         if self._status == pb.FRAGMENT_STORE_UNHEALTHY:
             response.store_health_error = self._store_error
-        return Told(response)
+        return response
 
     def _current_pipeline(self) -> Pipeline:
         assert self._pipeline is not None, "the machine is in a state which has a pipeline"
         return self._pipeline
 
-    _ACTIONS: ClassVar[Mapping[State, Callable[[_Append], _Coming]]] = {
+    _ACTIONS: ClassVar[Mapping[State, Callable[[_Append], Awaitable[Input]]]] = {
         State.RESOLVE: _resolve,
         State.ACQUIRE_PIPELINE: _acquire_pipeline,
         State.START_PIPELINE: _start_pipeline,
@@ -569,5 +460,16 @@ class _Append:
     }
 
 
+def changed_registers(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet:
+    """Return the registers after an append with content; the same object if nothing changes."""
+    if not _changes_registers(request):
+        return registers
+    return union(request.union_registers, subtract(registers, request.subtract_registers))
+
+
 def _changes_registers(request: pb.AppendRequest) -> bool:
     return request.HasField("union_registers") or request.HasField("subtract_registers")
+
+
+def _encoded(response: pb.AppendResponse) -> bytes:
+    return complete(response).SerializeToString()

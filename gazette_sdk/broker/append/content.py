@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from abc import abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from gazette_sdk.broker.append.flow_control import TICK_MS, FlowControl, Verdict
@@ -14,7 +13,6 @@ from gazette_sdk.broker.append.machine import (
     ContentInput,
     ContentState,
     ContentStep,
-    content_passage,
     content_step,
 )
 from gazette_sdk.broker.replication.pipeline import Pipeline
@@ -23,10 +21,9 @@ from gazette_sdk.errors import CallError, GazetteError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import set_sum
 from gazette_sdk.protocol.rpc import validate
-from gazette_sdk.server.begun import Begun
 from gazette_sdk.transport.base import AppendItem
 
-__all__ = ["TICK_S", "ClientStream", "Content"]
+__all__ = ["TICK_S", "Content"]
 
 TICK_S = TICK_MS / 1000
 """Period at which the rates of a stream are looked at."""
@@ -34,42 +31,7 @@ TICK_S = TICK_MS / 1000
 _DIGEST_OF_NOTHING = hashlib.sha1(usedforsecurity=False).digest()
 """What a zero-byte append answers: unlike an empty fragment's, its sum is not zero."""
 
-_WHOLE = content_passage((ContentInput.CHUNK, ContentInput.EMPTY, ContentInput.END))
-"""What one chunk comes to, with the commit behind it."""
-
 _TOO_SLOW = "the client's stream did not sustain the minimum append rate"
-
-
-class ClientStream:  # no ABC: to ask whether an object is one would run Python code
-    """A client's stream of an append, where its front knows more than what comes next."""
-
-    @abstractmethod
-    def take_opening(self) -> tuple[pb.AppendRequest, bytes]:
-        """The opening request, to be taken first, and as it came. Iteration tells what follows."""
-
-    @abstractmethod
-    def take_whole(self) -> bytes | None:
-        """All that is left of it, if that is one chunk and the commit, and is there; else none."""
-
-    @property
-    @abstractmethod
-    def follows(self) -> object | None:
-        """The pipeline whose acknowledgements are all that earlier calls still wait for.
-
-        An append to another one waits for its :meth:`turn`. None where there are no such calls.
-        """
-
-    @abstractmethod
-    async def turn(self) -> None:
-        """Wait until earlier calls have ended.
-
-        Raises:
-            GazetteError: it is not to run after all.
-        """
-
-    @abstractmethod
-    def pass_turn(self, pipeline: Pipeline) -> None:
-        """All that this append waits for is a pipeline's acknowledgement."""
 
 
 class Pace:
@@ -165,76 +127,34 @@ class Content:
     def __init__(self, *, may_have_content: bool) -> None:
         self._may_have_content = may_have_content
 
-    def receive(
+    async def receive(
         self,
         items: AsyncIterator[AppendItem],
         pipeline: Pipeline,
         flow: FlowControl,
         invalidated: Signal,
-        before_first: Callable[[], Awaitable[None] | None],
-    ) -> Coroutine[Any, Any, None]:
-        """Scatter the client's content until its stream is decided.
+        before_first: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Send the client's content to every replica until its stream is decided.
 
-        Errors of the stream or of a replica, and cancellation, are kept in :attr:`error`: what
-        was scattered has to be rolled back first.
+        Errors of the stream or of a replica, and cancellation, are kept in :attr:`error`: the
+        content sent so far has to be rolled back first.
 
         Args:
             items: the client's stream, after the opening request.
             pipeline: where content goes.
             flow: the replica's flow control, reset for this append.
             invalidated: of the resolution.
-            before_first: called at the client's first message; it may roll the spool, for which
-                it returns what to await.
+            before_first: awaited at the client's first message; it may roll the spool.
         """
-        if self._may_have_content and not flow.max_rate and isinstance(items, ClientStream):
-            whole = items.take_whole()
-            if whole is not None:
-                return self._receive_whole(whole, pipeline, flow, before_first)
-        return self._receive(items, pipeline, Pace(flow, invalidated), before_first)
-
-    async def _receive_whole(
-        self,
-        chunk: bytes,
-        pipeline: Pipeline,
-        flow: FlowControl,
-        before_first: Callable[[], Awaitable[None] | None],
-    ) -> None:
-        """Take a stream that is one chunk and its commit, and all there.
-
-        There is nobody to wait for, and so no pace: the journal has no maximum rate.
-        """
+        pace = Pace(flow, invalidated)
         try:
-            rolling = before_first()
-            if rolling is not None:
-                await rolling
-            self._begin_at(pipeline.spool.fragment)
-            verdict = flow.chunk(len(chunk), messages=2)
-            assert verdict is Verdict.GO, "without a maximum rate nothing is held"
-            await pipeline.scatter_content(chunk, 0, self._sha1)
-            self.length = len(chunk)
-            if pipeline.streams and pipeline.error is not None:
-                raise pipeline.error
-            self._decide(_WHOLE)
-        except (GazetteError, asyncio.CancelledError) as broken:
-            self.error = broken
-
-    async def _receive(
-        self,
-        items: AsyncIterator[AppendItem],
-        pipeline: Pipeline,
-        pace: Pace,
-        before_first: Callable[[], Awaitable[None] | None],
-    ) -> None:
-        try:
-            # The client is timed only where it is waited for: most appends are whole at once.
-            receiving = Begun(self._received(items, pipeline, pace, before_first))
-            if not receiving.done:
-                async with asyncio.timeout(None) as scope:
-                    pace.start(scope)
-                    try:
-                        await receiving
-                    finally:
-                        pace.stop()
+            async with asyncio.timeout(None) as scope:
+                pace.start(scope)
+                try:
+                    await self._received(items, pipeline, pace, before_first)
+                finally:
+                    pace.stop()
         except TimeoutError:
             self._decide(content_step(self._state, ContentInput.BROKEN), _TOO_SLOW)
         except (GazetteError, asyncio.CancelledError) as broken:
@@ -245,17 +165,15 @@ class Content:
         items: AsyncIterator[AppendItem],
         pipeline: Pipeline,
         pace: Pace,
-        before_first: Callable[[], Awaitable[None] | None],
+        before_first: Callable[[], Awaitable[None]],
     ) -> None:
         """Take the client's messages until they are decided."""
-        begun = False
+        is_first = True
         async for item in items:
             pace.on_client = False
-            if not begun:
-                begun = True
-                rolling = before_first()
-                if rolling is not None:
-                    await rolling
+            if is_first:
+                is_first = False
+                await before_first()
                 self._begin_at(pipeline.spool.fragment)
             given, content, reason = self._classify(item)
             effect, after, _ = decided = content_step(self._state, given)
@@ -271,7 +189,7 @@ class Content:
                 return
             self._state = after
             pace.on_client = True
-        if not begun:
+        if is_first:
             self._begin_at(pipeline.spool.fragment)
         self._decide(content_step(self._state, ContentInput.END))
 

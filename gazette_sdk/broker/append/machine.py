@@ -14,7 +14,7 @@ tested. What makes an input of facts stands in `append_judgements`.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 __all__ = [
@@ -31,9 +31,7 @@ __all__ = [
     "State",
     "Step",
     "UnexpectedInputError",
-    "content_passage",
     "content_step",
-    "passage",
     "step",
 ]
 
@@ -208,22 +206,6 @@ def step(state: State, given: Input) -> Step:
     return found
 
 
-def passage(state: State, inputs: Iterable[Input]) -> State:
-    """Where inputs lead that follow one another without any effect.
-
-    For a shell which knows, without looking at each again, that these are what it would report.
-
-    Raises:
-        UnexpectedInputError: an input cannot happen, or it has effects.
-    """
-    for given in inputs:
-        effects, after = step(state, given)
-        if effects:
-            raise UnexpectedInputError(f"{given.name} in {state.name} is not passed without effect")
-        state = after
-    return state
-
-
 # ---------------------------------------------------------- the client's stream
 
 
@@ -328,17 +310,3 @@ def content_step(state: ContentState, given: ContentInput) -> ContentStep:
     if found is None:
         raise UnexpectedInputError(f"{given.name} after the append was decided")
     return found
-
-
-def content_passage(inputs: Iterable[ContentInput]) -> ContentStep:
-    """What decides a stream of which all events are known before the first is acted upon.
-
-    Raises:
-        UnexpectedInputError: it is decided before the last of them.
-    """
-    state, decided = ContentState.OPEN, None
-    for given in inputs:
-        decided = content_step(state, given)
-        state = decided.next
-    assert decided is not None, "a stream has an end"
-    return decided

@@ -102,6 +102,11 @@ class PeerStream:
             self._expected.append((answer, must_agree))
         return answer
 
+    @property
+    def has_room(self) -> bool:
+        """True if less than :data:`SEND_BUFFER_BYTES` wait to be sent."""
+        return self._outgoing_bytes <= SEND_BUFFER_BYTES
+
     async def room(self) -> None:
         """Return when less than :data:`SEND_BUFFER_BYTES` wait to be sent, or it is broken."""
         while self._outgoing_bytes > SEND_BUFFER_BYTES and self.error is None:
@@ -296,6 +301,46 @@ class Pipeline:
                 _log.warning("%s does not answer; its stream is given up", _name(stream.peer))
                 stream.fail(_no_answer(stream.peer))
         return [answer.result() for answer in answers]
+
+    @property
+    def has_room(self) -> bool:
+        """True if less than :data:`SEND_BUFFER_BYTES` wait to be sent to every peer."""
+        return all(stream.has_room for stream in self.streams)
+
+    def replicate_now(
+        self, content: bytes, committed: pb.Fragment, registers: pb.LabelSet
+    ) -> list[asyncio.Future[Answer]]:
+        """Send a whole append to every peer. Our own spool has committed it already.
+
+        Args:
+            content: all content of the append.
+            committed: fragment that the append made of the spool's fragment.
+            registers: the journal's registers after it.
+
+        Returns:
+            one future per peer.
+        """
+        assert self._opened, "a pipeline is synchronized before its first append"
+        chunk = pb.ReplicateRequest(content=content)
+        commit = pb.ReplicateRequest(proposal=committed, registers=registers, acknowledge=True)
+        answers = []
+        for stream in self.streams:
+            stream.send(chunk)
+            stream.send(commit)
+            answers.append(stream.expect(must_agree=True))
+        return answers
+
+    async def acknowledged(self, answers: Sequence[asyncio.Future[Answer]]) -> None:
+        """Wait until every peer has acknowledged an append.
+
+        Raises:
+            GazetteError: a peer did not.
+        """
+        if answers:
+            peers = [stream.peer for stream in self.streams]
+            error = judge_acks(peers, await self.gather(answers))
+            if error is not None:
+                raise error
 
     async def tear_down(self) -> Spool:
         """Roll back what is not committed, and half-close every stream.

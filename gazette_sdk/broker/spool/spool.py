@@ -289,6 +289,32 @@ class Spool:
             await self._sync()
         return pb.OK
 
+    def append_now(self, content: bytes, registers: pb.LabelSet) -> pb.Fragment | None:
+        """Write and commit small content in one step, as the primary.
+
+        Args:
+            content: all content of an append.
+            registers: the journal's registers after it.
+
+        Returns:
+            the fragment that the spool has now; ``None`` if something has to be waited for, or
+            fails. Nothing has changed then, and :meth:`write` and :meth:`propose` may be tried.
+        """
+        file, length = self._file, len(content)
+        if file is None or self._delta or self._persisted or length >= LARGE_CHUNK_BYTES:
+            return None
+        self._sum.update(content)
+        self._delta, self._next = length, None
+        try:
+            file.write(content, self._length)
+            self._commit(registers)
+        except OSError:
+            self._sum = self._committed_sum.copy()
+            self._delta, self._next = 0, None
+            return None
+        self._committed(primary=True)
+        return self.fragment
+
     # ----------------------------------------------------- parts of a proposal
 
     async def _rolls(self, proposal: pb.Fragment, registers: pb.LabelSet, *, primary: bool) -> bool:

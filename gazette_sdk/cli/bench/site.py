@@ -202,8 +202,8 @@ async def _served(transport: Transport, names: Sequence[str], replication: int) 
     deadline = time.monotonic() + SERVED_TIMEOUT_S
 
     async def _no_content() -> AsyncIterator[bytes]:
-        return
-        yield b""
+        for chunk in ():
+            yield chunk
 
     async def served(name: str) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""Appends of one connection to a broker: the next is begun while those before it are replicated."""
+"""Appends of one connection to a broker: later ones start while earlier ones are replicated."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def test_appends_are_replicated_before_the_first_is_acknowledged(led, head):
         for content in (b"first", b"second", b"3rd"):
             connection.append(content, head=head)
         await setting.asked(3)
-        assert peer.content() == b"0firstsecond3rd"
-        assert [request.proposal.end for request, _ in peer.asked] == [6, 12, 15]
+        assert peer.content() == b"00firstsecond3rd"
+        assert [request.proposal.end for request, _ in peer.asked] == [7, 13, 16]
         first = asyncio.ensure_future(connection.span())
         assert not (await asyncio.wait([first], timeout=0.02))[0]
         peer.give()
-        assert await first == (1, 6)
+        assert await first == (2, 7)
         connection.append(b"4", head=head)  # behind those which are still waited for
         await setting.asked(3)
         peer.let_go()
-        assert [await connection.span() for _ in range(3)] == [(6, 12), (12, 15), (15, 16)]
-        assert await setting.client.read(JOURNAL) == b"0firstsecond3rd4"
+        assert [await connection.span() for _ in range(3)] == [(7, 13), (13, 16), (16, 17)]
+        assert await setting.client.read(JOURNAL) == b"00firstsecond3rd4"
 
     led(scenario)
 
@@ -62,8 +62,8 @@ def test_appends_fail_with_the_one_before_them(led, answer, head):
         assert [await connection.failure() for _ in range(3)] == [code] * 3
         connection.append(b"d")
         # What our own spool took stays: nobody was told whether it would.
-        assert await connection.span() == (4, 5)
-        assert await setting.client.read(JOURNAL) == b"0abcd"
+        assert await connection.span() == (5, 6)
+        assert await setting.client.read(JOURNAL) == b"00abcd"
 
     led(scenario)
 
@@ -83,7 +83,7 @@ def test_appends_fail_with_the_one_before_them_whatever_the_peer_says_then(led, 
             assert await connection.failure() == "UNKNOWN"
         assert await connection.failure() == "UNKNOWN"
         connection.append(b"c")
-        assert await connection.span() == (3, 4)
+        assert await connection.span() == (4, 5)
 
     led(scenario)
 
@@ -97,19 +97,19 @@ def test_appends_behind_one_that_is_acknowledged_fail_alone(led):
         peer.give()
         peer.give(DOWN)
         peer.asked.clear()
-        assert await connection.span() == (1, 2)
+        assert await connection.span() == (2, 3)
         assert [await connection.failure() for _ in range(2)] == ["UNAVAILABLE"] * 2
 
     led(scenario)
 
 
 @pytest.mark.parametrize("how", ["registers", "offset", "no content"])
-def test_an_append_that_fails_by_itself_does_not_pass_its_turn(led, how):
+def test_no_append_starts_behind_one_that_fails_by_itself(led, how):
     async def scenario(setting):
         connection, peer = setting.connection, setting.peer
         peer.holds = False
         connection.append(b"1", union_registers=label_set([{"name": "one", "value": "1"}]))
-        assert await connection.span() == (1, 2)
+        assert await connection.span() == (2, 3)
         peer.holds = True
         connection.append(b"2", head=AFTER)
         if how == "registers":
@@ -122,17 +122,17 @@ def test_an_append_that_fails_by_itself_does_not_pass_its_turn(led, how):
             connection.append(b"", head=AFTER, union_registers=changed)
         connection.append(b"4", head=AFTER)
         connection.append(b"5")
-        await setting.asked(2 if how == "no content" else 1)
+        await setting.asked(1)
         peer.let_go()
-        assert await connection.span() == (2, 3)
+        assert await connection.span() == (3, 4)
         response, status = await connection.answer()
         if how == "no content":
             assert status.code == CODES["UNKNOWN"]
         else:
             assert response.status in {pb.REGISTER_MISMATCH, pb.WRONG_APPEND_OFFSET}
         assert await connection.failure() == f"ABORTED {NOT_RUN}"
-        assert await connection.span() == (3, 4)
-        assert peer.content() == await setting.client.read(JOURNAL) == b"0125"
+        assert await connection.span() == (4, 5)
+        assert peer.content() == await setting.client.read(JOURNAL) == b"00125"
 
     led(scenario)
 
@@ -148,21 +148,21 @@ def test_an_append_to_another_journal_waits_for_the_one_before_it(led, fails):
         connection.append(b"2", OTHER, head=AFTER)
         connection.append(b"3", head=AFTER)
         await setting.asked(1)
-        await until(lambda: len(setting.server.stream.active) == 2)
-        assert peer.content(OTHER) == b"0"
+        await setting.arrived(3)
+        assert peer.content(OTHER) == b"00"
         if fails:
             peer.give(DOWN)
             peer.holds = False
             assert await connection.failure() == "UNAVAILABLE"
             assert [await connection.failure() for _ in range(2)] == [f"ABORTED {NOT_RUN}"] * 2
-            assert await setting.client.read(OTHER) == b"0"
+            assert await setting.client.read(OTHER) == b"00"
             return
         peer.give()
-        assert await connection.span() == (1, 2)
+        assert await connection.span() == (2, 3)
         await setting.asked(1)
-        assert peer.content() == b"01"
+        assert peer.content() == b"001"
         peer.let_go()
-        assert [await connection.span() for _ in range(2)] == [(1, 2), (2, 3)]
+        assert [await connection.span() for _ in range(2)] == [(2, 3), (3, 4)]
 
     led(scenario)
 
@@ -177,14 +177,14 @@ def test_an_append_to_another_brokers_journal_keeps_its_place(led, proxied):
         connection.append(b"2", OTHER, head=AFTER, do_not_proxy=not proxied)
         connection.append(b"3", head=AFTER)
         await setting.asked(1)
-        await until(lambda: len(setting.server.stream.active) == 2)
-        assert (peer.appended, peer.content()) == ([], b"01")
+        await setting.arrived(3)
+        assert (peer.appended, peer.content()) == ([], b"001")
         peer.let_go()
-        assert await connection.span() == (1, 2)
+        assert await connection.span() == (2, 3)
         response, _ = await connection.answer()
         if proxied:
             assert (response.status, peer.appended) == (pb.OK, [b"2"])
-            assert await connection.span() == (2, 3)
+            assert await connection.span() == (3, 4)
         else:
             assert (response.status, peer.appended) == (pb.NOT_JOURNAL_PRIMARY_BROKER, [])
             assert await connection.failure() == f"ABORTED {NOT_RUN}"
@@ -198,9 +198,9 @@ def test_an_append_that_must_not_be_proxied_keeps_its_place(led):
         for number in range(4):
             connection.append(b"%d" % (number + 1), head=AFTER, do_not_proxy=bool(number % 2))
         for number in range(4):
-            await setting.replicated(b"01234"[: number + 2])
+            await setting.replicated(b"001234"[: number + 3])
             peer.give()
-            assert await connection.span() == (number + 1, number + 2)
+            assert await connection.span() == (number + 2, number + 3)
 
     led(scenario)
 
@@ -213,32 +213,35 @@ def test_an_append_over_a_later_route_waits_for_the_one_before_it(led):
         await setting.asked(1)
         await setting.cluster.assign(JOURNAL, "broker-1", "peer-3")
         connection.append(b"2", head=AFTER)
-        await until(lambda: len(setting.server.stream.active) == 2)
-        assert (peer.content(), later.streams) == (b"01", [])
+        await setting.arrived(2)
+        assert (peer.content(), later.streams) == (b"001", [])
         peer.let_go()
-        assert [await connection.span() for _ in range(2)] == [(1, 2), (2, 3)]
-        assert (peer.content(), later.content()) == (b"01", b"2")
+        assert [await connection.span() for _ in range(2)] == [(2, 3), (3, 4)]
+        assert (peer.content(), later.content()) == (b"001", b"2")
 
     led(scenario)
 
 
-def test_an_append_that_is_given_up_ahead_is_rolled_back_alone(led):
+def test_an_append_that_is_given_up_is_rolled_back_alone(led):
     async def scenario(setting):
         connection, peer = setting.connection, setting.peer
         connection.append(b"1")
-        await setting.asked(1)
         connection.send(*append_frames(JOURNAL, b"gone")[:-1])
-        await setting.replicated(b"01gone")
+        await setting.arrived(2)
+        assert peer.content() == b"001", "one that is not whole waits for its turn"
+        await setting.asked(1)
+        peer.give()
+        assert await connection.span() == (2, 3)
+        await setting.replicated(b"001gone")
         connection.send(ABORT_FRAME)
         connection.append(b"2", head=AFTER)
         connection.append(b"3")
-        await setting.asked(2)  # the second is that of the rollback
+        await setting.asked(1)  # that of the rollback
         peer.let_go()
-        assert await connection.span() == (1, 2)
         assert await connection.failure() == "CANCELLED"
         assert await connection.failure() == f"ABORTED {NOT_RUN}"
-        assert await connection.span() == (2, 3)
-        assert await setting.client.read(JOURNAL) == b"013"
+        assert await connection.span() == (3, 4)
+        assert await setting.client.read(JOURNAL) == b"0013"
 
     led(scenario)
 
@@ -249,20 +252,20 @@ def test_a_lost_connection_leaves_nothing_behind(led):
         connection.append(b"1")
         connection.append(b"2")
         connection.send(*append_frames(JOURNAL, b"3")[:-1])
-        await setting.replicated(b"0123")
+        await setting.replicated(b"0012")
         connection.close()
         await until(lambda: not setting.server.stream.active)
         peer.let_go()
         again = await setting.connect()
         again.append(b"4")
-        assert await again.span() == (3, 4)
+        assert await again.span() == (4, 5)
         again.close()
-        assert await setting.client.read(JOURNAL) == b"0124"
+        assert await setting.client.read(JOURNAL) == b"00124"
 
     led(scenario)
 
 
-def test_an_append_whose_token_may_expire_does_not_pass_its_turn(led):
+def test_no_append_starts_behind_one_whose_token_may_expire(led):
     async def scenario(setting):
         connection, peer = setting.connection, setting.peer
         connection.append(b"a", head=token_of(0.2))
@@ -273,6 +276,6 @@ def test_an_append_whose_token_may_expire_does_not_pass_its_turn(led):
         assert await connection.failure() == f"ABORTED {NOT_RUN}"
         connection.append(b"c", head=token_of(600, after_success=False))
         connection.append(b"d", head=token_of(600))
-        assert [await connection.span() for _ in range(2)] == [(2, 3), (3, 4)]
+        assert [await connection.span() for _ in range(2)] == [(3, 4), (4, 5)]
 
     led(scenario, auth_keys=KEYS)

@@ -9,7 +9,6 @@ import pytest
 
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED, WRITE_HEAD
-from gazette_sdk.broker.resolver import Resolver
 from gazette_sdk.errors import (
     ClosedError,
     DeadlineExceededError,
@@ -194,56 +193,51 @@ def test_an_append_that_never_ends_does_not_hold_up_a_stop(etcd, tmp_path, monke
     run(scenario())
 
 
-def test_an_append_begins_where_the_one_before_found_everything_in_step(
-    etcd, tmp_path, monkeypatch
-):
+def test_an_append_at_hand_is_made_now_if_nothing_changed_since_the_one_before(etcd, tmp_path):
     async def scenario():
         async with a_broker(etcd, tmp_path) as (broker, client):
             await ready(client)
             replica = broker.resolver.replica(JOURNAL)
-            await client.append(JOURNAL, b"1")
+
+            def append_now(content, **fields):
+                request = pb.AppendRequest(journal=JOURNAL, do_not_proxy=True, **fields)
+                started = broker.service.append_now(request, content, Call(), None)
+                return started and pb.AppendResponse.FromString(started.response)
+
+            async def append(content):
+                return await client.append(JOURNAL, content, do_not_proxy=True)
+
+            await append(b"1")
+            await append(b"1")  # the first one's fragment is closed by it
             pipeline = replica.pipeline.peek()
-            assert replica.in_step[1] is pipeline
-
-            resolved = []
-            resolve = Resolver.resolve
-
-            async def counting(*arguments, **options):
-                resolved.append(arguments)
-                return await resolve(*arguments, **options)
-
-            monkeypatch.setattr(Resolver, "resolve", counting)
-            begin = (await client.append(JOURNAL, b"2")).commit.begin
-            response = await client.append(JOURNAL, b"34", offset=begin + 1)
+            assert replica.ready.pipeline is pipeline
+            begin = append_now(b"2").commit.begin
+            response = append_now(b"34", offset=begin + 1)
             assert (response.commit.begin, response.commit.end) == (begin + 1, begin + 3)
             assert response.status == pb.OK
-            assert not resolved
+            assert WRITE_HEAD.labels(JOURNAL)._value.get() == begin + 3
 
-            # Whatever may not be so any more is asked again: the slot, the pipeline, the journal.
             taken = replica.pipeline.take_now()
-            waiting = asyncio.ensure_future(client.append(JOURNAL, b"5"))
-            while not resolved:  # noqa: ASYNC110 - no event
-                await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            assert not waiting.done()
+            assert append_now(b"5") is None
             replica.pipeline.put(taken)
-            assert (await waiting).status == pb.OK
-            assert len(resolved) == 1
+            assert append_now(b"5").commit.begin == begin + 3
 
             replica.pipeline.take_now()
             await taken.tear_down()
             replica.spool.put(taken.spool)
             replica.pipeline.put(None)
-            assert (await client.append(JOURNAL, b"6")).status == pb.OK
-            assert len(resolved) == 2
-            assert replica.in_step[1] is replica.pipeline.peek() is not taken
+            assert append_now(b"6") is None
+            assert (await append(b"6")).status == pb.OK
+            assert replica.ready.pipeline is replica.pipeline.peek() is not taken
+            assert append_now(b"7").status == pb.OK
 
             spec = await client.spec(JOURNAL)
             spec.flags = pb.JournalSpec.O_RDONLY
             await client.apply(spec, expect=-1)
-            assert (await client.append(JOURNAL, b"7")).status == pb.NOT_ALLOWED
-            assert len(resolved) > 2
-            assert await client.read(JOURNAL, begin) == b"23456"
+            assert append_now(b"8") is None
+            assert (await append(b"8")).status == pb.NOT_ALLOWED
+            assert append_now(b"8") is None
+            assert await client.read(JOURNAL, begin) == b"234567"
 
     run(scenario())
 

@@ -87,6 +87,7 @@ async def as_a_front(items, chunk_bytes):
     try:
         async for item in items:
             if isinstance(item, FileSpan):
+                yield item.metadata
                 for at in range(item.position, item.position + item.length, chunk_bytes):
                     length = min(chunk_bytes, item.position + item.length - at)
                     yield os.pread(item.fd, length, at)
@@ -248,8 +249,8 @@ def test_a_span_keeps_its_file_open_when_everybody_else_let_go_of_it(tmp_path):
         items = setting.server.serve(
             pb.ReadRequest(journal="a/journal"), setting.index, HEADER, chunk_bytes=100
         )
-        await anext(items)
         span = await anext(items)
+        assert span.metadata.status == pb.OK
         await items.aclose()
         await setting.user.roll()
         setting.user.completed.pop().file.discard()

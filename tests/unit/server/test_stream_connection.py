@@ -1,4 +1,4 @@
-"""When calls of a connection are served: in the very callback that received them, if they can."""
+"""Calls of a connection, from received bytes to written bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gazette_sdk.server.stream_connection import StreamConnection
 from gazette_sdk.server.stream_server import StreamServer
 from support.frame_feed import FrameFeed
 from support.raw_stream import append_frames, head_of, read_call
-from support.scripted_journals import ScriptedJournals
+from support.scripted_journals import FileSpan, ScriptedJournals
 
 
 class Socket:
@@ -97,23 +97,16 @@ class Setting:
         room[: len(data)] = data
         self.connection.buffer_updated(len(data))
 
-    async def in_callback(self, *frames: bytes) -> list[StatusLine]:
-        """What was answered when the callback that received frames returned."""
-        done: asyncio.Future[list[StatusLine]] = self.loop.create_future()
-
-        def callback() -> None:
-            self.receive(*frames)
-            done.set_result(self.transport.statuses())
-
-        self.loop.call_soon(callback)
-        return await done
+    async def receive_soon(self, *frames: bytes) -> list[StatusLine]:
+        """Receive frames, and return the statuses that were sent some turns later."""
+        self.receive(*frames)
+        await turns(5)
+        return self.transport.statuses()
 
     async def end(self) -> None:
         self.connection.connection_lost(None)
         await turns(5)
-        task = self.connection.serving.task
-        assert task is not None
-        assert task.done()
+        assert not self.connection.serving.tasks
         await self.server.stop(0)
 
 
@@ -131,18 +124,7 @@ def with_connection(journals: ScriptedJournals, scenario: Any) -> None:
     asyncio.run(whole())
 
 
-def test_calls_that_need_not_wait_are_answered_at_once_and_in_order():
-    async def scenario(setting: Setting) -> None:
-        appends = [frame for n in range(5) for frame in append_frames("a/b", b"%d" % n)]
-        assert await setting.in_callback(*appends) == [StatusLine(0)] * 5
-        assert [items[1] for items in journals.appended[1:]] == [b"%d" % n for n in range(5)]
-        assert setting.server.active == set()
-
-    journals = ScriptedJournals()
-    with_connection(journals, scenario)
-
-
-def test_a_call_that_fails_at_once_is_answered_at_once():
+def test_a_call_that_fails_is_answered_with_its_status():
     journals = ScriptedJournals()
 
     async def scenario(setting: Setting) -> None:
@@ -150,37 +132,25 @@ def test_a_call_that_fails_at_once_is_answered_at_once():
             raise RuntimeError("bug")
 
         journals.on_append = fail
-        statuses = await setting.in_callback(
+        statuses = await setting.receive_soon(
             *append_frames("a/b", b"1"), *append_frames("a/b", b"2", head=head_of(timeout_ms=1000))
         )
         assert [status.code for status in statuses] == [CODES["UNKNOWN"]] * 2
         journals.on_append = journals.collect
-        assert len(await setting.in_callback(*append_frames("a/b", b"3"))) == 3
+        assert len(await setting.receive_soon(*append_frames("a/b", b"3"))) == 3
 
     with_connection(journals, scenario)
 
 
-def test_frames_that_a_task_hands_over_are_served_by_the_connections_own():
-    async def scenario(setting: Setting) -> None:
-        setting.receive(*append_frames("a/b", b"1"))
-        assert not setting.transport.frames
-        await turns(3)
-        assert setting.transport.statuses() == [StatusLine(0)]
-
-    with_connection(ScriptedJournals(), scenario)
-
-
 class Held:
-    """Appends that note in whose name they run, and wait until they are let go."""
+    """Appends that wait until a test lets them go."""
 
     def __init__(self, journals: ScriptedJournals) -> None:
-        self.tasks: list[Any] = []
         self.go = asyncio.Event()
         self.ended: list[str] = []
         self.journals = journals
 
     async def __call__(self, requests: Any, call: Any) -> pb.AppendResponse:
-        self.tasks.append(asyncio.current_task())
         try:
             await self.go.wait()
         except asyncio.CancelledError:
@@ -188,92 +158,51 @@ class Held:
             await asyncio.sleep(0)
             self.ended.append("rolled back")
             raise
-        self.tasks.append(asyncio.current_task())
         self.ended.append("done")
         return await self.journals.collect(requests, call)
 
 
-@pytest.mark.parametrize("late", [0, 1, 3])
-def test_a_call_that_waits_is_gone_on_with_by_the_task(late):
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_call_is_aborted_also_before_its_first_step(is_begun):
     journals = ScriptedJournals()
 
     async def scenario(setting: Setting) -> None:
         held = journals.on_append = Held(journals)
-        assert await setting.in_callback(*append_frames("a/b", b"1")) == []
-        await turns(late)
-        held.go.set()
-        await turns(5)
-        assert setting.transport.statuses() == [StatusLine(0)]
-        assert held.tasks == [setting.connection.serving.task] * 2
-        assert setting.server.active == set()
-        assert len(await setting.in_callback(*append_frames("a/b", b"2"))) == 2
-
-    with_connection(journals, scenario)
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_call_is_aborted_also_before_the_task_goes_on_with_it(late):
-    journals = ScriptedJournals()
-
-    async def scenario(setting: Setting) -> None:
-        held = journals.on_append = Held(journals)
-        if late:
-            await setting.in_callback(*append_frames("a/b", b"1"))
-            await turns(3)
-            await setting.in_callback(ABORT_FRAME)
-        else:
-            done = setting.loop.create_future()
-
-            def callback() -> None:  # both in one turn: the task did not run in between
-                setting.receive(*append_frames("a/b", b"1"))
-                setting.receive(ABORT_FRAME)
-                done.set_result(None)
-
-            setting.loop.call_soon(callback)
-            await done
-        await turns(5)
-        assert held.ended == ["cancelled", "rolled back"]
-        assert [status.code for status in setting.transport.statuses()] == [CODES["CANCELLED"]]
+        setting.receive(*append_frames("a/b", b"1"))
+        await turns(3 * is_begun)
+        statuses = await setting.receive_soon(ABORT_FRAME)
+        assert held.ended == ["cancelled", "rolled back"] * is_begun
+        assert [status.code for status in statuses] == [CODES["CANCELLED"]]
         journals.on_append = journals.collect
-        assert len(await setting.in_callback(*append_frames("a/b", b"2"))) == 2
+        assert len(await setting.receive_soon(*append_frames("a/b", b"2"))) == 2
 
     with_connection(journals, scenario)
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_connection_lost_ends_the_call_also_before_the_task_goes_on_with_it(late):
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_lost_connection_ends_the_call_also_before_its_first_step(is_begun):
     journals = ScriptedJournals()
 
     async def scenario(setting: Setting) -> None:
         held = journals.on_append = Held(journals)
-        done = setting.loop.create_future()
-
-        def callback() -> None:
-            setting.receive(*append_frames("a/b", b"1"))
-            if not late:
-                setting.connection.connection_lost(None)
-            done.set_result(None)
-
-        setting.loop.call_soon(callback)
-        await done
-        if late:
-            await turns(3)
-            setting.connection.connection_lost(None)
+        setting.receive(*append_frames("a/b", b"1"))
+        await turns(3 * is_begun)
+        setting.connection.connection_lost(None)
         await turns(5)
-        assert held.ended == ["cancelled", "rolled back"]
+        assert held.ended == ["cancelled", "rolled back"] * is_begun
         assert setting.transport.statuses() == []
         assert setting.server.active == set()
 
     with_connection(journals, scenario)
 
 
-def test_a_deadline_is_held_for_calls_that_wait():
+def test_a_call_that_waits_ends_at_its_deadline():
     journals = ScriptedJournals()
 
     async def scenario(setting: Setting) -> None:
         held = journals.on_append = Held(journals)
         head = head_of(timeout_ms=5)
-        assert await setting.in_callback(*append_frames("a/b", b"1", head=head)) == []
+        assert await setting.receive_soon(*append_frames("a/b", b"1", head=head)) == []
         async with asyncio.timeout(10):
             while not setting.transport.statuses():  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.001)
@@ -283,27 +212,28 @@ def test_a_deadline_is_held_for_calls_that_wait():
     with_connection(journals, scenario)
 
 
-def test_metadata_of_a_read_leaves_with_its_content_by_one_write_or_before_a_wait():
+def test_metadata_of_local_content_leaves_with_it_by_one_write(tmp_path):
     journals = ScriptedJournals()
+    (tmp_path / "spool").write_bytes(b"content")
 
     async def scenario(setting: Setting) -> None:
         more = asyncio.Event()
+        with (tmp_path / "spool").open("rb") as file:
 
-        async def reading(_request: Any, _call: Any) -> Any:
-            yield pb.ReadResponse(offset=1)
-            yield b"content"
-            yield pb.ReadResponse(offset=2)
-            await more.wait()
-            yield b"more"
+            async def reading(_request: Any, _call: Any) -> Any:
+                yield FileSpan(file.fileno(), 0, 7, pb.ReadResponse(offset=1))
+                yield pb.ReadResponse(offset=2)
+                await more.wait()
+                yield b"more"
 
-        journals.on_read = reading
-        writes = setting.transport.writes
-        await setting.in_callback(read_call("a/b"))
-        kinds = [frame.kind for frame in setting.transport.frames]
-        assert kinds == [Kind.MESSAGE, Kind.CONTENT, Kind.MESSAGE]
-        assert setting.transport.writes == writes + 2
-        more.set()
-        await turns(5)
-        assert setting.transport.statuses() == [StatusLine(0)]
+            journals.on_read = reading
+            writes = setting.transport.writes
+            await setting.receive_soon(read_call("a/b"))
+            kinds = [frame.kind for frame in setting.transport.frames]
+            assert kinds == [Kind.MESSAGE, Kind.CONTENT, Kind.MESSAGE]
+            assert setting.transport.writes == writes + 2
+            more.set()
+            await turns(5)
+            assert setting.transport.statuses() == [StatusLine(0)]
 
     with_connection(journals, scenario)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import time
 
-from gazette_sdk.alertness import Alertness, has_cores
+from gazette_sdk.adaptive_spin import AdaptiveSpin, has_spare_core
 
 __all__ = ["SPIN_S", "SpinningPoll"]
 
@@ -13,7 +13,7 @@ SPIN_S = 0.0003
 """Time to poll a socket before its thread sleeps: some appends of a broker on the same machine, or
 in the same room."""
 
-_has_cores = has_cores()
+_has_cores = has_spare_core()
 
 
 class SpinningPoll:
@@ -23,10 +23,10 @@ class SpinningPoll:
         descriptor: of the socket.
     """
 
-    __slots__ = ("_alertness", "_descriptor", "_poll")
+    __slots__ = ("_descriptor", "_poll", "_spin")
 
     def __init__(self, descriptor: int) -> None:
-        self._alertness = Alertness()
+        self._spin = AdaptiveSpin()
         self._descriptor = descriptor
         poll = select.poll()
         poll.register(descriptor, select.POLLIN)
@@ -39,15 +39,15 @@ class SpinningPoll:
     def wait_readable(self, timeout_s: float) -> bool:
         """Wait until there is something to read, at first spinning. Return True if there is."""
         poll = self._poll
-        if timeout_s >= SPIN_S and _has_cores and self._alertness.looks():
+        if timeout_s >= SPIN_S and _has_cores and self._spin.should_spin():
             now = time.perf_counter
             ends_at = now() + SPIN_S
             while not poll(0):
                 if now() > ends_at:
-                    self._alertness.missed()
+                    self._spin.missed()
                     break
             else:
-                self._alertness.seen()
+                self._spin.found()
                 return True
         return bool(poll(timeout_s * 1000))
 

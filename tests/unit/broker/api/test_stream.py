@@ -1,4 +1,4 @@
-"""A client's stream of an append, as the stream transport brings it to the service."""
+"""A client's append, as the stream transport brings it to the service."""
 
 from __future__ import annotations
 
@@ -7,58 +7,76 @@ from typing import Any
 
 import pytest
 
-from gazette_sdk.broker.api.stream import _AppendItems
+from gazette_sdk.broker.api.stream import stream_methods
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.protocol.stream_calls import CallBegan, Item, ServerCalls
 from gazette_sdk.protocol.stream_frames import CallHead, Kind, Method
+from gazette_sdk.server.call import Call
 from gazette_sdk.server.stream_call import ConnectionParts, Intake, StreamCall, StreamMethod
+from support.scripted_journals import HEADER, ScriptedJournals
 
 OPENING = pb.AppendRequest(journal="a/journal")
-# The same with its field twice, which is valid, but not how we would write it.
-ENCODED = pb.AppendRequest(journal="b").SerializeToString() + OPENING.SerializeToString()
 COMMIT = pb.AppendRequest()
 
 
-def items_of(*contents: bytes) -> _AppendItems:
-    async def serve(_: StreamCall) -> None:
-        raise AssertionError("it is not served")
+class Setting:
+    """A service that keeps what it is asked to append."""
 
-    nothing: Any = None
-    parts = ConnectionParts(ServerCalls(), nothing, Intake(lambda: None), lambda _: None)
-    began = CallBegan(1, Method.APPEND, CallHead(), ENCODED, False)
-    call = StreamCall(began, StreamMethod(RPCS_BY_NAME["Append"], serve), parts)
-    for content in contents:
-        call.put(Item(1, Kind.CONTENT, content))
-    call.end()
-    return _AppendItems(OPENING, call)
+    def __init__(self) -> None:
+        self.service = ScriptedJournals()
+        self.service.on_append = self._append
+        self.items: list[Any] = []
+        self.at_hand: list[tuple[pb.AppendRequest, bytes, object]] = []
+        methods = {method.rpc.name: method for method in stream_methods(self.service)}
+        self.method: StreamMethod = methods["Append"]
+
+    async def _append(self, requests: Any, _: Call) -> pb.AppendResponse:
+        self.items = [item async for item in requests]
+        return pb.AppendResponse(header=HEADER)
+
+    def call(self, *contents: bytes, request: bytes = OPENING.SerializeToString()) -> StreamCall:
+        nothing: Any = None
+        parts = ConnectionParts(ServerCalls(), nothing, Intake(lambda: None))
+        began = CallBegan(1, Method.APPEND, CallHead(), request, False)
+        call = StreamCall(began, self.method, parts)
+        call.context = Call()
+        for content in contents:
+            call.put(Item(1, Kind.CONTENT, content))
+        call.end()
+        return call
+
+    def append_now(self, call: StreamCall) -> Any:
+        def keep(opening: pb.AppendRequest, content: bytes, _: Call, behind: object) -> None:
+            self.at_hand.append((opening, content, behind))
+
+        self.service.append_now = keep  # type: ignore[method-assign]
+        assert self.method.answer_now is not None
+        return self.method.answer_now(call, self)
 
 
-async def rest_of(items: _AppendItems) -> list[Any]:
-    return [item async for item in items]
+@pytest.mark.parametrize("contents", [(b"x", b"y"), (b"", b"x"), (b"x",), ()])
+def test_the_service_gets_the_opening_then_content_then_the_commit(contents):
+    setting = Setting()
+    call = setting.call(*contents)
+    answer = asyncio.run(setting.method.serve(call))
+    assert setting.items == [OPENING, *[content for content in contents if content], COMMIT]
+    assert call.received == len(contents) + 2
+    assert answer is not None
+    assert pb.AppendResponse.FromString(answer.response).header == HEADER
+    assert answer.success
 
 
-def test_the_opening_is_the_first_item_unless_it_was_taken():
-    assert asyncio.run(rest_of(items_of(b"x", b"y"))) == [OPENING, b"x", b"y", COMMIT]
-    items = items_of(b"x", b"y")
-    assert items.take_opening() == (OPENING, ENCODED)
-    assert asyncio.run(rest_of(items)) == [b"x", b"y", COMMIT]
+@pytest.mark.parametrize("contents", [(b"x",), (b"x", b"y"), ()])
+def test_an_append_of_one_chunk_is_offered_as_a_whole(contents):
+    setting = Setting()
+    call = setting.call(*contents)
+    assert setting.append_now(call) is None
+    assert setting.at_hand == ([(OPENING, b"x", setting)] if contents == (b"x",) else [])
+    asyncio.run(setting.method.serve(call))  # nothing of it was taken
+    assert setting.items == [OPENING, *contents, COMMIT]
 
 
-def test_the_opening_is_taken_once():
-    items = items_of(b"x")
-    items.take_opening()
-    with pytest.raises(AssertionError, match="once"):
-        items.take_opening()
-
-
-@pytest.mark.parametrize("contents", [(b"x",), (b"x", b"y"), (b"",), ()])
-def test_one_chunk_with_its_commit_is_taken_whole_behind_the_opening(contents):
-    items = items_of(*contents)
-    assert items.take_whole() is None
-    items.take_opening()
-    is_whole = contents == (b"x",)
-    assert items.take_whole() == (b"x" if is_whole else None)
-    assert asyncio.run(rest_of(items)) == (
-        [] if is_whole else [content for content in contents if content] + [COMMIT]
-    )
+def test_bytes_that_are_no_request_are_not_offered():
+    setting = Setting()
+    assert setting.append_now(setting.call(b"x", request=b"\xff")) is None
+    assert setting.at_hand == []

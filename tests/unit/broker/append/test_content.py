@@ -1,21 +1,15 @@
-"""What comes of a client's stream, whole or in pieces."""
+"""Outcomes of a client's stream."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
 
 import pytest
 
-from gazette_sdk.broker.append.content import ClientStream, Content
+from gazette_sdk.broker.append.content import Content
 from gazette_sdk.broker.append.flow_control import FlowControl
-from gazette_sdk.broker.append.machine import (
-    ContentEffect,
-    ContentInput,
-    UnexpectedInputError,
-    content_passage,
-)
+from gazette_sdk.broker.append.machine import ContentEffect
 from gazette_sdk.broker.replication.pipeline import Pipeline
 from gazette_sdk.broker.slot import Signal
 from gazette_sdk.broker.spool.directory import SpoolDirectory
@@ -26,38 +20,6 @@ from support.etcd import run
 from support.spools import SpoolUser
 
 COMMIT = pb.AppendRequest()
-
-
-class Stored(ClientStream):
-    """A stream which is there; ``taken`` tells how it was taken."""
-
-    def __init__(self, *items: bytes | pb.AppendRequest) -> None:
-        self.items = list(items)
-        self.taken = "in pieces"
-
-    def take_opening(self) -> tuple[pb.AppendRequest, bytes]:
-        raise AssertionError("it was taken")
-
-    def take_whole(self) -> bytes | None:
-        if len(self.items) != 2 or not isinstance(self.items[0], bytes) or self.items[1] != COMMIT:
-            return None
-        self.taken = "whole"
-        return self.items[0]
-
-    follows = None
-
-    async def turn(self) -> None:
-        raise AssertionError("nothing is before it")
-
-    def pass_turn(self, pipeline: Pipeline) -> None:
-        raise AssertionError("nothing is behind it")
-
-    def __aiter__(self) -> AsyncIterator[bytes | pb.AppendRequest]:
-        return self._pieces()
-
-    async def _pieces(self) -> AsyncIterator[bytes | pb.AppendRequest]:
-        for item in self.items:
-            yield item
 
 
 async def in_pieces(*items):
@@ -79,7 +41,7 @@ class Setting:
         self.rate = rate
         self.rolled = 0
 
-    def roll(self):
+    async def roll(self):
         self.rolled += 1
 
     async def receive(self, items, *, may_have_content=True):
@@ -100,37 +62,18 @@ class Setting:
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("length", [1, 200, 200_000])
-def test_a_whole_append_and_one_in_pieces_come_to_the_same(first, length, directory, tmp_path):
+def test_an_append_has_the_sum_of_its_own_content(first, length, directory):
     chunk = bytes(length)
 
     async def scenario():
-        with SpoolDirectory(tmp_path / "other") as other:
-            found = []
-            for setting, items in (
-                (Setting(directory), Stored(chunk, COMMIT)),
-                (Setting(other), in_pieces(chunk, COMMIT)),
-            ):
-                if not first:
-                    await setting.append(in_pieces(b"before", COMMIT))
-                commit = await setting.append(items)
-                flow = setting.flow
-                found.append((commit, flow.total_chunks, flow.delayed_chunks, flow.spent))
-                assert digest_of(commit.sum) == hashlib.sha1(chunk).digest()
-                assert commit.end - commit.begin == length
-                assert setting.rolled == (1 if first else 2)
-                if isinstance(items, Stored):
-                    assert items.taken == "whole"
-            assert found[0] == found[1]
-            assert found[0][1] == 2, "the commit counts, too"
-
-    run(scenario())
-
-
-def test_what_is_held_to_a_rate_is_taken_in_pieces(directory):
-    async def scenario():
-        items = Stored(b"content", COMMIT)
-        commit = await Setting(directory, rate=1 << 20).append(items)
-        assert (items.taken, commit.end) == ("in pieces", 7)
+        setting = Setting(directory)
+        if not first:
+            await setting.append(in_pieces(b"before", COMMIT))
+        commit = await setting.append(in_pieces(chunk, COMMIT))
+        assert digest_of(commit.sum) == hashlib.sha1(chunk).digest()
+        assert commit.end - commit.begin == length
+        assert setting.rolled == (1 if first else 2)
+        assert (setting.flow.total_chunks, setting.flow.delayed_chunks) == (2, 0)
 
     run(scenario())
 
@@ -144,27 +87,25 @@ def test_what_is_held_to_a_rate_is_taken_in_pieces(directory):
         ((COMMIT,), ContentEffect.COMMIT),
     ],
 )
-def test_other_streams_are_taken_in_pieces(items, effect, directory):
+def test_a_stream_commits_by_its_empty_message_and_its_end(items, effect, directory):
     async def scenario():
-        stored = Stored(*items)
-        content = await Setting(directory).receive(stored)
-        assert (stored.taken, content.effect) == ("in pieces", effect)
+        content = await Setting(directory).receive(in_pieces(*items))
+        assert content.effect is effect
 
     run(scenario())
 
 
 def test_content_that_is_not_allowed_is_denied_before_it_is_taken(directory):
     async def scenario():
-        stored = Stored(b"content", COMMIT)
         setting = Setting(directory)
-        content = await setting.receive(stored, may_have_content=False)
-        assert (stored.taken, content.effect) == ("in pieces", ContentEffect.DENY)
+        content = await setting.receive(in_pieces(b"content", COMMIT), may_have_content=False)
+        assert content.effect is ContentEffect.DENY
         assert setting.user.spool.uncommitted_bytes == 0
 
     run(scenario())
 
 
-def test_a_disk_that_fails_is_kept_as_the_error_of_a_whole_append(directory, monkeypatch):
+def test_a_disk_that_fails_is_kept_as_the_error_of_an_append(directory, monkeypatch):
     async def scenario():
         setting = Setting(directory)
 
@@ -172,17 +113,8 @@ def test_a_disk_that_fails_is_kept_as_the_error_of_a_whole_append(directory, mon
             raise SpoolDiskError("the disk is full")
 
         monkeypatch.setattr(setting.user.spool, "write", fail)
-        content = await setting.receive(Stored(b"content", COMMIT))
+        content = await setting.receive(in_pieces(b"content", COMMIT))
         assert isinstance(content.error, SpoolDiskError)
         assert (content.effect, content.length) == (ContentEffect.ROLL_BACK, 0)
 
     run(scenario())
-
-
-def test_a_passage_ends_with_what_decides_the_stream():
-    chunk, empty, end = ContentInput.CHUNK, ContentInput.EMPTY, ContentInput.END
-    assert content_passage((chunk, empty, end)).effect is ContentEffect.COMMIT
-    assert content_passage((chunk, end)).effect is ContentEffect.ROLL_BACK
-    assert content_passage((chunk,)).effect is ContentEffect.SCATTER
-    with pytest.raises(UnexpectedInputError):
-        content_passage((end, chunk))

@@ -17,7 +17,6 @@ from gazette_sdk.broker.append.machine import (
     State,
     UnexpectedInputError,
     content_step,
-    passage,
     step,
 )
 
@@ -87,28 +86,6 @@ def test_no_end_is_reached_with_the_pipeline_in_hand():
 
 def test_whoever_waits_for_another_primary_has_let_go_of_the_pipeline():
     assert Effect.RELEASE in APPEND[State.RESOLVE, Input.REMOTE].effects
-
-
-@given(st.sampled_from(list(State)), st.lists(st.sampled_from(list(Input)), max_size=6))
-def test_a_passage_is_a_walk_through_the_table_without_effects(state, inputs):
-    at, is_passed = state, True
-    for given_ in inputs:
-        entry = APPEND.get((at, given_))
-        if entry is None or entry.effects:
-            is_passed = False
-            break
-        at = entry.next
-    if is_passed:
-        assert passage(state, inputs) is at
-    else:
-        with pytest.raises(UnexpectedInputError):
-            passage(state, inputs)
-
-
-def test_an_append_in_step_stands_before_its_preconditions_with_the_pipeline_in_hand():
-    inputs = (Input.LOCAL, Input.ACQUIRED, Input.REUSED, Input.AGREED, Input.LOCAL)
-    assert passage(State.RESOLVE, inputs) is State.VALIDATE_PRECONDITIONS
-    assert State.VALIDATE_PRECONDITIONS in HOLDING
 
 
 @given(st.lists(st.sampled_from(list(ContentInput)), max_size=8))

@@ -1,25 +1,25 @@
-"""The event loop that looks before it sleeps."""
+"""The selector that spins before it sleeps."""
 
 import asyncio
 import socket
 import threading
 import time
 
-from gazette_sdk.server.watchful_loop import WATCH_S, WatchfulSelector, new_loop
+from gazette_sdk.server.spinning_selector import SPIN_S, SpinningSelector, new_loop
 
 
-def test_what_comes_soon_is_seen_without_sleeping(monkeypatch):
+def test_an_event_that_comes_soon_is_found_without_sleeping(monkeypatch):
     slept = []
-    plain = WatchfulSelector.__mro__[1].select
+    plain = SpinningSelector.__mro__[1].select
 
     def select(self, timeout=None):
         if timeout is None or timeout > 0:
             slept.append(timeout)
         return plain(self, timeout)
 
-    monkeypatch.setattr(WatchfulSelector.__mro__[1], "select", select)
+    monkeypatch.setattr(SpinningSelector.__mro__[1], "select", select)
     ours, theirs = socket.socketpair()
-    with ours, theirs, WatchfulSelector() as selector:
+    with ours, theirs, SpinningSelector() as selector:
         selector.register(ours, 1)
         theirs.send(b"1")
         assert selector.select(5)
@@ -28,9 +28,9 @@ def test_what_comes_soon_is_seen_without_sleeping(monkeypatch):
         assert slept == [5]
 
 
-def test_a_silent_socket_is_looked_at_for_a_moment_and_then_slept_for():
+def test_a_silent_socket_is_polled_for_a_moment_before_the_sleep():
     ours, theirs = socket.socketpair()
-    with ours, theirs, WatchfulSelector() as selector:
+    with ours, theirs, SpinningSelector() as selector:
         selector.register(ours, 1)
         theirs.send(b"1")
         assert selector.select(5)
@@ -40,7 +40,7 @@ def test_a_silent_socket_is_looked_at_for_a_moment_and_then_slept_for():
         assert time.monotonic() - begun[1] >= 0.5
         assert time.process_time() - begun[0] < 0.2
         assert selector.select(0) == []
-        assert selector.select(WATCH_S / 2) == []
+        assert selector.select(SPIN_S / 2) == []
 
 
 def test_a_loop_of_it_serves_timers_threads_and_connections():

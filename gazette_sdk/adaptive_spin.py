@@ -1,0 +1,48 @@
+"""Adaptive spin: poll for a short while before sleeping, as long as that pays.
+
+The kernel takes some tens of microseconds to wake a thread, and on a virtual machine with halted
+idle cores as long as a whole append takes. A thread that expects an event within that time polls
+for it first. After polls in vain it skips more and more waits, so that an idle process sleeps.
+"""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["SKIPPED_MAX", "AdaptiveSpin", "has_spare_core"]
+
+SKIPPED_MAX = 256
+"""Greatest number of waits without a spin between two waits with one."""
+
+
+class AdaptiveSpin:
+    """Decision for each wait of one thread: spin first, or sleep at once. Pure."""
+
+    __slots__ = ("_skip", "_skipped_next")
+
+    def __init__(self) -> None:
+        self._skip = 0
+        self._skipped_next = 1
+
+    def should_spin(self) -> bool:
+        """Return True if the wait that begins now should spin first. To be asked once per wait."""
+        if not self._skip:
+            return True
+        self._skip -= 1
+        return False
+
+    def found(self) -> None:
+        """Note that the event came during the spin."""
+        self._skipped_next = 1
+
+    def missed(self) -> None:
+        """Note that it did not. Twice as many waits as the last time now go without a spin."""
+        self._skip = self._skipped_next
+        self._skipped_next = min(2 * self._skipped_next, SKIPPED_MAX)
+
+
+def has_spare_core() -> bool:
+    """Return True if other threads can work while one spins: not so on a single core."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0)) > 1
+    return (os.cpu_count() or 1) > 1
