@@ -202,7 +202,8 @@ async def _served(transport: Transport, names: Sequence[str], replication: int) 
     deadline = time.monotonic() + SERVED_TIMEOUT_S
 
     async def _no_content() -> AsyncIterator[bytes]:
-        for chunk in ():
+        no_chunks: tuple[bytes, ...] = ()
+        for chunk in no_chunks:
             yield chunk
 
     async def served(name: str) -> None:
