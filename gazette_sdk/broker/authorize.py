@@ -1,4 +1,4 @@
-"""Who may call, and until when (protocol section 12)."""
+"""Authorization of calls, and its expiry (protocol section 12)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Authorization", "admit_change"]
 
 @dataclass(frozen=True, slots=True)
 class Authorization:
-    """Verifies callers.
+    """Verifier of callers.
 
     Attributes:
         authority: verifies tokens, or admits everybody.
@@ -31,7 +31,7 @@ class Authorization:
     now: Callable[[], float] = field(default=time.time)
 
     def verify(self, call: Call, required: Capability) -> Claims:
-        """The claims of a call.
+        """Return the claims of a call.
 
         Raises:
             UnauthenticatedError: the token is missing or bad, or lacks ``required``.
@@ -39,7 +39,7 @@ class Authorization:
         return self.authority.verify(call.authorization, required, self.now())
 
     def remaining_s(self, claims: Claims, call: Call | None = None) -> float | None:
-        """Seconds until the token expires or the caller gives up; ``None`` for no end."""
+        """Return the seconds to the end of the token or of the caller's patience, if any ends."""
         ends = []
         if claims.expires_at != float("inf"):
             ends.append(claims.expires_at - self.now())
@@ -70,7 +70,7 @@ class Authorization:
 def admit_change(claims: Claims, change: pb.ApplyRequest.Change) -> None:
     """Refuse a change of a journal outside the caller's claims.
 
-    An upsert is looked at by the new spec's labels and name, a deletion by the name alone.
+    An upsert is checked by the new spec's labels and name, a deletion by the name alone.
 
     Raises:
         UnauthenticatedError: it is outside.

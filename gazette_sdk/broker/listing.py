@@ -24,7 +24,7 @@ _ANY_REVISION = -1
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """What tells one snapshot from the next: routes do not count."""
+    """Return the part of a snapshot whose change makes a new one: routes do not count."""
 
     count: int
     mod_revision: int
@@ -45,7 +45,7 @@ class Listing:
     local_id: pb.ProcessSpec.ID
 
     def header(self) -> pb.Header:
-        """The header of answers which are about no journal."""
+        """Return the header of responses which are about no journal."""
         known = self.keyspace.member(self.local_id.zone, self.local_id.suffix) is not None
         return unrouted_header(self.local_id if known else None, self.keyspace.header)
 
@@ -148,7 +148,7 @@ def _operations(
     operations: list[Operation] = []
     for change in changes:
         if change.delete:
-            # The get tells whether there is anything to delete.
+            # The get shows if there is anything to delete.
             key = keyspace.item_key(change.delete)
             operations += [Get(key), Delete(key)]
         else:

@@ -1,7 +1,7 @@
 """Metrics of the broker (broker section 19); those of stores and of the allocator stand there.
 
-What every append counts is plain numbers, which collectors read when somebody asks: a counter of
-Prometheus' client takes a lock and costs as much as a write to the page cache.
+Counters of appends are plain numbers, which collectors read on demand: a counter of Prometheus'
+client takes a lock and costs as much as a write to the page cache.
 
 Prometheus' client appends ``_total`` to the name of every counter. Two names of the broker's end
 in ``_totals`` instead, so these are kept by a collector of our own.
@@ -39,7 +39,7 @@ class Tally(Collector):
         registry: where it is registered.
 
     Attributes:
-        value: what was counted.
+        value: the count.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class PlainCounter(Collector):
         registry.register(self)
 
     def cell(self, *labels: str) -> Cell:
-        """The number for the values of its labels, for whoever counts often."""
+        """Return the cell for the values of its labels, for code that counts often."""
         found = self._cells.get(labels)
         if found is None:
             found = self._cells[labels] = Cell()
@@ -99,7 +99,7 @@ class PlainCounter(Collector):
         self.cell(*labels).value += by
 
     def value(self, *labels: str) -> float:
-        """What was counted for the values of its labels."""
+        """Return the count for the values of its labels."""
         found = self._cells.get(labels)
         return 0 if found is None else found.value
 
