@@ -1,4 +1,4 @@
-"""One broker's replica of one journal: what it has while the journal is assigned to it.
+"""Replica of one journal at one broker, for as long as the journal is assigned to it.
 
 A replica owns the journal's fragment index, its spool and its pipeline (each in a slot, for one
 owner at a time), and two loops: one lists the fragment stores, the other pulses. It begins when
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReplicaParts:
-    """What a broker gives to its replicas.
+    """Dependencies of a broker's replicas.
 
     Attributes:
         complete: takes each fragment that is closed: the persister's.
@@ -71,7 +71,7 @@ class Replica:
     Args:
         journal: its name.
         create_revision: revision of Etcd at which the journal was created.
-        storage: where its spools go. The spool begins at the head which that knows.
+        storage: of its spools. The spool begins at the head that is recorded there.
         parts: what the broker gives.
         recovered: closed fragments of an earlier process.
         predecessor: this broker's replica of the very same journal which is being shut down. The
@@ -82,7 +82,7 @@ class Replica:
 
     Attributes:
         journal: its name.
-        is_primary: whether this broker is the journal's primary.
+        is_primary: True if this broker is the journal's primary.
         index: the journal's fragments.
         spool: the fragment being written.
         pipeline: the primary's streams to the other replicas; ``None`` before there are any.
@@ -90,7 +90,8 @@ class Replica:
         flow: flow control of appends.
         ended: fires when the replica has been shut down: reads end.
         settled: the resolution whose route was found in every assignment.
-        ready: the route that the last append through the machine found ready; ``None`` before.
+        ready: the route that the last append through the machine found ready; ``None`` before,
+            and after its pipeline was torn down.
         agreed: the spool's fragment when all replicas last had the same, if we were the primary;
             ``None`` before.
         write_head: the metric of the offset of the next byte.
@@ -148,7 +149,7 @@ class Replica:
     # ---------------------------------------------------------- assignments
 
     def continues(self, item: JournalEntry, *, is_primary: bool) -> bool:
-        """Whether it goes on as the replica of ``item``.
+        """Return True if it goes on as the replica of ``item``.
 
         Not if the journal was deleted and created again: nothing of the old one may come back.
         And not if we are no longer its primary: the spool has to be closed, and stored.
@@ -158,7 +159,7 @@ class Replica:
     def update(
         self, item: JournalEntry, assignments: Sequence[BrokerAssignment], *, is_primary: bool
     ) -> None:
-        """Take note of the journal's keys. Fires the signal if a resolution may have changed."""
+        """Note the journal's keys. Fire the signal if a resolution may have changed."""
         self.is_primary = is_primary
         mark = (
             [(entry.key, entry.mod_revision) for entry in assignments],
@@ -171,14 +172,14 @@ class Replica:
             self.invalidate()
 
     def invalidate(self) -> None:
-        """Make all who wait for the spool or the pipeline resolve again."""
+        """Make all waiters for the spool or the pipeline resolve again."""
         old, self.signal = self.signal, Signal()
         old.fire()
 
     # ---------------------------------------------------------- what is agreed
 
     def agree(self, fragment: pb.Fragment) -> None:
-        """Take note that all replicas have the same: what was closed up to there may be stored."""
+        """Note that all replicas have this fragment: closed fragments before it may be stored."""
         if self.agreed is not None and fragment.end < self.agreed.end:
             return  # of an append before the last one
         self.agreed = fragment
@@ -193,7 +194,7 @@ class Replica:
         self.write_head.set(fragment.end)
 
     def _complete(self, spool: CompletedSpool) -> None:
-        """A fragment was closed. As the primary we store what all replicas have, and no more."""
+        """Store a closed fragment. The primary stores only content that all replicas have."""
         agreed = self.agreed
         if spool.primary and agreed is not None and spool.fragment.end > agreed.end:
             self._not_agreed.append(spool)
@@ -201,7 +202,7 @@ class Replica:
             self._parts.complete(spool)
 
     def _give_up_not_agreed(self, spool: Spool) -> None:
-        """Let nothing be stored that others may write anew."""
+        """Give up content that others may replace."""
         agreed = self.agreed
         if agreed is not None and agreed.end < spool.fragment.end:
             _log.warning(
@@ -229,18 +230,19 @@ class Replica:
         is_replaced: Callable[[], bool] = lambda: False,
         is_continued: Callable[[], bool] = lambda: False,
     ) -> None:
-        """End the replica, once whoever holds its pipeline and its spool is done.
+        """End the replica, once the owners of its pipeline and its spool are done.
 
         The spool's fragment is closed and goes to the persister. Neither slot is free again.
 
-        What we committed as the primary, and others did not acknowledge, is given up, unless we
-        have another replica of the journal, by which the others learn of it: who goes on without
-        us may write other bytes there, and ours must not be in the store beside them.
+        Content that we committed as the primary, and that others did not acknowledge, is given
+        up, unless we have another replica of the journal, which the others synchronize with:
+        brokers that go on without us may write other bytes at these offsets, and the store must
+        not have both.
 
         Args:
-            is_replaced: whether we have another replica of the journal.
-            is_continued: whether others go on with the journal without us, so that the head which
-                we know is old. Both are asked at the end.
+            is_replaced: returns True if we have another replica of the journal.
+            is_continued: returns True if others go on with the journal without us, so that our
+                head is old. Both are called at the end.
         """
         pipeline = await self.pipeline.take()
         if pipeline is not None:

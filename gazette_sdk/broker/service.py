@@ -1,6 +1,6 @@
-"""The journal service: what a broker answers, whatever the front it is asked through.
+"""The journal service: the calls of a broker, the same for all fronts.
 
-Each call goes the same way: authorize, validate, resolve, then serve or proxy. Requests and
+Each call takes the same steps: authorize, validate, resolve, then serve or proxy. Requests and
 responses are the protocol's messages; a call which fails raises a
 :class:`~gazette_sdk.errors.GazetteError`. Cancelling a call is safe at any moment.
 """
@@ -52,7 +52,7 @@ _APPENDS_OK = SERVER_COMPLETED.cell("Append", "ok")
 
 @dataclass(slots=True)
 class _Outcome:
-    """What a call came to, for its metric."""
+    """Outcome of a call, for its metric."""
 
     status: pb.Status = pb.OK
 
@@ -96,7 +96,7 @@ class JournalService:
         self._stopping.fire()
 
     def cancel_writes(self) -> None:
-        """Cancel appends and replication under way; they are rolled back."""
+        """Cancel appends and replication in progress; they are rolled back."""
         for task in self._writing:
             task.cancel()
 
@@ -186,7 +186,7 @@ class JournalService:
         Args:
             opening: the opening request.
             content: all content. The client has committed it.
-            call: what the front knows of the call.
+            call: the call's metadata.
             behind: see :func:`~gazette_sdk.broker.append.common_case.append_now`.
 
         Returns:
@@ -277,7 +277,7 @@ class JournalService:
     # -------------------------------------------------------------- inside
 
     def _authored(self, resolution: Resolution) -> pb.Header:
-        """The header of an answer other than OK: it names us, who gave it."""
+        """Return the header of a response other than OK: it names this broker."""
         header = pb.Header()
         header.CopyFrom(resolution.header)
         header.process_id.CopyFrom(self._resolver.local_id)
@@ -295,7 +295,7 @@ class JournalService:
 
 
 async def _first_request(requests: AsyncIterator[AppendItem]) -> pb.AppendRequest:
-    """The request which opens an append.
+    """Return the request which opens an append.
 
     Raises:
         CallError: there is nothing.
@@ -316,10 +316,10 @@ def _status_to_read(resolution: Resolution) -> pb.Status:
 
 
 def _target(resolution: Resolution) -> Target:
-    """The member to proxy to, or any of the route.
+    """Return the member to proxy to, or any of the route.
 
     Raises:
-        UnavailableError: nobody knows where it is: its member key is gone.
+        UnavailableError: its address is unknown: its member key is gone.
     """
     header = resolution.header
     if not any(header.route.endpoints):
@@ -331,13 +331,13 @@ def _target(resolution: Resolution) -> Target:
 
 @contextmanager
 def _counted(operation: str) -> Iterator[_Outcome]:
-    """Count a call, and what it came to."""
+    """Count a call and its outcome."""
     SERVER_STARTED.inc(operation)
     outcome = _Outcome()
     try:
         yield outcome
     except GeneratorExit:
-        SERVER_COMPLETED.inc(operation, "ok")  # the client left a stream that it had enough of
+        SERVER_COMPLETED.inc(operation, "ok")  # the client ended the stream
         raise
     except BaseException:
         SERVER_COMPLETED.inc(operation, "<error>")

@@ -1,8 +1,8 @@
-"""Exclusive ownership of one thing, and the signal that ends waiting for it.
+"""Exclusive ownership of one thing, and the signal that ends the wait for it.
 
 A replica has two slots: one holds its spool, the other its pipeline (broker sections 3 and 6).
-Who takes a slot owns the thing until it is put back. Owners follow one another in the order in
-which they asked; taking a free slot costs no turn of the event loop.
+The owner of a slot owns the thing until it puts it back. Waiting owners are served first come,
+first served; taking a free slot costs no turn of the event loop.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ T = TypeVar("T")
 class InvalidatedError(Exception):
     """The signal fired before the slot could be taken: resolve again.
 
-    It never leaves the broker: every waiter for a slot answers it by another resolution.
+    It never leaves the broker: every waiter for a slot resolves again.
     """
 
 
 class Signal:
-    """Fires once, for ever. Whoever wants to know of the next change asks for the next signal."""
+    """Event that fires once. The next change needs a new signal."""
 
     __slots__ = ("_callbacks", "fired")
 
@@ -34,7 +34,7 @@ class Signal:
         self._callbacks: dict[int, Callable[[], None]] = {}
 
     def fire(self) -> None:
-        """Fire, and call everybody who asked for it. Firing again does nothing."""
+        """Fire, and run the callbacks. Firing again does nothing."""
         if self.fired:
             return
         self.fired = True
@@ -43,7 +43,7 @@ class Signal:
             callback()
 
     def on_fire(self, callback: Callable[[], None]) -> int:
-        """Call ``callback`` when it fires, at once if it has. Returns a handle to forget it."""
+        """Run ``callback`` when it fires, now if it has. Returns a handle for :meth:`forget`."""
         if self.fired:
             callback()
             return 0
@@ -52,7 +52,7 @@ class Signal:
         return handle
 
     def forget(self, handle: int) -> None:
-        """Do not call the callback of ``handle`` any more."""
+        """Remove the callback of ``handle``."""
         self._callbacks.pop(handle, None)
 
     async def wait(self) -> None:
@@ -73,34 +73,32 @@ class Signal:
 
 
 class Slot(Generic[T]):
-    """One thing which has one owner at a time.
+    """Holder of one thing that has one owner at a time.
 
     Args:
-        thing: the thing; the slot begins free. Without it the slot begins owned, by whoever is
-            going to put the thing there.
+        thing: the thing; the slot begins free. Without it the slot begins owned, by the code
+            that will put the thing there.
+
+    Attributes:
+        free: True if nobody owns the thing.
     """
 
-    __slots__ = ("_free", "_value", "_waiters")
+    __slots__ = ("_value", "_waiters", "free")
 
     def __init__(self, *thing: T) -> None:
-        self._free = len(thing) == 1
-        if self._free:
+        self.free = len(thing) == 1
+        if self.free:
             (self._value,) = thing
         self._waiters: deque[asyncio.Future[T]] = deque()
 
-    @property
-    def free(self) -> bool:
-        """Whether nobody owns it."""
-        return self._free
-
     def take_now(self) -> T:
-        """Own the thing of a slot that is free; nobody waits for it then."""
-        assert self._free, "a slot is taken when it is free"
-        self._free = False
+        """Take the thing of a free slot. Nobody waits for a free slot."""
+        assert self.free, "a slot is taken when it is free"
+        self.free = False
         return self._value
 
     async def take(self, signal: Signal | None = None) -> T:
-        """Own the thing, after everybody who asked before.
+        """Take the thing, after everybody who asked before.
 
         Args:
             signal: ends the waiting when it fires.
@@ -111,8 +109,8 @@ class Slot(Generic[T]):
         """
         if signal is not None and signal.fired:
             raise InvalidatedError
-        if self._free:
-            self._free = False
+        if self.free:
+            self.free = False
             return self._value
 
         waiter: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -139,16 +137,16 @@ class Slot(Generic[T]):
         return value
 
     def put(self, value: T) -> None:
-        """Give the thing (or its successor) to whoever waits longest, or back to the slot."""
-        assert not self._free, "a slot is put back by its owner"
+        """Give the thing (or its successor) to the oldest waiter, or back to the slot."""
+        assert not self.free, "a slot is put back by its owner"
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_result(value)
                 return
         self._value = value
-        self._free = True
+        self.free = True
 
     def peek(self) -> T:
-        """What a free slot holds, or what it held when it was last taken."""
+        """Return the thing of a free slot, or the thing it held when it was last taken."""
         return self._value

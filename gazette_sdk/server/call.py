@@ -1,4 +1,4 @@
-"""What a front knows of one call beside its request."""
+"""Metadata of one call, as its front received them."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ MAX_CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a front (gRPC, HTTP, in-process) tells a service of one call.
+    """Metadata of one call, which a front (gRPC, HTTP, in-process) gives to the service.
 
     Attributes:
         authorization: value of the caller's ``authorization`` metadata or header.
-        timeout_s: seconds which the caller is ready to wait, where it said so.
+        timeout_s: seconds which the caller is ready to wait; ``None`` for no limit.
         chunk_bytes: greatest content of one read message.
     """
 
@@ -38,7 +38,7 @@ class Call:
 def call_of(
     metadata: Iterable[tuple[str, str]], *, timeout_s: float | None, chunk_bytes: int
 ) -> Call:
-    """What metadata say of a call.
+    """Return the call that metadata describe.
 
     Args:
         metadata: names, in lower case, and values.

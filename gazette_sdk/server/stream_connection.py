@@ -174,7 +174,7 @@ class StreamConnection(asyncio.BufferedProtocol):
     # ------------------------------------------------------------------ its end
 
     def leave(self, reason: str) -> None:
-        """Take no new calls; those begun are finished, then it is closed."""
+        """Take no new calls; finish those that began, then close."""
         if self._is_lost or self._scratch is not None:
             return
         self._output.write(self._calls.goaway(reason))

@@ -1,9 +1,9 @@
-"""What leaves on a connection of the stream transport: few writes, bounded buffers, files.
+"""Output of a connection of the stream transport: few writes, bounded buffers, files.
 
-Frames are handed over whole, in one synchronous step each, so that whatever is cancelled in
-between leaves the peer at the begin of a frame. Content of a file goes from the page cache to the
-socket inside of the kernel, as far as the socket takes it at once; what is left of the frame is
-read and queued behind, which also is how the loop learns when there is room again.
+Each frame is written whole in one synchronous step, so that a cancellation always leaves the peer
+at the begin of a frame. Content of a file goes from the page cache to the socket inside the
+kernel, as far as the socket takes it at once. The rest of the frame is read and queued, so that
+the loop also notices when there is room again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gazette_sdk.errors import CorruptFragmentError
 __all__ = ["WRITE_HIGH_BYTES", "StreamOutput"]
 
 WRITE_HIGH_BYTES = 1 << 20
-"""Bytes that may wait for a peer before we make no more of them."""
+"""Bytes that may wait for a peer before no more are produced."""
 
 JOIN_BYTES = 64 << 10
 """Content up to here is copied behind its header, for one write; more of it is written apart."""
@@ -28,7 +28,7 @@ the peer for nothing."""
 
 
 class StreamOutput:
-    """The writing side of one connection.
+    """Writing side of one connection.
 
     Args:
         transport: of the connection.
@@ -49,7 +49,7 @@ class StreamOutput:
 
     @property
     def waiting_bytes(self) -> int:
-        """What the peer's side hasn't taken yet."""
+        """Bytes that the peer has not taken yet."""
         return self._transport.get_write_buffer_size()
 
     # ------------------------------------------------------------------ frames
@@ -66,7 +66,7 @@ class StreamOutput:
         self._held.append(frame)
 
     def flush(self) -> None:
-        """Write what is held."""
+        """Write the frames that are held."""
         if self._held:
             self.write(b"")
 
@@ -112,7 +112,7 @@ class StreamOutput:
             position += len(rest)
 
     def _send_file(self, fd: int, position: int, end: int) -> int:
-        """Moves what the socket takes of a file, if nothing waits before it. How far it came."""
+        """Send the part of a file that the socket takes now. Return the position behind it."""
         if self._socket is None or self._transport.get_write_buffer_size():
             return position
         while position < end and not self._transport.is_closing():
@@ -138,7 +138,7 @@ class StreamOutput:
 
     @property
     def paused(self) -> bool:
-        """Whether so much waits for the peer that no more should be made."""
+        """True if so much waits for the peer that no more should be produced."""
         return self._paused
 
     def pause(self) -> None:

@@ -1,8 +1,7 @@
 """The journal service on gRPC (protocol section 3).
 
-Content is by far the most of what travels, and its messages are the plainest: a length-delimited
-field, behind an offset where it is read. Those are built and cut here by hand; every other
-message takes the way of protobuf.
+Most messages carry content, in one length-delimited field, which an offset precedes in reads.
+These messages are encoded and decoded here by hand; all others by protobuf.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _READ_CONTENT_TAG = b"\x3a"  # ReadResponse.content: field 7, length-delimited
 
 
 def journal_methods(service: Journals) -> Iterator[Method]:
-    """The methods to register with a :class:`~gazette_sdk.server.grpc_server.GrpcServer`."""
+    """Return the methods to register with a :class:`~gazette_sdk.server.grpc_server.GrpcServer`."""
 
     async def read(request: pb.ReadRequest, call: Call) -> AsyncGenerator[pb.ReadResponse | Chunk]:
         async for item in chunks(service.read(request, call), call.chunk_bytes):
@@ -54,10 +53,10 @@ def journal_methods(service: Journals) -> Iterator[Method]:
 
 
 def decode_append_item(wire: bytes, first: bool) -> AppendItem:  # noqa: FBT001 - a Method's decode
-    """An item of an append from its wire form.
+    """Decode an item of an append.
 
-    Content comes out as bytes; the opening request, the empty request that commits and whatever
-    is neither come out as they are, for the service to judge.
+    Content becomes bytes. The opening request, the empty request that commits, and any other
+    message stay requests, which the service judges.
 
     Raises:
         google.protobuf.message.DecodeError: the bytes are no message.
@@ -73,7 +72,7 @@ def decode_append_item(wire: bytes, first: bool) -> AppendItem:  # noqa: FBT001 
 
 
 def _content_begin(wire: bytes) -> int:
-    """Where content begins that reaches to the end of the message, as its only field; or 0."""
+    """Return the position of the content, if it is the only field of the message; else 0."""
     if not wire or wire[0] != _APPEND_CONTENT_TAG:
         return 0
     length, begin = decode_varint(wire, 1)
@@ -81,7 +80,7 @@ def _content_begin(wire: bytes) -> int:
 
 
 def encode_read_item(item: pb.ReadResponse | Chunk) -> bytes:
-    """The wire form of a read's metadata or of a chunk of its content."""
+    """Encode metadata of a read, or a chunk of its content."""
     if isinstance(item, Chunk):
         offset, content = item
         head = _READ_OFFSET_TAG + encode_varint(offset) if offset else b""

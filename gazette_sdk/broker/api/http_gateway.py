@@ -40,11 +40,11 @@ HTTP_CHUNK_BYTES = 128 * 1024
 """Greatest piece of content written at once."""
 
 MAX_OFFSET = (1 << 63) - 1
-"""The end, and the size, which ``Content-Range`` gives: a journal has none."""
+"""End and size in ``Content-Range``: a journal has none."""
 
 ROUTE_WAITS_S = (0.05, 0.05, 0.1, 0.1, 0.2, 0.5, 1.0)
 """Waits between tries where a journal has no brokers. One that was just created is given some
-within moments; who uses curl, unlike a client of the SDK, does not try again by himself."""
+within moments, and curl, unlike a client of the SDK, does not try again by itself."""
 
 CLOSED_CLEANLY = "broker terminated RPC"
 """Trailer of a body which the broker ended without an error."""
@@ -197,7 +197,7 @@ class _Body:
         self._request = request
 
     async def items(self) -> AsyncGenerator[AppendItem]:
-        """What is appended. A body that breaks off raises, and so rolls back."""
+        """Yield the append's messages. A body that breaks off raises, and so rolls back."""
         yield self._opening
         self.is_begun = True
         async for content in self._request.content.iter_any():
@@ -217,7 +217,7 @@ def _lacks_route(response: pb.ReadResponse | pb.AppendResponse | Chunk | None) -
 
 
 class _Head(NamedTuple):
-    """What is known of a read before its first byte."""
+    """Metadata of a read before its first byte."""
 
     status: int
     headers: dict[str, str]
@@ -324,7 +324,7 @@ def _location(endpoint: SplitResult, path: str) -> str:
 
 
 def route_token(route: pb.Route) -> str:
-    """A Route in compact protobuf text, as far as it survives in a header."""
+    """Return a Route in compact protobuf text, as far as a header can carry it."""
     parts = [
         f"members:<zone:{_quoted(member.zone)} suffix:{_quoted(member.suffix)} >"
         for member in route.members
@@ -336,7 +336,7 @@ def route_token(route: pb.Route) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A string of protobuf's text format: quoted, in printable ASCII."""
+    """Return a string in protobuf's text format: quoted, in printable ASCII."""
     named = {0x22: '\\"', 0x5C: "\\\\", 0x0A: "\\n", 0x0D: "\\r", 0x09: "\\t"}
     plain = (
         named.get(byte) or (chr(byte) if 0x20 <= byte < 0x7F else f"\\{byte:03o}")

@@ -1,4 +1,4 @@
-"""A transport to the broker in this very process: no port, no serialization."""
+"""Transport to a broker in the same process: no port, no serialization."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class InProcessTransport(Transport):
         self._authorizer = authorizer
         self.loop = asyncio.get_running_loop()
         self._closed = False
-        self._calls: set[_UnderWay] = set()
+        self._calls: set[_WaitingCall] = set()
 
     async def list(self, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse]:
         """See :meth:`Transport.list`."""
@@ -54,7 +54,7 @@ class InProcessTransport(Transport):
     async def apply(self, request: pb.ApplyRequest) -> pb.ApplyResponse:
         """See :meth:`Transport.apply`."""
         call = self._call(request)
-        with _UnderWay(self._calls):
+        with _WaitingCall(self._calls):
             return await self._service.apply(request, call)
 
     async def read(
@@ -77,7 +77,7 @@ class InProcessTransport(Transport):
         call = self._call(named)
         if opening is not None:
             requests = _after(opening, requests)
-        with _UnderWay(self._calls):
+        with _WaitingCall(self._calls):
             return await self._service.append(requests, call)
 
     async def replicate(
@@ -99,7 +99,7 @@ class InProcessTransport(Transport):
         """See :meth:`Transport.list_fragments`."""
         del target
         call = self._call(request)
-        with _UnderWay(self._calls):
+        with _WaitingCall(self._calls):
             return await self._service.list_fragments(request, call)
 
     async def fragment_store_health(
@@ -107,7 +107,7 @@ class InProcessTransport(Transport):
     ) -> pb.FragmentStoreHealthResponse:
         """See :meth:`Transport.fragment_store_health`."""
         call = self._call(request)
-        with _UnderWay(self._calls):
+        with _WaitingCall(self._calls):
             return await self._service.fragment_store_health(request, call)
 
     async def aclose(self) -> None:
@@ -117,10 +117,10 @@ class InProcessTransport(Transport):
             call.end()
 
     async def _next(self, items: AsyncGenerator[T]) -> T | None:
-        """What a call yields next; nothing at its end."""
+        """Return the next item of a call; ``None`` at its end."""
         if self._closed:
             raise ClosedError(_CLOSED)
-        with _UnderWay(self._calls):
+        with _WaitingCall(self._calls):
             return await anext(items, None)
 
     def _call(self, opening: Message) -> Call:
@@ -135,12 +135,12 @@ class InProcessTransport(Transport):
         return Call(authorization=authorization, chunk_bytes=CHUNK_BYTES)
 
 
-class _UnderWay:
-    """A call that waits for the broker; it ends when the transport is closed meanwhile."""
+class _WaitingCall:
+    """Scope of a call that waits for the broker. Closing the transport ends the call."""
 
     __slots__ = ("_calls", "_cancelling", "_is_ended", "_task")
 
-    def __init__(self, calls: set[_UnderWay]) -> None:
+    def __init__(self, calls: set[_WaitingCall]) -> None:
         self._calls = calls
 
     def __enter__(self) -> None:

@@ -168,7 +168,7 @@ def _failure(error: GazetteError) -> tuple[int, bytes]:
 
 
 def _refusal(status: int, code: int, text: str, cors: dict[str, str]) -> web.Response:
-    """The answer to a request which is no call at all."""
+    """Return the answer to a request which is no call."""
     body = _json({"code": code, "message": text, "details": []})
     return web.Response(
         status=status, body=body, headers={"Content-Type": "application/json", **cors}
@@ -179,7 +179,7 @@ def _refusal(status: int, code: int, text: str, cors: dict[str, str]) -> web.Res
 
 
 def message_json(message: Message) -> dict[str, Any]:
-    """A message in JSON's types, every field written, with the names of the JSON mapping."""
+    """Return a message in JSON's types: all fields, with the names of the JSON mapping."""
     return {
         field.camelcase_name: _field_json(message, field) for field in message.DESCRIPTOR.fields
     }

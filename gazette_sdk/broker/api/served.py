@@ -1,4 +1,4 @@
-"""A broker behind its public port: gRPC, the stream transport and both gateways on one service."""
+"""Broker with its public port: gRPC, the stream transport and both gateways on one service."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["ServedBroker"]
 class ServedBroker:
     """A :class:`~gazette_sdk.broker.process.Broker` and the port it is reached at.
 
-    The port is bound before the broker is announced, so that whoever reads of it in Etcd can
-    connect; calls wait until the broker serves.
+    The port is bound before the broker is announced in Etcd, so that clients which read of it
+    there can connect; their calls wait until the broker serves.
 
     Args:
         server: its port, not started yet.
@@ -65,7 +65,7 @@ class ServedBroker:
         """End both. Bounded.
 
         Args:
-            grace_s: how long calls under way may take to end by themselves.
+            grace_s: time that calls in progress may take to end by themselves.
             persist_timeout_s: how long uploads may take.
         """
         async with asyncio.TaskGroup() as group:

@@ -18,9 +18,12 @@ from gazette_sdk.broker.append.assignments import write_route, write_suspend
 from gazette_sdk.broker.append.content import Content
 from gazette_sdk.broker.append.inputs import (
     Terms,
+    changed_registers,
+    changes_registers,
     judge_preconditions,
     judge_replicas,
     judge_resolution,
+    may_carry_content,
     next_proposal,
 )
 from gazette_sdk.broker.append.machine import (
@@ -34,7 +37,6 @@ from gazette_sdk.broker.append.machine import (
 )
 from gazette_sdk.broker.append.proxy import proxy_append
 from gazette_sdk.broker.append.store_health import StoreUnhealthyError, await_health
-from gazette_sdk.broker.append.suspend import may_carry_content
 from gazette_sdk.broker.replica import ReadyRoute, Replica
 from gazette_sdk.broker.replication.pipeline import Answer, Pipeline, judge_sync
 from gazette_sdk.broker.replication.pipeline_life import start_pipeline, tear_down_pipeline
@@ -46,18 +48,17 @@ from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.journal_spec import desired_replication
-from gazette_sdk.protocol.labels import subtract, union
 from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.transport.base import AppendItem, Transport
 
-__all__ = ["Appends", "changed_registers"]
+__all__ = ["Appends"]
 
 _EMPTY_REGISTERS = pb.LabelSet()
 
 
 @dataclass(frozen=True, slots=True)
 class Appends:
-    """What all appends of a broker share.
+    """Dependencies that all appends of a broker share.
 
     Attributes:
         resolver: resolves journals.
@@ -374,7 +375,7 @@ class _Append:
         self._cause = content.error
         if content.effect is ContentEffect.DENY:
             self._status = pb.NOT_ALLOWED
-        elif self._cause is None and content.length == 0 and _changes_registers(request):
+        elif self._cause is None and content.length == 0 and changes_registers(request):
             self._cause = CallError("append stream: a change of registers requires content")
 
         proposal = spool.fragment
@@ -385,7 +386,7 @@ class _Append:
         self._answers = await pipeline.propose(proposal, self._registers, acknowledge=True)
         if pipeline.error is not None:
             raise pipeline.error
-        # Made now: the next append may change the spool before this one is acknowledged.
+        # Built now: the next append may change the spool before this one is acknowledged.
         self._proposed = spool.fragment
         self._commit = content.commit(self._proposed)
         self._acking = pipeline
@@ -458,17 +459,6 @@ class _Append:
         State.STREAM_CONTENT: _stream_content,
         State.READ_ACKS: _read_acks,
     }
-
-
-def changed_registers(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet:
-    """Return the registers after an append with content; the same object if nothing changes."""
-    if not _changes_registers(request):
-        return registers
-    return union(request.union_registers, subtract(registers, request.subtract_registers))
-
-
-def _changes_registers(request: pb.AppendRequest) -> bool:
-    return request.HasField("union_registers") or request.HasField("subtract_registers")
 
 
 def _encoded(response: pb.AppendResponse) -> bytes:

@@ -1,7 +1,7 @@
-"""What a journal's primary writes to Etcd: its synchronized route, and its suspension.
+"""Writes of a journal's primary to Etcd: its synchronized route, and its suspension.
 
-Every transaction compares the keys its resolution saw (protocol section 13.2). One that fails has
-met a change which our mirror is still to see: what it saw is old by at least one revision.
+Every transaction compares the keys of its resolution (protocol section 13.2). It fails if one of
+them has changed since: then the resolution is old by at least one revision.
 """
 
 from __future__ import annotations

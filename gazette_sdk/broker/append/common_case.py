@@ -14,11 +14,16 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gazette_sdk.broker.append.append import Appends, changed_registers
-from gazette_sdk.broker.append.inputs import Terms, judge_preconditions, next_proposal
+from gazette_sdk.broker.append.append import Appends
+from gazette_sdk.broker.append.inputs import (
+    Terms,
+    changed_registers,
+    judge_preconditions,
+    may_carry_content,
+    next_proposal,
+)
 from gazette_sdk.broker.append.machine import Input
 from gazette_sdk.broker.append.store_health import is_healthy
-from gazette_sdk.broker.append.suspend import may_carry_content
 from gazette_sdk.broker.fragments.index import Summary
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.replication.pipeline import (
@@ -91,8 +96,7 @@ def append_now(
     now = shared.now()
     if behind is not None and behind is not pipeline:
         return None
-    # Without a scope of its own the append would outlive its token while it waits for peers.
-    if pipeline.streams and claims.expires_at - now <= PEER_ANSWER_TIMEOUT_S + 1:
+    if pipeline.streams and not _may_await(pipeline, claims, now):
         return None
 
     spool = pipeline.spool
@@ -136,15 +140,17 @@ def _ready_replica(shared: Appends, request: pb.AppendRequest, claims: Claims) -
     if resolution is None or resolution.replica is None or resolution.invalidated is None:
         return None
     replica = resolution.replica
-    ready, slot = replica.ready, replica.pipeline
+    ready = replica.ready
     if ready is None or ready.resolution is not resolution or resolution.invalidated.fired:
         return None
-    pipeline = ready.pipeline
-    if not slot.free or slot.peek() is not pipeline or pipeline.error is not None:
-        return None
-    if not pipeline.has_room or not is_healthy(replica.index, shared.stores, ready.terms.store):
-        return None
-    return replica
+    is_ready = replica.pipeline.free and is_healthy(replica.index, shared.stores, ready.terms.store)
+    return replica if is_ready else None
+
+
+def _may_await(pipeline: Pipeline, claims: Claims, now: float) -> bool:
+    """Return True if the acknowledgement of the peers can be awaited without a deadline."""
+    is_valid_long_enough = claims.expires_at - now > PEER_ANSWER_TIMEOUT_S + 1
+    return is_valid_long_enough and pipeline.error is None and pipeline.has_room
 
 
 def _will_commit(

@@ -1,4 +1,4 @@
-"""The client's stream of one append, on its way to every replica (broker sections 5.3 and 8)."""
+"""Content of one append, from its client to every replica (broker sections 5.3 and 8)."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from gazette_sdk.transport.base import AppendItem
 __all__ = ["TICK_S", "Content"]
 
 TICK_S = TICK_MS / 1000
-"""Period at which the rates of a stream are looked at."""
+"""Period at which the rates of a stream are checked."""
 
 _DIGEST_OF_NOTHING = hashlib.sha1(usedforsecurity=False).digest()
-"""What a zero-byte append answers: unlike an empty fragment's, its sum is not zero."""
+"""Sum in the response to a zero-byte append: unlike an empty fragment's, it is not zero."""
 
 _TOO_SLOW = "the client's stream did not sustain the minimum append rate"
 
@@ -37,15 +37,15 @@ _TOO_SLOW = "the client's stream did not sustain the minimum append rate"
 class Pace:
     """Flow control of one stream, on the loop's clock.
 
-    The rates are looked at each :data:`TICK_S`. A client is held to the minimum rate only while
-    we wait for the client: the time it takes to write what it sent is not counted.
+    The rates are checked each :data:`TICK_S`. The minimum rate counts only while we wait for the
+    client: the time that we take to write its content does not count.
 
     Args:
         flow: the replica's flow control, already reset for this append.
         invalidated: lifts the maximum rate, as the route's convergence matters more.
 
     Attributes:
-        on_client: whether the client is what we wait for.
+        on_client: True while we wait for the client.
     """
 
     __slots__ = ("_flow", "_handle", "_invalidated", "_loop", "_paid", "_scope", "_timer",
@@ -62,22 +62,22 @@ class Pace:
         self._handle = 0
 
     def start(self, scope: asyncio.Timeout) -> None:
-        """Begin to tick. ``scope`` is ended when the client is too slow."""
+        """Begin to tick. ``scope`` expires if the client is too slow."""
         self._scope = scope
         self._timer = self._loop.call_later(TICK_S, self._tick)
         self._handle = self._invalidated.on_fire(self._lift)
 
     def stop(self) -> None:
-        """Tick no more."""
+        """Stop to tick."""
         self._timer.cancel()
         self._invalidated.forget(self._handle)
 
     def charge(self, length_bytes: int) -> bool:
-        """Account for a message of so many bytes of content: whether it must be :meth:`held`."""
+        """Account for a message with content. Return True if :meth:`held` must be awaited."""
         return self._flow.chunk(length_bytes) is Verdict.HOLD
 
     async def held(self) -> None:
-        """Return when the message at hand is paid for."""
+        """Wait until there is credit for the current message."""
         self._paid = self._loop.create_future()
         await self._paid
         self._paid = None
@@ -105,14 +105,14 @@ class Pace:
 
 
 class Content:
-    """What came of a client's stream.
+    """Outcome of a client's stream.
 
     Args:
-        may_have_content: whether the journal's flags and the request's mode allow any.
+        may_have_content: True if the journal's flags and the request's mode allow content.
 
     Attributes:
         effect: COMMIT, ROLL_BACK or DENY.
-        error: why it is rolled back.
+        error: reason of a rollback.
         begin: offset of the append.
         length: bytes of content.
     """
@@ -194,7 +194,7 @@ class Content:
         self._decide(content_step(self._state, ContentInput.END))
 
     def commit(self, spool: pb.Fragment) -> pb.Fragment:
-        """Span and sum of the append, after its commit made ``spool`` of the spool's fragment."""
+        """Return span and sum of an append whose commit made ``spool`` of the fragment."""
         commit = pb.Fragment()
         commit.CopyFrom(spool)
         commit.begin, commit.end = self.begin, self.begin + self.length
@@ -211,7 +211,7 @@ class Content:
         self._sha1 = None if is_first else hashlib.sha1(usedforsecurity=False)
 
     def _classify(self, item: AppendItem) -> tuple[ContentInput, bytes, str]:
-        """What a message of the client is, its content, and what is wrong with it."""
+        """Return the kind of a client's message, its content, and the reason why it is invalid."""
         if isinstance(item, pb.AppendRequest):
             if item.ByteSize() == 0:
                 return ContentInput.EMPTY, b"", ""

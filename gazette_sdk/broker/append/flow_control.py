@@ -1,8 +1,7 @@
-"""How fast content of one journal may, and how slowly it must, be appended (broker section 8).
+"""Greatest and least rate of appends to one journal (broker section 8).
 
-Pure integer arithmetic over milliseconds: the shell tells chunks and ticks, and asks whether the
-chunk at hand is paid for. The state belongs to the replica, so that credit which one append did
-not use is there for the next.
+Pure integer arithmetic over milliseconds: the caller reports chunks and ticks, and gets a verdict.
+The state belongs to the replica, so that the next append can use the credit left by the last.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ _BALANCE_CAP_S: Final = 10
 
 
 class Verdict(enum.Enum):
-    """What a tick comes to."""
+    """Verdict on a chunk or a tick."""
 
     GO = enum.auto()
-    """The chunk at hand, if any, is paid for."""
+    """There is credit for the current chunk, or no chunk."""
     HOLD = enum.auto()
-    """The chunk at hand has to wait for credit."""
+    """The current chunk has to wait for credit."""
     UNDERFLOW = enum.auto()
     """The client sends less than the minimum rate: abort its append."""
 
@@ -38,10 +37,10 @@ class FlowControl:
         global_max_rate: bound of the process on every journal's rate; 0 for none.
 
     Attributes:
-        max_rate: bytes per second which the append under way may send; 0 for no bound.
+        max_rate: bytes per second which the current append may send; 0 for no bound.
         balance: credit, in bytes.
         spent: bytes the client is ahead of the minimum rate.
-        charge: bytes of the chunk at hand which are not paid for.
+        charge: bytes of the current chunk for which there is no credit yet.
         total_chunks: chunks of this append.
         delayed_chunks: chunks of this append which had to wait.
     """
@@ -59,7 +58,7 @@ class FlowControl:
         self._is_used = False
 
     def reset(self, max_append_rate: int, now_ms: int) -> None:
-        """An append begins to stream.
+        """Begin an append.
 
         Args:
             max_append_rate: the journal's, in bytes per second; 0 for no bound, in which case the
@@ -79,7 +78,7 @@ class FlowControl:
             self._last_ms = now_ms
 
     def chunk(self, length_bytes: int, messages: int = 1) -> Verdict:
-        """A chunk came. Until it is paid for no other may come.
+        """Account for a chunk. No other may follow before there is credit for it.
 
         Args:
             length_bytes: of its content.
@@ -102,7 +101,7 @@ class FlowControl:
         return Verdict.GO
 
     def tick(self, now_ms: int) -> Verdict:
-        """Time went on.
+        """Account for the time since the last tick.
 
         Credit accrues before the minimum rate is checked: a late tick does not end an append
         which was itself held back.
@@ -118,12 +117,12 @@ class FlowControl:
         return Verdict.HOLD if self.charge else Verdict.GO
 
     def excuse(self, now_ms: int) -> None:
-        """Time went on in which the client waited for us: it costs nothing of the minimum."""
+        """Account for time in which the client waited for us. The minimum rate ignores it."""
         self._accrue(now_ms)
         self._debit()
 
     def invalidate(self) -> None:
-        """The route changed: let the append end as fast as it can, its chunk at hand is paid."""
+        """Lift the maximum rate for the rest of this append: its route has changed."""
         self.max_rate = 0
         self._debit()
 

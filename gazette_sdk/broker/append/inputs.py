@@ -1,6 +1,7 @@
-"""What facts mean for an append: the inputs of its machine (broker section 5).
+"""Inputs of the append machine, derived from facts (broker sections 5 and 9).
 
-Functions of values only: nothing here awaits, reads a clock or touches a stream.
+The functions are pure: they do not await, read a clock or touch a stream. The driver of the machine
+and the function for the common case share them.
 """
 
 from __future__ import annotations
@@ -8,30 +9,37 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gazette_sdk.broker.append.machine import Input
-from gazette_sdk.broker.append.suspend import judge_suspension
 from gazette_sdk.broker.fragments.index import Summary
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import may_write
+from gazette_sdk.protocol.labels import subtract, union
 from gazette_sdk.protocol.selectors import matches
 
 __all__ = [
+    "FLUSHED_AGE_S",
+    "Suspension",
     "Terms",
     "Verdict",
+    "changed_registers",
+    "changes_registers",
+    "is_dirty",
     "judge_preconditions",
     "judge_replicas",
     "judge_resolution",
+    "judge_suspension",
+    "may_carry_content",
     "next_proposal",
 ]
 
 
 def judge_resolution(status: int, suspend: int, *, is_local: bool, holds_pipeline: bool) -> Input:
-    """What a resolution means.
+    """Return the input that a resolution stands for.
 
     Args:
         status: the resolution's status.
         suspend: the request's ``AppendRequest.Suspend``.
-        is_local: whether we are the process responsible.
-        holds_pipeline: whether the append holds the pipeline's slot.
+        is_local: True if we are the process responsible.
+        holds_pipeline: True if the append holds the pipeline's slot.
     """
     if status == pb.SUSPENDED and suspend == pb.AppendRequest.SUSPEND_RESUME:
         return Input.SUSPENSION
@@ -43,7 +51,7 @@ def judge_resolution(status: int, suspend: int, *, is_local: bool, holds_pipelin
 
 
 def judge_replicas(members: int, desired: int, *, is_local: bool) -> Input:
-    """Whether the route has as many members as the journal requires now."""
+    """Return the input for a route's number of members, given the number required now."""
     if members > desired:
         return Input.LATER
     if members < desired:
@@ -52,14 +60,14 @@ def judge_replicas(members: int, desired: int, *, is_local: bool) -> Input:
 
 
 class Terms:
-    """What a journal's spec says to appends: plain values, since every append asks for them.
+    """Plain values of a journal's spec that every append needs.
 
     Args:
-        spec: the journal's, which nobody changes.
+        spec: the journal's; it is not changed.
 
     Attributes:
         spec: the same.
-        may_write: whether its flags allow content.
+        may_write: True if its flags allow content.
         max_append_rate: in bytes per second, 0 for no bound.
         suspended_at: offset at which it was suspended, 0 if it was not.
         store: URL of the first fragment store; ``None`` where it has none.
@@ -84,7 +92,7 @@ class Terms:
 
 
 class Verdict(NamedTuple):
-    """What preconditions come to.
+    """Result of the preconditions.
 
     Attributes:
         input: AGREED, ROLL, SUSPENSION or REFUSED.
@@ -114,7 +122,7 @@ def judge_preconditions(  # noqa: PLR0911 - one per precondition
 ) -> Verdict:
     """Preconditions 2 to 9 of broker section 5.1, in their order.
 
-    The first, a refreshed index and a healthy store, is a wait and stands in the shell.
+    The first, a refreshed index and a healthy store, has to be awaited: see `store_health`.
 
     Args:
         request: the append's opening request.
@@ -142,7 +150,7 @@ def judge_preconditions(  # noqa: PLR0911 - one per precondition
     if offset not in (0, head_max):
         return Verdict(Input.REFUSED, pb.WRONG_APPEND_OFFSET)
     if offset != 0 and head != head_max:
-        # The explicit offset is the operator's word that nobody holds unstored content.
+        # By the explicit offset the operator states that no broker holds unstored content.
         return Verdict(Input.ROLL, roll_to=head_max)
 
     suspension = judge_suspension(
@@ -174,7 +182,7 @@ def next_proposal(
     roll_to: int,
     now: float,
 ) -> pb.Fragment:
-    """The roll decision (broker section 5.2): what to propose for the spool.
+    """Return the proposal for the spool: the roll decision (broker section 5.2).
 
     Args:
         spool: the spool's fragment.
@@ -204,3 +212,92 @@ def next_proposal(
         sum=pb.SHA1Sum(),
         compression_codec=terms.codec,
     )
+
+
+def changed_registers(request: pb.AppendRequest, registers: pb.LabelSet) -> pb.LabelSet:
+    """Return the registers after an append with content; the same object if nothing changes."""
+    if not changes_registers(request):
+        return registers
+    return union(request.union_registers, subtract(registers, request.subtract_registers))
+
+
+def changes_registers(request: pb.AppendRequest) -> bool:
+    """Return True if an append has labels to add or to remove, also empty ones."""
+    return request.HasField("union_registers") or request.HasField("subtract_registers")
+
+
+# ----------------------------------------------------------- suspension (broker section 9)
+
+FLUSHED_AGE_S = 24 * 60 * 60
+"""A journal without a flush interval counts as idle when its last fragment is older than this."""
+
+_Level = pb.JournalSpec.Suspend
+_Mode = pb.AppendRequest
+
+
+class Suspension(NamedTuple):
+    """Effect of an append on its journal's suspension.
+
+    Attributes:
+        write: what has to be written into the spec first; ``None`` to leave it.
+        close_fragment: True if the spool has to be closed after that write.
+        refused: the journal is suspended and the request may not resume it.
+        is_suspended: the append goes on, and answers SUSPENDED in the end.
+    """
+
+    write: pb.JournalSpec.Suspend | None = None
+    close_fragment: bool = False
+    refused: bool = False
+    is_suspended: bool = False
+
+
+_NONE = Suspension()
+
+
+def judge_suspension(  # noqa: PLR0911 - one per rule of the table
+    spec: pb.JournalSpec,
+    mode: int,
+    *,
+    head: int,
+    index_is_empty: bool,
+    index_mod_time: int,
+    now: float,
+) -> Suspension:
+    """Step 8 of an append's preconditions.
+
+    Args:
+        spec: the journal's spec.
+        mode: the request's ``AppendRequest.Suspend``.
+        head: offset of the next byte.
+        index_is_empty: True if the journal has no fragment.
+        index_mod_time: when the last fragment was stored, in Unix seconds; 0 if it was not.
+        now: Unix time, in seconds.
+    """
+    level = spec.suspend.level
+    if mode == _Mode.SUSPEND_RESUME:
+        if level != _Level.NONE:
+            return Suspension(write=_Level(level=_Level.NONE, offset=head))
+        return _NONE
+    if mode == _Mode.SUSPEND_NO_RESUME:
+        return Suspension(refused=level != _Level.NONE)
+    if mode == _Mode.SUSPEND_KEEP:
+        return Suspension()
+
+    if level != _Level.FULL and index_is_empty:
+        return Suspension(write=_Level(level=_Level.FULL, offset=head))
+    if level == _Level.NONE:
+        if mode == _Mode.SUSPEND_NOW or not is_dirty(spec, index_mod_time, now):
+            return Suspension(write=_Level(level=_Level.PARTIAL, offset=head), close_fragment=True)
+        return Suspension()
+    return Suspension(is_suspended=True)
+
+
+def is_dirty(spec: pb.JournalSpec, index_mod_time: int, now: float) -> bool:
+    """Return True if the journal's last fragment is not stored, or was stored only recently."""
+    age_s = spec.fragment.flush_interval.seconds or FLUSHED_AGE_S
+    return index_mod_time == 0 or index_mod_time > now - age_s
+
+
+def may_carry_content(mode: int) -> bool:
+    """Return True if an append of this ``AppendRequest.Suspend`` may have content."""
+    return mode in (_Mode.SUSPEND_RESUME, _Mode.SUSPEND_NO_RESUME)

@@ -1,14 +1,14 @@
 """The append state machine, as tables (broker section 5).
 
-Two small machines say everything that can happen to an append:
+Two small machines cover everything that can happen to an append:
 
-* :data:`APPEND` — from its resolution to its end. The shell (`append`) performs the action of
-  the state it is in, reports what came of it as one :class:`Input`, performs the effects which
-  the table names, and goes to the next state.
-* :data:`CONTENT` — what one event of the client's stream means while content is streamed.
+* :data:`APPEND`: from its resolution to its end. The driver (`append`) performs the action of the
+  current state, reports the result as one :class:`Input`, performs the effects of the table's
+  entry, and goes to the next state.
+* :data:`CONTENT`: the effect of each event of the client's stream while content is streamed.
 
-Nothing here awaits, reads a clock, or touches a stream, so every pair of state and input can be
-tested. What makes an input of facts stands in `append_judgements`.
+The machines are pure, so that every pair of state and input can be tested. `inputs` derives inputs
+from facts.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ one offset; a peer with our offset but other registers would never agree (broker
 
 
 class UnexpectedInputError(AssertionError):
-    """The shell reported an input which cannot happen in its state: a bug of the shell."""
+    """The driver reported an input which cannot happen in its state: a bug of the driver."""
 
 
 class State(enum.Enum):
-    """Where an append stands. The last three are its ends."""
+    """State of an append. The last three are its ends."""
 
     __hash__ = object.__hash__  # members are singletons; hashing their names costs far more
 
@@ -70,7 +70,7 @@ ENDS = frozenset({State.PROXY, State.FINISHED, State.ERROR})
 
 
 class Input(enum.Enum):
-    """What came of a state's action."""
+    """Result of a state's action."""
 
     __hash__ = object.__hash__
 
@@ -89,7 +89,7 @@ class Input(enum.Enum):
     ACQUIRED = enum.auto()
     """The pipeline's slot is ours."""
     REUSED = enum.auto()
-    """The pipeline which stands there is synchronized over our very route."""
+    """The pipeline in the slot is synchronized over our route."""
     STARTED = enum.auto()
     """A new pipeline has its streams."""
     SENT = enum.auto()
@@ -99,7 +99,7 @@ class Input(enum.Enum):
     ROLL = enum.auto()
     """The spools have to be rolled to an offset, and synchronized again."""
     LATER = enum.auto()
-    """Somebody knows a later revision of Etcd, or must be waited for at one."""
+    """A peer has seen a later revision of Etcd, or we have to wait for one."""
     WRITTEN = enum.auto()
     """A transaction was sent to Etcd; resolve at the revision it led to."""
     TOO_FEW = enum.auto()
@@ -115,7 +115,7 @@ class Input(enum.Enum):
 
 
 class Effect(enum.Enum):
-    """What the shell does on its way to the next state."""
+    """Action of the driver between two states."""
 
     RELEASE = enum.auto()
     """Put the pipeline, as it is, back into its slot, if we hold it."""
@@ -178,7 +178,7 @@ APPEND: Mapping[tuple[State, Input], Step] = {
     (State.VALIDATE_PRECONDITIONS, Input.REFUSED): Step(_RELEASE, State.ERROR),
     (State.VALIDATE_PRECONDITIONS, Input.FAILED): Step(_RELEASE, State.ERROR),
     (State.VALIDATE_PRECONDITIONS, Input.CANCELLED): Step(_RELEASE, State.ERROR),
-    # Win or lose: what matters is what stands in Etcd then.
+    # Also if the transaction failed: the state of Etcd decides.
     (State.UPDATE_SUSPEND, Input.WRITTEN): Step(_NOTHING, State.RESOLVE),
     (State.UPDATE_SUSPEND, Input.FAILED): Step(_RELEASE, State.ERROR),
     (State.UPDATE_SUSPEND, Input.CANCELLED): Step(_RELEASE, State.ERROR),
@@ -191,11 +191,11 @@ APPEND: Mapping[tuple[State, Input], Step] = {
     (State.READ_ACKS, Input.FAILED): Step(_NOTHING, State.ERROR),
     (State.READ_ACKS, Input.CANCELLED): Step(_NOTHING, State.ERROR),
 }
-"""(state, input) → (effects, next state). What is not here cannot happen."""
+"""(state, input) → (effects, next state). Other pairs cannot happen."""
 
 
 def step(state: State, given: Input) -> Step:
-    """The entry of :data:`APPEND`.
+    """Return the entry of :data:`APPEND`.
 
     Raises:
         UnexpectedInputError: the input cannot happen in this state.
@@ -210,7 +210,7 @@ def step(state: State, given: Input) -> Step:
 
 
 class ContentState(enum.Enum):
-    """Where the client's stream stands."""
+    """State of the client's stream."""
 
     __hash__ = object.__hash__
 
@@ -223,7 +223,7 @@ class ContentState(enum.Enum):
 
 
 class ContentInput(enum.Enum):
-    """What the client's stream brings."""
+    """Event of the client's stream."""
 
     __hash__ = object.__hash__
 
@@ -242,7 +242,7 @@ class ContentInput(enum.Enum):
 
 
 class ContentEffect(enum.Enum):
-    """What an event of the client's stream leads to."""
+    """Effect of an event of the client's stream."""
 
     SCATTER = enum.auto()
     """Send the chunk to every replica."""
@@ -301,7 +301,7 @@ CONTENT: Mapping[tuple[ContentState, ContentInput], ContentStep] = {
 
 
 def content_step(state: ContentState, given: ContentInput) -> ContentStep:
-    """The entry of :data:`CONTENT`.
+    """Return the entry of :data:`CONTENT`.
 
     Raises:
         UnexpectedInputError: the stream was decided already.

@@ -1,4 +1,4 @@
-"""An append whose journal has another primary (broker section 4)."""
+"""Proxy of appends whose journal has another primary (broker section 4)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def proxy_append(
     request: pb.AppendRequest,
     items: AsyncIterator[AppendItem],
 ) -> pb.AppendResponse:
-    """The primary answers, we relay.
+    """Relay an append to the journal's primary, and return its response.
 
     Args:
         peers: carries the append.
@@ -27,7 +27,7 @@ async def proxy_append(
         items: what follows it.
 
     Raises:
-        UnavailableError: nobody knows where the primary is: its member key is gone.
+        UnavailableError: the primary's address is unknown: its member key is gone.
     """
     header = resolution.header
     if not header.route.endpoints[header.route.primary]:

@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 def pulse_mode(undisturbed: int, *, auto_suspend: bool) -> int:
-    """The ``AppendRequest.Suspend`` of a pulse, after so many undisturbed ones."""
+    """Return the ``AppendRequest.Suspend`` of a pulse, given the undisturbed ones before."""
     if auto_suspend and undisturbed >= SUSPEND_AFTER_PULSES:
         return pb.AppendRequest.SUSPEND_IF_FLUSHED
     return pb.AppendRequest.SUSPEND_NO_RESUME
@@ -61,11 +61,11 @@ def pulse_mode(undisturbed: int, *, auto_suspend: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Pulses:
-    """Pulses the replicas of a broker.
+    """Maker of the pulses of a broker's replicas.
 
     Attributes:
         append: appends to a journal.
-        auto_suspend: whether idle journals are suspended.
+        auto_suspend: True if idle journals are suspended.
         jitter: a random number of [0, 1).
     """
 
@@ -112,7 +112,7 @@ class Pulses:
 
 
 async def _nothing() -> AsyncIterator[AppendItem]:
-    """The stream of an append without content."""
+    """Yield the messages of an append without content."""
     yield pb.AppendRequest()
 
 

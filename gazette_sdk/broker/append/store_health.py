@@ -1,4 +1,4 @@
-"""The first precondition of an append: its journal's index and store are known (broker 5.1).
+"""First precondition of an append: a listed store that is healthy (broker section 5.1).
 
 Without the wait for the index's first refresh an empty index would make offset 0 look right on
 a broker that is new to the journal. Without a healthy store, content would pile up here.
@@ -16,19 +16,19 @@ from gazette_sdk.fragment.registry import StoreRegistry
 __all__ = ["FAILURES_MAX", "WAIT_MAX_S", "StoreUnhealthyError", "await_health", "is_healthy"]
 
 FAILURES_MAX = 3
-"""Failed checks in a row after which a store counts as unhealthy, whoever asked for them."""
+"""Failed checks in a row after which a store counts as unhealthy."""
 
 FAILING_MAX_S = 2.5
 """A store that fails for this long counts as unhealthy, too: checks of one that hangs take time."""
 
 FRESH_S = 5.0
-"""An older outcome says nothing any more: nobody wanted the store meanwhile, and it may be back."""
+"""An older result does not count: the store was not in use since, and may be back."""
 
 WAIT_MAX_S = 4.0
-"""How long an append waits for a store that fails for less, or was never checked: its client gets
+"""Time an append waits for a store that fails for less, or was never checked: its client gets
 an answer within 5 s."""
 
-_LISTING_LOOK_S = 1.0  # between looks at a first listing, which may take long where it is large
+_LISTING_CHECK_S = 1.0  # period of checks of a first listing: a large one takes long
 
 
 class StoreUnhealthyError(Exception):
@@ -44,13 +44,13 @@ class StoreUnhealthyError(Exception):
 
 
 def is_healthy(index: Index, stores: StoreRegistry, store: str | None) -> bool:
-    """Whether :func:`await_health` has nothing to wait for; arguments are of the same meaning."""
+    """Return True if :func:`await_health` would return at once. Arguments are the same."""
     health = _health(stores, store)
     return (health is None or health.error is None) and index.first_refresh.is_set()
 
 
 def _health(stores: StoreRegistry, store: str | None) -> StoreHealth | None:
-    """The health of a store, which somebody wants.
+    """Return the health of a store, and request its next check.
 
     Looked up by URL each time: an instance which failed or was swept is replaced.
     """
@@ -69,7 +69,7 @@ async def await_health(
     *,
     started_at: float,
 ) -> None:
-    """Return when the index had its first refresh, and the journal's first store is healthy.
+    """Wait for the index's first refresh, and until the journal's first store is healthy.
 
     Args:
         index: the journal's.
@@ -95,7 +95,7 @@ async def await_health(
             if index.refresh_failure is not None and patience_s <= 0:
                 raise StoreUnhealthyError(store or "", index.refresh_failure)
             # Of a listing that takes its time there is no failure: it is waited for.
-            limit_s = max(patience_s, _LISTING_LOOK_S)
+            limit_s = max(patience_s, _LISTING_CHECK_S)
             await _first_of(invalidated, limit_s, index=index)
             continue
         assert store is not None

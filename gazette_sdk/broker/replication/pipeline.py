@@ -1,12 +1,12 @@
 """The primary's side of replication: one stream to every other member, and the local spool.
 
-Who holds a synchronized pipeline holds the journal: every replica's spool is owned by one of its
-streams, so nobody else can be changing it (broker sections 1 and 6).
+A synchronized pipeline gives exclusive access to the journal: its streams own the spools of all
+replicas (broker sections 1 and 6).
 
-Sends happen under exclusive ownership of the pipeline, and each send that wants an answer leaves
-a future for it at its stream. Answers resolve those futures in the order of the sends. That is
-what lets the next append start before the one before it is acknowledged, and what keeps answers
-attributed when an append is cancelled in between: its futures are resolved all the same.
+An append sends while it owns the pipeline exclusively. Each send that asks for an answer adds a
+future to its stream, and answers resolve the futures in the order of the sends. So an append can
+start before the one before it is acknowledged, and answers are attributed correctly also when an
+append was cancelled: its futures are resolved nevertheless.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ OpenStream: TypeAlias = Callable[
 """Opens a Replicate stream to exactly that member."""
 
 Answer: TypeAlias = pb.ReplicateResponse | GazetteError
-"""What a peer answered, or why it will not."""
+"""Answer of a peer, or the error in its place."""
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class PeerStream:
             _wake(self._send_wanted)
 
     def expect(self, *, must_agree: bool = False) -> asyncio.Future[Answer]:
-        """The answer to the request sent last, which asked for one.
+        """Return the future answer to the last request, which asked for one.
 
         Args:
             must_agree: any answer but OK breaks the stream: what was sent behind that request
@@ -153,7 +153,7 @@ class PeerStream:
         try:
             async for response in open_stream(self.peer, self._requests()):
                 if not self._expected:
-                    ended = CallError(f"{_name(self.peer)} sent an answer nobody asked for")
+                    ended = CallError(f"{_name(self.peer)} sent an answer without a request")
                     self.error = ended
                     break
                 answer, must_agree = self._expected.popleft()
@@ -195,14 +195,14 @@ class Pipeline:
 
     @property
     def error(self) -> GazetteError | None:
-        """Why it can not be used any more; ``None`` while every peer is there."""
+        """The error of the first broken stream; ``None`` while all streams work."""
         for stream in self.streams:
             if stream.error is not None:
                 return stream.error
         return None
 
     def serves(self, header: pb.Header) -> bool:
-        """Whether it is synchronized over the very route of ``header``."""
+        """Return True if it is synchronized over the route of ``header``."""
         return header is self.header or equivalent(header.route, self.header.route)
 
     async def propose(
@@ -213,7 +213,7 @@ class Pipeline:
         Args:
             proposal: what the spools are to become.
             registers: the journal's, with it.
-            acknowledge: whether peers are asked for an answer.
+            acknowledge: True to ask peers for an answer.
         """
         if self.streams:
             request = pb.ReplicateRequest(
@@ -286,7 +286,7 @@ class Pipeline:
         answers: Sequence[asyncio.Future[Answer]],
         timeout_s: float | None = None,
     ) -> list[Answer]:
-        """The answers of every peer, in member order.
+        """Return the answers of all peers, in member order.
 
         A peer which does not answer within ``timeout_s`` (by default
         :data:`PEER_ANSWER_TIMEOUT_S`) is given up: its stream is broken.
@@ -366,7 +366,7 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """What the answers to a synchronizing proposal come to (broker section 6.2).
+    """Result of the answers to a synchronizing proposal (broker section 6.2).
 
     Attributes:
         input: AGREED, ROLL, LATER or FAILED.
@@ -395,7 +395,7 @@ def judge_sync(
 
     Args:
         header: the pipeline's.
-        peers: who answered, in member order.
+        peers: the peers that answered, in member order.
         head: end of our own spool.
         answers: of every peer.
     """
@@ -446,7 +446,7 @@ def judge_sync(
 def judge_acks(
     peers: Sequence[pb.ProcessSpec.ID], answers: Sequence[Answer]
 ) -> GazetteError | None:
-    """Why an append is not acknowledged by every peer; ``None`` where it is."""
+    """Return the error of the first peer that did not acknowledge; ``None`` if all did."""
     for peer, answer in zip(peers, answers, strict=True):
         if isinstance(answer, GazetteError):
             return answer

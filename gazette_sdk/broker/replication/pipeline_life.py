@@ -1,4 +1,4 @@
-"""How a replica's pipeline begins and ends: its spool is taken, and given back."""
+"""Begin and end of a replica's pipeline, which owns the replica's spool in between."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["start_pipeline", "tear_down_pipeline"]
 
 
 async def start_pipeline(replica: Replica, resolution: Resolution, peers: Transport) -> Pipeline:
-    """A new pipeline over a route, not synchronized yet. Its caller owns the slot it goes to.
+    """Return a new pipeline over a route, not synchronized yet. The caller owns its slot.
 
     Args:
         replica: ours.
@@ -37,6 +37,7 @@ async def start_pipeline(replica: Replica, resolution: Resolution, peers: Transp
 
 async def tear_down_pipeline(replica: Replica, pipeline: Pipeline) -> None:
     """Release the spool, and let the streams end in the background."""
+    replica.ready = None
     try:
         await pipeline.tear_down()
     finally:

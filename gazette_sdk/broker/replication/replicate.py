@@ -1,7 +1,7 @@
-"""A replica's side of replication: a primary's stream, applied to our spool (broker section 6.3).
+"""The replica's side of replication: a primary's stream, applied to our spool (section 6.3).
 
-The stream owns the spool for as long as it lasts. When it ends, for whatever reason, what it did
-not commit is rolled back, and the spool is free for the next one.
+The stream owns the spool while it lasts. At its end, whatever the reason, uncommitted content is
+rolled back, and the spool is free for the next stream.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ async def replicate(
 async def _take_spool(
     resolver: Resolver, first: pb.ReplicateRequest, claims: Claims
 ) -> tuple[Resolution, Spool | None]:
-    """Resolve, and take our spool; none if it is not for us, or we resolve another route."""
+    """Resolve, and take our spool; ``None`` if we resolve another process or route."""
     while True:
         resolution = await resolver.resolve(
             first.proposal.journal,

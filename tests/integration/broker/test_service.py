@@ -9,6 +9,7 @@ import pytest
 
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED, WRITE_HEAD
+from gazette_sdk.broker.replication.pipeline_life import tear_down_pipeline
 from gazette_sdk.errors import (
     ClosedError,
     DeadlineExceededError,
@@ -223,8 +224,7 @@ def test_an_append_at_hand_is_made_now_if_nothing_changed_since_the_one_before(e
             assert append_now(b"5").commit.begin == begin + 3
 
             replica.pipeline.take_now()
-            await taken.tear_down()
-            replica.spool.put(taken.spool)
+            await tear_down_pipeline(replica, taken)
             replica.pipeline.put(None)
             assert append_now(b"6") is None
             assert (await append(b"6")).status == pb.OK

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from gazette_sdk.broker.append.suspend import (
+from gazette_sdk.broker.append.inputs import (
     Suspension,
     is_dirty,
     judge_suspension,
