@@ -84,7 +84,7 @@ def costs(found: Sequence[Step], rounds: int, count: int) -> list[Cost]:
 
     def observed(step: Step) -> Callable[[], tuple[float, float, float]]:
         def run() -> tuple[float, float, float]:
-            step.run(WARM_UP)
+            step.run(min(WARM_UP, count))
             here, there = time.process_time(), processor_s(step.pid)
             taken = step.run(count)
             here, there = time.process_time() - here, processor_s(step.pid) - there

@@ -128,7 +128,7 @@ def measure(contender: Contender, topic: str, messages: int, singles: int) -> Ro
         _measure_rates(contender, topic, messages, found)
     else:
         contender.create(f"{topic}-warm", 1)
-        contender.single(f"{topic}-warm", WARM_UP_SINGLES)
+        contender.single(f"{topic}-warm", min(WARM_UP_SINGLES, singles))
     if singles:
         contender.create(f"{topic}-single", 1)
         found.single_s = contender.single(f"{topic}-single", singles)

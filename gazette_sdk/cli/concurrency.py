@@ -21,7 +21,7 @@ async def for_each(
     """Call a coroutine function with each item, and return the results in order.
 
     Raises:
-        Exception: the first error of a call; the others are cancelled.
+        ExceptionGroup: errors of calls. The first one cancels the other calls.
     """
     slots = asyncio.Semaphore(calls_max)
 

@@ -21,6 +21,8 @@ from integration.failures.journals import (
 )
 from integration.failures.reading import messages
 
+pytestmark = pytest.mark.serial
+
 
 def append_until_refused(writer: Writer) -> FragmentStoreUnhealthyError:
     while True:

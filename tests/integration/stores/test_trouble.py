@@ -16,6 +16,8 @@ from gazette_sdk.fragment.stores import s3
 from support.services import free_port, moto_command, running
 from support.stores import create_s3_bucket, put_bytes
 
+pytestmark = pytest.mark.serial
+
 KINDS = ("s3", "gs", "azure")
 
 
