@@ -329,6 +329,11 @@ class EmbeddedTransport(Transport):
         self._starting: asyncio.Task[None] | None = None
         self._closed = False
 
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The SDK's event loop, on which the cluster runs."""
+        return sdk_loop.sdk_loop()
+
     async def _started(self) -> Transport:
         if self._closed:
             raise ClosedError("this embedded cluster was closed; connect() again")

@@ -29,11 +29,14 @@ class Transport(abc.ABC):
     Attributes:
         knows_routes: a read is sent to a broker that has the journal. Only then may a reader
             forbid brokers to proxy, and open stored fragments itself.
-        loop: event loop to which all calls belong; None for any running loop.
     """
 
     knows_routes: bool = False
-    loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """Event loop to which all calls belong; None for any running loop."""
+        return None
 
     @abc.abstractmethod
     def list(self, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse]:

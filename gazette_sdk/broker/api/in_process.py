@@ -41,9 +41,14 @@ class InProcessTransport(Transport):
     def __init__(self, service: Journals, authorizer: Authorizer | None = None) -> None:
         self._service = service
         self._authorizer = authorizer
-        self.loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         self._closed = False
         self._calls: set[_WaitingCall] = set()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """See :meth:`Transport.loop`: the broker's."""
+        return self._loop
 
     async def list(self, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse]:
         """See :meth:`Transport.list`."""

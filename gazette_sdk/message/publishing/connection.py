@@ -12,7 +12,7 @@ from gazette_sdk.transport.append.pending import PendingAppend
 from gazette_sdk.transport.append.service import AppendService
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
-from gazette_sdk.transport.loop import home_loop
+from gazette_sdk.transport.loop import home_loop, sdk_loop
 
 __all__ = ["BATCH_BYTES_MAX", "PublisherConnection"]
 
@@ -30,6 +30,7 @@ class PublisherConnection:
         transport: how to reach the cluster; None connects to ``GAZETTE_ADDRESS``, and closes
             that connection at the end.
         lock: the publisher's, which guards all queues.
+        is_background: it works on the SDK's background loop.
         pending_bytes_max: bound of messages that are not acknowledged.
         mapping_timeout_s: bound of waits for listings.
         on_settled: called with appends that end, under the lock.
@@ -40,13 +41,15 @@ class PublisherConnection:
         transport: Transport | None,
         lock: threading.Lock,
         *,
+        is_background: bool,
         pending_bytes_max: int,
         mapping_timeout_s: float,
         on_settled: Callable[[list[PendingAppend], Exception | None], None],
     ) -> None:
         self._is_owner = transport is None
         self.transport = connect() if transport is None else transport
-        self.loop = home_loop(self.transport.loop)
+        fixed = self.transport.loop
+        self.loop = (fixed or sdk_loop()) if is_background else home_loop(fixed)
         self.appends = AppendService(
             self.transport,
             loop=self.loop,

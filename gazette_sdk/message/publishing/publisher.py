@@ -53,9 +53,10 @@ class Publisher:
     written twice, under the same UUID, by which committed readers drop the second. Each message
     is committed by itself.
 
-    A publisher that is opened in a coroutine works on the coroutine's event loop, and must be
-    closed there (``async with``); one of plain code works on the SDK's background loop. A forked
-    child needs a publisher of its own: the parent sends what it was given.
+    A publisher that is opened by ``async with``, or first used in a coroutine, works on the
+    coroutine's event loop, and must be closed there. One that is opened by ``with``, or first used
+    in plain code, works on the SDK's background loop. A forked child needs a publisher of its own:
+    the parent sends what it was given.
 
     Args:
         mapping: which journal a message goes to: a callable from a message to a journal's name,
@@ -259,6 +260,7 @@ class Publisher:
             await self._sender.aclose(self._dispatch.deferred.aclose)
 
     def __enter__(self) -> Self:
+        self._sender.open_in_background()
         return self
 
     def __exit__(

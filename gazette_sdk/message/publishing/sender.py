@@ -26,7 +26,7 @@ from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt
 from gazette_sdk.message.uuid import Stamp, new_producer_id
 from gazette_sdk.transport.append.pending import PendingAppend
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.loop import home_loop, is_running, on_loop, run
+from gazette_sdk.transport.loop import home_loop, is_on_sdk_loop, is_running, on_loop, run
 
 __all__ = ["Sender", "closed_error", "left_behind"]
 
@@ -73,6 +73,7 @@ class Sender:
         self.producers = Producers(self._lock, clock, self._add_frames)
         self._failure: Exception | None = None
         self._closed_error: ClosedError | None = None
+        self._is_background = False
         self._connection: PublisherConnection | None = None
         self._abandoned: weakref.finalize[..., Sender] | None = None
         _senders.add(self)
@@ -281,6 +282,10 @@ class Sender:
         with self._lock:
             return self.outboxes.setdefault(journal, Outbox(appender, framing))
 
+    def open_in_background(self) -> None:
+        """Work on the SDK's background loop, also where a loop runs (notebooks)."""
+        self._is_background = True
+
     def connection(self) -> PublisherConnection:
         """Return the connection, which the first message opens.
 
@@ -297,6 +302,7 @@ class Sender:
                     connection = self._connection = PublisherConnection(
                         self._transport,
                         self._lock,
+                        is_background=self._is_background,
                         pending_bytes_max=self._pending_bytes_max,
                         mapping_timeout_s=self._mapping_timeout_s,
                         on_settled=_settled_of(weakref.ref(self)),
@@ -310,6 +316,8 @@ class Sender:
         """The calling code runs on the publisher's event loop, which must not be blocked."""
         if self._connection is not None:
             return is_running(self._connection.loop)
+        if self._is_background:
+            return is_on_sdk_loop()
         fixed = None if self._transport is None else self._transport.loop
         return is_running(home_loop(fixed))
 

@@ -35,11 +35,13 @@ from gazette_sdk.message.reading.content_queue import (
     Opened,
 )
 from gazette_sdk.message.reading.delivery import HORIZON_S, Batch, Delivery
-from gazette_sdk.message.reading.fetcher import Fetcher, reading_loop, runs_here
+from gazette_sdk.message.reading.fetcher import Fetcher, reading_loop
 from gazette_sdk.message.reading.journal_decoder import ContentDecoder
 from gazette_sdk.message.reading.plan import Plan
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.connect import connect
+from gazette_sdk.transport.loop import is_running
 
 __all__ = ["Batch", "BatchReader", "OnError"]
 
@@ -210,13 +212,19 @@ class BatchReader(Generic[T]):
                 f" {self._delivery.advice}"
             )
         fetcher = self._fetcher
-        loop = reading_loop(self._transport) if fetcher is None else fetcher.loop
-        if blocks and runs_here(loop):
+        if fetcher is None:
+            transport = connect() if self._transport is None else self._transport
+            loop = reading_loop(transport, blocks=blocks)
+        else:
+            loop = fetcher.loop
+        if blocks and is_running(loop):
             raise GazetteError(
                 "plain iteration would block the event loop that fetches: use `async for`"
             )
         if fetcher is None:
-            fetcher = self._fetcher = Fetcher(self._plan, self._transport, loop)
+            fetcher = self._fetcher = Fetcher(
+                self._plan, transport, loop, owns_transport=self._transport is None
+            )
             # A reader that is dropped without being closed ends its reads.
             self._stop_when_dropped = weakref.finalize(self, fetcher.stop)
             self._stop_when_dropped.atexit = False

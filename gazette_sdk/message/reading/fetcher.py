@@ -36,13 +36,12 @@ from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.selectors import journal_selector
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.listing import WatchedList, list_journals
-from gazette_sdk.transport.loop import sdk_loop
+from gazette_sdk.transport.loop import home_loop, is_running, sdk_loop
 from gazette_sdk.transport.read.reader import OffsetJumpError
 from gazette_sdk.transport.read.retry_reader import RetryReader
 
-__all__ = ["Fetcher", "reading_loop", "runs_here"]
+__all__ = ["Fetcher", "reading_loop"]
 
 _log = logging.getLogger(__name__)
 
@@ -65,21 +64,16 @@ FAILING_MAX_S = 30.0
 A reader that follows write heads tries again without end."""
 
 
-def reading_loop(transport: Transport | None) -> asyncio.AbstractEventLoop:
+def reading_loop(transport: Transport, *, blocks: bool) -> asyncio.AbstractEventLoop:
     """Return the event loop on which journals are fetched: the only place that chooses it.
 
-    Transports belong to the SDK's loop.
+    Args:
+        transport: how to reach the journals.
+        blocks: plain code iterates, which also happens where a loop runs (notebooks).
     """
-    del transport
-    return sdk_loop()
-
-
-def runs_here(loop: asyncio.AbstractEventLoop) -> bool:
-    """Return True if the caller runs on ``loop``, so that it must not block."""
-    try:
-        return asyncio.get_running_loop() is loop
-    except RuntimeError:
-        return False
+    if blocks:
+        return transport.loop or sdk_loop()
+    return home_loop(transport.loop)
 
 
 class Fetcher:
@@ -87,23 +81,28 @@ class Fetcher:
 
     Args:
         plan: what to read.
-        transport: how to reach the journals. None connects to ``GAZETTE_ADDRESS``, and closes
-            that connection at the end.
+        transport: how to reach the journals.
         loop: event loop on which it fetches, see :func:`reading_loop`.
+        owns_transport: the transport is closed by :meth:`close`, and not before: ranges may have
+            to be read again.
 
     Attributes:
         queue: queue of what was fetched.
-        owns_transport: True if the transport is its own, which stays open until :meth:`close`:
-            ranges may have to be read again.
+        owns_transport: the transport is its own.
     """
 
     def __init__(
-        self, plan: Plan, transport: Transport | None, loop: asyncio.AbstractEventLoop
+        self,
+        plan: Plan,
+        transport: Transport,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        owns_transport: bool = False,
     ) -> None:
-        self.owns_transport = transport is None
+        self.owns_transport = owns_transport
         self._plan = plan
         self.loop = loop
-        self._transport = connect() if transport is None else transport
+        self._transport = transport
         self.queue = ContentQueue(self.loop, AHEAD_BYTES_MAX, plan.item_bytes_max)
         self._slots = asyncio.Semaphore(CONCURRENT_READS_MAX)
         self._task: asyncio.Task[None] | None = None
@@ -139,14 +138,14 @@ class Fetcher:
 
     def close(self) -> None:
         """End all reads, and wait until everything is closed, unless that blocked the loop."""
-        if runs_here(self.loop) or not self.loop.is_running():
+        if is_running(self.loop) or not self.loop.is_running():
             self.stop()
         else:
             asyncio.run_coroutine_threadsafe(self._close(), self.loop).result()
 
     async def aclose(self) -> None:
         """End all reads, and wait until everything is closed, in a coroutine of any loop."""
-        if runs_here(self.loop):
+        if is_running(self.loop):
             await self._close()
         elif self.loop.is_running():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._close(), self.loop))

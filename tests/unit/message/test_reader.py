@@ -56,7 +56,7 @@ class Background:
 
 
 def test_the_readme_snippet_reads_what_was_published(transport, monkeypatch, capsys):
-    monkeypatch.setattr("gazette_sdk.message.reading.fetcher.connect", lambda: transport)
+    monkeypatch.setattr("gazette_sdk.message.reading.batch_reader.connect", lambda: transport)
     transport.create("orders/part-000", topic="orders")
     with Publisher(mapping.direct("orders/part-000"), transport=transport) as publisher:
         receipt = publisher.publish(Order("ada", 250))
