@@ -220,10 +220,9 @@ class JournalAppender:
             self._sender = Sender.NOBODY
             return
         if (
-            append.length_bytes > INLINE_BYTES_MAX
+            not 0 < append.length_bytes <= INLINE_BYTES_MAX
             or append.request is not self.queue.plain
             or append.after
-            or append.length_bytes == 0
             or self.service.is_on_loop
             or not self._send_inline()
         ):

@@ -54,34 +54,48 @@ class DependencyFailedError(GazetteError):
     """An append was not sent, because a future that it waited for has failed."""
 
 
-class State(enum.Enum):
+class State(enum.IntEnum):
     """State of a queue."""
 
-    OPEN = "appends are sent as the window allows"
-    DRAINING = "an append failed; the others in flight are waited for"
-    PAUSED = "nothing is in flight; the next attempt is waited for"
-    FAILED = "an append failed for good; further ones are refused"
+    OPEN = 0
+    """Appends are sent as the window allows."""
+    DRAINING = 1
+    """An append failed; the others in flight are waited for."""
+    PAUSED = 2
+    """Nothing is in flight; the next attempt is waited for."""
+    FAILED = 3
+    """An append failed for good; further ones are refused."""
 
 
-class Event(enum.Enum):
+class Event(enum.IntEnum):
     """Input of a queue."""
 
-    ACKNOWLEDGED = "the oldest append in flight was acknowledged"
-    FAILED = "an append in flight has failed"
-    DRAINED = "none is in flight any more, and another attempt may succeed"
-    DRAINED_FOR_GOOD = "none is in flight any more, and no attempt can succeed"
-    RESUMED = "the pause has ended"
-    CLOSED = "the appender was closed, or met an error of its own"
+    ACKNOWLEDGED = 0
+    """The oldest append in flight was acknowledged."""
+    FAILED = 1
+    """An append in flight has failed."""
+    DRAINED = 2
+    """None is in flight any more, and another attempt may succeed."""
+    DRAINED_FOR_GOOD = 3
+    """None is in flight any more, and no attempt can succeed."""
+    RESUMED = 4
+    """The pause has ended."""
+    CLOSED = 5
+    """The appender was closed, or met an error of its own."""
 
 
-class Effect(enum.Enum):
+class Effect(enum.IntEnum):
     """Action that the driver of a queue performs."""
 
-    NOTHING = "nothing"
-    SETTLE = "settle the append"
-    RETRY = "pause, then resume"
-    FAIL = "fail all appends"
-    SEND = "send what the window allows"
+    NOTHING = 0
+    SETTLE = 1
+    """Settle the append."""
+    RETRY = 2
+    """Pause, then resume."""
+    FAIL = 3
+    """Fail all appends."""
+    SEND = 4
+    """Send what the window allows."""
 
 
 TABLE: dict[tuple[State, Event], tuple[Effect, State]] = {
