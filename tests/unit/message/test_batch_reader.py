@@ -110,8 +110,14 @@ def test_producers_that_are_silent_too_long_are_forgotten_without_being_asked(
     assert state.producer[-1] == 9
 
 
+def running_loop(_transport, *, blocks):
+    return asyncio.get_running_loop()
+
+
 def test_a_coroutine_reads_on_its_own_loop_where_that_is_chosen(transport, history, monkeypatch):
-    monkeypatch.setattr(batch_reader, "reading_loop", lambda _, *, blocks: asyncio.get_running_loop())
+    monkeypatch.setattr(
+        batch_reader, "reading_loop", lambda _, *, blocks: asyncio.get_running_loop()
+    )
 
     async def read(reader: Reader) -> list[int]:
         found = []
@@ -129,7 +135,9 @@ def test_a_coroutine_reads_on_its_own_loop_where_that_is_chosen(transport, histo
 def test_a_reader_fails_when_the_loop_on_which_it_fetches_is_closed(
     transport, history, monkeypatch
 ):
-    monkeypatch.setattr(batch_reader, "reading_loop", lambda _, *, blocks: asyncio.get_running_loop())
+    monkeypatch.setattr(
+        batch_reader, "reading_loop", lambda _, *, blocks: asyncio.get_running_loop()
+    )
     monkeypatch.setattr(fetcher, "AHEAD_BYTES_MAX", 1)
     transport.chunk_bytes = 300
     batches = batches_over(transport)
