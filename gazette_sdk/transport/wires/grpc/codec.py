@@ -34,12 +34,12 @@ def _varint(value: int) -> bytes:
 
 
 def content_request(content: bytes) -> bytes:
-    """The wire form of ``AppendRequest(content=content)``."""
+    """Encode ``AppendRequest(content=content)``."""
     return b"".join((_APPEND_CONTENT_TAG, _varint(len(content)), content))
 
 
 def encode_append_item(item: AppendItem) -> bytes:
-    """The wire form of one item of an append.
+    """Encode one item of an append.
 
     An empty chunk of content would mean commit: callers never send one.
     """
@@ -50,7 +50,7 @@ def encode_append_item(item: AppendItem) -> bytes:
 
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The non-negative number at ``at`` and the position behind it; -1 when it is not one."""
+    """Return the non-negative number at ``at`` and the position behind it; -1 if it is none."""
     value = shift = 0
     for position in range(at, min(at + _INT64_VARINT_BYTES_MAX, len(data))):
         byte = data[position]
@@ -62,7 +62,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def decode_read_response(data: bytes) -> pb.ReadResponse | Chunk:
-    """A message of a read: its offset and content if it has nothing else, or the message."""
+    """Decode a message of a read: its offset and content if it has nothing else."""
     offset, at = 0, 0
     if data and data[0] == _READ_OFFSET_TAG:
         offset, at = _read_varint(data, 1)
