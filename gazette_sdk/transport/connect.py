@@ -19,7 +19,7 @@ ADDRESS_VARIABLE = "GAZETTE_ADDRESS"
 DEFAULT_ADDRESS = "http://localhost:8080"
 
 DEFAULT_WIRE = "auto"
-"""What to speak to brokers where neither URL nor options say it."""
+"""Wire to brokers where neither URL nor options name one."""
 
 _WIRES = {
     "auto": "gazette_sdk.transport.wires.stream.transport:ChosenTransport",
@@ -34,7 +34,7 @@ class _Connect(Protocol):
 
 
 def _connect_broker(url: str, **options: Any) -> Transport:
-    """A broker, over the wire that the URL's ``wire`` argument or option asks for."""
+    """Connect to a broker, over the wire that the URL's ``wire`` argument or option asks for."""
     parts = urlsplit(url)
     arguments = dict(parse_qsl(parts.query, keep_blank_values=True))
     wire = options.pop("wire", None) or arguments.pop("wire", DEFAULT_WIRE)
@@ -66,12 +66,12 @@ _SCHEMES: dict[str, Callable[..., Transport] | str] = {
         "gazette_sdk.transport.fragment_store:FragmentStoreTransport",
     ),
 }
-"""Who connects to URLs of a scheme; named by import path where importing is costly, or the
+"""Opener of URLs of each scheme; named by import path where importing is costly, or the
 module belongs to a floor above."""
 
 
 def connect(url: str | None = None, **options: Any) -> Transport:
-    """A transport to the journals behind ``url``. Opens no connection yet.
+    """Return a transport to the journals behind ``url``. Opens no connection yet.
 
     Args:
         url: ``http(s)://host:port`` or ``unix:///path`` of any broker (``?wire=grpc`` forces the
@@ -80,7 +80,7 @@ def connect(url: str | None = None, **options: Any) -> Transport:
             fragment store, whose journals are then read without any broker. Without one, that
             of the environment variable ``GAZETTE_ADDRESS``, else ``http://localhost:8080``.
         options: keyword arguments of the transport: see
-            :class:`~gazette_sdk.transport.wires.grpc.transport.GrpcTransport` and
+            :class:`~gazette_sdk.transport.wires.transport.BrokerTransport` and
             :class:`~gazette_sdk.transport.fragment_store.FragmentStoreTransport`.
 
     Raises:

@@ -57,7 +57,7 @@ nothing is written."""
 
 
 class FragmentStoreTransport(Transport):
-    """Journals of a fragment store, read without any broker.
+    """Transport to journals of a fragment store, read without any broker.
 
     Listed journals are the directories that hold fragments. Fragments in directories which a
     path postfix made belong to the journal above: name that one, and it is found.
@@ -102,7 +102,7 @@ class FragmentStoreTransport(Transport):
     # ----------------------------------------------------------------- journals
 
     async def list(self, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse, None]:
-        """Journals whose fragments are in the store. A watch lists again at intervals."""
+        """Yield journals whose fragments are in the store. A watch lists again at intervals."""
         rpc.validate(request)
         selector = rewrite_prefix(request.selector)
         last: list[bytes] | None = None
@@ -133,7 +133,7 @@ class FragmentStoreTransport(Transport):
         )
 
     def _list(self, selector: pb.LabelSelector) -> Sequence[pb.JournalSpec]:
-        """Matching journals, in name order. Blocks."""
+        """Return matching journals, in name order. Blocks."""
         codecs: dict[str, pb.CompressionCodec] = {}
         for name, prefix in _wanted(selector):
             for journal, fragment in self._journals(name, prefix):
@@ -142,7 +142,7 @@ class FragmentStoreTransport(Transport):
         return [spec for spec in specs if matches_journal(selector, spec)]
 
     def _journals(self, name: str, prefix: str) -> Iterator[tuple[str, pb.Fragment]]:
-        """One fragment of each journal: of the named one, or of all below a directory."""
+        """Yield one fragment of each journal: of the named one, or of all below a directory."""
         seen: set[str] = set()
         for stored in self._store.list(name or prefix):
             directory, _, file = stored.path.rpartition("/")
@@ -237,7 +237,7 @@ class FragmentStoreTransport(Transport):
         request: pb.FragmentsRequest,
         target: Target = ANYWHERE,  # noqa: ARG002 - there is only one place
     ) -> pb.FragmentsResponse:
-        """One page of a journal's fragments; see :meth:`Transport.list_fragments`."""
+        """Return one page of a journal's fragments; see :meth:`Transport.list_fragments`."""
         rpc.validate(request)
         cover = await self._cover(strip_meta(request.journal))
         if not cover:
@@ -245,7 +245,7 @@ class FragmentStoreTransport(Transport):
         return await asyncio.to_thread(self._page, cover, request)
 
     def _page(self, cover: CoverSet, request: pb.FragmentsRequest) -> pb.FragmentsResponse:
-        """The page that a request asks for, with signed URLs where it does. Blocks."""
+        """Return the page that a request asks for, with signed URLs where it does. Blocks."""
         response = pb.FragmentsResponse(header=self._header())
         for fragment in cover[cover.first_from(request.next_page_token) :]:
             if fragment.mod_time < request.begin_mod_time:
@@ -300,7 +300,7 @@ class FragmentStoreTransport(Transport):
     # --------------------------------------------------------------------- parts
 
     async def _cover(self, journal: str, age_max_s: float | None = None) -> CoverSet:
-        """The cover set of a journal, from a listing that is not older than ``age_max_s``."""
+        """Return the cover set of a journal, from a listing not older than ``age_max_s``."""
         self._check_open()
         if age_max_s is None:
             age_max_s = self._refresh_interval_s
@@ -316,7 +316,7 @@ class FragmentStoreTransport(Transport):
         return cover
 
     def _header(self) -> pb.Header:
-        """A header like a broker's: of no process, no route, and a cluster of its own."""
+        """Return a header like a broker's: of no process, no route, and a cluster of its own."""
         return pb.Header(
             process_id=pb.ProcessSpec.ID(),
             route=pb.Route(primary=-1),
@@ -335,7 +335,7 @@ class FragmentStoreTransport(Transport):
 
 
 def _wanted(selector: pb.LabelSelector) -> list[tuple[str, str]]:
-    """Which part of the store a selector is about: (journal name, "") or ("", directory).
+    """Return the parts of the store that a selector names: (journal name, "") or ("", directory).
 
     The labels of one name are alternatives, and only names can narrow a listing.
     """
@@ -351,7 +351,7 @@ def _wanted(selector: pb.LabelSelector) -> list[tuple[str, str]]:
 def _fragment_at(
     cover: CoverSet, offset: int, begin_mod_time: int, now: float
 ) -> pb.Fragment | None:
-    """The fragment to read at ``offset``, or behind content that is gone for good.
+    """Return the fragment to read at ``offset``, or behind content that is gone for good.
 
     Content that is missing may still be on its way to the store while later content is already
     there; so only old gaps, and what stands before the first fragment, are passed over, as

@@ -1,4 +1,4 @@
-"""Which journals there are: listings, watches, changes, fragments, the health of stores.
+"""Listings, watches and changes of journals; their fragments; the health of stores.
 
 Client section 8. Responses come with status OK from here; other statuses are raised.
 """
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 async def list_journals(
     transport: Transport, selector: pb.LabelSelector | str = ""
 ) -> pb.ListResponse:
-    """All journals that match a selector, as of one moment.
+    """Return all journals that match a selector, as of one moment.
 
     Args:
         transport: how to reach them.
@@ -63,7 +63,7 @@ async def list_journals(
 
 
 async def get_journal(transport: Transport, name: str) -> pb.ListResponse.Journal:
-    """One journal by its name; metadata in the name is left out.
+    """Return one journal by its name; metadata in the name is left out.
 
     Raises:
         JournalNotFoundError: there is no such journal.
@@ -116,7 +116,7 @@ async def apply_in_batches(
 async def list_all_fragments(
     transport: Transport, request: pb.FragmentsRequest, target: Target = ANYWHERE
 ) -> pb.FragmentsResponse:
-    """Fragments of a journal, of all pages.
+    """Return the fragments of a journal, of all pages.
 
     Returns:
         The first page's response, with the fragments of all of them and no further token.
@@ -146,7 +146,7 @@ async def list_all_fragments(
 async def store_health(
     transport: Transport, store: str, delete_prefix: str | None = None
 ) -> pb.FragmentStoreHealthResponse:
-    """The health of a fragment store as brokers see it.
+    """Return the health of a fragment store as brokers see it.
 
     Args:
         transport: how to reach the cluster.
@@ -174,7 +174,7 @@ async def store_health(
 
 
 class WatchedList:
-    """The journals that match a selector, kept up to date.
+    """Journals that match a selector, kept up to date.
 
     Owns a task, which never gives up until it is closed::
 
@@ -239,7 +239,7 @@ class WatchedList:
             raise self.error
 
     async def first_snapshot(self) -> pb.ListResponse:
-        """The current snapshot; waits for the first one.
+        """Return the current snapshot; waits for the first one.
 
         Raises:
             GazetteError: the first attempt failed; the watch goes on by itself.
@@ -279,7 +279,7 @@ class WatchedList:
                 await self._pause(attempt)
 
     async def _snapshots(self) -> AsyncIterator[pb.ListResponse]:
-        """Snapshots of one call, until the server ends it."""
+        """Yield snapshots of one call, until the server ends it."""
         resumed = 0
         if self._request.HasField("watch_resume"):
             resumed = self._request.watch_resume.etcd.revision
@@ -299,7 +299,7 @@ class WatchedList:
 async def _read_snapshot(
     responses: AsyncIterator[pb.ListResponse], *, is_watch: bool
 ) -> pb.ListResponse | None:
-    """The next snapshot: its first message, with the journals of those that follow.
+    """Return the next snapshot: its first message, with the journals of those that follow.
 
     A snapshot ends with the stream or, where it is watched, with a message without journals.
 

@@ -1,4 +1,4 @@
-"""What calls of a transport are made of, and where they go."""
+"""Items of reads and appends, and destinations of calls."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from gazette_sdk.protocol.service import Rpc
 __all__ = ["ANYWHERE", "SERVICE", "AppendItem", "Destination", "Peer", "ReadItem", "Target"]
 
 ReadItem: TypeAlias = pb.ReadResponse | bytes
-"""What a read yields: metadata (a response without content), or content which continues at the
+"""Item of a read: metadata (a response without content), or content which continues at the
 offset where the item before it ended (a metadata item's ``offset``, or the end of content)."""
 
 AppendItem: TypeAlias = pb.AppendRequest | bytes
-"""What an append is made of, in order: the request that names the journal, non-empty chunks of
+"""Item of an append. In order: the request that names the journal, non-empty chunks of
 content, and an *empty* ``AppendRequest()``, which commits. Ending without it rolls back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where to send a call.
+    """Brokers to which a call may go.
 
     Attributes:
-        route: the journal's route as the caller knows it; the transport picks a member.
+        route: the journal's route, if the caller has one; the transport picks a member.
         member: exactly this member.
     """
 
@@ -37,7 +37,7 @@ ANYWHERE = Target()
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A broker that can be dialled. The configured service address is :data:`SERVICE`."""
+    """Broker that can be dialled. The configured service address is :data:`SERVICE`."""
 
     zone: str
     suffix: str
@@ -48,7 +48,7 @@ SERVICE = Peer("", "", "")
 
 
 class Destination(NamedTuple):
-    """Where one call goes, and what it is about.
+    """Broker, journal and token of one call.
 
     Attributes:
         rpc: which call.

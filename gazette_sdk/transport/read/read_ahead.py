@@ -11,16 +11,15 @@ from gazette_sdk.fragment.content import FragmentReader
 __all__ = ["AHEAD_BYTES_MAX", "ReadAhead"]
 
 AHEAD_BYTES_MAX = 2 << 20
-"""Content which may wait for its reader. The thread ends its turn when there is as much, and
-begins the next one when half of it is taken: a reader who keeps up never lets it rest, and one who
-rests holds no thread."""
+"""Bytes which may wait for the reader. The thread ends its turn when there is as much, and begins
+the next one when half of it is taken: a fast reader never stops it, a slow one holds no thread."""
 
 PIECE_BYTES = 1 << 20
-"""What is asked for at once; the codec may give less."""
+"""Bytes to ask for at once; the codec may give less."""
 
 
 class ReadAhead:
-    """Pieces of a fragment's content, up to an offset. Belongs to the running event loop.
+    """Queue of pieces of a fragment's content, up to an offset. Belongs to the running event loop.
 
     Args:
         reader: content of the fragment from ``begin`` on; closed with this object.
@@ -46,7 +45,7 @@ class ReadAhead:
         self._is_closed = False
 
     async def read(self) -> bytes:
-        """The next piece; empty at the end.
+        """Return the next piece; empty at the end.
 
         Raises:
             StoreError: the store failed, or its content is not what the fragment promises.

@@ -51,7 +51,7 @@ class SeekRequiresNewReaderError(GazetteError):
 
 
 class ByteReader:
-    """One Read of a journal.
+    """Reader over one Read call.
 
     Any error except :class:`OffsetJumpError` ends the reader: it is raised again by every later
     read.
@@ -89,7 +89,7 @@ class ByteReader:
 
     @property
     def response(self) -> pb.ReadResponse | None:
-        """The last metadata of this read, with its header: that comes with the first only."""
+        """Last metadata of this read, with its header: that comes with the first only."""
         response = self._response
         if response is not None and self._header is not None and not response.HasField("header"):
             response.header.CopyFrom(self._header)
@@ -97,14 +97,14 @@ class ByteReader:
 
     @property
     def header(self) -> pb.Header | None:
-        """The header of this read or, before its first response, of the one before."""
+        """Header of this read or, before its first response, of the one before."""
         for response in (self.response, self.hint):
             if response is not None and response.HasField("header"):
                 return response.header
         return None
 
     async def read(self, size_max: int = 0) -> bytes | None:
-        """The next piece of content.
+        """Return the next piece of content.
 
         Args:
             size_max: greatest length to return; 0 for as much as came at once.
@@ -158,7 +158,7 @@ class ByteReader:
         return target
 
     def adjusted_offset(self, buffered_bytes: int) -> int:
-        """The offset to checkpoint when the caller still holds ``buffered_bytes`` unread."""
+        """Return the offset to checkpoint when the caller still holds ``buffered_bytes`` unread."""
         return self.request.offset - buffered_bytes
 
     async def aclose(self) -> None:
@@ -191,7 +191,7 @@ class ByteReader:
         return self._take(size_max)
 
     async def _next(self) -> ReadItem | None:
-        """What comes next from the broker or, behind its stream, of the fragment it named."""
+        """Return the next item from the broker or, behind its stream, of the fragment it named."""
         if self._direct is None:
             item = await self._next_item()
             if item is not None:
@@ -202,7 +202,7 @@ class ByteReader:
         return await self._direct.content.read() or None
 
     async def _next_item(self) -> ReadItem | None:
-        """What the broker sends next; ``None`` at the end of its stream."""
+        """Return the next item from the broker; ``None`` at the end of its stream."""
         if self._items is None:
             header = self.header
             target = Target(header.route) if header is not None else Target()
@@ -222,7 +222,7 @@ class ByteReader:
         return content
 
     async def _receive(self, item: pb.ReadResponse, size_max: int) -> bytes:
-        """A message other than content that continues."""
+        """Take a message other than content that continues."""
         requested = self.request.offset
         if item.status != pb.OK:
             self.request.offset = max(requested, item.offset)
@@ -250,13 +250,13 @@ class ByteReader:
         return self._take(size_max) if item.content else b""
 
     def _keep(self, item: pb.ReadResponse) -> None:
-        """Remember metadata. Where content is written there is a lot of it."""
+        """Keep the last metadata; where content is written there is a lot of it."""
         if item.HasField("header"):
             self._header = item.header
         self._response = item
 
     async def _open_direct(self) -> _DirectFragment | None:
-        """The fragment that the stream which just ended named, if it did."""
+        """Open the fragment that the stream which just ended named, if it did."""
         response = self.response
         if response is None or not response.fragment_url or self.request.metadata_only:
             return None
@@ -268,7 +268,7 @@ class ByteReader:
 
 
 class _DirectFragment:
-    """A directly opened fragment.
+    """Fragment that is read straight from its store.
 
     Args:
         reader: its content from ``begin`` on.

@@ -52,7 +52,7 @@ further attempts it really is damaged."""
 
 
 class RetryReader:
-    """Reads a journal across broken calls, moving brokers, and fragments.
+    """Reader of a journal across broken calls, moving brokers, and fragments.
 
     Where the transport knows routes, stored fragments are opened straight from their store, by
     the URLs that brokers hand out; where they cannot be (``file://`` without a ``file_root``),
@@ -108,25 +108,25 @@ class RetryReader:
 
     @property
     def journal(self) -> str:
-        """The journal's name, as requested."""
+        """Name of the journal, as requested."""
         return self._reader.request.journal
 
     @property
     def offset(self) -> int:
-        """The offset behind what was delivered."""
+        """Offset behind the delivered content."""
         return self._reader.request.offset
 
     @property
     def response(self) -> pb.ReadResponse | None:
-        """The last metadata: fragment, write head and header of what is being read."""
+        """Last metadata: fragment, write head and header of the content being read."""
         return self._reader.response or self._reader.hint
 
     def adjusted_offset(self, buffered_bytes: int) -> int:
-        """The offset to checkpoint when the caller still holds ``buffered_bytes`` unread."""
+        """Return the offset to checkpoint when the caller still holds ``buffered_bytes`` unread."""
         return self._reader.adjusted_offset(buffered_bytes)
 
     async def read(self, size_max: int = 0) -> bytes | None:
-        """The next content.
+        """Return the next content.
 
         Args:
             size_max: greatest length to return; 0 for as much as came at once.
@@ -213,7 +213,7 @@ class RetryReader:
     # ------------------------------------------------------------------ parts
 
     async def _attempt_read(self, size_max: int) -> bytes | None:  # noqa: C901 - one story
-        """Content, or nothing when this attempt was in vain; ``None`` at the wanted end."""
+        """Return content, or nothing if this attempt failed; ``None`` at the wanted end."""
         end_offset = self._reader.request.end_offset
         if end_offset and self.offset >= end_offset:
             return None
@@ -248,7 +248,7 @@ class RetryReader:
         return b""
 
     def _mends(self, error: GazetteError | OSError) -> bool:  # noqa: PLR0911 - one per kind
-        """Whether another attempt may do better than ``error``."""
+        """Return True if another attempt may succeed after ``error``."""
         if isinstance(error, OffsetNotYetAvailableError):
             return self.block
         if self._prefers_direct and _is_out_of_reach(error):
@@ -275,7 +275,7 @@ class RetryReader:
         return True
 
     def _is_too_late(self) -> bool:
-        """Whether attempts have failed for as long as they may."""
+        """Return True if attempts have failed for as long as they may."""
         now = time.monotonic()
         if self._failing_since is None:
             self._failing_since = now
@@ -297,7 +297,7 @@ class RetryReader:
 
 
 def _is_out_of_reach(error: GazetteError | OSError) -> bool:
-    """Whether a fragment could not be opened from here, while brokers may be able to."""
+    """Return True if a fragment cannot be opened from here, while brokers may be able to."""
     return isinstance(error, ConfigurationError | StoreError) and not isinstance(
         error, CorruptFragmentError
     )

@@ -1,4 +1,4 @@
-"""Interface of a wire: calls to brokers that were chosen already. A wire knows no routes.
+"""Interface of a wire: calls to brokers that were chosen already. A wire has no routes.
 
 A wire takes an append in one of three ways:
 

@@ -1,4 +1,4 @@
-"""Which of our errors a call ended with, by the status that the server gave it."""
+"""Errors of calls that ended with a gRPC status instead of a response."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def call_error(
     journal: str | None,
     kind: str = "",
 ) -> GazetteError:
-    """The error of a call that ended with a gRPC status instead of a response.
+    """Return the error of a call.
 
     Args:
         code: name of the gRPC code.
@@ -40,7 +40,7 @@ def call_error(
         method: name of the call.
         where: which broker it was sent to, in words.
         journal: the journal it is about.
-        kind: class of the broker's error, where it told.
+        kind: class of the broker's error, where it sent one.
     """
     text = f"{method} at {where}: {details or code}"
     if code == "UNKNOWN" and kind in _STORE_ERRORS:

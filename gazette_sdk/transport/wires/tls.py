@@ -28,7 +28,7 @@ class Tls:
     cert_key_file: str = ""
 
     def content(self, path: str) -> bytes | None:
-        """What one of the files holds; ``None`` where there is none.
+        """Return the content of one of the files; ``None`` for an empty path.
 
         Raises:
             ConfigurationError: it cannot be read.
@@ -41,7 +41,7 @@ class Tls:
             raise ConfigurationError(f"cannot read the PEM file {path}: {error}") from error
 
     def context(self, protocols: Sequence[str]) -> ssl.SSLContext:
-        """For connections of our own.
+        """Return the context for connections of the stream transport.
 
         Args:
             protocols: names to offer by ALPN, the best first.

@@ -27,11 +27,12 @@ SWEEP_INTERVAL_S = 30.0
 """A member's connection that one full interval did not use is closed."""
 
 LOOKAHEAD_BYTES = 1 << 20
-"""What a stream may receive before its reader asks for it. gRPC's own 64 KiB is half of one of
-our chunks, and lets distant readers wait for a round trip per chunk until its estimate adapts."""
+"""Bytes that a stream may receive before its reader asks for them. gRPC's own 64 KiB is half of one
+of our chunks, and lets distant readers wait for a round trip per chunk until its estimate
+adapts."""
 
 KEEPALIVE_S = 600.0
-"""A peer that died without a word is noticed after this time. Other implementations' servers
+"""A peer that died silently is noticed after this time. Other implementations' servers
 hang up on clients that ask more often than every five minutes."""
 
 KEEPALIVE_TIMEOUT_S = 20.0

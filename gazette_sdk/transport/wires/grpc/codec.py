@@ -24,12 +24,12 @@ _READ_CONTENT_TAG = 0x3A  # ReadResponse.content: field 7, length-delimited
 
 
 def content_request(content: bytes) -> bytes:
-    """The wire form of ``AppendRequest(content=content)``."""
+    """Encode ``AppendRequest(content=content)``."""
     return b"".join((_APPEND_CONTENT_TAG, encode_varint(len(content)), content))
 
 
 def encode_append_item(item: AppendItem) -> bytes:
-    """The wire form of one item of an append.
+    """Encode one item of an append.
 
     An empty chunk of content would mean commit: callers never send one.
     """
@@ -40,7 +40,7 @@ def encode_append_item(item: AppendItem) -> bytes:
 
 
 def decode_read_response(data: bytes) -> pb.ReadResponse | Chunk:
-    """A message of a read: its offset and content if it has nothing else, or the message."""
+    """Decode a message of a read: its offset and content if it has nothing else."""
     offset, at = 0, 0
     if data and data[0] == _READ_OFFSET_TAG:
         offset, at = decode_varint(data, 1)

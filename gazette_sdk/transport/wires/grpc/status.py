@@ -1,4 +1,4 @@
-"""How a gRPC call really ended."""
+"""Status with which a server ended a gRPC call."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import grpc
 __all__ = ["FirstStatus"]
 
 _CORE_FAILURE = "Internal error from Core"
-"""What grpcio reports of a send that failed because the call had already ended."""
+"""Details that grpcio reports of a send that failed because the call had already ended."""
 
 
 class FirstStatus:
-    """Remembers the status with which the *server* ended a call.
+    """First status of a call: the one with which the *server* ended it.
 
     When a server refuses a streaming call before the client has finished sending, the refusal
     arrives, then the send under way fails, and grpcio overwrites the refusal with an error of
@@ -36,7 +36,7 @@ class FirstStatus:
 
 
 def _finished(coroutine: Any) -> Any:
-    """The result of a coroutine that is known not to wait."""
+    """Return the result of a coroutine that does not wait."""
     try:
         coroutine.send(None)
     except StopIteration as stop:

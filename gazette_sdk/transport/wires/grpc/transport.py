@@ -204,7 +204,7 @@ class GrpcWire(Wire):
         ended: FirstStatus | None = None,
         sending: asyncio.Task[None] | None = None,
     ) -> AsyncIterator[Any]:
-        """The responses of a stream; its end becomes one of our errors."""
+        """Yield the responses of a stream; its end becomes one of our errors."""
         with self._errors_of(call, stream, ended, sending):
             async for response in stream:
                 yield response
@@ -261,13 +261,13 @@ def _error_kind(error: grpc.aio.AioRpcError) -> str:
 
 
 _ANSWERED = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
-"""What a send fails with when the other side has already ended the call."""
+"""Errors of a send when the other side has already ended the call."""
 
 
 async def _send(stream: Any, opening: Message, requests: AsyncIterator[Any]) -> None:
     """Send all requests and half-close; stop quietly once the other side has ended the call.
 
-    A failed send carries no cause: what the other side answered tells it.
+    A failed send carries no cause; the answer of the other side does.
     """
     try:
         await stream.write(opening)
@@ -288,7 +288,7 @@ async def _half_close(stream: Any) -> None:
 
 
 async def _only_response(stream: Any, ended: FirstStatus) -> Any:
-    """The one response of a stream, read to its end; ``None`` if there was none."""
+    """Return the one response of a stream, read to its end; ``None`` if there was none."""
     last = None
     try:
         async for response in stream:

@@ -114,7 +114,7 @@ def connect_errors(where: str) -> Iterator[None]:
 def hello_errors(where: str, timeout_s: float, calls: ClientCalls) -> Iterator[None]:
     """Turn errors of waiting for HELLO into ``UnavailableError``.
 
-    It is a :class:`NotStreamError`, unless the server said GOAWAY and so knows the wire.
+    It is a :class:`NotStreamError`, unless the server said GOAWAY, and so speaks the wire.
     """
     try:
         yield
