@@ -70,6 +70,7 @@ class Sender:
         self._stamp.flags = OUTSIDE_TXN
         self._lock = threading.Lock()
         self._has_room = threading.Condition(self._lock)
+        self._room_waiters = 0
         self.producers = Producers(self._lock, clock, self._add_frames)
         self._failure: Exception | None = None
         self._closed_error: ClosedError | None = None
@@ -248,8 +249,12 @@ class Sender:
                 f" {self._pending_bytes_max}; wait for receipts, `await publisher.room()`, or"
                 " raise pending_bytes_max"
             )
-        while appends.pending_bytes >= self._pending_bytes_max and not self.is_closed:
-            self._has_room.wait()
+        self._room_waiters += 1
+        try:
+            while appends.pending_bytes >= self._pending_bytes_max and not self.is_closed:
+                self._has_room.wait()
+        finally:
+            self._room_waiters -= 1
 
     async def room(self) -> None:
         """Wait until less is pending than the bound."""
@@ -260,7 +265,8 @@ class Sender:
         """Remember the failure of appends that end. The lock is held."""
         if error is not None and any(append.context is self for append in appends):
             self._failure = self._failure or error
-        self._has_room.notify_all()
+        if self._room_waiters:
+            self._has_room.notify_all()
 
     # -------------------------------------------------------------- connection
 

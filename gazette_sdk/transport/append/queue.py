@@ -266,7 +266,10 @@ class AppendQueue:
             if self.state is State.OPEN:
                 self.error, self._is_terminal = outcome, is_terminal
             effect = self._step(Event.FAILED)
-        self.in_flight.remove(append)
+        if self.in_flight[0] is append:
+            self.in_flight.popleft()
+        else:
+            self.in_flight.remove(append)
         self._in_flight_bytes -= append.length_bytes
         if effect is Effect.SETTLE:
             return effect

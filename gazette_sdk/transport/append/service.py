@@ -42,7 +42,7 @@ BATCH_BYTES_MAX = 64 << 20
 PENDING_BYTES_MAX = 256 << 20
 """Content that is not acknowledged, of all journals together."""
 
-SWEEP_S = 0.005
+SWEEP_S = 0.02
 """Period in which answers of inline appends that no thread receives are left to the loop."""
 
 
