@@ -40,7 +40,7 @@ from gazette_sdk.protocol import journalspace
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTED_ADDRESS = "http://localhost:8080"
-COMMAND_TIMEOUT_S = 30.0
+COMMAND_TIMEOUT_S = 90.0
 LANGUAGES = frozenset({"python", "console", "yaml", "proto", "ini", "json", "text", "mermaid"})
 
 _FENCE = re.compile(r"^(?P<indent>[ ]*)```(?P<language>\w*)[^\n]*$")

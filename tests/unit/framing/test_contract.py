@@ -156,7 +156,7 @@ def test_a_broken_promise_is_found(fault, promise, monkeypatch):
 
 
 def test_a_framing_that_stands_still_is_found():
-    with pytest.raises(AssertionError, match="does not consume what is bad"):
+    with pytest.raises(AssertionError, match="does not consume the bad bytes"):
         read_through(Careless("does not go on"), [b"bad\n"])
 
 
