@@ -50,7 +50,7 @@ async def obliging(peer):
 
 def pool(transport):
     """The connections of this event loop."""
-    return transport._wire.pools.here()
+    return transport.wire.pools.here()
 
 
 def idle(transport):

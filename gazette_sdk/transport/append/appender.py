@@ -241,6 +241,10 @@ class JournalAppender:
             append.last_error = error
             route.failed(error)
             call = None
+        except BaseException:  # an interrupt, perhaps when it was sent: it is sent again
+            self.queue.put_back(append)
+            self._to_loop()
+            raise
         if call is None:
             self.queue.put_back(append)
             self._prepare_inline(route)

@@ -205,6 +205,8 @@ class AppendQueue:
             return None
         if append.after:
             if (failure := self.failed_dependency()) is not None:
+                if in_flight:
+                    return None  # those ahead of it end first
                 raise failure
             if self.waits_for() is not None:
                 return None

@@ -145,7 +145,7 @@ async def test_a_broker_that_is_just_starting_is_waited_for():
         address, bind = broker.address, f"127.0.0.1:{broker.port}"
     async with GrpcTransport(address) as transport:
         applying = asyncio.create_task(transport.apply(pb.ApplyRequest()))
-        await until(lambda: transport._wire._channels.health(SERVICE) is Health.FAILED)
+        await until(lambda: transport.wire._channels.health(SERVICE) is Health.FAILED)
         async with ScriptedBroker(bind) as started:
             started.on_apply = lambda _: pb.ApplyResponse(header=header())
             assert (await applying).header == header()
@@ -160,7 +160,7 @@ async def test_a_broker_that_is_far_away_or_busy_is_given_time_to_answer_the_fir
         async with GrpcTransport(address, reconnect_backoff_max_s=0.1) as transport:
             applying = asyncio.create_task(transport.apply(pb.ApplyRequest()))
             await asyncio.sleep(0.5)  # what a dial takes, handshakes and all
-            assert transport._wire._channels.health(SERVICE) is Health.CONNECTING
+            assert transport.wire._channels.health(SERVICE) is Health.CONNECTING
             proxy.answering.set()
             assert (await applying).header == header()
             assert proxy.connections_made == 1
@@ -250,12 +250,12 @@ async def test_unused_members_are_swept_and_dialled_again():
         route = route_to(broker.address)
         peer = candidates(Target(route), needs_primary=False)[0]
         await read_all(transport, Target(route))
-        transport._wire._channels._sweep()
-        assert peer in transport._wire._channels
-        transport._wire._channels._sweep()
-        assert peer not in transport._wire._channels
+        transport.wire._channels._sweep()
+        assert peer in transport.wire._channels
+        transport.wire._channels._sweep()
+        assert peer not in transport.wire._channels
         await read_all(transport, Target(route))
-        assert peer in transport._wire._channels
+        assert peer in transport.wire._channels
 
 
 # ------------------------------------------------------------------- addresses

@@ -12,7 +12,7 @@ from gazette_sdk.errors import (
     DeadlineExceededError,
     UnavailableError,
 )
-from gazette_sdk.message.publishing.direct import BYTES_MAX
+from gazette_sdk.transport.append.appender import INLINE_BYTES_MAX
 from gazette_sdk.protocol import stream_liveness
 from gazette_sdk.protocol.stream_calls import Ping
 from support.blocking_clients import (
@@ -132,7 +132,7 @@ async def test_who_sends_waits_for_nothing_though_the_server_reads_nothing(serve
         await asyncio.Event().wait()
 
     async with serve(idle) as served:
-        for length in (1, BYTES_MAX):
+        for length in (1, INLINE_BYTES_MAX):
             await served.prepare()
             began_at = time.monotonic()
             call = served.client.append(served.to, OPENING, b"x" * length)

@@ -219,7 +219,7 @@ async def test_nothing_at_the_address_is_no_reason_for_grpc():
     async with ChosenTransport(gone.address, connect_timeout_s=0.3) as transport:
         with pytest.raises(UnavailableError, match=r"Connection refused.*GAZETTE_ADDRESS"):
             await apply(transport)
-        assert transport._wire.grpc is None
+        assert transport.wire.grpc is None
 
 
 async def upgraded(reader, writer):
@@ -248,11 +248,11 @@ async def test_an_upgrade_is_noticed_when_the_memory_ends(monkeypatch):
         await apply(transport)
         assert front.prefaces == 1
         later = time.monotonic() + REMEMBERED_S
-        monkeypatch.setattr(transport._wire.remembered, "_clock", lambda: later)
+        monkeypatch.setattr(transport.wire.remembered, "_clock", lambda: later)
         await apply(transport)
         await apply(transport)
         assert front.prefaces == 2
-        assert len(transport._wire.stream.pools) == 1
+        assert len(transport.wire.stream.pools) == 1
 
 
 @in_loop
@@ -266,11 +266,11 @@ async def test_an_upgrade_is_noticed_when_the_connection_fails():
         await apply(transport)
         front.meet = upgraded
         await front.break_connections()
-        grpc = transport._wire.grpc
+        grpc = transport.wire.grpc
         await until(lambda: grpc.health(SERVICE).name != "READY")
         await apply(transport)
         assert front.prefaces == 2
-        assert len(transport._wire.stream.pools) == 1
+        assert len(transport.wire.stream.pools) == 1
 
 
 @in_loop
@@ -283,7 +283,7 @@ async def test_a_downgrade_is_met_by_the_next_call():
         await apply(transport)
         front.meet = closes
         await front.break_connections()
-        await until(lambda: len(transport._wire.stream.pools) == 0)
+        await until(lambda: len(transport.wire.stream.pools) == 0)
         assert await apply(transport) == APPLIED
         assert front.grpc_connections == 1
 
@@ -318,7 +318,7 @@ async def test_each_loop_learns_which_wire_a_broker_speaks():
             await asyncio.gather(*(apply(transport) for _ in range(10)))
 
         await asyncio.gather(use(), *(asyncio.to_thread(asyncio.run, use()) for _ in range(3)))
-        wire = transport._wire
+        wire = transport.wire
         assert wire.remembered.only_grpc(broker.address, wire.grpc.health(SERVICE))
         assert await transport.apply(pb.ApplyRequest()) == APPLIED
         await until(lambda: len(wire.stream.pools) == 0)
@@ -352,5 +352,5 @@ def test_a_reader_of_many_journals_needs_no_connection_for_each(gazette_cluster,
     with Reader(dict, "topic=many", transport=transport, block=True) as reader:
         found = [envelope.message["n"] for envelope in islice(reader, 300)]
         assert sorted(found) == list(range(300))
-        assert len(transport._wire.stream.pools) <= 12 // 2, "the others share one of gRPC's"
+        assert len(transport.wire.stream.pools) <= 12 // 2, "the others share one of gRPC's"
     run(transport.aclose())

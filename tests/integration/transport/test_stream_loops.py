@@ -76,12 +76,12 @@ async def test_connections_of_a_loop_that_was_closed_are_dropped():
         loop = asyncio.new_event_loop()
         try:
             await asyncio.to_thread(loop.run_until_complete, apply(transport))
-            [connection] = next(iter(transport._wire.pools._pools.values())).connections()
+            [connection] = next(iter(transport.wire.pools._pools.values())).connections()
         finally:
             loop.close()
         assert await apply(transport) == APPLIED
         await gone.wait()
-        assert len(transport._wire.pools) == 1
+        assert len(transport.wire.pools) == 1
         assert len(server.peers) == 2
         connection._transport._sock.close()
         connection._transport._sock = None  # else it warns

@@ -1,4 +1,4 @@
-"""Several appends of a journal in flight: their order, and what becomes of it when they fail."""
+"""Several appends of a journal in flight over the stream wire: their order, whatever fails."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import enum
 import re
+import time
 from collections import deque
 
 import pytest
@@ -15,13 +16,16 @@ from hypothesis import strategies as st
 from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_calls import CallBegan, CallRefused, HalfClosed, Item
-from gazette_sdk.transport.append.append_chain import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX
+from gazette_sdk.transport.append import appender as appender_module
+from gazette_sdk.transport.append.queue import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX
 from gazette_sdk.transport.append.service import AppendService
-from gazette_sdk.transport.wires.stream import StreamTransport
-from support.scripted_broker import append_ok, append_status, in_loop, no_pause, until
+from gazette_sdk.transport.wires.stream import StreamTransport, blocking
+from gazette_sdk.transport.wires.stream.calls import StreamWire
+from support.scripted_broker import append_ok, append_status, in_loop, no_pause, route_to, until
 from support.scripted_stream import HangUpError, ScriptedStream
 
 JOURNAL = "journal/a"
+WAIT_S = 20.0
 A = pb.AppendRequest(journal=JOURNAL)
 
 
@@ -35,7 +39,7 @@ async def served(script, **options):
             yield service, server
         finally:
             await service.aclose()
-            assert service.budget.used_bytes == 0
+            assert service.pending_bytes == 0
 
 
 class Gated:
@@ -77,10 +81,10 @@ async def test_what_queues_is_sent_behind_what_is_in_flight_and_runs_only_after_
         assert gated.contents() == [b"0", b"1", b"2", b"3"]
         heads = [began.head.after_success for began, _ in gated.calls]
         assert heads == [False, True, True, True]
-        assert not any(append.is_done for append in appends)
+        assert not any(append.done() for append in appends)
         gated.answers.release()
         assert (await appends[0]).commit.begin == 0
-        assert not appends[1].is_done
+        assert not appends[1].done()
         for _ in range(3):
             gated.answers.release()
         responses = await asyncio.gather(*appends)
@@ -138,7 +142,7 @@ async def test_much_content_in_flight_keeps_others_back():
     ids=["offset", "registers"],
 )
 @in_loop
-async def test_an_append_with_preconditions_flies_alone(request_):
+async def test_an_append_with_preconditions_is_alone_in_flight(request_):
     gated = Gated()
     async with served(gated) as (service, _):
         appends = [
@@ -241,9 +245,16 @@ class Fate(enum.Enum):
 
 
 class Journal:
-    """Content of a journal behind a server to whose calls happens what is drawn."""
+    """Content of a journal behind a server to whose calls happens what is drawn.
 
-    def __init__(self, fates):
+    Args:
+        fates: of the next appends; later ones are written.
+        names_route: responses name the server as the primary.
+    """
+
+    def __init__(self, fates, *, names_route=False):
+        self.names_route = names_route
+        self.address = ""
         self.content = b""
         self.fates = deque(fates)
         self.late: deque[bytes] = deque()
@@ -251,7 +262,8 @@ class Journal:
     def write(self, content):
         begin = len(self.content)
         self.content += content
-        return append_ok(begin, len(self.content))
+        route = route_to(self.address) if self.names_route else None
+        return append_ok(begin, len(self.content), route)
 
     async def __call__(self, peer):
         await peer.greet()
@@ -338,6 +350,78 @@ def test_whatever_fails_content_appears_first_in_order_and_what_is_acknowledged_
     run()
 
 
+STEPS = st.lists(
+    st.tuples(st.sampled_from([0, 0, 0, 40_000]), st.sampled_from(["wait", "poll", "", "pause"])),
+    min_size=4,
+    max_size=24,
+)
+
+
+def test_the_same_holds_for_a_thread_that_appends_inline(monkeypatch):
+    monkeypatch.setattr(appender_module, "PREPARE_S", 0.0)
+    inline = note_inline_appends(monkeypatch)
+    examples = []
+
+    @settings(max_examples=60, deadline=None)
+    @given(fates=st.lists(st.sampled_from([Fate.WRITTEN, *Fate]), max_size=16), steps=STEPS)
+    def law(fates, steps):
+        examples.append(steps)
+        append_from_a_thread(Journal([Fate.WRITTEN] * 2 + fates, names_route=True), steps)
+
+    law()
+    assert len(inline) > len(examples) // 4
+
+
+def note_inline_appends(monkeypatch):
+    """Return a list of the inline appends that are sent from now on."""
+    noted = []
+    send_inline = StreamWire.send_inline
+
+    def noting(*arguments):
+        call = send_inline(*arguments)
+        if call is not None:
+            noted.append(call)
+        return call
+
+    monkeypatch.setattr(StreamWire, "send_inline", noting)
+    return noted
+
+
+@in_loop
+async def append_from_a_thread(journal, steps, script=None):
+    """Append one append for each step; check that what is acknowledged is there, and the order."""
+    async with served(script or journal) as (service, server):
+        journal.address = server.address
+        appender = service.appender(JOURNAL)
+
+        def use():
+            appends = []
+            for number, (size, step) in enumerate(steps):
+                content = b"[%d]" % number + b"." * size
+                append = appender.append(content)
+                appends.append((content, append))
+                if number < 2:  # the primary is found, and connected to
+                    assert append.wait(WAIT_S)
+                    for _ in range(4 * number):
+                        with contextlib.suppress(errors.UnavailableError):
+                            appender._route.prepare_inline()
+                elif step == "wait":
+                    assert append.wait(WAIT_S)
+                elif step == "poll":
+                    append.poll()
+                elif step == "pause":
+                    time.sleep(0.001)
+            for content, append in appends:
+                assert append.wait(WAIT_S)
+                commit = append.result().commit
+                assert journal.content[commit.begin : commit.end] == content
+
+        await asyncio.to_thread(use)
+    while journal.late:
+        journal.write(journal.late.popleft())
+    assert first_appearances(journal.content) == list(range(len(steps)))
+
+
 @settings(max_examples=100, deadline=None)
 @given(cuts=st.lists(st.integers(1, 400), max_size=8), count=st.integers(1, 20))
 def test_a_connection_that_is_cut_at_any_byte_loses_nothing(cuts, count):
@@ -357,6 +441,30 @@ def test_a_connection_that_is_cut_at_any_byte_loses_nothing(cuts, count):
         assert first_appearances(journal.content) == list(range(count))
 
     run()
+
+
+def test_the_same_holds_where_a_thread_appends_inline(monkeypatch):
+    monkeypatch.setattr(appender_module, "PREPARE_S", 0.0)
+    monkeypatch.setattr(blocking, "REDIAL_AFTER_S", 0.01)
+    inline = note_inline_appends(monkeypatch)
+    examples = []
+
+    @settings(max_examples=60, deadline=None)
+    @given(cuts=st.lists(st.integers(60, 400), max_size=8), steps=STEPS)
+    def law(cuts, steps):
+        examples.append(steps)
+        journal = Journal([], names_route=True)
+        cuts_left = deque(cuts)
+
+        async def script(peer):
+            if len(journal.content) > 5 and cuts_left:
+                peer.reader = _Cut(peer, cuts_left.popleft())
+            await journal(peer)
+
+        append_from_a_thread(journal, [(0, step) for _, step in steps], script)
+
+    law()
+    assert len(inline) > len(examples) // 4
 
 
 class _Cut:
