@@ -68,8 +68,9 @@ class Outbox:
         except BaseException:  # half a frame must not stay
             del content[begin:]
             raise
-        before = append.parts_bytes
-        return Receipt(append, before + begin, before + len(content))
+        first = append.length_bytes
+        append.length_bytes = last = first + len(content) - begin
+        return Receipt(append, first, last)
 
     def add_frames(self, frames: bytes) -> tuple[PendingAppend, int]:
         """Add whole frames to the append that takes them. The lock is held.

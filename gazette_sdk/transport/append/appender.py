@@ -175,7 +175,7 @@ class JournalAppender:
         self.queue.push(append, count)
         self.service.pending_bytes += length_bytes
         if self._sender is Sender.LOOP:
-            large = append.parts_bytes + len(append.content) - LARGE_BYTES
+            large = append.length_bytes - LARGE_BYTES
             return self._is_awaiting_more or 0 <= large < length_bytes
         return self._sender is not Sender.RECEIVER
 

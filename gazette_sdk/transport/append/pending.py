@@ -62,7 +62,7 @@ class PendingAppend:
         after: futures that must succeed before it is sent.
         content: frames behind ``parts``, while it takes writes.
         parts: content that is complete.
-        parts_bytes: length of ``parts``.
+        length_bytes: length of ``parts`` and ``content``; 0 once it has ended.
         count: number of writes.
         context: object of whoever appends, to find it again when the append ends.
         last_error: error of the last attempt that failed.
@@ -81,9 +81,9 @@ class PendingAppend:
         "count",
         "failure",
         "last_error",
+        "length_bytes",
         "outcome",
         "parts",
-        "parts_bytes",
         "request",
     )
 
@@ -98,7 +98,7 @@ class PendingAppend:
         self.after = after
         self.content = bytearray()
         self.parts: list[bytes] = []
-        self.parts_bytes = 0
+        self.length_bytes = 0
         self.count = 0
         self.context: Any = None
         self.last_error: Exception | None = None
@@ -115,22 +115,16 @@ class PendingAppend:
 
     # ------------------------------------------------------------------ content
 
-    @property
-    def length_bytes(self) -> int:
-        """Length of the content; 0 once it has ended."""
-        return self.parts_bytes + len(self.content)
-
     def add_part(self, content: bytes) -> None:
         """Add content without copying it."""
         self.seal()
         self.parts.append(content)
-        self.parts_bytes += len(content)
+        self.length_bytes += len(content)
 
     def seal(self) -> list[bytes]:
         """Return the whole content, in parts."""
         if self.content:
             self.parts.append(bytes(self.content))
-            self.parts_bytes += len(self.content)
             self.content = bytearray()
         return self.parts
 
@@ -141,7 +135,7 @@ class PendingAppend:
         assert self.outcome is None
         self.content = bytearray()
         self.parts = []
-        self.parts_bytes = 0
+        self.length_bytes = 0
         self.outcome = outcome
         self._receiver = None
         callbacks = self._callbacks

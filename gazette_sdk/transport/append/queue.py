@@ -163,7 +163,7 @@ class AppendQueue:
         if self._queued:
             newest = self._queued[-1]
             if (
-                newest.parts_bytes + len(newest.content) < self._batch_bytes_max
+                newest.length_bytes < self._batch_bytes_max
                 and (newest.request is self.plain if request is None else newest.request == request)
                 and after <= newest.after
             ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import OrderedDict
@@ -68,15 +69,15 @@ class RouteCache:
 
     def get(self, journal: str) -> CachedRoute | None:
         """Return the remembered entry of a journal, if there is one."""
-        with self._lock:
-            entry = self._entries.get(journal)
-            if entry is None:
-                return None
-            if self._clock() > entry.expires_at:
-                del self._entries[journal]
-                return None
+        entry = self._entries.get(journal)
+        if entry is None:
+            return None
+        if self._clock() > entry.expires_at:
+            self.invalidate(journal)
+            return None
+        with contextlib.suppress(KeyError):  # another thread has just forgotten it
             self._entries.move_to_end(journal)
-            return entry
+        return entry
 
     def route(self, journal: str) -> pb.Route:
         """Return the remembered route, or :data:`NO_ROUTE`."""
@@ -91,14 +92,14 @@ class RouteCache:
         if self.size == 0:
             return
         expires_at = self._clock() + self.ttl_s
+        entry = self._entries.get(journal)
+        if entry is not None and entry.route == route:
+            entry.expires_at = expires_at
+            return
+        kept = pb.Route()
+        kept.CopyFrom(route)
         with self._lock:
-            entry = self._entries.get(journal)
-            if entry is not None and entry.route == route:
-                entry.expires_at = expires_at
-            else:
-                kept = pb.Route()
-                kept.CopyFrom(route)
-                self._entries[journal] = CachedRoute(kept, expires_at)
+            self._entries[journal] = CachedRoute(kept, expires_at)
             self._entries.move_to_end(journal)
             while len(self._entries) > self.size:
                 self._entries.popitem(last=False)

@@ -1,4 +1,4 @@
-"""The appender of a journal over a scripted route: who sends, when, and what becomes of failures."""
+"""The appender of a journal over a scripted route: its senders, its timers, its failures."""
 
 from __future__ import annotations
 
@@ -686,7 +686,7 @@ def test_a_future_that_fails_fails_the_append_and_all_behind_it(journal, is_canc
         future.set_exception(LOST)
     for append in (waiting, behind):
         assert append.wait(WAIT_S)
-        with pytest.raises(DependencyFailedError, match="lost|cancelled"):
+        with pytest.raises(DependencyFailedError, match=r"lost|cancelled"):
             append.result()
     with pytest.raises(DependencyFailedError):
         journal.append(b"3").result()
