@@ -1,4 +1,4 @@
-"""Appender and the append helper, over every wire."""
+"""append_once and append, over every wire."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import metrics
-from gazette_sdk.transport.append.append import CHUNK_BYTES, Appender, append
+from gazette_sdk.transport.append.append import CHUNK_BYTES, append, append_once
 from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
 from support.scripted_broker import (
     RefusalError,
@@ -47,9 +47,16 @@ async def served(wire, *answers):
         yield broker, transport
 
 
-async def write_for_ever(appender):
+async def chunks(*contents):
+    for content in contents:
+        yield content
+
+
+async def chunks_for_ever(first):
+    """Chunks without end; the first is small."""
+    yield first
     while True:
-        await appender.write(b"bar" * 100_000)
+        yield b"bar" * 100_000
 
 
 def frames(case):
@@ -61,44 +68,34 @@ def _encoded(sent):
 
 
 @in_loop
-async def test_writes_then_close_send_the_vectors_frames(wire):
+async def test_chunks_are_the_vectors_frames(wire):
     case = CASES["001"]
     route = route_to("http://localhost:1")
     async with served(wire, append_ok(route=route)) as (broker, transport):
-        appender = Appender(transport, REQUEST)
-        assert broker.received == []
-        for content in case["writes"]:
-            await appender.write(content.encode())
-        await appender.write(b"")
-        assert (await appender.close()).status == pb.OK
+        contents = [content.encode() for content in case["writes"]]
+        response = await append_once(transport, REQUEST, chunks(*contents, b""))
+        assert response.status == pb.OK
         assert broker.received == frames(case)
         assert broker.half_closes == 1
         assert not transport.knows_routes or transport.routes.route("a/journal") == route
 
 
 @in_loop
-async def test_a_write_after_the_broker_failed_raises_its_error(wire):
+async def test_an_append_ends_when_the_broker_fails(wire):
     async with wire.served() as (broker, transport):
-        failed = asyncio.Event()
 
         async def on_append(requests):
             await anext(requests)
             await anext(requests)
-            failed.set()
             raise RefusalError(grpc.StatusCode.UNKNOWN, "disk on fire")
 
         broker.on_append = on_append
-        appender = Appender(transport, REQUEST)
-        await appender.write(b"foo")
-        await failed.wait()
         with pytest.raises(errors.CallError, match="disk on fire"):
-            await write_for_ever(appender)
-        with pytest.raises(errors.CallError, match="disk on fire"):
-            await appender.close()
+            await append_once(transport, REQUEST, chunks_for_ever(b"foo"))
 
 
 @in_loop
-async def test_a_write_after_an_early_answer_raises_what_it_says(wire):
+async def test_an_early_answer_ends_the_append(wire):
     async with wire.served() as (broker, transport):
 
         async def on_append(requests):
@@ -106,61 +103,50 @@ async def test_a_write_after_an_early_answer_raises_what_it_says(wire):
             return append_status(pb.REGISTER_MISMATCH)
 
         broker.on_append = on_append
-        appender = Appender(transport, REQUEST)
         with pytest.raises(errors.RegisterMismatchError):
-            await write_for_ever(appender)
+            await append_once(transport, REQUEST, chunks_for_ever(b"foo"))
 
 
 @in_loop
-async def test_a_close_without_writes_is_an_append_of_zero_bytes(wire):
+async def test_no_content_is_an_append_of_zero_bytes(wire):
     async with served(wire, append_ok()) as (broker, transport):
-        await Appender(transport, REQUEST).close()
+        await append_once(transport, REQUEST, chunks())
         assert broker.received == [REQUEST, pb.AppendRequest()]
 
 
 @in_loop
-async def test_an_abort_half_closes_without_commit_if_anything_was_sent(wire):
+async def test_an_error_of_the_content_half_closes_without_commit(wire):
     refusal = RefusalError(grpc.StatusCode.UNKNOWN, "ended without commit")
     async with served(wire, refusal) as (broker, transport):
-        await Appender(transport, REQUEST).abort()
-        assert broker.received == []
-        appender = Appender(transport, REQUEST)
-        await appender.write(b"foo")
-        await appender.write(b"bar")
-        await appender.abort()
+
+        async def failing():
+            yield b"foo"
+            yield b"bar"
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await append_once(transport, REQUEST, failing())
         assert pb.AppendRequest() not in broker.received
         assert broker.half_closes == wire.is_grpc  # elsewhere the service is cancelled
-        with pytest.raises(errors.GazetteError):
-            await appender.write(b"more")
 
 
 @in_loop
-async def test_a_reset_arms_for_another_attempt(wire):
-    async with served(wire, RefusalError(grpc.StatusCode.UNKNOWN), append_ok(0, 3)) as (
+async def test_an_append_that_failed_is_not_tried_again_by_itself(wire):
+    async with served(wire, RefusalError(grpc.StatusCode.UNAVAILABLE), append_ok(0, 3)) as (
         _,
         transport,
     ):
-        appender = Appender(transport, REQUEST)
-        await appender.write(b"foo")
-        with pytest.raises(errors.CallError):
-            await appender.close()
-        await appender.reset()
-        await appender.write(b"foo")
-        assert (await appender.close()).commit.end == 3
+        with pytest.raises(errors.UnavailableError):
+            await append_once(transport, REQUEST, chunks(b"foo"))
+        assert (await append_once(transport, REQUEST, chunks(b"foo"))).commit.end == 3
 
 
 @in_loop
-async def test_a_write_after_close_is_refused(wire):
-    async with served(wire, append_ok()) as (_, transport):
-        appender = Appender(transport, REQUEST)
-        await appender.close()
-        with pytest.raises(errors.ClosedError):
-            await appender.write(b"x")
-
-
-def test_a_request_without_journal_is_refused():
-    with pytest.raises(errors.ValidationError):
-        Appender(GrpcTransport("http://localhost:1"), pb.AppendRequest())
+async def test_a_request_without_journal_is_refused():
+    transport = GrpcTransport("http://localhost:1")
+    with pytest.raises(errors.ValidationError, match="needs a journal"):
+        await append(transport, pb.AppendRequest(), [b"x"])
+    await transport.aclose()
 
 
 @pytest.mark.parametrize("case", cases("broker", "client_error_mapping"))
@@ -178,13 +164,12 @@ async def test_responses_map_to_errors_as_the_vectors_say(case, wire):
         answer, error = append_status(status, route), type(errors.for_status(status))
         assert error is not errors.StatusError
     async with served(wire, answer) as (_, transport):
-        appender = Appender(transport, REQUEST)
         if wire.name == IN_PROCESS and error is errors.ValidationError:
-            # There is nobody whose messages were to be checked.
-            assert await appender.close() == answer
+            # Messages of the same process are not checked.
+            assert await append_once(transport, REQUEST, chunks()) == answer
             return
         with pytest.raises(error):
-            await appender.close()
+            await append_once(transport, REQUEST, chunks())
         if transport.knows_routes:
             assert (len(transport.routes) == 1) == case["route_cached"]
 
@@ -197,7 +182,7 @@ async def test_a_register_mismatch_reports_selector_and_registers(wire):
     request.check_registers.include.labels.add(name="owner", value="me")
     async with served(wire, answer) as (_, transport):
         with pytest.raises(errors.RegisterMismatchError, match=r"\{owner=other\}.*\{owner=me\}"):
-            await Appender(transport, request).close()
+            await append_once(transport, request, chunks())
 
 
 @in_loop
@@ -206,10 +191,10 @@ async def test_an_unhealthy_store_is_reported_with_its_cause(wire):
     answer.store_health_error = "bucket is gone"
     async with served(wire, answer) as (_, transport):
         with pytest.raises(errors.FragmentStoreUnhealthyError, match="bucket is gone"):
-            await Appender(transport, REQUEST).close()
+            await append_once(transport, REQUEST, chunks())
 
 
-# ------------------------------------------------------------------- the helper
+# ------------------------------------------------------------------------- append
 
 
 @in_loop
