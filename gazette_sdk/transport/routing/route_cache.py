@@ -30,15 +30,32 @@ class CachedRoute:
         route: the route. Never changed in place.
         append: plain append of the journal at its primary, once one was prepared: broker and
             encoded opening request, without a token.
+        accepted: last valid response of an append that was written.
         expires_at: monotonic seconds from which it is not used any more.
     """
 
-    __slots__ = ("append", "expires_at", "route")
+    __slots__ = ("accepted", "append", "expires_at", "route")
 
     def __init__(self, route: pb.Route, expires_at: float) -> None:
         self.route = route
         self.append: PreparedAppend | None = None
+        self.accepted: pb.AppendResponse | None = None
         self.expires_at = expires_at
+
+    def confirms(self, response: pb.AppendResponse) -> bool:
+        """Return True if a response differs from the last valid one in offsets and sum alone."""
+        known, commit = self.accepted, response.commit
+        return (
+            known is not None
+            and response.status == pb.OK
+            and response.header == known.header
+            and commit.journal == known.commit.journal
+            and commit.begin <= commit.end
+            and commit.compression_codec == known.commit.compression_codec
+            and commit.path_postfix == known.commit.path_postfix
+            and response.HasField("registers")
+            and response.registers == known.registers
+        )
 
 
 class RouteCache:

@@ -260,9 +260,16 @@ class RoutedTransport(Transport):
         Raises:
             ValidationError: the response is malformed.
         """
+        journal = append.to.journal
+        assert journal is not None
+        cached = self.routes.get(journal)
+        if cached is not None and cached.confirms(response):
+            return
         rpc.validate(response)
-        assert append.to.journal is not None
-        self.routes.update(append.to.journal, response.header.route)
+        self.routes.update(journal, response.header.route)
+        cached = self.routes.get(journal)
+        if cached is not None and response.status == pb.OK:
+            cached.accepted = response
 
     def unavailable(
         self, append: PreparedAppend, error: UnavailableError, target: Target = ANYWHERE
