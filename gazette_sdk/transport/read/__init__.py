@@ -1,1 +1,8 @@
-"""Reads of journals: one call, reads across failures, stored fragments."""
+"""Reads of journals.
+
+Read in this order:
+
+- `reader`: one read, from a broker or straight from a stored fragment.
+- `retry_reader`: content without end, across failures.
+- `read_ahead`: content of a stored fragment, decompressed in a thread.
+"""

@@ -1,1 +1,10 @@
-"""Wires: gRPC, and the stream transport."""
+"""Wires: carriers of calls to brokers.
+
+Read in this order:
+
+- `base`: the interface of a wire, and the forms in which it takes an append.
+- `transport`: a transport over any wire, and its options.
+- `call_status`, `tls`: errors of calls, certificates.
+- `grpc`: the wire that every Gazette broker speaks.
+- `stream`: the fast wire of this package, and the choice between the two.
+"""
