@@ -37,7 +37,7 @@ START_TIMEOUT_S = 10.0
 """A thread that has not begun to run its loop after this time is starved beyond use."""
 
 STOP_TIMEOUT_S = 2.0
-"""What the end of the process waits for cancelled tasks before it goes on without them."""
+"""Bound of the wait for cancelled tasks at the end of the process."""
 
 
 class _Loops:

@@ -254,11 +254,11 @@ class _Source:
         self.count = len(self._messages)
 
     def begins(self) -> range:
-        """Where slices begin."""
+        """Return the positions at which slices begin."""
         return range(0, self.count, SLICE_COUNT)
 
     def load(self, begin: int) -> Sequence[Any]:
-        """The slice that begins there."""
+        """Return the slice that begins at a position."""
         if self._table is not None:
             return rows_of(self._table, begin, SLICE_COUNT)
         return self._messages[begin : begin + SLICE_COUNT]

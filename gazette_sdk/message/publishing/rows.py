@@ -52,7 +52,7 @@ class Rows(list[Row]):
 
 
 def is_arrow(messages: object) -> bool:
-    """Whether these are columns: pyarrow's, or anything that hands out an Arrow stream."""
+    """Return True for columns: pyarrow's, or anything that hands out an Arrow stream."""
     kind = type(messages)
     return hasattr(kind, "__arrow_c_stream__") or hasattr(kind, "__arrow_c_array__")
 

@@ -27,8 +27,8 @@ from gazette_sdk.transport.append.pending import PendingAppend, all_ended
 __all__ = ["Transaction", "TransactionInDoubtError"]
 
 ROLLBACK_TIMEOUT_S = 10.0
-"""What the end of a failed block waits for its roll-back. Readers need none to be right: what is
-not acknowledged is never visible. It only lets them forget what is pending sooner."""
+"""Bound of the wait for the roll-back at the end of a failed block. Readers are right without it:
+what is not acknowledged is never visible. It lets them forget pending messages sooner."""
 
 _Wait: TypeAlias = tuple[list[PendingAppend], float | None] | Awaitable[object]
 """Wait of the end of a transaction: for appends, txn a time; or for the result of ``save``."""

@@ -60,7 +60,7 @@ LISTING_TIMEOUT_S = 30.0
 """Limit of the wait for the first listing."""
 
 FAILING_MAX_S = 30.0
-"""Where reading ends at the write heads, a journal whose reads fail for so long is an error.
+"""A journal whose reads fail for so long is an error, if reading ends at the write heads.
 A reader that follows write heads tries again without end."""
 
 

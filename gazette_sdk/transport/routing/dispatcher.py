@@ -34,7 +34,7 @@ class Health(enum.IntEnum):
 
 
 class Action(enum.Enum):
-    """What to do with the chosen peer."""
+    """Action for the chosen peer."""
 
     USE = "use"
     WAIT = "wait until it is connected"
@@ -98,7 +98,7 @@ def choose(peers: Sequence[Peer], zone: str, health_of: Callable[[Peer], Health]
 
 
 def action_for(peer: Peer, health: Health) -> Action:
-    """What to do with ``peer``. The service address is always waited for, as it has no other."""
+    """Return the action for a peer. The service address is waited for, as it has no other."""
     if health is Health.READY:
         return Action.USE
     if health is Health.FAILED and peer != SERVICE:

@@ -1,4 +1,4 @@
-"""What transports to brokers share: where a call goes, what is checked, what is remembered.
+"""Transport to brokers over any wire: broker of each call, token, checks, remembered routes.
 
 A :class:`RoutedTransport` is the whole journal service over a :class:`Wire`, which carries one
 call to one broker and knows nothing of routes. Requests go to the broker that a journal's route
@@ -54,13 +54,13 @@ CHUNK_BYTES_KEY = "gazette-chunk-bytes"
 don't know it send at most 32 KiB, as they always do."""
 
 CONNECT_TIMEOUT_S = 10.0
-"""What a call waits for its broker to be reachable: enough for one that is just starting."""
+"""Bound of the wait for a broker to be reachable: enough for one that is just starting."""
 
 RECONNECT_BACKOFF_MAX_S = 5.0
 """Longest wait between two dials of a lost connection."""
 
 ROLLBACK_TIMEOUT_S = 10.0
-"""What an append that was given up waits for the broker to say that it rolled back."""
+"""Bound of the wait for the broker's answer that an append was rolled back."""
 
 _LIST = RPCS_BY_NAME["List"]
 _APPLY = RPCS_BY_NAME["Apply"]
