@@ -31,10 +31,10 @@ __all__ = [
     "JOURNAL",
     "WAIT_S",
     "LoopThread",
-    "Sent",
     "ScriptedCall",
     "ScriptedJournal",
     "ScriptedRoute",
+    "Sent",
     "in_thread",
     "until",
 ]
@@ -109,7 +109,7 @@ class ScriptedCall(BlockingCall):
     async def finish(self) -> None:
         assert self._user.acquire(blocking=False), "it has one user at a time"
         try:
-            while not self.over:
+            while not self.over:  # noqa: ASYNC110 - other threads answer
                 await asyncio.sleep(0.001)
         except BaseException:
             self.give_up("it was cancelled")

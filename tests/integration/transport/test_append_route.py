@@ -135,7 +135,9 @@ def test_each_append_has_a_token_of_its_own(monkeypatch):
         monkeypatch.setattr(time, "time", lambda n=n: now + 100 * n)
         append = transport.prepare_append(PLAIN)
         assert append.encoded == PLAIN.SerializeToString()
-        claims = authority_for(KEY).verify(append.to.authorization, Capability.APPEND, now + 100 * n)
+        claims = authority_for(KEY).verify(
+            append.to.authorization, Capability.APPEND, now + 100 * n
+        )
         assert claims.expires_at > now + 100 * n
         tokens.append(append.to.authorization)
     assert len(set(tokens)) == 3
