@@ -241,20 +241,18 @@ class Publisher:
         Raises:
             GazetteError: as :meth:`flush`. The publisher is closed nevertheless.
         """
-        if self._sender.is_closed:
-            return
         try:
-            self.flush(timeout)
+            if not self._sender.is_closed:  # it was not interrupted, either
+                self.flush(timeout)
         finally:
             self._sender.refuse_more()
             self._sender.close(self._dispatch.deferred.aclose)
 
     async def aclose(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as close()
         """As :meth:`close`, in a coroutine. ``async with`` does so."""
-        if self._sender.is_closed:
-            return
         try:
-            await self.aflush(timeout)
+            if not self._sender.is_closed:
+                await self.aflush(timeout)
         finally:
             self._sender.refuse_more()
             await self._sender.aclose(self._dispatch.deferred.aclose)

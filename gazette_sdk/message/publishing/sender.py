@@ -128,11 +128,12 @@ class Sender:
 
     def _interrupted(self, error: BaseException) -> None:
         """Fail the publisher, whose thread was interrupted at work."""
-        journals = ", ".join(sorted({each.journal for each in self.pending()})) or "no journal"
+        doubt = "what that call published"
+        if journals := sorted({each.journal for each in self.pending()}):
+            doubt += f", and messages to {', '.join(journals)} whose receipts have no result"
         self._closed_error = ClosedError(
             f"the publisher was interrupted within publish() ({type(error).__name__}) and takes no"
-            f" further messages; in doubt are those to {journals} whose receipts have no result;"
-            " make another Publisher"
+            f" further messages; in doubt: {doubt}; make another Publisher"
         )
         self.note_failure(self._closed_error)
         self.refuse_more()
@@ -148,6 +149,14 @@ class Sender:
         Raises:
             ClosedError: the publisher is closed.
         """
+        try:
+            self._add_slice(part, receipt, sequences)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._interrupted(error)
+            raise
+
+    def _add_slice(self, part: Slice, receipt: BatchReceipt, sequences: Sequences | None) -> None:
         must_send = []
         with self._lock:
             if self._blocks and not self.is_on_loop:
@@ -393,7 +402,8 @@ class Sender:
     def _detach(self) -> PublisherConnection | None:
         if self._abandoned is not None:
             self._abandoned.detach()
-        return self._connection
+        connection, self._connection = self._connection, None
+        return connection
 
     def forked(self) -> None:
         """In a forked child: refuse everything. The parent sends what it was given."""
@@ -409,7 +419,6 @@ class Sender:
         if self._clock is not None:
             self._clock.unlock()
         connection = self._detach()
-        self._connection = None
         if connection is not None:
             connection.appends.forked(self._lock, error)
 

@@ -1,4 +1,4 @@
-"""Publishing by threads that send by themselves, to real brokers: order, once, and who looks."""
+"""Inline appends to real brokers: who sends and receives them, and their order."""
 
 from __future__ import annotations
 
@@ -15,32 +15,30 @@ import pytest
 
 from gazette_sdk import Publisher, Reader, connect, embedded, mapping
 from gazette_sdk.embedded import EmbeddedCluster
-from gazette_sdk.message.publishing import direct
 from gazette_sdk.message.publishing.receipt import Receipt, ReceiptTimeoutError
-from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.server.process import Server
 from gazette_sdk.server.tls import server_context
+from gazette_sdk.transport.append.appender import INLINE_BYTES_MAX
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import run
-from gazette_sdk.transport.wires.stream import ChosenTransport, StreamTransport
-from gazette_sdk.transport.wires.stream.dialing import NotStreamError
 from gazette_sdk.transport.wires.tls import Tls
 from integration.message.topics import Topic
 from support.certificates import Authority
-from support.direct_appends import (
-    NEVER_S,
+from support.inline_appends import (
     PAUSE_S,
     WAIT_S,
     are_done,
-    direct_appends,
-    form_habit,
     found,
+    inline_appends,
+    leave_answers,
     publish_each,
     until,
+    until_idle,
+    until_inline,
     wait_for_each,
 )
 
-__all__ = ["direct_appends"]
+__all__ = ["inline_appends"]
 
 
 @dataclass
@@ -103,9 +101,9 @@ def clusters(
 
 @pytest.fixture(params=["auto", "stream", "TLS", "a Unix socket"])
 def wired(request: pytest.FixtureRequest, clusters) -> Iterator[Wired]:
-    """A journal, and a transport that sends to it directly."""
+    """A journal, and a transport that sends inline appends to it."""
     cluster, options = clusters(request.param)
-    topic = Topic(cluster, f"direct-{uuid.uuid4().hex[:8]}")
+    topic = Topic(cluster, f"inline-{uuid.uuid4().hex[:8]}")
     topic.create(0)
     wire = "auto" if request.param == "auto" else "stream"
     transport = connect(f"{cluster.address}?wire={wire}", **options)
@@ -116,46 +114,51 @@ def wired(request: pytest.FixtureRequest, clusters) -> Iterator[Wired]:
 # --------------------------------------------------------------------- who sends
 
 
-def test_who_waits_for_each_appends_by_itself(wired: Wired, direct_appends):
+def test_messages_that_are_waited_for_one_by_one_are_sent_inline(wired: Wired, inline_appends):
     with Publisher(mapping.direct(wired.journal), transport=wired.transport) as publisher:
-        wait_for_each(publisher, 200)
-    assert direct_appends.count(threading.current_thread().name) > 100
-    assert set(direct_appends) == {threading.current_thread().name}
-    assert wired.numbers() == list(range(200))
+        count = until_inline(publisher, inline_appends)
+        for n in range(count, count + 200):
+            publisher.publish({"n": n}).result(WAIT_S)
+    assert len(inline_appends) > 150
+    assert set(inline_appends) == {threading.current_thread().name}
+    assert wired.numbers() == list(range(count + 200))
 
 
-def test_who_waits_for_none_sends_by_itself(wired: Wired, direct_appends):
+def test_messages_that_nobody_waits_for_are_sent_inline_one_by_one(wired: Wired, inline_appends):
     with Publisher(mapping.direct(wired.journal), transport=wired.transport) as publisher:
-        receipts = publish_each(publisher, range(200))
+        count = until_inline(publisher, inline_appends)
+        receipts = publish_each(publisher, range(count, count + 200))
         until(lambda: are_done(receipts))
-    assert direct_appends.count(threading.current_thread().name) > 50
-    assert set(direct_appends) == {threading.current_thread().name}
-    assert wired.numbers() == list(range(200))
-    assert not any(receipt.batch.was_retried for receipt in receipts)
+    assert len(inline_appends) > 50
+    assert set(inline_appends) == {threading.current_thread().name}
+    assert wired.numbers() == list(range(count + 200))
+    assert not any(receipt.append.last_error for receipt in receipts)
     for receipt, following in itertools.pairwise(receipts):
         assert receipt.begin < receipt.end <= following.begin
 
 
-def test_a_coroutine_that_waits_for_none_sends_by_itself(wired: Wired, direct_appends):
-    async def publish() -> list[Receipt]:
-        receipts = []
-        for n in range(100):
-            receipts.append(publisher.publish({"n": n}))
-            await asyncio.sleep(PAUSE_S)
-        return receipts
+def test_a_coroutine_of_another_loop_sends_inline(wired: Wired, inline_appends):
+    async def publish(count: int) -> None:
+        for n in range(count, count + 50):
+            receipt = publisher.publish({"n": n})
+            if n % 2:
+                await receipt
+            else:
+                await asyncio.sleep(PAUSE_S)
 
     with Publisher(mapping.direct(wired.journal), transport=wired.transport) as publisher:
-        receipts = asyncio.run(publish())
-        until(lambda: are_done(receipts))
-    assert direct_appends.count(threading.current_thread().name) > 25
-    assert wired.numbers() == list(range(100))
+        count = until_inline(publisher, inline_appends)
+        asyncio.run(publish(count))
+    assert len(inline_appends) > 12
+    assert wired.numbers() == list(range(count + 50))
 
 
-def test_who_waits_for_some_sends_by_itself(wired: Wired, direct_appends):
+def test_messages_of_which_some_are_waited_for_keep_their_order(wired: Wired, inline_appends):
     chance = random.Random(3)
     receipts = []
     with Publisher(mapping.direct(wired.journal), transport=wired.transport) as publisher:
-        for n in range(300):
+        count = until_inline(publisher, inline_appends)
+        for n in range(count, count + 300):
             receipts.append(publisher.publish({"n": n}))
             match chance.randrange(5):
                 case 0 | 1:
@@ -165,28 +168,30 @@ def test_who_waits_for_some_sends_by_itself(wired: Wired, direct_appends):
                 case 3:
                     chance.choice(receipts).result(WAIT_S)
         until(lambda: are_done(receipts))
-    assert direct_appends
-    assert wired.numbers() == list(range(300))
+    assert wired.numbers() == list(range(count + 300))
 
 
-def test_what_is_sent_is_done_though_nobody_ever_looks(wired: Wired, direct_appends):
+def test_what_is_sent_is_acknowledged_though_nobody_waits(wired: Wired, inline_appends):
     with Publisher(mapping.direct(wired.journal), transport=wired.transport) as publisher:
-        count = form_habit(publisher, direct_appends)
+        count = until_inline(publisher, inline_appends)
         for n in range(count, count + 10):
-            before = len(direct_appends)
+            before = len(inline_appends)
             receipt = publisher.publish({"n": n})
-            assert len(direct_appends) == before + 1  # before anybody looks for an answer
+            assert len(inline_appends) == before + 1
             until(lambda: are_done([receipt]))  # noqa: B023 - called before the next
+            until_idle(publisher)
         assert wired.numbers() == list(range(count + 10))
 
 
-_LOOKS: dict[str, Callable[[Publisher, Receipt], object]] = {
+_WAYS: dict[str, Callable[[Publisher, Receipt], object]] = {
     "result": lambda _, receipt: receipt.result(WAIT_S),
     "result at once": lambda _, receipt: until(lambda: _is_there(receipt)),
     "done": lambda _, receipt: until(receipt.done),
     "await": lambda _, receipt: asyncio.run(_await(receipt)),
     "flush": lambda publisher, _: publisher.flush(WAIT_S),
+    "aflush": lambda publisher, _: asyncio.run(publisher.aflush(WAIT_S)),
     "close": lambda publisher, _: publisher.close(WAIT_S),
+    "aclose": lambda publisher, _: asyncio.run(publisher.aclose(WAIT_S)),
     "publish": lambda publisher, _: publisher.publish({"n": -1}).result(WAIT_S),
     "publish a batch": lambda publisher, _: publisher.publish_batch([{"n": -1}]).result(WAIT_S),
 }
@@ -200,75 +205,55 @@ def _is_there(receipt: Receipt) -> bool:
     return True
 
 
-@pytest.mark.parametrize("look", _LOOKS)
+@pytest.mark.parametrize("way", _WAYS)
 @pytest.mark.parametrize("wired", ["stream", "TLS"], indirect=True)
-def test_whoever_looks_for_an_answer_finds_it(wired: Wired, direct_appends, monkeypatch, look):
-    monkeypatch.setattr(direct, "AWAY_S", NEVER_S)
+def test_an_inline_answer_is_received_in_each_way(wired: Wired, inline_appends, monkeypatch, way):
+    leave_answers(monkeypatch)
     with Publisher(mapping.direct(wired.journal), transport=wired.transport) as publisher:
-        count = form_habit(publisher, direct_appends)
-        before = len(direct_appends)
+        count = until_inline(publisher, inline_appends)
+        before = len(inline_appends)
         receipt = publisher.publish({"n": count})
-        assert len(direct_appends) == before + 1
+        assert len(inline_appends) == before + 1
         time.sleep(0.02)
         assert not are_done([receipt])
-        _LOOKS[look](publisher, receipt)
+        _WAYS[way](publisher, receipt)
         assert are_done([receipt])
     assert [n for n in wired.numbers() if n >= 0] == list(range(count + 1))
 
 
-def test_over_grpc_nothing_changes(topic: Topic, direct_appends):
+def test_over_grpc_nothing_is_sent_inline(topic: Topic, inline_appends):
     topic.create(0)
     transport = connect(f"{topic.cluster.address}?wire=grpc")
     with Publisher(mapping.direct(topic.name(0)), transport=transport) as publisher:
         wait_for_each(publisher, 20)
+        publish_each(publisher, range(20, 40))
     run(transport.aclose())
-    assert direct_appends == []
-    assert len(found(topic.name(0))) == 20
+    assert inline_appends == []
+    assert [message["n"] for message in found(topic.name(0))] == list(range(40))
 
 
-def test_embedded_clusters_have_no_direct_way(topic: Topic, direct_appends):
+def test_to_an_embedded_cluster_nothing_is_sent_inline(topic: Topic, inline_appends):
     topic.create(0)
     with Publisher(mapping.direct(topic.name(0)), transport=topic.cluster.transport) as publisher:
         wait_for_each(publisher, 20)
-    assert direct_appends == []
+    assert inline_appends == []
     assert len(found(topic.name(0))) == 20
 
 
-@pytest.mark.parametrize("kind", [StreamTransport, ChosenTransport])
-def test_a_way_is_there_once_a_primary_is_known_and_spoken_to(topic: Topic, kind):
+def test_large_messages_and_batches_are_not_sent_inline(topic: Topic, inline_appends):
     topic.create(0)
-    journal = topic.name(0)
-    transport = kind(topic.cluster.address)
-
-    async def append():
-        async def items():
-            yield pb.AppendRequest(journal=journal)
-            yield b"{}\n"
-            yield pb.AppendRequest()
-
-        return await transport.append(items())
-
-    assert transport.direct(journal) is None
-    response = run(append())
-    if transport.direct(journal) is None:  # it went through the service address
-        response = run(append())
-    way = transport.direct(journal)
-    assert way is not None
-    assert transport.direct(journal) is way
-    assert way.append(b"{}\n") is None
-    way.prepare()
-    call = way.append(b"{}\n")
-    assert call.wait(WAIT_S)
-    assert call.response().commit.begin == response.commit.end
-    assert not way.check(call.response())
-    way.failed(NotStreamError("it was replaced"))
-    assert transport.direct(journal) is None
-    run(transport.aclose())
-    kind_without_memory = kind(topic.cluster.address, cache_size=0)
-    assert kind_without_memory.direct(journal) is None
+    with Publisher(mapping.direct(topic.name(0))) as publisher:
+        count = until_inline(publisher, inline_appends)
+        sent = len(inline_appends)
+        publisher.publish({"n": count, "large": "x" * INLINE_BYTES_MAX}).result(WAIT_S)
+        until_idle(publisher)
+        batch = [{"n": n, "some": "x" * 1000} for n in range(count + 1, count + 101)]
+        publisher.publish_batch(batch).result(WAIT_S)
+        assert len(inline_appends) == sent
+    assert [message["n"] for message in found(topic.name(0))] == list(range(count + 101))
 
 
-def test_threads_that_wait_and_threads_that_do_not(topic: Topic, direct_appends):
+def test_threads_that_wait_and_threads_that_do_not(topic: Topic, inline_appends):
     topic.create(0, 1)
     journals = [topic.name(0), topic.name(1)]
     chance = random.Random(5)
@@ -290,6 +275,8 @@ def test_threads_that_wait_and_threads_that_do_not(topic: Topic, direct_appends)
                 asyncio.run(_await(receipt))
 
     with Publisher(lambda message: message["to"]) as shared, Publisher(shared._mapping) as alone:
+        for journal in journals:  # the primaries are found
+            shared.publish({"by": -1, "n": -1, "to": journal}).result(WAIT_S)
         threads = [
             threading.Thread(target=work, args=(alone if name == 0 else shared, name))
             for name in range(6)
@@ -298,10 +285,10 @@ def test_threads_that_wait_and_threads_that_do_not(topic: Topic, direct_appends)
             thread.start()
         for thread in threads:
             thread.join(WAIT_S)
-    assert direct_appends
+    assert inline_appends
     for number, journal in enumerate(journals):
         seen: dict[int, list[int]] = {}
-        for message in found(journal):
+        for message in found(journal)[1:]:
             seen.setdefault(message["by"], []).append(message["n"])
         assert seen == {name: list(range(150)) for name in range(6) if name % 2 == number}
 

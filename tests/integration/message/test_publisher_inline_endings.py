@@ -1,7 +1,8 @@
-"""Publishing by threads that send by themselves, where a program or its broker ends."""
+"""Inline appends where a program or its broker ends, or the broker pauses."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -11,30 +12,27 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
 
 from crash.dev_cluster import DevCluster
 from gazette_sdk import Publisher, Reader, mapping
-from gazette_sdk.message.publishing import direct
-from gazette_sdk.message.publishing.handover import Holder
 from gazette_sdk.message.publishing.receipt import Receipt, ReceiptTimeoutError
-from gazette_sdk.transport.wires.stream.blocking import REDIAL_AFTER_S
+from gazette_sdk.transport.append.appender import Sender
+from gazette_sdk.transport.wires.stream import blocking
 from integration.message.topics import Topic
-from support.direct_appends import (
-    NEVER_S,
+from support.inline_appends import (
     PAUSE_S,
     WAIT_S,
     are_done,
-    direct_appends,
-    form_habit,
     found,
+    inline_appends,
+    leave_answers,
     until,
-    wait_for_each,
+    until_inline,
 )
 
-__all__ = ["direct_appends"]
+__all__ = ["inline_appends"]
 
 
 # ------------------------------------------------------------------ ends of programs
@@ -43,29 +41,28 @@ __all__ = ["direct_appends"]
 _PROGRAM = """
     import gc, os, sys, threading, time
     from gazette_sdk import Publisher, mapping
-    from gazette_sdk.message.publishing import direct
-    from gazette_sdk.message.publishing.handover import Holder
-    journal, ending, is_awaited = sys.argv[1], sys.argv[2], sys.argv[3] == "awaited"
+    from gazette_sdk.errors import ClosedError
+    from gazette_sdk.transport.append import appender, service
+    from gazette_sdk.transport.append.appender import Sender
+    journal, ending = sys.argv[1:]
+    appender.PREPARE_S = 0.02
+    service.SWEEP_S = 600.0  # the event loop receives no inline answer by itself
     publisher = Publisher(mapping.direct(journal))
-    for n in range(20):
-        receipt = publisher.publish({"n": n})
-        if is_awaited:
-            receipt.result(30)
-        else:
-            time.sleep(0.02)
-    outbox = publisher._sender.outboxes[journal]
-    assert outbox.habit.is_formed
-    direct.AWAY_S = 600.0  # nobody looks for an answer by itself
+    deadline = time.monotonic() + 30
+    count = 0
 
     def publish_one():
-        # Others may have left something to the event loop.
-        deadline = time.monotonic() + 30
-        while outbox.holder != Holder.NOBODY and time.monotonic() < deadline:
-            receipt.done()
-            time.sleep(0.001)
-        made = publisher.publish({"n": 20})
-        assert outbox.holder == Holder.AWAY
-        return made
+        global count
+        while time.monotonic() < deadline:
+            made = publisher.publish({"n": count})
+            count += 1
+            outbox = publisher._sender.outboxes[journal]
+            if outbox.appender._sender is Sender.INLINE:
+                return made
+            made.result(30)
+            while outbox.appender._sender is not Sender.NOBODY:
+                time.sleep(0.001)
+        raise AssertionError
 
     if ending == "exit":
         publish_one()
@@ -75,6 +72,7 @@ _PROGRAM = """
         thread.join()
     elif ending == "exit with an error":
         publish_one()
+        print(count)
         sys.exit(3)
     elif ending == "close":
         publish_one()
@@ -84,21 +82,32 @@ _PROGRAM = """
             publish_one()
     elif ending == "abandon":
         publish_one()
-        del publisher, outbox
+        del publisher
         gc.collect()
     elif ending == "fork":
         receipt = publish_one()
         child = os.fork()
         if child == 0:
-            for n in range(100, 120):
+            for refused in (lambda: publisher.publish({}), receipt.result, publisher.flush):
+                try:
+                    refused()
+                except ClosedError as error:
+                    assert "make another Publisher in the child" in str(error)
+                else:
+                    assert refused == publisher.flush
+            publisher.close(30)
+            publisher = Publisher(mapping.direct(journal))
+            for n in range(1_000_000, 1_000_020):
                 publisher.publish({"n": n}).result(30)
-            publisher.publish({"n": 120})
+            publisher.publish({"n": 1_000_020})
             publisher.close(30)
             os._exit(0)
         receipt.result(30)
-        for n in range(21, 40):
-            publisher.publish({"n": n}).result(30)
+        for _ in range(20):
+            publisher.publish({"n": count}).result(30)
+            count += 1
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    print(count)
 """
 
 _ENDINGS = [
@@ -112,16 +121,15 @@ _ENDINGS = [
 ]
 
 
-@pytest.mark.parametrize("habit", ["awaited", "paced"])
 @pytest.mark.parametrize("ending", _ENDINGS)
-def test_a_message_that_is_away_is_not_left_behind(topic: Topic, ending, habit):
+def test_an_inline_append_in_flight_is_not_left_behind(topic: Topic, ending):
     topic.create(0)
-    # Who abandons a publisher is told of what was not closed.
+    # Who abandons a publisher is warned of what was not closed.
     warnings = f"{'ignore' if ending == 'abandon' else 'error'}::ResourceWarning"
     done = subprocess.run(
         [
             *(sys.executable, "-W", warnings, "-c", textwrap.dedent(_PROGRAM)),
-            *(topic.name(0), ending, habit),
+            *(topic.name(0), ending),
         ],
         capture_output=True,
         text=True,
@@ -131,14 +139,14 @@ def test_a_message_that_is_away_is_not_left_behind(topic: Topic, ending, habit):
     assert (done.returncode, done.stderr) == (3 if ending == "exit with an error" else 0, "")
     reader = Reader(dict, name=topic.name(0), isolation="uncommitted")
     numbers = [envelope.message["n"] for envelope in reader]
-    parents = [n for n in numbers if n < 100]
-    assert parents == list(range(40 if ending == "fork" else 21))
-    children = [n for n in numbers if n >= 100]
-    assert children == (list(range(100, 121)) if ending == "fork" else [])
+    parents = [n for n in numbers if n < 1_000_000]
+    assert parents == list(range(int(done.stdout)))
+    children = [n for n in numbers if n >= 1_000_000]
+    assert children == (list(range(1_000_000, 1_000_021)) if ending == "fork" else [])
 
 
 def run_program(program: str, journal: str) -> None:
-    """Runs it to its end, of which nothing is to be said."""
+    """Run it to its end; it prints no error."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program), journal],
         capture_output=True,
@@ -164,8 +172,7 @@ def test_messages_before_the_end_of_a_program_are_not_left_behind(topic: Topic):
 
 
 @pytest.mark.parametrize("count", range(1, 8))
-def test_a_program_may_end_before_it_has_connections_of_its_own(topic: Topic, count):
-    """The first one is asked for when the habit is formed, and there may be no time for it."""
+def test_a_program_may_end_before_it_has_connections_for_inline_appends(topic: Topic, count):
     topic.create(0)
     program = f"""
         import atexit, sys
@@ -203,36 +210,33 @@ def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DevCluster]
         yield cluster
 
 
-def test_a_caller_whose_time_runs_out_still_has_its_message_appended(
-    dev: DevCluster, direct_appends
-):
+def test_a_message_whose_caller_ran_out_of_time_is_still_appended(dev: DevCluster, inline_appends):
     with Publisher(mapping.direct("a/journal")) as publisher:
-        wait_for_each(publisher, 20)
-        count = len(direct_appends)
-        assert count
+        count = until_inline(publisher, inline_appends)
+        sent = len(inline_appends)
         os.kill(dev._process.pid, signal.SIGSTOP)
         try:
-            receipt = publisher.publish({"n": 20})
-            assert len(direct_appends) == count + 1
+            receipt = publisher.publish({"n": count})
+            assert len(inline_appends) == sent + 1
             began_at = time.monotonic()
             with pytest.raises(ReceiptTimeoutError):
                 receipt.result(timeout=0.3)
             assert 0.29 < time.monotonic() - began_at < 5
-            behind = publisher.publish({"n": 21})
-            assert len(direct_appends) == count + 1
+            behind = publisher.publish({"n": count + 1})
+            assert len(inline_appends) == sent + 1
         finally:
             os.kill(dev._process.pid, signal.SIGCONT)
         receipt.result(WAIT_S)
         behind.result(WAIT_S)
-        assert not receipt.batch.was_retried
-        wait_for_each(publisher, 10)
+        assert receipt.append.last_error is None
+        publisher.publish({"n": count + 2}).result(WAIT_S)
     raw = list(Reader(dict, name="a/journal", isolation="uncommitted"))
-    assert [each.message["n"] for each in raw] == [*range(22), *range(10)]
+    assert [each.message["n"] for each in raw] == list(range(count + 3))
 
 
-def test_who_waits_for_none_is_not_held_up_by_a_broker_that_pauses(dev: DevCluster, direct_appends):
+def test_publishing_is_not_held_up_by_a_broker_that_pauses(dev: DevCluster, inline_appends):
     with Publisher(mapping.direct("a/journal")) as publisher:
-        count = form_habit(publisher, direct_appends)
+        count = until_inline(publisher, inline_appends)
         os.kill(dev._process.pid, signal.SIGSTOP)
         try:
             receipts = []
@@ -247,17 +251,19 @@ def test_who_waits_for_none_is_not_held_up_by_a_broker_that_pauses(dev: DevClust
         finally:
             os.kill(dev._process.pid, signal.SIGCONT)
         until(lambda: are_done(receipts))
-        assert not any(receipt.batch.was_retried for receipt in receipts)
+        assert not any(receipt.append.last_error for receipt in receipts)
     raw = list(Reader(dict, name="a/journal", isolation="uncommitted"))
     assert [each.message["n"] for each in raw] == list(range(count + 100))
 
 
-@pytest.mark.parametrize("who_looks", ["the loop", "whoever waits or publishes"])
+@pytest.mark.parametrize("receiver", ["the loop", "threads that wait or publish"])
 def test_a_broker_that_is_killed_and_started_again(
-    dev: DevCluster, direct_appends, monkeypatch, who_looks
+    dev: DevCluster, inline_appends, monkeypatch, receiver
 ):
-    if who_looks != "the loop":
-        monkeypatch.setattr(direct, "AWAY_S", NEVER_S)
+    if receiver != "the loop":
+        leave_answers(monkeypatch)
+    monkeypatch.setattr(blocking, "REDIAL_AFTER_S", 0.05)
+    monkeypatch.setattr(blocking, "REDIAL_AFTER_MAX_S", 0.2)
     with Publisher(mapping.direct("a/journal")) as publisher:
         sent: list[tuple[int, int]] = []
         receipts: list[Receipt] = []
@@ -270,19 +276,15 @@ def test_a_broker_that_is_killed_and_started_again(
                 receipt.result(WAIT_S)
             return receipt
 
-        def publish_some(round_: int) -> None:
-            for n in range(40):  # one half is waited for
-                publish(round_, is_awaited=n % 2 == 0)
-                time.sleep(PAUSE_S)
-
         for round_ in range(3):
-            begun = len(direct_appends)
-            publish_some(round_)
-            if len(direct_appends) == begun:  # it could not be dialled a moment ago
-                time.sleep(REDIAL_AFTER_S * 2)
-                publish_some(round_)
-            assert len(direct_appends) > begun
-            publish(round_, is_awaited=False)  # it may be away
+            begun = len(inline_appends)
+            ends_at = time.monotonic() + WAIT_S
+            while len(inline_appends) < begun + 10:
+                assert time.monotonic() < ends_at
+                for n in range(10):
+                    publish(round_, is_awaited=n % 2 == 0)
+                    time.sleep(PAUSE_S)
+            publish(round_, is_awaited=False)  # it may be in flight
             dev.kill()
             starting = threading.Thread(target=dev.start)
             starting.start()
@@ -293,26 +295,73 @@ def test_a_broker_that_is_killed_and_started_again(
             starting.join(WAIT_S)
         for receipt in receipts:
             receipt.result(WAIT_S)
-        assert urlsplit(dev.address).port
     numbers = [(message["round"], message["n"]) for message in found("a/journal")]
     assert numbers == sent
 
 
-def test_an_append_that_is_away_when_its_broker_is_killed_is_made_again(
-    dev: DevCluster, direct_appends, monkeypatch
-):
-    monkeypatch.setattr(direct, "AWAY_S", NEVER_S)
+def test_a_broker_that_is_killed_under_threads_of_all_kinds(dev: DevCluster, inline_appends):
+    """Some wait for each message, some for none, one awaits in a loop of its own."""
+    is_over = threading.Event()
+    sent: dict[str, int] = {}
+    receipts: list[Receipt] = []
+
+    def publish(name: str) -> Receipt:
+        receipt = publisher.publish({"by": name, "n": sent.setdefault(name, 0)})
+        sent[name] += 1
+        receipts.append(receipt)
+        return receipt
+
+    def wait_for_each() -> None:
+        while not is_over.is_set():
+            publish("waiting").result(WAIT_S)
+
+    def wait_for_none() -> None:
+        while not is_over.is_set():
+            publish("passing")
+            time.sleep(PAUSE_S)
+
+    async def await_each() -> None:
+        while not is_over.is_set():
+            await publish("awaiting")
+
     with Publisher(mapping.direct("a/journal")) as publisher:
-        count = form_habit(publisher, direct_appends)
+        until_inline(publisher, inline_appends)
+        works = [wait_for_each, wait_for_none, lambda: asyncio.run(await_each())]
+        threads = [threading.Thread(target=work) for work in works]
+        for thread in threads:
+            thread.start()
+        for _ in range(2):
+            count = len(receipts)
+            until(lambda: len(receipts) > count + 50)  # noqa: B023 - called before the next
+            dev.kill()
+            dev.start()
+        is_over.set()
+        for thread in threads:
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+        for receipt in receipts:
+            receipt.result(WAIT_S)
+    seen: dict[str, list[int]] = {}
+    for message in found("a/journal"):
+        if "by" in message:
+            seen.setdefault(message["by"], []).append(message["n"])
+    assert seen == {name: list(range(count)) for name, count in sent.items()}
+
+
+def test_an_inline_append_in_flight_when_its_broker_is_killed_is_made_again(
+    dev: DevCluster, inline_appends, monkeypatch
+):
+    leave_answers(monkeypatch)
+    with Publisher(mapping.direct("a/journal")) as publisher:
+        count = until_inline(publisher, inline_appends)
         os.kill(dev._process.pid, signal.SIGSTOP)
         lost = publisher.publish({"n": count})
-        outbox = publisher._sender.outboxes["a/journal"]
-        assert outbox.holder == Holder.AWAY
+        assert publisher._sender.outboxes["a/journal"].appender._sender is Sender.INLINE
         dev.kill()
         dev.start()
         behind = publisher.publish({"n": count + 1})
         behind.result(WAIT_S)
-        assert lost.batch.is_done
-        assert lost.batch.was_retried
+        assert lost.append.done()
+        assert lost.append.last_error is not None
         assert lost.end <= behind.begin
     assert [message["n"] for message in found("a/journal")] == list(range(count + 2))
