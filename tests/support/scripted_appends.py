@@ -109,11 +109,7 @@ class ScriptedCall(BlockingCall):
     async def finish(self) -> None:
         assert self._user.acquire(blocking=False), "it has one user at a time"
         try:
-<<<<<<< HEAD
-            while not self.over:  # noqa: ASYNC110 - threads end it
-=======
             while not self.over:  # noqa: ASYNC110 - other threads answer
->>>>>>> append-tests
                 await asyncio.sleep(0.001)
         except BaseException:
             self.give_up("it was cancelled")

@@ -145,7 +145,7 @@ def test_an_interrupt_within_publish_batch_closes_the_publisher_too(two, monkeyp
     monkeypatch.setattr(Outbox, "add_frames", interrupted)
     with pytest.raises(KeyboardInterrupt):
         publisher.publish_batch(batch)
-    with pytest.raises(ClosedError, match="in doubt: .* messages to one/journal"):
+    with pytest.raises(ClosedError, match=r"in doubt: .* messages to one/journal"):
         publisher.publish_batch(batch)
     publisher.close()
 
