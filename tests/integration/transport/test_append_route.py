@@ -1,4 +1,4 @@
-"""Routes of a journal's appends over the stream wire: which broker, which token, which connection."""
+"""Routes of a journal's appends over the stream wire: broker, token and connection."""
 
 from __future__ import annotations
 

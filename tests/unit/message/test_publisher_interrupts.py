@@ -80,9 +80,7 @@ def test_an_interrupt_without_pending_messages_names_no_journal(transport, inter
     assert [line["n"] for line in lines(transport, "a/journal")] == [1, 4]
 
 
-def test_an_interrupt_within_publish_leaves_the_block_with_the_interrupt(
-    gated, interrupted_encode
-):
+def test_an_interrupt_within_publish_leaves_the_block_with_the_interrupt(gated, interrupted_encode):
     def use():
         with Publisher(TO, transport=gated) as publisher:
             publisher.publish({"n": 1})
@@ -147,7 +145,7 @@ def test_an_interrupt_within_publish_batch_closes_the_publisher_too(two, monkeyp
     monkeypatch.setattr(Outbox, "add_frames", interrupted)
     with pytest.raises(KeyboardInterrupt):
         publisher.publish_batch(batch)
-    with pytest.raises(ClosedError, match="in doubt: .* messages to one/journal"):
+    with pytest.raises(ClosedError, match=r"in doubt: .* messages to one/journal"):
         publisher.publish_batch(batch)
     publisher.close()
 

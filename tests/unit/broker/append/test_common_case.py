@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gazette_sdk.broker.append.common_case import append_now
-from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.broker.spool.chunk_queue import LARGE_CHUNK_BYTES
+from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from support.append_world import CLAIMS, JOURNAL, World
