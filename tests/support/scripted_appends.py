@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Self
 
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append.appender import JournalAppender, Sender
+from gazette_sdk.transport.append.appender import STREAMING_COUNT_MIN, JournalAppender, Sender
 from gazette_sdk.transport.append.pending import PendingAppend
 from gazette_sdk.transport.append.route import AppendRoute
 from gazette_sdk.transport.append.service import AppendService
@@ -29,6 +29,7 @@ from support.scripted_broker import append_ok
 
 __all__ = [
     "JOURNAL",
+    "NEVER_S",
     "WAIT_S",
     "LoopThread",
     "ScriptedCall",
@@ -41,6 +42,7 @@ __all__ = [
 
 JOURNAL = "a/journal"
 WAIT_S = 10.0
+NEVER_S = 600.0
 
 
 def until(holds: Callable[[], Any]) -> None:
@@ -307,6 +309,17 @@ class ScriptedJournal:
         """Append from the event loop."""
         append: PendingAppend = self.thread.call(lambda: self.append(content, **options))
         return append
+
+    def stream(self, count: int = STREAMING_COUNT_MIN) -> None:
+        """Append so many writes as one append of the event loop, which is in flight then."""
+
+        def append() -> None:
+            for _ in range(count):
+                self.append(b".")
+
+        self.thread.call(append)
+        until(lambda: self.route.sent)
+        assert self.route.contents() == [b"." * count]
 
     def answer(self, outcome: pb.AppendResponse | Exception | None = None) -> None:
         """Answer the oldest append of the event loop."""

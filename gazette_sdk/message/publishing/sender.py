@@ -324,6 +324,8 @@ class Sender:
                     )
                     self._abandoned = weakref.finalize(self, connection.abandon)
                     self._abandoned.atexit = False
+        connection.appends.check_loop()
+        connection.appends.check_open()
         return connection
 
     @property
@@ -381,7 +383,7 @@ class Sender:
         if connection.loop.is_running():
             run(self._shut(connection, before), loop=connection.loop)
         else:
-            connection.appends.abandon(_ended_loop_error())
+            connection.appends.abandon()
 
     async def aclose(self, before: Callable[[], Coroutine[None, None, None]]) -> None:
         """As :meth:`close`, in a coroutine."""
@@ -391,7 +393,7 @@ class Sender:
         if connection.loop.is_running():
             await on_loop(connection.loop, self._shut(connection, before))
         else:
-            connection.appends.abandon(_ended_loop_error())
+            connection.appends.abandon()
 
     async def _shut(
         self, connection: PublisherConnection, before: Callable[[], Coroutine[None, None, None]]
@@ -434,13 +436,6 @@ def left_behind() -> list[Sender]:
 def closed_error() -> ClosedError:
     """Return the error of messages that a closed publisher refuses or gives up."""
     return ClosedError("the publisher is closed; messages which it had not sent are given up")
-
-
-def _ended_loop_error() -> ClosedError:
-    return ClosedError(
-        "the event loop on which the publisher was opened has ended; messages which are not"
-        " acknowledged are in doubt: close publishers before their loop ends (`async with`)"
-    )
 
 
 def _settled_of(

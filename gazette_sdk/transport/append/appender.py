@@ -197,6 +197,7 @@ class JournalAppender:
 
     def send(self) -> None:
         """Send what is queued, unless somebody else does. Any thread; without the lock."""
+        self.service.check_loop()
         settled: list[PendingAppend] = []
         outcome: Outcome | None = None
         with self._lock:
@@ -270,6 +271,7 @@ class JournalAppender:
 
     def receive(self, append: PendingAppend, timeout_s: float | None) -> None:
         """See :class:`~gazette_sdk.transport.append.pending.Receiver`."""
+        self.service.check_loop()
         with self._lock:
             call = self._call
             if self._sender is not Sender.INLINE or append is not self._inline or call is None:
@@ -298,6 +300,7 @@ class JournalAppender:
 
     def leave_to_loop(self) -> None:
         """See :class:`~gazette_sdk.transport.append.pending.Receiver`."""
+        self.service.check_loop()
         with self._lock:
             if self._sender is Sender.INLINE:
                 self._to_loop()
@@ -526,12 +529,19 @@ class JournalAppender:
 
     def abandon(self, error: GazetteError) -> None:
         """Give up all appends, of a loop that has ended or belongs to a parent process."""
-        self._route = self._call = None
-        self.fail(error)
+        with self._lock:
+            call = None if self._sender is Sender.RECEIVER else self._call
+            self._route = self._call = self._inline = None
+            self._sender = Sender.LOOP  # nobody sends from now on
+            appends = self._fail(error)
+        if call is not None:
+            call.give_up("the event loop has ended")
+        _settle(appends, error)
 
     def forked(self, lock: threading.Lock) -> None:
-        """In a forked child: take the new lock."""
+        """In a forked child: take the new lock; the inline append is the parent's."""
         self._lock = lock
+        self._call = None
 
     async def aclose(self) -> None:
         """Give up all appends. On the loop."""

@@ -86,7 +86,7 @@ class AppendService:
         self._on_settled = on_settled
         self._appenders: dict[str, JournalAppender] = {}
         self._starts: dict[str, asyncio.Lock] = {}
-        self._is_closed = False
+        self._closed_error: GazetteError | None = None
         self._thread = 0
         self._inline: set[JournalAppender] = set()
         self._is_sweeping = False
@@ -142,9 +142,9 @@ class AppendService:
         self.check_open()
         held = self._starts.setdefault(journal, asyncio.Lock())
         await held.acquire()
-        if self._is_closed:
+        if self._closed_error is not None:
             held.release()
-            self.check_open()
+            raise self._closed_error
         return AsyncAppend(self, self.appender(journal), request, frozenset(after), held)
 
     def pending_except(self, journal: str) -> set[AnyFuture]:
@@ -206,20 +206,29 @@ class AppendService:
         Raises:
             ClosedError: the service was closed.
         """
-        if self._is_closed:
-            raise ClosedError("the append service was closed")
+        if self._closed_error is not None:
+            raise self._closed_error
 
     async def aclose(self) -> None:
         """Give up what is pending; :meth:`flush` first to see it through. On the loop."""
-        self._is_closed = True
+        self._closed_error = ClosedError("the append service was closed")
         with self.lock:
             appenders = list(self._appenders.values())
         for appender in appenders:
             await appender.aclose()
 
-    def abandon(self, error: GazetteError) -> None:
+    def check_loop(self) -> None:
+        """Give up what is pending if the loop was closed. Any thread; without the lock."""
+        if self.loop.is_closed():
+            self.abandon()
+
+    def abandon(self, error: GazetteError | None = None) -> None:
         """Give up what is pending of a loop that has ended. Any thread."""
-        self._is_closed = True
+        error = error or ClosedError(
+            "the event loop that sends the appends has ended; those that are not acknowledged are"
+            " in doubt: close publishers and append services before their loop ends (`async with`)"
+        )
+        self._closed_error = error
         for appender in list(self._appenders.values()):
             appender.abandon(error)
 
