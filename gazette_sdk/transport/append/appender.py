@@ -563,8 +563,8 @@ class JournalAppender:
         self.fail(
             self.queue.failed_dependency()
             or ClosedError(
-                f"{self.journal}: closed before the append was acknowledged; it may have been"
-                " written",
+                f"{self.journal}: the append is given up, because it was closed before the"
+                " acknowledgement came; it may have been written",
                 journal=self.journal,
             )
         )

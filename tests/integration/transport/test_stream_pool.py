@@ -9,9 +9,10 @@ import sys
 import pytest
 
 from gazette_sdk.errors import ClosedError
+from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.wires.stream import StreamTransport
 from gazette_sdk.transport.wires.stream import pool as pool_module
-from support.scripted_broker import in_loop, read_metadata, until
+from support.scripted_broker import append_ok, in_loop, read_metadata, until
 from support.scripted_stream import ScriptedStream
 from support.stream_transports import APPLIED, apply, obliging, pool, read, served
 from support.stream_transports import idle as _idle
@@ -52,6 +53,33 @@ async def test_many_short_calls_at_once_share_a_few_connections():
     async with served(obliging) as (server, transport):
         await asyncio.gather(*(apply(transport) for _ in range(600)))
         assert len(server.peers) == pool_module.SHARED_MAX
+
+
+@in_loop
+async def test_a_pipeline_whose_appends_were_answered_at_once_takes_no_more():
+    """Its connection is idle in the pool by then, which may close it."""
+
+    async def script(peer):
+        await peer.greet()
+        calls = []
+        while len(calls) < 2:
+            calls.append((await peer.call()).call)
+        for call in calls:  # by one write
+            peer.answer(call, append_ok())
+
+    async with served(script) as (_, transport):
+        request = pb.AppendRequest(journal="a/journal")
+        append = transport.prepare_append(request)
+        pipeline = await transport.wire.open_pipeline(append.to)
+        states = []
+
+        def answered(outcome):
+            states.append((outcome.status, pipeline.in_flight, pipeline.can_begin))
+
+        pipeline.begin(append, [b"1"], answered)
+        pipeline.begin(append, [b"2"], answered)
+        await until(lambda: len(states) == 2)
+        assert states[0] == (pb.OK, 1, False)
 
 
 @in_loop

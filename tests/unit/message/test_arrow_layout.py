@@ -183,5 +183,4 @@ def test_uuids_which_are_alike_say_what_they_say_one_by_one(times, written):
     assert clocks == [each.clock for each in parts]
     if b"\n" not in written:
         bad = block[:9] + written + block[17:]
-        expected = parsed(bad, slices=False)
-        assert parsed(bad, slices=True) == expected
+        assert_sliced_as_parsed(bad)

@@ -82,9 +82,10 @@ class StreamPipeline(AppendPipeline):
     @property
     def can_begin(self) -> bool:
         """See :class:`AppendPipeline`."""
-        return (
-            self._sending is None and len(self._calls) < self._capacity and self._connection.usable
-        )
+        connection = self._connection
+        if self._calls and not connection.open_count:
+            return False  # all were answered at once: the connection went back to its pool
+        return self._sending is None and len(self._calls) < self._capacity and connection.usable
 
     def begin(self, append: PreparedAppend, content: Sequence[bytes], answered: Answered) -> None:
         """See :meth:`AppendPipeline.begin`."""

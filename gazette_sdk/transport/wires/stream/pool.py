@@ -102,6 +102,7 @@ class _Endpoint:
         """Take the idle connection that was used last, so that others grow old."""
         while self.idle:
             connection = self.idle.pop()
+            assert not connection.open_count, "an idle connection has no calls"
             if connection.usable:
                 self.busy.add(connection)
                 return connection
