@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Generator
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
-from gazette_sdk.errors import ClosedError, GazetteError
+from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import is_running
 
@@ -189,20 +189,11 @@ class PendingAppend:
 
         Raises:
             GazetteError: called on the event loop that receives the answer.
-            ClosedError: that event loop has ended.
         """
-        if self.outcome is None and self._loop is not None:
-            if is_running(self._loop):
-                raise GazetteError(
-                    "waiting here would block the event loop that receives the answer: "
-                    "`await receipt`"
-                )
-            if self._loop.is_closed():
-                raise ClosedError(
-                    "the event loop that receives the answer has ended: the append is in doubt; "
-                    "await it, or close its publisher, before the loop ends",
-                    journal=self.journal or None,
-                )
+        if self.outcome is None and self._loop is not None and is_running(self._loop):
+            raise GazetteError(
+                "waiting here would block the event loop that receives the answer: `await receipt`"
+            )
         receiver = self._receiver
         if self.outcome is None and receiver is not None:
             receiver.receive(self, timeout_s)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.errors import ClosedError, GazetteError, UnavailableError
+from gazette_sdk.errors import GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append.pending import PendingAppend, all_ended, any_ended
 from support.scripted_appends import WAIT_S, LoopThread, in_thread, until
@@ -337,11 +337,3 @@ async def test_one_append_that_ends_as_it_begins_to_be_waited_for():
             await any_ended([append])
             await append
         await asyncio.to_thread(thread.join, WAIT_S)
-
-
-def test_an_append_of_a_loop_that_has_ended_is_in_doubt():
-    loop = asyncio.new_event_loop()
-    append = PendingAppend(pb.AppendRequest(journal="a/journal"), loop=loop)
-    loop.close()
-    with pytest.raises(ClosedError, match="in doubt"):
-        append.wait()
