@@ -38,7 +38,12 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import metrics
 from gazette_sdk.transport.append.append import is_terminal, is_transient, status_error
 from gazette_sdk.transport.append.pending import AnyFuture, Outcome, PendingAppend
-from gazette_sdk.transport.append.queue import AppendQueue, DependencyFailedError, Effect, State
+from gazette_sdk.transport.append.queue import (
+    AppendQueue,
+    DependencyFailedError,
+    QueueEffect,
+    QueueState,
+)
 from gazette_sdk.transport.append.route import AppendRoute, as_error
 from gazette_sdk.transport.wires.base import BlockingCall
 
@@ -153,7 +158,7 @@ class JournalAppender:
             request = None
         with self._lock:
             self.service.check_open()
-            if self.queue.state is State.FAILED:
+            if self.queue.state is QueueState.FAILED:
                 assert self.queue.error is not None
                 refused = PendingAppend(request or self.queue.plain)
                 refused.settle(self.queue.error)
@@ -181,7 +186,7 @@ class JournalAppender:
 
     def newest(self) -> PendingAppend | None:
         """Return the newest append, or a failed one of a failed journal. The lock is held."""
-        if self.queue.state is State.FAILED:
+        if self.queue.state is QueueState.FAILED:
             assert self.queue.error is not None
             failed = PendingAppend(self.queue.plain)
             failed.settle(self.queue.error)
@@ -354,7 +359,7 @@ class JournalAppender:
                 if self._call is not None:
                     self._start(self._await_inline(self._call))
                     return
-                if self.queue.state is State.PAUSED:
+                if self.queue.state is QueueState.PAUSED:
                     self._start(self._pause())
                     return
                 try:
@@ -454,16 +459,16 @@ class JournalAppender:
         else:
             terminal = isinstance(outcome, Exception) and is_terminal(outcome)
         effect = self.queue.answered(append, outcome, is_terminal=terminal)
-        if effect is Effect.SETTLE:
+        if effect is QueueEffect.SETTLE:
             self.service.settled([append], None)
             return [append], outcome
         error = self.queue.error
-        if effect is Effect.RETRY:
+        if effect is QueueEffect.RETRY:
             if self.queue.attempt > 1 or not is_transient(error):
                 logger.warning("append to %s failed, and is tried again: %s", self.journal, error)
             self._sender = Sender.LOOP
             self.service.call_soon(self._pump)
-        elif effect is Effect.FAIL:
+        elif effect is QueueEffect.FAIL:
             assert error is not None
             return self._fail(error), error
         return [], None
@@ -488,7 +493,7 @@ class JournalAppender:
         """Wait before the next attempt."""
         await self.service.pause(self.queue.attempt - 1)
         with self._lock:
-            if self.queue.state is State.PAUSED:
+            if self.queue.state is QueueState.PAUSED:
                 self.queue.resume()
 
     async def _open(self, route: AppendRoute, request: pb.AppendRequest) -> None:

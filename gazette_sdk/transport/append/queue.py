@@ -38,9 +38,9 @@ __all__ = [
     "TABLE",
     "AppendQueue",
     "DependencyFailedError",
-    "Effect",
-    "Event",
-    "State",
+    "QueueEffect",
+    "QueueEvent",
+    "QueueState",
 ]
 
 IN_FLIGHT_MAX = 8
@@ -54,7 +54,7 @@ class DependencyFailedError(GazetteError):
     """An append was not sent, because a future that it waited for has failed."""
 
 
-class State(enum.IntEnum):
+class QueueState(enum.IntEnum):
     """State of a queue."""
 
     OPEN = 0
@@ -67,7 +67,7 @@ class State(enum.IntEnum):
     """An append failed for good; further ones are refused."""
 
 
-class Event(enum.IntEnum):
+class QueueEvent(enum.IntEnum):
     """Input of a queue."""
 
     ACKNOWLEDGED = 0
@@ -84,7 +84,7 @@ class Event(enum.IntEnum):
     """The appender was closed, or met an error of its own."""
 
 
-class Effect(enum.IntEnum):
+class QueueEffect(enum.IntEnum):
     """Action that the driver of a queue performs."""
 
     NOTHING = 0
@@ -98,15 +98,15 @@ class Effect(enum.IntEnum):
     """Send what the window allows."""
 
 
-TABLE: dict[tuple[State, Event], tuple[Effect, State]] = {
-    (State.OPEN, Event.ACKNOWLEDGED): (Effect.SETTLE, State.OPEN),
-    (State.OPEN, Event.FAILED): (Effect.NOTHING, State.DRAINING),
-    (State.DRAINING, Event.ACKNOWLEDGED): (Effect.NOTHING, State.DRAINING),
-    (State.DRAINING, Event.FAILED): (Effect.NOTHING, State.DRAINING),
-    (State.DRAINING, Event.DRAINED): (Effect.RETRY, State.PAUSED),
-    (State.DRAINING, Event.DRAINED_FOR_GOOD): (Effect.FAIL, State.FAILED),
-    (State.PAUSED, Event.RESUMED): (Effect.SEND, State.OPEN),
-    **{(state, Event.CLOSED): (Effect.FAIL, State.FAILED) for state in State},
+TABLE: dict[tuple[QueueState, QueueEvent], tuple[QueueEffect, QueueState]] = {
+    (QueueState.OPEN, QueueEvent.ACKNOWLEDGED): (QueueEffect.SETTLE, QueueState.OPEN),
+    (QueueState.OPEN, QueueEvent.FAILED): (QueueEffect.NOTHING, QueueState.DRAINING),
+    (QueueState.DRAINING, QueueEvent.ACKNOWLEDGED): (QueueEffect.NOTHING, QueueState.DRAINING),
+    (QueueState.DRAINING, QueueEvent.FAILED): (QueueEffect.NOTHING, QueueState.DRAINING),
+    (QueueState.DRAINING, QueueEvent.DRAINED): (QueueEffect.RETRY, QueueState.PAUSED),
+    (QueueState.DRAINING, QueueEvent.DRAINED_FOR_GOOD): (QueueEffect.FAIL, QueueState.FAILED),
+    (QueueState.PAUSED, QueueEvent.RESUMED): (QueueEffect.SEND, QueueState.OPEN),
+    **{(state, QueueEvent.CLOSED): (QueueEffect.FAIL, QueueState.FAILED) for state in QueueState},
 }
 
 
@@ -135,7 +135,7 @@ class AppendQueue:
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.plain = pb.AppendRequest(journal=journal)
-        self.state = State.OPEN
+        self.state = QueueState.OPEN
         self.attempt = 0
         self.error: Exception | None = None
         self.in_flight: deque[PendingAppend] = deque()
@@ -192,7 +192,7 @@ class AppendQueue:
         Raises:
             DependencyFailedError: a future that it waits for has failed.
         """
-        if self.state is not State.OPEN or not self._queued:
+        if self.state is not QueueState.OPEN or not self._queued:
             return None
         append = self._queued[0]
         in_flight = self.in_flight
@@ -224,7 +224,7 @@ class AppendQueue:
 
     def waits_for(self) -> AnyFuture | None:
         """Return a future that the next append waits for, if there is one."""
-        if self.state is not State.OPEN or not self._queued:
+        if self.state is not QueueState.OPEN or not self._queued:
             return None
         return next((each for each in self._queued[0].after if not each.done()), None)
 
@@ -247,7 +247,9 @@ class AppendQueue:
 
     # ----------------------------------------------------------------- answers
 
-    def answered(self, append: PendingAppend, outcome: Outcome, *, is_terminal: bool) -> Effect:
+    def answered(
+        self, append: PendingAppend, outcome: Outcome, *, is_terminal: bool
+    ) -> QueueEffect:
         """Take the answer of an append in flight.
 
         Args:
@@ -259,21 +261,21 @@ class AppendQueue:
             SETTLE, NOTHING, RETRY or FAIL.
         """
         if isinstance(outcome, pb.AppendResponse):
-            effect = self._step(Event.ACKNOWLEDGED)
-            if effect is Effect.SETTLE:
+            effect = self._step(QueueEvent.ACKNOWLEDGED)
+            if effect is QueueEffect.SETTLE:
                 assert self.in_flight[0] is append, "answers come in the order of the appends"
                 self.attempt = 0
         else:
             assert isinstance(outcome, Exception)
-            if self.state is State.OPEN:
+            if self.state is QueueState.OPEN:
                 self.error, self._is_terminal = outcome, is_terminal
-            effect = self._step(Event.FAILED)
+            effect = self._step(QueueEvent.FAILED)
         if self.in_flight[0] is append:
             self.in_flight.popleft()
         else:
             self.in_flight.remove(append)
         self._in_flight_bytes -= append.length_bytes
-        if effect is Effect.SETTLE:
+        if effect is QueueEffect.SETTLE:
             return effect
         self._unsettled.append(append)
         if self.in_flight:
@@ -284,11 +286,11 @@ class AppendQueue:
         self._queued.extendleft(reversed(self._unsettled))
         self._unsettled.clear()
         self.attempt += 1
-        return self._step(Event.DRAINED_FOR_GOOD if self._is_terminal else Event.DRAINED)
+        return self._step(QueueEvent.DRAINED_FOR_GOOD if self._is_terminal else QueueEvent.DRAINED)
 
     def resume(self) -> None:
         """End the pause before the next attempt."""
-        self._step(Event.RESUMED)
+        self._step(QueueEvent.RESUMED)
 
     def fail(self, error: Exception, *, is_sticky: bool) -> list[PendingAppend]:
         """Give all appends up.
@@ -300,7 +302,7 @@ class AppendQueue:
         Returns:
             The appends to settle, oldest first.
         """
-        self._step(Event.CLOSED)
+        self._step(QueueEvent.CLOSED)
         appends = list(self)
         for append in appends:
             append.failure = error
@@ -310,10 +312,10 @@ class AppendQueue:
         self.error = error
         self.attempt = 0
         if not is_sticky:
-            self.state = State.OPEN
+            self.state = QueueState.OPEN
         return appends
 
-    def _step(self, event: Event) -> Effect:
+    def _step(self, event: QueueEvent) -> QueueEffect:
         effect, self.state = TABLE[self.state, event]
         return effect
 

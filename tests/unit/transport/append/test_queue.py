@@ -18,9 +18,9 @@ from gazette_sdk.transport.append.queue import (
     TABLE,
     AppendQueue,
     DependencyFailedError,
-    Effect,
-    Event,
-    State,
+    QueueEffect,
+    QueueEvent,
+    QueueState,
 )
 
 OK = pb.AppendResponse(status=pb.OK)
@@ -44,7 +44,7 @@ def add(queue, content, request=None, after=frozenset()):
 # ------------------------------------------------------------------------ table
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, Event)))
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(QueueState, QueueEvent)))
 def test_every_pair_of_state_and_event_is_in_the_table_or_a_bug(state, event):
     queue = AppendQueue("a/journal", 1)
     queue.state = state
@@ -63,11 +63,11 @@ def test_the_table_of_the_docstring_is_the_one_of_the_code():
     for line in lines:
         cells = line.split("  ")
         cells = [cell.strip() for cell in cells if cell.strip()]
-        if len(cells) == 4 and cells[0] in {*State.__members__, "any"}:
-            states = list(State) if cells[0] == "any" else [State[cells[0]]]
-            events = [Event[name] for name in cells[1].split(", ")]
+        if len(cells) == 4 and cells[0] in {*QueueState.__members__, "any"}:
+            states = list(QueueState) if cells[0] == "any" else [QueueState[cells[0]]]
+            events = [QueueEvent[name] for name in cells[1].split(", ")]
             rows |= {
-                ((state, event), (Effect[cells[2]], State[cells[3]]))
+                ((state, event), (QueueEffect[cells[2]], QueueState[cells[3]]))
                 for state in states
                 for event in events
             }
@@ -82,7 +82,7 @@ def test_so_many_appends_are_in_flight_at_once_and_no_more():
     begun = [queue.begin() for _ in range(IN_FLIGHT_MAX)]
     assert None not in begun
     assert queue.begin() is None
-    assert queue.answered(begun[0], OK, is_terminal=False) is Effect.SETTLE
+    assert queue.answered(begun[0], OK, is_terminal=False) is QueueEffect.SETTLE
     assert queue.begin() is not None
 
 
@@ -176,10 +176,10 @@ def test_a_failed_future_fails_the_append(is_cancelled):
 def test_after_a_failure_all_in_flight_are_drained_and_sent_again_in_order():
     queue = queue_of(b"1", b"2", b"3")
     first, second = queue.begin(), queue.begin()
-    assert queue.answered(first, LOST, is_terminal=False) is Effect.NOTHING
+    assert queue.answered(first, LOST, is_terminal=False) is QueueEffect.NOTHING
     assert queue.begin() is None
-    assert queue.answered(second, LOST, is_terminal=False) is Effect.RETRY
-    assert queue.state is State.PAUSED
+    assert queue.answered(second, LOST, is_terminal=False) is QueueEffect.RETRY
+    assert queue.state is QueueState.PAUSED
     assert queue.begin() is None
     assert first.last_error is second.last_error is LOST
     queue.resume()
@@ -190,20 +190,20 @@ def test_a_terminal_failure_drains_and_fails_all():
     queue = queue_of(b"1", b"2", b"3")
     first, second = queue.begin(), queue.begin()
     error = GazetteError("for good")
-    assert queue.answered(first, error, is_terminal=True) is Effect.NOTHING
-    assert queue.answered(second, LOST, is_terminal=False) is Effect.FAIL
+    assert queue.answered(first, error, is_terminal=True) is QueueEffect.NOTHING
+    assert queue.answered(second, LOST, is_terminal=False) is QueueEffect.FAIL
     assert queue.error is error
     failed = queue.fail(error, is_sticky=True)
     assert [append.parts for append in failed] == [[b"1"], [b"2"], [b"3"]]
     assert all(append.failure is error for append in failed)
-    assert queue.state is State.FAILED
+    assert queue.state is QueueState.FAILED
     assert not queue
 
 
 def test_a_failure_that_is_not_sticky_leaves_an_open_queue():
     queue = queue_of(b"1")
     queue.fail(GazetteError("closed"), is_sticky=False)
-    assert queue.state is State.OPEN
+    assert queue.state is QueueState.OPEN
     add(queue, b"2")
     assert queue.begin().parts == [b"2"]
 
@@ -232,9 +232,9 @@ def test_whatever_fails_each_append_is_settled_once_and_in_order(data):
         elif step == "answer" and in_flight:
             append, is_written = in_flight.pop(0)
             outcome = OK if is_written and is_connected else LOST
-            if queue.answered(append, outcome, is_terminal=False) is Effect.SETTLE:
+            if queue.answered(append, outcome, is_terminal=False) is QueueEffect.SETTLE:
                 settled.append(append.context)
-        elif step == "resume" and queue.state is State.PAUSED:
+        elif step == "resume" and queue.state is QueueState.PAUSED:
             is_connected = True
             queue.resume()
     assert settled == list(range(len(settled)))
