@@ -256,7 +256,7 @@ def test_one_transaction_is_filled_by_many_threads(topic: Topic):
 FORKED = textwrap.dedent(
     """
     import os, sys
-    from gazette_sdk.errors import ConfigurationError
+    from gazette_sdk.errors import ClosedError, ConfigurationError
     from gazette_sdk.message import Publisher
     from integration.message.topics import entries
 
@@ -279,6 +279,14 @@ FORKED = textwrap.dedent(
         process = os.fork()
         if process == 0:
             try:
+                try:
+                    publish(f"refused-{child}")
+                except ClosedError as error:
+                    assert "make another Publisher in the child" in str(error)
+                else:
+                    raise AssertionError
+                publisher.close(30)
+                publisher = Publisher(lambda entry: entry.journal)
                 publish(f"child-{child}")
                 publisher.close(30)
                 os._exit(0)
@@ -304,7 +312,7 @@ def ends(printed: str) -> list[str]:
 @pytest.mark.parametrize("wire", ["stream", "grpc"])
 @pytest.mark.parametrize("when", ["unused", "used"])
 def test_a_fork_publishes_nothing_twice(topic: Topic, when: str, wire: str):
-    """A publisher is another producer in each child; over gRPC one that was used says so."""
+    """A child is refused, and has a publisher of its own; over gRPC it cannot, after use."""
     topic.create(*range(2))
     names = [topic.name(part) for part in range(2)]
     program = subprocess.run(

@@ -13,7 +13,7 @@ import pytest
 from gazette_sdk import Publisher, Reader, connect, mapping
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.base import AppendItem, Transport
-from gazette_sdk.transport.target import Destination
+from gazette_sdk.transport.wires.base import PreparedAppend
 from gazette_sdk.transport.wires.grpc.transport import GrpcWire
 from integration.message.topics import Topic
 
@@ -27,13 +27,10 @@ def counted(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> tuple[Transport, C
     append = GrpcWire.append
 
     async def counting(
-        self: GrpcWire,
-        to: Destination,
-        opening: pb.AppendRequest,
-        requests: AsyncIterator[AppendItem],
+        self: GrpcWire, prepared: PreparedAppend, requests: AsyncIterator[AppendItem]
     ) -> pb.AppendResponse:
-        counts[opening.journal] += 1
-        return await append(self, to, opening, requests)
+        counts[prepared.request.journal] += 1
+        return await append(self, prepared, requests)
 
     monkeypatch.setattr(GrpcWire, "append", counting)
     return connect(f"{topic.cluster.address}?wire=grpc"), counts
