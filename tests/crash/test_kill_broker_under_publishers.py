@@ -169,7 +169,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DevClus
 def test_retries_across_ten_kills_are_seen_once(
     cluster: DevCluster, monkeypatch: pytest.MonkeyPatch
 ):
-    direct = count_direct_appends(monkeypatch)
+    inline = count_inline_appends(monkeypatch)
     stopping = threading.Event()
     publishers = [
         Publisher(lambda item: item.journal, pending_bytes_max=PENDING_BYTES_MAX) for _ in range(5)
@@ -226,7 +226,7 @@ def test_retries_across_ten_kills_are_seen_once(
     seen = sum(map(len, again.values()))
     print(
         f"{history.decided_count} publications of {seen} messages, {written - seen} of which were"
-        f" written twice, {direct.total()} appends by those who waited, {KILLS} kills;"
+        f" written twice, {inline.total()} inline appends, {KILLS} kills;"
         f" {follower.restarts} restarts of the reader,"
         f" {follower.relapses} from earlier checkpoints"
     )
@@ -235,12 +235,12 @@ def test_retries_across_ten_kills_are_seen_once(
         check_uninterrupted(transactions_in(delivered))
     follower.check_checkpoints(CHECKPOINTS_CHECKED)
     assert len(history.acknowledged) == history.decided_count
-    assert direct["waiting"]
-    assert direct["waiting, too"]
+    assert inline["waiting"]
+    assert inline["waiting, too"]
 
 
-def count_direct_appends(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each thread appends by itself."""
+def count_inline_appends(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Return the number of inline appends of each thread."""
     counts: Counter[str] = Counter()
     append = BlockingClient.append
 

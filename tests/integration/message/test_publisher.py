@@ -27,9 +27,7 @@ def counted(topic: Topic, monkeypatch: pytest.MonkeyPatch) -> tuple[Transport, C
     append = GrpcWire.append
 
     async def counting(
-        self: GrpcWire,
-        prepared: PreparedAppend,
-        requests: AsyncIterator[AppendItem],
+        self: GrpcWire, prepared: PreparedAppend, requests: AsyncIterator[AppendItem]
     ) -> pb.AppendResponse:
         counts[prepared.request.journal] += 1
         return await append(self, prepared, requests)
