@@ -329,8 +329,8 @@ def test_ctrl_c_while_a_receipt_is_waited_for_leaves_the_publisher_usable(topic:
         appender = publisher._sender.outboxes[sys.argv[1]].appender
         appender.append(b'{"n": -1}\\n', after=[future])
         receipt = publisher.publish({"n": 1})
-        print("waiting", flush=True)
         try:
+            print("waiting", flush=True)
             receipt.result(30)
         except KeyboardInterrupt:
             future.set_result(None)
