@@ -67,7 +67,7 @@ LARGE_BYTES = 256 << 10
 INLINE_BYTES_MAX = 32 << 10
 """Longest inline append: the buffer of an idle socket takes it without blocking the thread."""
 
-PREPARE_S = 1.0
+PREPARE_S = 0.1
 """Least time between two attempts to open a blocking connection for inline appends."""
 
 
