@@ -211,14 +211,6 @@ class Wire(abc.ABC):
     ) -> AsyncGenerator[pb.ReplicateResponse]:
         """Make a replication; ``requests`` are those after the opening one."""
 
-    def can_inline(self, peer: Peer) -> bool:  # noqa: ARG002 - most wires have no blocking connections
-        """Return True if :meth:`send_inline` and :meth:`prepare_inline` are worth a try.
-
-        The broker is known to speak this wire, and blocking connections to it did not fail lately.
-        Any thread may ask.
-        """
-        return False
-
     def send_inline(self, append: PreparedAppend, content: bytes) -> BlockingCall | None:  # noqa: ARG002
         """Send a whole append on an idle blocking connection, without waiting, from any thread.
 

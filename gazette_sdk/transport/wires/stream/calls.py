@@ -84,13 +84,6 @@ class StreamWire(Wire):
         """See :meth:`Wire.health`."""
         return self.pools.here().health(peer)
 
-    def can_inline(self, peer: Peer) -> bool:
-        """See :meth:`Wire.can_inline`."""
-        blocking = self._blocking
-        return blocking.takes(peer.endpoint) and (
-            blocking.is_connected(peer.endpoint) or self.pools.is_ready(peer)
-        )
-
     def send_inline(self, append: PreparedAppend, content: bytes) -> BlockingCall | None:
         """See :meth:`Wire.send_inline`."""
         return self._blocking.append(append.to, append.encoded, content)

@@ -158,10 +158,6 @@ class ChosenWire(Wire):
         """See :meth:`Wire.replicate`."""
         return self._iterate(to.peer, lambda wire: wire.replicate(to, opening, requests))
 
-    def can_inline(self, peer: Peer) -> bool:
-        """See :meth:`Wire.can_inline`."""
-        return self.stream.can_inline(peer)
-
     def send_inline(self, append: PreparedAppend, content: bytes) -> BlockingCall | None:
         """See :meth:`Wire.send_inline`."""
         return self.stream.send_inline(append, content)

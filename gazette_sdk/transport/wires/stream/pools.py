@@ -7,8 +7,6 @@ import os
 from collections.abc import AsyncGenerator, Callable
 
 from gazette_sdk.errors import ClosedError
-from gazette_sdk.transport.routing.dispatcher import Health
-from gazette_sdk.transport.target import Peer
 from gazette_sdk.transport.wires.stream.pool import CLOSE_TIMEOUT_S, Pool
 
 __all__ = ["Pools"]
@@ -44,10 +42,6 @@ class Pools:
         """
         pool = self._pools.get(asyncio.get_running_loop())
         return self._add() if pool is None or self._is_closed else pool
-
-    def is_ready(self, peer: Peer) -> bool:
-        """Return True if any loop has a connection to a peer. Any thread may ask."""
-        return any(pool.health(peer) is Health.READY for pool in tuple(self._pools.values()))
 
     async def aclose(self) -> None:
         """Close all connections of all loops. Calls under way are cancelled."""

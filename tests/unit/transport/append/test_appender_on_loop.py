@@ -1,4 +1,4 @@
-"""What an appender sends on its event loop: window, failures, linger, and awaited futures."""
+"""Appender of a journal on its event loop: window, failures, linger, and awaited futures."""
 
 from __future__ import annotations
 
