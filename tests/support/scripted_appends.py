@@ -20,7 +20,8 @@ from typing import Any, NamedTuple, Self
 
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append.appender import STREAMING_COUNT_MIN, JournalAppender, Sender
+from gazette_sdk.transport.append.appender import JournalAppender, Sender
+from gazette_sdk.transport.append.linger import STREAMING_COUNT_MIN
 from gazette_sdk.transport.append.pending import PendingAppend
 from gazette_sdk.transport.append.route import AppendRoute
 from gazette_sdk.transport.append.service import AppendService

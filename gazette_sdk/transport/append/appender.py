@@ -31,12 +31,13 @@ import threading
 import time
 from collections.abc import Collection, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gazette_sdk.errors import ClosedError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import metrics
 from gazette_sdk.transport.append.append import is_terminal, is_transient, status_error
+from gazette_sdk.transport.append.linger import LARGE_BYTES, Linger
 from gazette_sdk.transport.append.pending import AnyFuture, Outcome, PendingAppend
 from gazette_sdk.transport.append.queue import (
     AppendQueue,
@@ -50,19 +51,9 @@ from gazette_sdk.transport.wires.base import BlockingCall
 if TYPE_CHECKING:
     from gazette_sdk.transport.append.service import AppendService
 
-__all__ = ["INLINE_BYTES_MAX", "LINGER_S", "JournalAppender", "Sender"]
+__all__ = ["INLINE_BYTES_MAX", "JournalAppender", "Sender"]
 
 logger = logging.getLogger(__name__)
-
-LINGER_S = 0.002
-"""Pause before a further append of a journal that is being streamed to, so that more writes share
-it. A journal whose writes come one by one never waits."""
-
-STREAMING_COUNT_MIN = 16
-"""An append of so many writes shows that its journal is being streamed to."""
-
-LARGE_BYTES = 256 << 10
-"""An append of this size costs little beside its content: it does not wait for more."""
 
 INLINE_BYTES_MAX = 32 << 10
 """Longest inline append: the buffer of an idle socket takes it without blocking the thread."""
@@ -78,6 +69,14 @@ class Sender(enum.Enum):
     INLINE = "an inline append is in flight"
     RECEIVER = "a thread waits for the answer of an inline append"
     LOOP = "the event loop"
+
+
+class InlineAppend(NamedTuple):
+    """Inline append in flight, sent at ``sent_at``, in monotonic seconds."""
+
+    append: PendingAppend
+    call: BlockingCall
+    sent_at: float
 
 
 class JournalAppender:
@@ -100,15 +99,12 @@ class JournalAppender:
         self._lock = service.lock
         self._sender = Sender.NOBODY
         self._route: AppendRoute | None = None
-        self._call: BlockingCall | None = None  # inline append in flight
-        self._inline: PendingAppend | None = None
-        self._sent_at = 0.0  # of the inline append
+        self._inline: InlineAppend | None = None
         self._prepare_at = 0.0
-        self._task: asyncio.Task[None] | None = None  # connects, pauses, or awaits `_call`
+        self._task: asyncio.Task[None] | None = None  # connects, pauses, or awaits `_inline`
         self._timer: asyncio.TimerHandle | None = None
         self._waits_for: AnyFuture | None = None
-        self._linger_from = 0.0
-        self._last_count = 0  # writes of the last append
+        self._linger = Linger()
         self._is_awaiting_more = False  # the loop does nothing before the next write or answer
 
     # ------------------------------------------------------------------ adding
@@ -159,10 +155,7 @@ class JournalAppender:
         with self._lock:
             self.service.check_open()
             if self.queue.state is QueueState.FAILED:
-                assert self.queue.error is not None
-                refused = PendingAppend(request or self.queue.plain)
-                refused.settle(self.queue.error)
-                return refused
+                return self.queue.refused(request)
             append = self.queue.tail(request, after)
             if content:
                 append.add_part(content)
@@ -187,10 +180,7 @@ class JournalAppender:
     def newest(self) -> PendingAppend | None:
         """Return the newest append, or a failed one of a failed journal. The lock is held."""
         if self.queue.state is QueueState.FAILED:
-            assert self.queue.error is not None
-            failed = PendingAppend(self.queue.plain)
-            failed.settle(self.queue.error)
-            return failed
+            return self.queue.refused()
         return next(reversed(tuple(self.queue)), None)
 
     def pending(self) -> set[AnyFuture]:
@@ -207,15 +197,14 @@ class JournalAppender:
         outcome: Outcome | None = None
         with self._lock:
             if self._sender is Sender.INLINE:
-                assert self._call is not None
-                if self._call.wait(0):
+                assert self._inline is not None
+                if self._inline.call.wait(0):
                     settled, outcome = self._received()
                 else:
                     self._to_loop()
             if self._sender is Sender.NOBODY:
                 self._send_queued()
             elif self._sender is Sender.LOOP:
-                self._is_awaiting_more = False
                 self._to_loop()
         _settle(settled, outcome)
 
@@ -256,7 +245,7 @@ class JournalAppender:
             self._prepare_inline(route)
             return False
         metrics.count_appended(self.journal, append.length_bytes)
-        self._call, self._inline, self._sent_at = call, append, time.monotonic()
+        self._inline = InlineAppend(append, call, time.monotonic())
         self._sender = Sender.INLINE
         self.service.watch(self)
         return True
@@ -278,12 +267,12 @@ class JournalAppender:
         """See :class:`~gazette_sdk.transport.append.pending.Receiver`."""
         self.service.check_loop()
         with self._lock:
-            call = self._call
-            if self._sender is not Sender.INLINE or append is not self._inline or call is None:
+            inline = self._inline
+            if self._sender is not Sender.INLINE or inline is None or inline.append is not append:
                 return
             self._sender = Sender.RECEIVER
         try:
-            is_over = call.wait(timeout_s)
+            is_over = inline.call.wait(timeout_s)
         except BaseException:
             with self._lock:
                 self._to_loop()
@@ -291,7 +280,7 @@ class JournalAppender:
         settled: list[PendingAppend] = []
         outcome: Outcome | None = None
         with self._lock:
-            if self._call is not call:  # the service was closed meanwhile
+            if self._inline is not inline:  # the service was closed meanwhile
                 return
             if is_over:
                 settled, outcome = self._received()
@@ -312,12 +301,15 @@ class JournalAppender:
 
     def is_overdue(self, now: float, after_s: float) -> bool:
         """Return True if an inline answer is not received since ``after_s``. The lock is held."""
-        return self._sender is Sender.INLINE and now - self._sent_at >= after_s
+        inline = self._inline
+        return (
+            self._sender is Sender.INLINE and inline is not None and now - inline.sent_at >= after_s
+        )
 
     @property
     def is_inline(self) -> bool:
         """An inline append is in flight."""
-        return self._call is not None
+        return self._inline is not None
 
     @property
     def _is_at_loop(self) -> bool:
@@ -325,26 +317,26 @@ class JournalAppender:
 
     def _received(self) -> tuple[list[PendingAppend], Outcome | None]:
         """Take the answer of the inline append, which is over. The lock is held."""
-        call, append, route = self._call, self._inline, self._route
-        assert call is not None
-        assert append is not None
+        inline, route = self._inline, self._route
+        assert inline is not None
         assert route is not None
-        self._call = self._inline = None
+        self._inline = None
         self._sender = Sender.NOBODY
         outcome: pb.AppendResponse | Exception
         try:
-            outcome = call.response()
+            outcome = inline.call.response()
             route.accept(outcome)
         except GazetteError as error:
             route.failed(error)
             outcome = error
-        return self._answer(append, outcome)
+        return self._answer(inline.append, outcome)
 
     # --------------------------------------------------------------- on the loop
 
     def _to_loop(self) -> None:
         """Leave sending to the event loop. The lock is held."""
         self._sender = Sender.LOOP
+        self._is_awaiting_more = False
         self.service.call_soon(self._pump)
 
     def _pump(self) -> None:
@@ -356,8 +348,8 @@ class JournalAppender:
             with self._lock:
                 if self._sender is not Sender.LOOP:
                     return
-                if self._call is not None:
-                    self._start(self._await_inline(self._call))
+                if self._inline is not None:
+                    self._start(self._await_inline(self._inline))
                     return
                 if self.queue.state is QueueState.PAUSED:
                     self._start(self._pause())
@@ -378,10 +370,16 @@ class JournalAppender:
         """Take the next append into flight, if it is time. The lock is held."""
         queue = self.queue
         append = queue.next
-        if self._lingers(append):
+        length_bytes = 0 if append is None else append.length_bytes
+        wait_s = self._linger.wait_s(
+            time.monotonic(), length_bytes, is_in_flight=bool(queue.in_flight)
+        )
+        if wait_s > 0:
+            if self._timer is None:
+                self._timer = self.service.loop.call_later(wait_s, self._lingered)
             return None
         if append is None:
-            self._last_count = 0
+            self._linger.ran_dry()
             if queue:
                 self._is_awaiting_more = True
             else:
@@ -394,19 +392,6 @@ class JournalAppender:
             if future is not None:
                 future.add_done_callback(lambda _ended: self.service.call_soon(self._pump))
         return begun
-
-    def _lingers(self, append: PendingAppend | None) -> bool:
-        """Return True if it is too early for the next append; arms the timer for its end."""
-        if append is not None and append.length_bytes >= LARGE_BYTES:
-            return False
-        if self._last_count < STREAMING_COUNT_MIN and not self.queue.in_flight:
-            return False
-        left_s = self._linger_from + LINGER_S - time.monotonic()
-        if left_s <= 0:
-            return False
-        if self._timer is None:
-            self._timer = self.service.loop.call_later(left_s, self._lingered)
-        return True
 
     def _lingered(self) -> None:
         self._timer = None
@@ -424,8 +409,7 @@ class JournalAppender:
             self._answered(append, error)
             return False
         if is_begun:
-            self._last_count = append.count
-            self._linger_from = time.monotonic()
+            self._linger.begun(time.monotonic(), append.count)
             metrics.count_appended(self.journal, append.length_bytes)
             return True
         with self._lock:
@@ -438,8 +422,6 @@ class JournalAppender:
         """Take the answer of an append in flight. A callback of the loop."""
         with self._lock:
             settled, result = self._answer(append, outcome)
-            if not self.queue.in_flight:
-                self._linger_from = time.monotonic()
         _settle(settled, result)
         self._pump()
 
@@ -506,11 +488,11 @@ class JournalAppender:
             if append is not None:
                 self._answered(append, error)
 
-    async def _await_inline(self, call: BlockingCall) -> None:
+    async def _await_inline(self, inline: InlineAppend) -> None:
         """Receive the answer of an inline append that no thread received."""
-        await call.finish()
+        await inline.call.finish()
         with self._lock:
-            if self._call is not call:
+            if self._inline is not inline:
                 return
             settled, outcome = self._received()
             self._sender = Sender.LOOP
@@ -535,31 +517,31 @@ class JournalAppender:
     def abandon(self, error: GazetteError) -> None:
         """Give up all appends, of a loop that has ended or belongs to a parent process."""
         with self._lock:
-            call = None if self._sender is Sender.RECEIVER else self._call
-            self._route = self._call = self._inline = None
+            inline = None if self._sender is Sender.RECEIVER else self._inline
+            self._route = self._inline = None
             self._sender = Sender.LOOP  # nobody sends from now on
             appends = self._fail(error)
-        if call is not None:
-            call.give_up("the event loop has ended")
+        if inline is not None:
+            inline.call.give_up("the event loop has ended")
         _settle(appends, error)
 
     def forked(self, lock: threading.Lock) -> None:
         """In a forked child: take the new lock; the inline append is the parent's."""
         self._lock = lock
-        self._call = None
+        self._inline = None
 
     async def aclose(self) -> None:
         """Give up all appends. On the loop."""
         with self._lock:
             has_receiver = self._sender is Sender.RECEIVER
             self._sender = Sender.LOOP  # nobody sends from now on
-            call, self._call, self._inline = self._call, None, None
+            inline, self._inline = self._inline, None
             task, timer = self._task, self._timer
-        if call is not None:
+        if inline is not None:
             if has_receiver:
-                call.interrupt()
+                inline.call.interrupt()
             else:
-                call.give_up("the appender was closed")
+                inline.call.give_up("the appender was closed")
         if timer is not None:
             timer.cancel()
         if task is not None:

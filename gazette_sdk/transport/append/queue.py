@@ -177,6 +177,13 @@ class AppendQueue:
             self._queued.append(append)
         append.count += count
 
+    def refused(self, request: pb.AppendRequest | None = None) -> PendingAppend:
+        """Return an append that has failed like the queue, which is in state FAILED."""
+        assert self.error is not None
+        refused = PendingAppend(request or self.plain)
+        refused.settle(self.error)
+        return refused
+
     # ----------------------------------------------------------------- sending
 
     @property

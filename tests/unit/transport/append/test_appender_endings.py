@@ -16,8 +16,7 @@ from gazette_sdk.errors import (
     UnavailableError,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append import appender as module
-from gazette_sdk.transport.append import service
+from gazette_sdk.transport.append import linger, service
 from gazette_sdk.transport.append.appender import (
     Sender,
 )
@@ -80,7 +79,7 @@ def test_closing_gives_up_what_is_in_flight_and_what_queues(journal):
 @pytest.mark.parametrize("state", ["opening", "pausing", "lingering"])
 def test_closing_ends_whatever_the_loop_does(monkeypatch, state):
     monkeypatch.setattr(service, "SWEEP_S", NEVER_S)
-    monkeypatch.setattr(module, "LINGER_S", NEVER_S)
+    monkeypatch.setattr(linger, "LINGER_S", NEVER_S)
 
     async def for_ever(*_):
         await asyncio.Event().wait()

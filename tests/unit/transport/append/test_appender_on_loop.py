@@ -12,13 +12,9 @@ from gazette_sdk.errors import (
     UnavailableError,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append import appender as module
-from gazette_sdk.transport.append import service
-from gazette_sdk.transport.append.appender import (
-    LARGE_BYTES,
-    STREAMING_COUNT_MIN,
-    Sender,
-)
+from gazette_sdk.transport.append import linger, service
+from gazette_sdk.transport.append.appender import Sender
+from gazette_sdk.transport.append.linger import LARGE_BYTES, STREAMING_COUNT_MIN
 from gazette_sdk.transport.append.pending import PendingAppend
 from gazette_sdk.transport.append.queue import (
     IN_FLIGHT_BYTES_MAX,
@@ -163,7 +159,7 @@ def test_on_settled_is_called_under_the_lock_before_the_append_ends(monkeypatch)
 def lingering(monkeypatch):
     """A journal whose appender lingers for long."""
     monkeypatch.setattr(service, "SWEEP_S", NEVER_S)
-    monkeypatch.setattr(module, "LINGER_S", 0.3)
+    monkeypatch.setattr(linger, "LINGER_S", 0.3)
     with ScriptedJournal() as journal:
         journal.route.has_connection = False
         yield journal
@@ -307,7 +303,7 @@ def test_a_future_that_fails_fails_the_append_and_all_behind_it(journal, is_canc
 
 
 def test_a_future_that_fails_leaves_the_appends_ahead_alone(journal, monkeypatch):
-    monkeypatch.setattr(module, "LINGER_S", 0.0)
+    monkeypatch.setattr(linger, "LINGER_S", 0.0)
     ahead = journal.append_on_loop(b"0")
     until(lambda: journal.route.sent)
     future = concurrent.futures.Future()
