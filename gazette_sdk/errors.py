@@ -19,6 +19,7 @@
     │   └── EtcdUnavailableError, EtcdCompactedError, LeaseLostError
     ├── FramingError                 bytes of a journal cannot be decoded as messages
     │   └── DecodeError, DesyncError, TornFrameError
+    ├── CheckpointMismatchError      a checkpoint is of an earlier journal of the same name
     ├── MappingError                 a message maps to no journal
     ├── StreamProtocolError          a peer broke the rules of the stream transport
     ├── BackPressureError            the bound of unsent messages is reached
@@ -37,6 +38,7 @@ __all__ = [
     "BackPressureError",
     "CallCancelledError",
     "CallError",
+    "CheckpointMismatchError",
     "ClosedError",
     "ConfigurationError",
     "CorruptFragmentError",
@@ -423,6 +425,15 @@ class DesyncError(FramingError):
 
 class TornFrameError(FramingError):
     """The journal ends in the middle of a frame."""
+
+
+class CheckpointMismatchError(GazetteError):
+    """A checkpoint is of an earlier journal of the same name, which was deleted.
+
+    Remedy: ``Reader(on_missing="begin")`` reads the journal that exists now from its begin, and
+    ``on_missing="end"`` from its write head. If the content is the same as before, pass
+    ``offsets=checkpoint.offsets`` instead of the checkpoint.
+    """
 
 
 class MappingError(GazetteError):

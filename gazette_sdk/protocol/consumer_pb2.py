@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#gazette_sdk/protocol/consumer.proto\x12\x08\x63onsumer\"\xdc\x03\n\nCheckpoint\x12\x32\n\x07sources\x18\x01 \x03(\x0b\x32!.consumer.Checkpoint.SourcesEntry\x12\x39\n\x0b\x61\x63k_intents\x18\x02 \x03(\x0b\x32$.consumer.Checkpoint.AckIntentsEntry\x1a\xac\x01\n\x06Source\x12\x14\n\x0cread_through\x18\x01 \x01(\x03\x12<\n\tproducers\x18\x02 \x03(\x0b\x32).consumer.Checkpoint.Source.ProducerEntry\x1aN\n\rProducerEntry\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x31\n\x05state\x18\x02 \x01(\x0b\x32\".consumer.Checkpoint.ProducerState\x1a\x30\n\rProducerState\x12\x10\n\x08last_ack\x18\x01 \x01(\x06\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\x03\x1aK\n\x0cSourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12*\n\x05value\x18\x02 \x01(\x0b\x32\x1b.consumer.Checkpoint.Source:\x02\x38\x01\x1a\x31\n\x0f\x41\x63kIntentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#gazette_sdk/protocol/consumer.proto\x12\x08\x63onsumer\"\xf5\x03\n\nCheckpoint\x12\x32\n\x07sources\x18\x01 \x03(\x0b\x32!.consumer.Checkpoint.SourcesEntry\x12\x39\n\x0b\x61\x63k_intents\x18\x02 \x03(\x0b\x32$.consumer.Checkpoint.AckIntentsEntry\x1a\xc5\x01\n\x06Source\x12\x14\n\x0cread_through\x18\x01 \x01(\x03\x12<\n\tproducers\x18\x02 \x03(\x0b\x32).consumer.Checkpoint.Source.ProducerEntry\x12\x17\n\x0f\x63reate_revision\x18\x64 \x01(\x03\x1aN\n\rProducerEntry\x12\n\n\x02id\x18\x01 \x01(\x0c\x12\x31\n\x05state\x18\x02 \x01(\x0b\x32\".consumer.Checkpoint.ProducerState\x1a\x30\n\rProducerState\x12\x10\n\x08last_ack\x18\x01 \x01(\x06\x12\r\n\x05\x62\x65gin\x18\x02 \x01(\x03\x1aK\n\x0cSourcesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12*\n\x05value\x18\x02 \x01(\x0b\x32\x1b.consumer.Checkpoint.Source:\x02\x38\x01\x1a\x31\n\x0f\x41\x63kIntentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,15 +36,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHECKPOINT_ACKINTENTSENTRY']._loaded_options = None
   _globals['_CHECKPOINT_ACKINTENTSENTRY']._serialized_options = b'8\001'
   _globals['_CHECKPOINT']._serialized_start=50
-  _globals['_CHECKPOINT']._serialized_end=526
+  _globals['_CHECKPOINT']._serialized_end=551
   _globals['_CHECKPOINT_SOURCE']._serialized_start=176
-  _globals['_CHECKPOINT_SOURCE']._serialized_end=348
-  _globals['_CHECKPOINT_SOURCE_PRODUCERENTRY']._serialized_start=270
-  _globals['_CHECKPOINT_SOURCE_PRODUCERENTRY']._serialized_end=348
-  _globals['_CHECKPOINT_PRODUCERSTATE']._serialized_start=350
-  _globals['_CHECKPOINT_PRODUCERSTATE']._serialized_end=398
-  _globals['_CHECKPOINT_SOURCESENTRY']._serialized_start=400
-  _globals['_CHECKPOINT_SOURCESENTRY']._serialized_end=475
-  _globals['_CHECKPOINT_ACKINTENTSENTRY']._serialized_start=477
-  _globals['_CHECKPOINT_ACKINTENTSENTRY']._serialized_end=526
+  _globals['_CHECKPOINT_SOURCE']._serialized_end=373
+  _globals['_CHECKPOINT_SOURCE_PRODUCERENTRY']._serialized_start=295
+  _globals['_CHECKPOINT_SOURCE_PRODUCERENTRY']._serialized_end=373
+  _globals['_CHECKPOINT_PRODUCERSTATE']._serialized_start=375
+  _globals['_CHECKPOINT_PRODUCERSTATE']._serialized_end=423
+  _globals['_CHECKPOINT_SOURCESENTRY']._serialized_start=425
+  _globals['_CHECKPOINT_SOURCESENTRY']._serialized_end=500
+  _globals['_CHECKPOINT_ACKINTENTSENTRY']._serialized_start=502
+  _globals['_CHECKPOINT_ACKINTENTSENTRY']._serialized_end=551
 # @@protoc_insertion_point(module_scope)

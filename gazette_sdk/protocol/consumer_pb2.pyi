@@ -9,7 +9,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class Checkpoint(_message.Message):
     __slots__ = ("sources", "ack_intents")
     class Source(_message.Message):
-        __slots__ = ("read_through", "producers")
+        __slots__ = ("read_through", "producers", "create_revision")
         class ProducerEntry(_message.Message):
             __slots__ = ("id", "state")
             ID_FIELD_NUMBER: _ClassVar[int]
@@ -19,9 +19,11 @@ class Checkpoint(_message.Message):
             def __init__(self, id: _Optional[bytes] = ..., state: _Optional[_Union[Checkpoint.ProducerState, _Mapping]] = ...) -> None: ...
         READ_THROUGH_FIELD_NUMBER: _ClassVar[int]
         PRODUCERS_FIELD_NUMBER: _ClassVar[int]
+        CREATE_REVISION_FIELD_NUMBER: _ClassVar[int]
         read_through: int
         producers: _containers.RepeatedCompositeFieldContainer[Checkpoint.Source.ProducerEntry]
-        def __init__(self, read_through: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[Checkpoint.Source.ProducerEntry, _Mapping]]] = ...) -> None: ...
+        create_revision: int
+        def __init__(self, read_through: _Optional[int] = ..., producers: _Optional[_Iterable[_Union[Checkpoint.Source.ProducerEntry, _Mapping]]] = ..., create_revision: _Optional[int] = ...) -> None: ...
     class ProducerState(_message.Message):
         __slots__ = ("last_ack", "begin")
         LAST_ACK_FIELD_NUMBER: _ClassVar[int]

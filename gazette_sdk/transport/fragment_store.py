@@ -125,9 +125,7 @@ class FragmentStoreTransport(Transport):
         return pb.ListResponse(
             header=self._header(),
             journals=[
-                pb.ListResponse.Journal(
-                    spec=spec, mod_revision=1, create_revision=1, route=pb.Route(primary=-1)
-                )
+                pb.ListResponse.Journal(spec=spec, mod_revision=1, route=pb.Route(primary=-1))
                 for spec in specs
             ],
         )

@@ -117,7 +117,13 @@ class BatchReader(Generic[T]):
         Raises:
             ClosedError: work on a message was interrupted, so that the position is unknown.
         """
-        return self._delivery.checkpoint(left, horizon_s)
+        checkpoint = self._delivery.checkpoint(left, horizon_s)
+        for name in checkpoint.offsets:
+            opened = self._opened.get(name)
+            revision = (opened and opened.create_revision) or self._plan.revisions.get(name)
+            if revision:
+                checkpoint.create_revisions[name] = revision
+        return checkpoint
 
     def offsets(self, left: int = 0) -> dict[str, int]:
         """Return the offset to read on from, by journal; arguments as of :meth:`checkpoint`.
@@ -306,7 +312,9 @@ class BatchReader(Generic[T]):
             return
         self._decoders[item.journal] = self._new_decoder(item)
         self._opened[item.journal] = item
-        is_new = before is not None and before.create_revision != item.create_revision
+        is_new = item.is_new or (
+            before is not None and before.create_revision != item.create_revision
+        )
         self._delivery.open(item.journal, item.offset, is_new=is_new)
 
     def _end(self, item: Ended) -> None:

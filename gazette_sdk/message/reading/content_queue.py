@@ -36,7 +36,9 @@ class Opened:
         offset: offset at which the read begins; -1 for the write head.
         continues: True if the read goes on where an earlier read of this reader ended, because
             the journal left the listing for a while.
-        create_revision: Etcd revision at which the journal was created.
+        create_revision: Etcd revision at which the journal was created; 0 if it is not known.
+        is_new: True if the position that was given is not of this journal: the states of its
+            producers are not, either.
     """
 
     journal: str
@@ -44,6 +46,7 @@ class Opened:
     offset: int
     continues: bool
     create_revision: int
+    is_new: bool = False
 
     def at(self, offset: int) -> Opened:
         """Return the same journal, read from another offset."""

@@ -30,6 +30,7 @@ from gazette_sdk.message.reading.content_queue import (
     Opened,
 )
 from gazette_sdk.message.reading.plan import Plan
+from gazette_sdk.message.reading.positions import Positions
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
 from gazette_sdk.protocol.names import strip_meta
@@ -107,9 +108,7 @@ class Fetcher:
         self._slots = asyncio.Semaphore(CONCURRENT_READS_MAX)
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
-        # By name and create revision: where the read of a journal that left the listing ended.
-        self._ended_at: dict[tuple[str, int], int] = {}
-        self._revisions = dict(plan.revisions)
+        self._positions = Positions(plan, transport, FAILING_MAX_S)
         self._replays: set[asyncio.Task[None]] = set()
         self.loop.call_soon_threadsafe(self._start)
 
@@ -328,17 +327,17 @@ class Fetcher:
         if asked is not None and strip_meta(asked) == name:
             name = asked  # with the metadata that the user gave
         revision = journal.create_revision
-        offset = self._plan.offsets.get(name, 0 if is_new else self._plan.begin)
-        if self._revisions.setdefault(name, revision) != revision:
-            # Another journal of that name was read before.
-            self._revisions[name] = revision
-            offset = 0
-        ended_at = self._ended_at.get((name, revision))
-        if ended_at is not None:
-            offset = ended_at
+        try:
+            start = await self._positions.start(name, revision, is_new=is_new)
+        except GazetteError as error:
+            self.queue.put(Failed(error))
+            return
+        offset = start.offset
         end_offset = self._plan.end_offsets.get(name, 0)
         content_type = value_of(journal.spec.labels, CONTENT_TYPE)
-        self.queue.put(Opened(name, content_type, offset, ended_at is not None, revision))
+        self.queue.put(
+            Opened(name, content_type, offset, start.continues, revision, is_new=start.is_new)
+        )
         if name in self._plan.end_offsets and end_offset <= offset:
             # A read with the end offset 0 has no end, and there is nothing to read.
             self.queue.put(Ended(name, offset))
@@ -356,7 +355,7 @@ class Fetcher:
                     await self._move(reader, name, self.queue)
                 finally:
                     offset = reader.offset
-                    self._ended_at[name, revision] = offset
+                    self._positions.ended(name, revision, offset)
                     await reader.aclose()
             except (SuspendedError, JournalNotFoundError) as error:
                 if not self._plan.block:

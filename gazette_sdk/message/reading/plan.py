@@ -14,10 +14,14 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import validate_journal
 from gazette_sdk.protocol.selectors import parse_selector
 
-__all__ = ["Offsets", "Plan", "plan_of"]
+__all__ = ["Offsets", "OnMissing", "Plan", "plan_of"]
 
 Offsets: TypeAlias = Literal["begin", "end"] | Mapping[str, int] | None
 """Offsets at which a reader begins: the begin of all journals, their write heads, or by journal."""
+
+OnMissing: TypeAlias = Literal["raise", "begin", "end"]
+"""Treatment of a position that its journal does not have: raise an error, or begin at the journal's
+begin or write head instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,8 @@ class Plan:
         revisions: create revisions of journals that were read before, by journal. One that was
             created anew is read from its begin.
         item_bytes_max: limit of the content of a journal that is decoded at once.
+        on_missing: treatment of an offset, or create revision, that its journal does not have.
+        is_verified: True if the positions were read before, and are not verified again.
     """
 
     selector: pb.LabelSelector | None
@@ -46,11 +52,18 @@ class Plan:
     end_offsets: Mapping[str, int]
     revisions: Mapping[str, int] = dataclasses.field(default_factory=dict)
     item_bytes_max: int = CONTENT_BYTES_MAX
+    on_missing: OnMissing = "raise"
+    is_verified: bool = False
 
     def continued(self, offsets: Mapping[str, int], opened: Mapping[str, Opened]) -> Plan:
         """Return the plan to read on behind this one: new journals are read from their begin."""
-        revisions = {name: each.create_revision for name, each in opened.items()}
-        return dataclasses.replace(self, begin=0, offsets=dict(offsets), revisions=revisions)
+        revisions = {
+            **self.revisions,
+            **{name: each.create_revision for name, each in opened.items() if each.create_revision},
+        }
+        return dataclasses.replace(
+            self, begin=0, offsets=dict(offsets), revisions=revisions, is_verified=True
+        )
 
     def restored(self, checkpoint: Checkpoint) -> Plan:
         """Return the plan to read on behind a checkpoint.
@@ -64,7 +77,11 @@ class Plan:
                 f"both checkpoint= and offsets= say where {twice[0]} begins; leave it out of"
                 " offsets="
             )
-        return dataclasses.replace(self, offsets={**self.offsets, **checkpoint.offsets})
+        return dataclasses.replace(
+            self,
+            offsets={**self.offsets, **checkpoint.offsets},
+            revisions=checkpoint.create_revisions,
+        )
 
 
 def plan_of(
@@ -74,6 +91,7 @@ def plan_of(
     block: bool,
     offsets: Offsets,
     end_offsets: Mapping[str, int] | None,
+    on_missing: OnMissing = "raise",
 ) -> Plan:
     """Return the plan of a reader's arguments, see :class:`~gazette_sdk.message.Reader`.
 
@@ -109,7 +127,9 @@ def plan_of(
             raise ConfigurationError(
                 f"offset {offset!r} of {journal}: use a byte offset, or -1 for the write head"
             )
-    return Plan(wanted, name, text, block, begin, by_journal, ends)
+    if on_missing not in {"raise", "begin", "end"}:
+        raise ConfigurationError(f"on_missing={on_missing!r}: use 'raise', 'begin' or 'end'")
+    return Plan(wanted, name, text, block, begin, by_journal, ends, on_missing=on_missing)
 
 
 def _is_name(text: str) -> bool:

@@ -22,7 +22,7 @@ from gazette_sdk.message.reading.delivery import (
     Select,
 )
 from gazette_sdk.message.reading.journal_decoder import journal_decoder
-from gazette_sdk.message.reading.plan import Offsets, plan_of
+from gazette_sdk.message.reading.plan import Offsets, OnMissing, plan_of
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.message.sequencing.sequencer import Sequencer
 from gazette_sdk.transport.base import Transport
@@ -88,6 +88,12 @@ class Reader(Generic[M]):
         checkpoint: :meth:`checkpoint` of another committed reader, also in its stored form: go on
             exactly there. ``offsets`` are then those of journals that it does not name.
         acknowledgements: deliver acknowledgements of committed messages, too.
+        on_missing: treatment of an offset, or a checkpoint, that its journal does not have: an
+            offset behind the write head, or a checkpoint of a journal that was deleted, and
+            created again under its name. ``"raise"``
+            :class:`~gazette_sdk.errors.OffsetNotYetAvailableError` or
+            :class:`~gazette_sdk.errors.CheckpointMismatchError` when reading begins, or begin at
+            the journal's ``"begin"`` or ``"end"`` instead.
         on_error: treatment of content that is no message: a message that cannot be decoded
             or has no valid UUID, bytes that are no frame, a frame that is cut off. ``"raise"``
             its error, ``"skip"`` it after a warning in the log, or a function, which is called
@@ -116,6 +122,7 @@ class Reader(Generic[M]):
         isolation: Isolation = "committed",
         checkpoint: Checkpoint | bytes | None = None,
         acknowledgements: bool = False,
+        on_missing: OnMissing = "raise",
         on_error: OnError = "raise",
         ring_size: int = RING_SIZE,
     ) -> None:
@@ -125,7 +132,14 @@ class Reader(Generic[M]):
         restored = (
             Checkpoint.from_bytes(checkpoint) if isinstance(checkpoint, bytes) else checkpoint
         )
-        plan = plan_of(selector, name, block=block, offsets=offsets, end_offsets=end_offsets)
+        plan = plan_of(
+            selector,
+            name,
+            block=block,
+            offsets=offsets,
+            end_offsets=end_offsets,
+            on_missing=on_missing,
+        )
         self._plan = plan if restored is None else plan.restored(restored)
         self._transport = transport
         self._is_committed = isolation == "committed"

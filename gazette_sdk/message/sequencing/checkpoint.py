@@ -42,11 +42,14 @@ class Checkpoint:
         producers: the producers whose messages were seen, in no particular order.
         ack_intents: by journal, the framed acknowledgement that is to be appended to it, now and
             after every restart.
+        create_revisions: by journal, the Etcd revision at which it was created, where it is known.
+            A journal of another create revision is another journal, of the same name.
     """
 
     offsets: dict[str, int] = field(default_factory=dict)
     producers: list[ProducerState] = field(default_factory=list)
     ack_intents: dict[str, bytes] = field(default_factory=dict)
+    create_revisions: dict[str, int] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """Return the stored form: equal bytes for equal checkpoints with producers in one order."""
@@ -54,6 +57,8 @@ class Checkpoint:
         sources = message.sources
         for journal, offset in self.offsets.items():
             sources[journal].read_through = offset
+        for journal, revision in self.create_revisions.items():
+            sources[journal].create_revision = revision
         for journal, producer, last_ack, begin in self.producers:
             # Sub-messages that hold nothing but zeros are written, too.
             state = consumer_pb2.Checkpoint.ProducerState(last_ack=last_ack, begin=begin)
@@ -88,4 +93,9 @@ class Checkpoint:
             for entry in source.producers
         ]
         offsets = {name: source.read_through for name, source in sorted(message.sources.items())}
-        return cls(offsets, producers, dict(message.ack_intents))
+        revisions = {
+            name: source.create_revision
+            for name, source in sorted(message.sources.items())
+            if source.create_revision
+        }
+        return cls(offsets, producers, dict(message.ack_intents), revisions)

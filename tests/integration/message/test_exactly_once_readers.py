@@ -11,9 +11,14 @@ import pytest
 
 from crash.transactions import History, Message, Transaction, check_uninterrupted
 from gazette_sdk.message import Publisher, Reader
-from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport import loop as sdk_loop
-from integration.message.topics import Entry, Topic, entries, message_of, transaction_of
+from integration.message.topics import (
+    Entry,
+    Topic,
+    delete,
+    entries,
+    message_of,
+    transaction_of,
+)
 from support.threads import in_parallel
 
 WAIT_S = 30.0
@@ -168,14 +173,3 @@ def forget_fragments(topic: Topic, part: int) -> None:
         assert time.monotonic() < deadline, "the content of a deleted journal is not stored"
         time.sleep(0.005)
     shutil.rmtree(left)
-
-
-def delete(topic: Topic, *parts: int) -> None:
-    changes = [
-        pb.ApplyRequest.Change(delete=topic.name(part), expect_mod_revision=-1) for part in parts
-    ]
-
-    async def apply() -> pb.ApplyResponse:
-        return await topic.cluster.transport.apply(pb.ApplyRequest(changes=changes))
-
-    assert sdk_loop.run(apply(), WAIT_S).status == pb.OK

@@ -9,8 +9,11 @@ from typing import Any
 from crash.transactions import Message, Transaction
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.message import JsonMessage, Reader
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport import loop as sdk_loop
 
 JSON = "application/x-ndjson"
+WAIT_S = 30.0
 
 
 @dataclass
@@ -80,3 +83,15 @@ def read_all(
         for envelope in reader:
             delivered.setdefault(envelope.journal, []).append(which(envelope.message))
     return delivered
+
+
+def delete(topic: Topic, *parts: int) -> None:
+    """Delete journals of a topic, by their parts."""
+    changes = [
+        pb.ApplyRequest.Change(delete=topic.name(part), expect_mod_revision=-1) for part in parts
+    ]
+
+    async def apply() -> pb.ApplyResponse:
+        return await topic.cluster.transport.apply(pb.ApplyRequest(changes=changes))
+
+    assert sdk_loop.run(apply(), WAIT_S).status == pb.OK

@@ -124,6 +124,7 @@ def test_numbers_and_types_of_the_stored_form():
     assert fields(whole.Source) == {
         "read_through": (1, kinds.TYPE_INT64),
         "producers": (2, kinds.TYPE_MESSAGE),
+        "create_revision": (100, kinds.TYPE_INT64),  # our own: others skip it
     }
     assert fields(whole.Source.ProducerEntry) == {
         "id": (1, kinds.TYPE_BYTES),

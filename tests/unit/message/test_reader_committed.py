@@ -158,7 +158,7 @@ def test_an_empty_replay_is_not_read():
         checkpoint=reader.checkpoint(),
     )
     assert taken + numbers(rest) == [0, 1]
-    assert [end for _, end in reads] == [0]
+    assert [end for begin, end in reads if begin >= 0] == [0]  # the other asks for the head
     reader.close()
 
 
