@@ -23,6 +23,7 @@
     ├── MappingError                 a message maps to no journal
     ├── StreamProtocolError          a peer broke the rules of the stream transport
     ├── BackPressureError            the bound of unsent messages is reached
+    ├── DeliveryTimeoutError         an append was not acknowledged in time
     └── ClosedError                  used after it was closed
 
 Each error has attributes of its subject (``journal``, ``offset``, ``status``; ``None`` where they
@@ -44,6 +45,7 @@ __all__ = [
     "CorruptFragmentError",
     "DeadlineExceededError",
     "DecodeError",
+    "DeliveryTimeoutError",
     "DesyncError",
     "EtcdCompactedError",
     "EtcdError",
@@ -454,6 +456,14 @@ class StreamProtocolError(GazetteError):
 
 class BackPressureError(GazetteError):
     """The bound of unsent messages is reached. Wait until some are sent, then continue."""
+
+
+class DeliveryTimeoutError(GazetteError):
+    """An append was not acknowledged within the delivery time-out. It may be written nevertheless.
+
+    Remedy: look at the brokers (``gazctl journals list``), and publish again if readers may see a
+    message twice; ``delivery_timeout_s=`` of a publisher sets the time.
+    """
 
 
 class ClosedError(GazetteError):

@@ -272,7 +272,7 @@ class JournalAppender:
                 return
             self._sender = Sender.RECEIVER
         try:
-            is_over = inline.call.wait(timeout_s)
+            is_over = inline.call.wait(self.service.bounded(timeout_s, append))
         except BaseException:
             with self._lock:
                 self._to_loop()
@@ -342,6 +342,7 @@ class JournalAppender:
     def _pump(self) -> None:
         """Begin what the window allows. On the loop, without the lock."""
         self._is_awaiting_more = False
+        self.service.watch_delivery()
         failure = GazetteError(self.journal)
         while self._task is None:
             append = None
@@ -430,7 +431,7 @@ class JournalAppender:
     ) -> tuple[list[PendingAppend], Outcome | None]:
         """Feed the queue. The lock is held. Returns what is to be settled, without the lock."""
         assert append.request is not None
-        if append.done():  # it was given up
+        if append.failure is not None:  # it was given up
             return [], None
         if isinstance(outcome, pb.AppendResponse) and outcome.status != pb.OK:
             outcome = status_error(append.request, outcome)
@@ -444,12 +445,19 @@ class JournalAppender:
         if effect is QueueEffect.SETTLE:
             self.service.settled([append], None)
             return [append], outcome
+        return self._drained(effect)
+
+    def _drained(self, effect: QueueEffect) -> tuple[list[PendingAppend], Outcome | None]:
+        """Perform what follows once no append of a failed attempt is in flight. The lock is held.
+
+        Returns:
+            The appends to settle, without the lock, and their outcome.
+        """
         error = self.queue.error
         if effect is QueueEffect.RETRY:
             if self.queue.attempt > 1 or not is_transient(error):
                 logger.warning("append to %s failed, and is tried again: %s", self.journal, error)
-            self._sender = Sender.LOOP
-            self.service.call_soon(self._pump)
+            self._to_loop()
         elif effect is QueueEffect.FAIL:
             assert error is not None
             return self._fail(error), error
@@ -513,6 +521,25 @@ class JournalAppender:
         appends = self.queue.fail(error, is_sticky=self.service.is_sticky)
         self.service.settled(appends, error)
         return appends
+
+    def expire(self, before: float, error: GazetteError) -> None:
+        """Give up appends that were queued before a time, in monotonic seconds. On the loop."""
+        with self._lock:
+            had_in_flight = bool(self.queue.in_flight)
+            cause = self.queue.error
+            expired, effect = self.queue.expire(before)
+            if not expired:
+                return
+            error.__cause__ = expired[0].last_error or cause
+            for append in expired:
+                append.failure = error
+            self.service.settled(expired, error)
+            if had_in_flight and not self.queue.in_flight and self._route is not None:
+                self._route.give_up()
+            settled, outcome = self._drained(effect)
+        _settle(expired, error)
+        _settle(settled, outcome)
+        self._pump()
 
     def abandon(self, error: GazetteError) -> None:
         """Give up all appends, of a loop that has ended or belongs to a parent process."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import time
 from collections import deque
 from collections.abc import Iterator
 
@@ -174,6 +175,7 @@ class AppendQueue:
     def push(self, append: PendingAppend, count: int = 1) -> None:
         """Count further writes of an append of :meth:`tail`."""
         if not append.count:
+            append.queued_at = time.monotonic()
             self._queued.append(append)
         append.count += count
 
@@ -285,8 +287,10 @@ class AppendQueue:
         if effect is QueueEffect.SETTLE:
             return effect
         self._unsettled.append(append)
-        if self.in_flight:
-            return effect
+        return effect if self.in_flight else self._drained()
+
+    def _drained(self) -> QueueEffect:
+        """Put back what was in flight when an append failed: none is in flight any more."""
         if not self._is_terminal:
             for each in self._unsettled:
                 each.last_error = self.error
@@ -298,6 +302,31 @@ class AppendQueue:
     def resume(self) -> None:
         """End the pause before the next attempt."""
         self._step(QueueEvent.RESUMED)
+
+    def expire(self, before: float) -> tuple[list[PendingAppend], QueueEffect]:
+        """Remove appends that were queued before a time, from wherever they are.
+
+        Args:
+            before: monotonic seconds.
+
+        Returns:
+            The appends to settle, oldest first, and RETRY or FAIL if the last in flight of a
+            failed attempt was among them.
+        """
+        expired = [append for append in self if append.queued_at < before]
+        for append in expired:
+            for each in (self._unsettled, self.in_flight, self._queued):
+                if append in each:
+                    each.remove(append)
+                    self._in_flight_bytes -= append.length_bytes if each is self.in_flight else 0
+        if expired and self.state is QueueState.DRAINING and not self.in_flight:
+            return expired, self._drained()
+        return expired, QueueEffect.NOTHING
+
+    @property
+    def oldest(self) -> PendingAppend | None:
+        """The append that was queued first."""
+        return next(iter(self), None)
 
     def fail(self, error: Exception, *, is_sticky: bool) -> list[PendingAppend]:
         """Give all appends up.

@@ -21,7 +21,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from gazette_sdk.errors import ClosedError, GazetteError
+from gazette_sdk.errors import ClosedError, DeliveryTimeoutError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.transport.append.append import check_opening
@@ -42,6 +42,9 @@ BATCH_BYTES_MAX = 64 << 20
 PENDING_BYTES_MAX = 256 << 20
 """Content that is not acknowledged, of all journals together."""
 
+EXPIRY_PAUSE_S = 0.01
+"""Least time between two searches for appends that were not acknowledged in time."""
+
 SWEEP_S = 0.02
 """Period in which answers of inline appends that no thread receives are left to the loop."""
 
@@ -55,6 +58,8 @@ class AppendService:
         lock: guards all queues; one of its own unless given.
         batch_bytes_max: an append of this length takes no further writes.
         pending_bytes_max: bound of content that is not acknowledged. :meth:`start` waits for room.
+        delivery_timeout_s: an append that is not acknowledged by then, in seconds, fails with
+            :class:`~gazette_sdk.errors.DeliveryTimeoutError`; None tries without end.
         is_sticky: an append that fails for good makes its journal refuse further ones.
         on_settled: called with appends that end and their error, under the lock.
         pause: waits between attempts.
@@ -71,6 +76,7 @@ class AppendService:
         lock: threading.Lock | None = None,
         batch_bytes_max: int = BATCH_BYTES_MAX,
         pending_bytes_max: int = PENDING_BYTES_MAX,
+        delivery_timeout_s: float | None = None,
         is_sticky: bool = True,
         on_settled: Callable[[list[PendingAppend], Exception | None], None] | None = None,
         pause: Pause = pause,
@@ -83,6 +89,8 @@ class AppendService:
         self.pause = pause
         self.pending_bytes = 0
         self._pending_bytes_max = pending_bytes_max
+        self._delivery_timeout_s = delivery_timeout_s
+        self._expiry: asyncio.TimerHandle | None = None
         self._on_settled = on_settled
         self._appenders: dict[str, JournalAppender] = {}
         self._starts: dict[str, asyncio.Lock] = {}
@@ -191,12 +199,13 @@ class AppendService:
         """Wait until less content is pending than the bound."""
         while self.is_full:
             with self.lock:
-                oldest = [
-                    append
-                    for each in self._appenders.values()
-                    if (append := next(iter(each.queue), None)) is not None
-                ]
+                oldest = self._oldest()
             await any_ended(oldest)
+
+    def _oldest(self) -> list[PendingAppend]:
+        """Return the oldest pending append of each journal. The lock is held."""
+        found = (appender.queue.oldest for appender in self._appenders.values())
+        return [append for append in found if append is not None]
 
     # ---------------------------------------------------------------------- end
 
@@ -212,6 +221,8 @@ class AppendService:
     async def aclose(self) -> None:
         """Give up what is pending; :meth:`flush` first to see it through. On the loop."""
         self._closed_error = ClosedError("the append service was closed")
+        if self._expiry is not None:
+            self._expiry.cancel()
         with self.lock:
             appenders = list(self._appenders.values())
         for appender in appenders:
@@ -273,6 +284,38 @@ class AppendService:
             self._is_sweeping = True
             self.call_soon(self._sweep_later)
 
+    def bounded(self, timeout_s: float | None, append: PendingAppend) -> float | None:
+        """Return the time to wait for an append, which ends with its delivery time-out."""
+        if self._delivery_timeout_s is None:
+            return timeout_s
+        left_s = max(0.0, append.queued_at + self._delivery_timeout_s - time.monotonic())
+        return left_s if timeout_s is None else min(timeout_s, left_s)
+
+    def watch_delivery(self) -> None:
+        """Have appends fail that are not acknowledged in time. On the loop."""
+        if self._expiry is None and self._delivery_timeout_s is not None:
+            self._expiry = self.loop.call_later(self._delivery_timeout_s, self._expire)
+
+    def _expire(self) -> None:
+        assert self._delivery_timeout_s is not None
+        self._expiry = None
+        before = time.monotonic() - self._delivery_timeout_s
+        for journal, appender in list(self._appenders.items()):
+            appender.expire(before, self._delivery_timeout(journal))
+        with self.lock:
+            queued_at = min((append.queued_at for append in self._oldest()), default=None)
+        if queued_at is not None and self._expiry is None:
+            wait_s = max(EXPIRY_PAUSE_S, queued_at - before)
+            self._expiry = self.loop.call_later(wait_s, self._expire)
+
+    def _delivery_timeout(self, journal: str) -> DeliveryTimeoutError:
+        return DeliveryTimeoutError(
+            f"{journal}: not acknowledged within delivery_timeout_s={self._delivery_timeout_s:g}"
+            " seconds, and given up; it may be written nevertheless: check the brokers with"
+            " `gazctl journals list`",
+            journal=journal,
+        )
+
     def in_thread(self, prepare: Callable[[], None]) -> None:
         """Call a function that blocks in a worker thread. From any thread."""
         self.call_soon(partial(self._in_thread, prepare))
@@ -286,6 +329,7 @@ class AppendService:
         self._thread = threading.get_ident()
 
     def _sweep_later(self) -> None:
+        self.watch_delivery()
         self.loop.call_later(SWEEP_S, self._sweep)
 
     def _sweep(self) -> None:
