@@ -98,7 +98,7 @@ class Receipt:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         append = self.append
-        while not append.done():
+        while append.outcome is None:
             _wait(append, deadline, timeout)
             append = self.append  # a placeholder was replaced
         append.result()

@@ -111,7 +111,7 @@ def test_a_closed_publisher_says_nothing():
 
 
 INTERRUPT = """
-    from gazette_sdk.message.kinds.json_kinds import DictKind
+    from gazette_sdk.message.kinds.json_kind import DictKind
 
     def interrupted(self, message, stamp):
         raise KeyboardInterrupt

@@ -9,7 +9,7 @@ import pytest
 
 from gazette_sdk import Publisher, mapping
 from gazette_sdk.errors import ClosedError
-from gazette_sdk.message.kinds.json_kinds import DictKind
+from gazette_sdk.message.kinds.json_kind import DictKind
 from gazette_sdk.message.publishing.outbox import Outbox
 from gazette_sdk.transport.append.appender import JournalAppender
 from support.published import WAIT_S, begun, lines
