@@ -26,7 +26,6 @@ from gazette_sdk.message.publishing.receipt import BatchReceipt
 from gazette_sdk.message.publishing.rows import is_arrow, known_keys, rows_of, table_of
 from gazette_sdk.message.publishing.sender import AnyMapping, Sender, no_mapping
 from gazette_sdk.message.uuid import PRODUCER_BYTES, Stamp
-from gazette_sdk.transport.append.pending import PendingAppend
 
 __all__ = ["SLICE_COUNT", "Routed", "Slice", "publish_batch"]
 
@@ -65,11 +64,7 @@ def publish_batch(
         assert known is not None
         return batch.add(known)
 
-    def new_receipt(placeholder: PendingAppend) -> BatchReceipt:
-        placeholder.count = batch.count
-        return BatchReceipt(placeholder)
-
-    return sender.deferred.add(publish, new_receipt, sequences)
+    return sender.deferred.add(publish, lambda append: BatchReceipt(append, batch.count), sequences)
 
 
 class _Batch:

@@ -196,11 +196,7 @@ class Publisher:
                 await sender.list_journals(frames, None)
             return _add_frames(sender, frames)
 
-        def new_receipt(placeholder: PendingAppend) -> BatchReceipt:
-            placeholder.count = len(frames)
-            return BatchReceipt(placeholder)
-
-        return sender.deferred.add(publish, new_receipt)
+        return sender.deferred.add(publish, lambda append: BatchReceipt(append, len(frames)))
 
     async def ready(self) -> None:
         """Wait until the mapping's journals are listed. ``async with`` does so.

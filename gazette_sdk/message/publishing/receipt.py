@@ -157,11 +157,14 @@ class BatchReceipt:
 
     Args:
         placeholder: future of messages that are not mapped yet.
+        count: their number.
     """
 
     __slots__ = ("_parts", "_placeholder")
 
-    def __init__(self, placeholder: PendingAppend | None = None) -> None:
+    def __init__(self, placeholder: PendingAppend | None = None, count: int = 0) -> None:
+        if placeholder is not None:
+            placeholder.count = count
         self._parts: list[tuple[PendingAppend, int, int, int]] = []
         self._placeholder = placeholder
 

@@ -142,10 +142,10 @@ class Sender:
             BackPressureError: too much is pending, and waiting is not wanted or not possible.
             ClosedError: the publisher is closed.
         """
+        if sequences is not None:
+            sequences.expect(outbox, message)
         appender = outbox.appender
         try:
-            if sequences is not None:
-                sequences.expect(outbox, message)
             with self.lock:
                 if appender.service.pending_bytes >= self.pending_bytes_max:
                     self.wait_for_room()
@@ -201,8 +201,8 @@ class Sender:
         The lock is held.
 
         Returns:
-            For each its append, its position in it, and the frame; and appenders to be told to
-            send, without the lock.
+            For each its append, its position in it, and the frame; and the appenders whose
+            ``send`` is to be called, without the lock.
 
         Raises:
             ClosedError: the publisher is closed.
