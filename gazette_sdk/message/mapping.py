@@ -32,6 +32,7 @@ __all__ = [
     "Mapping",
     "Partitions",
     "SelectorMapping",
+    "checked_journal",
     "direct",
     "fnv1a32",
     "fnv1a32_many",
@@ -273,6 +274,20 @@ class _KeyedMapping(SelectorMapping):
             known.update(zip(added, indexes, strict=True))
         self._known = (partitions, known)
         return known
+
+
+def checked_journal(journal: object, mapping: object) -> str:
+    """Return the name that a mapping returned.
+
+    Raises:
+        MappingError: it is no name.
+    """
+    if not isinstance(journal, str):
+        raise MappingError(
+            f"the mapping {mapping!r} returned {journal!r}: a mapping returns a journal's name"
+        )
+    validate_journal(journal)
+    return journal
 
 
 class Direct:

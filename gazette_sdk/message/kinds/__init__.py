@@ -15,9 +15,8 @@ generated protobuf class ``"protobuf"`` its field ``bytes uuid``
 An adapter (:class:`Kind`) is found by class and form, see :func:`kind_of`. In reading order:
 
 - ``base``: the interface; ``registry``: finds the kind of a class
-- ``json_kind``: base of JSON messages, over ``fixed_place`` (their UUIDs, in bulk) and ``empty``
-  (messages of acknowledgements); ``json_kinds``: dicts, dataclasses and Structs;
-  ``pydantic_kind``
+- ``json_kind``: JSON messages, over ``json_lines`` (their lines, in bulk), ``fixed_place`` (their
+  UUIDs, in bulk) and ``empty`` (messages of acknowledgements); ``pydantic_kind``
 - ``protobuf_kind``, ``csv_kind``
 """
 

@@ -1,4 +1,4 @@
-"""Base of the kinds of JSON messages (message section 6).
+"""Kinds of JSON messages: dicts, dataclasses and msgspec Structs (message section 6).
 
 A UUID is written as the first key of the object, so that a reader of our own publisher's
 messages cuts it at a fixed place, for a whole chunk at once. Messages of other writers may have
@@ -11,14 +11,14 @@ measured ahead of ``orjson`` in both directions, also for dicts.
 from __future__ import annotations
 
 import copy
-import gc
+import dataclasses
+import itertools
 import typing
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar
 
 import msgspec
-import numpy as np
 import pydantic
 
 from gazette_sdk.errors import ValidationError
@@ -27,19 +27,22 @@ from gazette_sdk.framing.base import Buffer
 from gazette_sdk.message.flags import ACK_TXN
 from gazette_sdk.message.kinds.base import Decoded, Kind, Spliced
 from gazette_sdk.message.kinds.empty import empty_instance
-from gazette_sdk.message.kinds.fixed_place import Texts, UuidPlace, raw_texts
+from gazette_sdk.message.kinds.fixed_place import Texts, UuidPlace, acknowledging, raw_texts
+from gazette_sdk.message.kinds.json_lines import (
+    BULK_MIN,
+    DECODE_ERRORS,
+    ENCODE_ERRORS,
+    decode_dicts,
+    decode_lines,
+    decode_object,
+    encode,
+    encoded_lines,
+)
 from gazette_sdk.message.uuid import TEXT_BYTES, RawUuid, Stamp, is_uuid_text, parse_raw_uuid
 
-__all__ = ["JsonKind"]
+__all__ = ["DictKind", "JsonKind", "TypedKind"]
 
 KEY = "UUID"
-_NEWLINE = 0x0A
-BULK_MIN = 4
-"""Fewer frames than this are decoded one by one, which costs less than arrays of them."""
-
-ENCODE_ERRORS = (TypeError, ValueError, OverflowError, RecursionError, AttributeError)
-DECODE_ERRORS = (Exception,)
-"""Decoding runs code of the message's class, which may raise any error."""
 
 
 class _Header(msgspec.Struct):
@@ -50,7 +53,6 @@ class _Header(msgspec.Struct):
 
 
 _decode_header = msgspec.json.Decoder(_Header).decode
-decode_object = msgspec.json.Decoder(dict).decode
 
 
 class JsonKind(Kind[Any]):
@@ -89,6 +91,7 @@ class JsonKind(Kind[Any]):
         self._prefix = b'{"%b":"' % key.encode()
         self._width = len(self._prefix) + TEXT_BYTES + 1
         self._place = UuidPlace(self._prefix)
+        self._dumps: Callable[[Any], bytes] = encode
 
     # -------------------------------------------------------------- encoding
 
@@ -135,9 +138,6 @@ class JsonKind(Kind[Any]):
             f"{self.message_type.__qualname__} cannot be encoded as JSON: {reason}",
             kind="encoding",
         )
-
-    def _dumps(self, message: Any) -> bytes:
-        return encode(message)
 
     def _dumps_empty(self, message: Any) -> bytes:
         """Return the object of an acknowledgement, whose fields may have values of other types."""
@@ -251,40 +251,132 @@ class JsonKind(Kind[Any]):
         return own(journal) if callable(own) else empty_instance(self.message_type)
 
 
-encode = msgspec.json.Encoder().encode
-encode_lines = msgspec.json.Encoder().encode_lines
+class DictKind(JsonKind):
+    """Kind of dicts. The UUID is no part of a dict: it is spliced in, and removed."""
+
+    def __init__(self, message_type: type[Any]) -> None:
+        super().__init__(message_type, decode_object, key=KEY)
+        self._dumps = _encode_dict
+
+    def _lines(self, messages: Sequence[Any]) -> bytes | None:
+        if any(map(dict.__contains__, messages, itertools.repeat(KEY))):
+            return None
+        return encoded_lines(messages)
+
+    def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[Any]:
+        """Decode a run of lines in one call."""
+        if len(frames.ends) < BULK_MIN:
+            return self._decode_each(framing.payloads(buffer, frames))
+        messages = decode_lines(decode_dicts, framing, buffer, frames)
+        if messages is None:
+            return self._decode_each(framing.payloads(buffer, frames))
+        uuids = [message.pop(KEY, None) for message in messages]
+        texts = self._texts(framing, buffer, frames)
+        if texts is None:
+            for index, raw in enumerate(uuids):
+                if raw is None:
+                    lower = messages[index].get("uuid")
+                    uuids[index] = lower if is_uuid_text(lower) else None
+                elif not isinstance(raw, str):
+                    return self._decode_each(framing.payloads(buffer, frames))
+        return Decoded(messages, uuids, texts=texts)
+
+    def _decode_one(self, payload: bytes) -> tuple[Any, RawUuid]:
+        message = self._loads(payload)
+        raw = message.pop(KEY, None)
+        if raw is not None:
+            return message, checked(raw)
+        lower = message.get("uuid")
+        return message, lower if is_uuid_text(lower) else None
+
+    def new_acknowledgement(self, message: Any, journal: str) -> Any:
+        """Return an empty dict."""
+        del message, journal
+        return {}
 
 
-def decode_lines(
-    decode: Callable[[Any], list[Any]], framing: Framing, buffer: Buffer, frames: Frames
-) -> list[Any] | None:
-    """Return all messages by one call; None if that is not possible, or a frame is bad."""
-    if not frames.ends or not framing.newline_delimited:
-        return None
-    # Garbage collection among thousands of new objects would cost a third of the time. Python 3.12
-    # and later collect only between bytecodes.
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        messages = decode(memoryview(buffer)[frames.begins[0] : frames.ends[-1]])
-    except DECODE_ERRORS:
-        return None
-    finally:
-        if collects:
-            gc.enable()
-    # Blank lines are skipped there, but they are bad frames.
-    return messages if len(messages) == len(frames) else None
+def _encode_dict(message: dict[str, Any]) -> bytes:
+    if KEY in message:
+        message = {key: value for key, value in message.items() if key != KEY}
+    return encode(message)
 
 
-def encoded_lines(messages: Sequence[Any]) -> bytes | None:
-    """Return each message on a line; None if one is bad: encoding one by one finds it."""
-    try:
-        lines: bytes = encode_lines(messages)
-    except ENCODE_ERRORS:
-        return None
-    # A Raw is written unchanged, and may have further line breaks.
-    breaks = np.count_nonzero(np.frombuffer(lines, dtype=np.uint8) == _NEWLINE)
-    return lines if breaks == len(messages) else None
+class TypedKind(JsonKind):
+    """Kind of dataclasses on JsonMessage, and of msgspec Structs."""
+
+    def __init__(self, message_type: type[Any]) -> None:
+        key = getattr(message_type, "uuid_field", KEY)
+        struct = issubclass(message_type, msgspec.Struct)
+        strict = struct and message_type.__struct_config__.forbid_unknown_fields
+        names = dict(
+            zip(message_type.__struct_encode_fields__, message_type.__struct_fields__, strict=True)
+            if struct
+            else ((each.name, each.name) for each in dataclasses.fields(message_type))
+        )
+        try:
+            decoder = msgspec.json.Decoder(message_type)
+        except (TypeError, NameError) as error:
+            raise ValidationError(
+                f"{message_type.__qualname__} has a field that JSON cannot hold: {error}",
+                kind="message_type",
+            ) from error
+        super().__init__(
+            message_type,
+            decoder.decode,
+            key=key,
+            field=names.get(key),
+            strict=bool(strict),
+            names=names,
+        )
+        self._decode_lines = decoder.decode_lines
+        if callable(getattr(message_type, "validate", None)):
+            self.validate = call_validate
+
+    def _lines(self, messages: Sequence[Any]) -> bytes | None:
+        return encoded_lines(messages)
+
+    def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[Any]:
+        """Decode a run of lines in one call; in several, if it holds empty acknowledgements."""
+        if self._strips or not framing.newline_delimited:
+            return super().decode(framing, buffer, frames)
+        texts = self._texts(framing, buffer, frames)
+        if texts is None and self._field is None:
+            return self._decode_each(framing.payloads(buffer, frames))
+        messages = decode_lines(self._decode_lines, framing, buffer, frames)
+        if messages is None and texts is not None:
+            messages = self._decode_around(acknowledging(texts), buffer, frames)
+        if messages is None:
+            return self._decode_each(framing.payloads(buffer, frames))
+        if texts is None:
+            # A class with a field for its UUID has it in its messages.
+            return Decoded(messages, [getattr(each, str(self._field)) for each in messages])
+        return Decoded(messages, raw_texts(texts), texts=texts)
+
+    def _decode_around(
+        self, acknowledgements: list[int], buffer: Buffer, frames: Frames
+    ) -> list[Any] | None:
+        """Return the messages of lines, some of which are acknowledgements; None if one is bad."""
+        if not acknowledgements:
+            return None
+        messages: list[Any] = []
+        begins, ends = frames.begins, frames.ends
+        view = memoryview(buffer)
+        at = 0
+        try:
+            for index in [*acknowledgements, len(frames)]:
+                if at < index:
+                    messages += self._decode_lines(view[begins[at] : ends[index - 1]])
+                if index < len(frames):
+                    line = bytes(view[begins[index] : ends[index] - 1])
+                    messages.append(self._decode_one(line)[0])
+                at = index + 1
+        except DECODE_ERRORS:
+            return None
+        return messages if len(messages) == len(frames) else None
+
+
+def call_validate(message: Any) -> object:
+    return message.validate()
 
 
 def replaced(message: Any, field: str, value: object) -> Any:

@@ -30,10 +30,11 @@ class PydanticKind(JsonKind):
             strict=strict,
             names=names,
         )
+        self._dumps = self._encode
         self._serializer = message_type.__pydantic_serializer__
         self._validator = message_type.__pydantic_validator__
 
-    def _dumps(self, message: Any, *, warns: bool = True) -> bytes:
+    def _encode(self, message: Any, *, warns: bool = True) -> bytes:
         try:
             body = bytes(self._serializer.to_json(message, by_alias=True, warnings=warns))
         except pydantic_core.PydanticSerializationError as error:
@@ -43,7 +44,7 @@ class PydanticKind(JsonKind):
         return body
 
     def _dumps_empty(self, message: Any) -> bytes:
-        return self._dumps(message, warns=False)
+        return self._encode(message, warns=False)
 
     def _validated(self, payload: bytes) -> Any:
         try:

@@ -13,7 +13,7 @@ import pydantic
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.message.kinds import csv_kind, protobuf_kind
 from gazette_sdk.message.kinds.base import JsonMessage, Kind
-from gazette_sdk.message.kinds.json_kinds import DictKind, TypedKind
+from gazette_sdk.message.kinds.json_kind import DictKind, TypedKind
 from gazette_sdk.message.kinds.pydantic_kind import PydanticKind
 
 __all__ = ["kind_of", "validator_of"]

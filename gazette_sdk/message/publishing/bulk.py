@@ -6,7 +6,7 @@ of a matrix: all in loops of C. All messages are checked before the first one is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -14,18 +14,244 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gazette_sdk.errors import FramingError, ValidationError
+from gazette_sdk.errors import BackPressureError, FramingError, MappingError, ValidationError
 from gazette_sdk.framing import JsonLines
 from gazette_sdk.message.clock import TICK
+from gazette_sdk.message.kinds import validator_of
 from gazette_sdk.message.kinds.base import Spliced
+from gazette_sdk.message.mapping import Direct, SelectorMapping, checked_journal
 from gazette_sdk.message.publishing.outbox import Outbox
+from gazette_sdk.message.publishing.producer import Sequences
+from gazette_sdk.message.publishing.receipt import BatchReceipt
+from gazette_sdk.message.publishing.rows import is_arrow, known_keys, rows_of, table_of
+from gazette_sdk.message.publishing.sender import AnyMapping, Sender, no_mapping
 from gazette_sdk.message.uuid import PRODUCER_BYTES, Stamp
 
-__all__ = ["SLICE_COUNT", "Routed", "Slice"]
+__all__ = ["SLICE_COUNT", "Routed", "Slice", "publish_batch"]
 
 SLICE_COUNT = 4096
 """Messages which are stamped at once: others of the publisher wait for them. More of them make
 each no cheaper."""
+
+KEPT_BYTES_MAX = 64 << 20
+"""Encoded messages of a batch which are kept until it is their turn. What is encoded beyond that,
+to see that it can be, is encoded once more when it is sent."""
+
+
+def publish_batch(
+    sender: Sender, messages: Any, mapping: AnyMapping | None, sequences: Sequences | None = None
+) -> BatchReceipt:
+    """Publish a batch. See :meth:`Publisher.publish_batch`.
+
+    Args:
+        sender: the publisher's.
+        messages: the messages.
+        mapping: None for the publisher's own.
+        sequences: of their transaction; None outside of transactions.
+    """
+    chosen = sender.mapping if mapping is None else mapping
+    if chosen is None:
+        raise no_mapping()
+    batch = _Batch(sender, messages, chosen, sequences)
+    if not (sender.deferred.calls and sender.is_on_loop):
+        slices = batch.slices()
+        if slices is not None:
+            return batch.add(slices)
+
+    async def publish() -> BatchReceipt:
+        await batch.list_journals()
+        known = batch.slices()
+        assert known is not None
+        return batch.add(known)
+
+    return sender.deferred.add(publish, lambda append: BatchReceipt(append, batch.count), sequences)
+
+
+class _Batch:
+    """Messages of one call."""
+
+    def __init__(
+        self, sender: Sender, messages: Any, mapping: AnyMapping, sequences: Sequences | None
+    ) -> None:
+        self._sender = sender
+        self._mapping = mapping
+        self._sequences = sequences
+        self._table = None
+        self._messages: Sequence[Any] = ()
+        if is_arrow(messages):
+            self._table = table_of(messages)
+            self.count: int = self._table.num_rows
+            return
+        if isinstance(messages, Mapping | str | bytes):
+            raise ValidationError(
+                f"a batch is a list of messages, or columns, and not one {type(messages).__name__}",
+                kind="batch",
+            )
+        self._messages = messages if isinstance(messages, list | tuple) else list(messages)
+        self.count = len(self._messages)
+
+    def _load(self, begin: int) -> Sequence[Any]:
+        """Return the slice that begins at a position."""
+        if self._table is not None:
+            return rows_of(self._table, begin, SLICE_COUNT)
+        return self._messages[begin : begin + SLICE_COUNT]
+
+    async def list_journals(self) -> None:
+        """Wait until the journals of all messages are listed."""
+        for begin in range(0, self.count, SLICE_COUNT):
+            await self._sender.list_journals(self._load(begin), self._mapping)
+
+    def slices(self) -> list[Slice] | None:
+        """Return all messages, found to be good; None if their journals must be awaited."""
+        slices = []
+        kept_bytes = 0
+        for begin in range(0, self.count, SLICE_COUNT):
+            messages = self._load(begin)
+            _validate(messages)
+            try:
+                routed = _route(self._sender, messages, self._mapping)
+            except MappingError as error:
+                raise self._located(error, begin, messages) from error
+            if routed is None:
+                return None
+            if self._sequences is not None:
+                for index in routed.firsts():
+                    self._sequences.expect(routed.of(index), messages[index])
+            part = Slice(begin, messages, routed, self._load)
+            kept_bytes += part.length_bytes
+            if kept_bytes > KEPT_BYTES_MAX:
+                part.forget()
+            slices.append(part)
+        return slices
+
+    def _located(self, error: MappingError, begin: int, messages: Sequence[Any]) -> MappingError:
+        """Return the same error with the position of its message."""
+        for index, message in enumerate(messages):
+            try:
+                self._sender.outbox(message, self._mapping)
+            except MappingError as found:
+                text = f"message {begin + index} of the batch: {found}"
+                return MappingError(text, journal=found.journal)
+        return error
+
+    def add(self, slices: list[Slice]) -> BatchReceipt:
+        """Stamp all messages, and add them behind what waits for their journals.
+
+        Raises:
+            BackPressureError: too much is pending, and waiting is not wanted or not possible.
+            ClosedError: the publisher is closed.
+        """
+        receipt = BatchReceipt()
+        self._check_room(sum(part.length_bytes for part in slices))
+        for part in slices:
+            try:
+                self._add(part, receipt)
+            except BaseException as error:
+                self._sender.note_interrupt(error)
+                raise
+        return receipt
+
+    def _check_room(self, length_bytes: int) -> None:
+        """Refuse the batch where its caller must not wait, and there is no room."""
+        sender = self._sender
+        if sender.may_block:
+            return
+        if length_bytes > sender.pending_bytes_max:
+            raise BackPressureError(
+                f"the batch has {length_bytes} bytes of messages, and at most"
+                f" {sender.pending_bytes_max} may be pending; publish smaller batches, or raise"
+                " pending_bytes_max"
+            )
+        with sender.lock:
+            sender.wait_for_room()
+
+    def _add(self, part: Slice, receipt: BatchReceipt) -> None:
+        sender, sequences = self._sender, self._sequences
+        must_send = []
+        with sender.lock:
+            if sender.may_block:
+                sender.wait_for_room()
+            if sender.is_closed:
+                raise sender.closed_error()
+            stamp = sender.stamp if sequences is None else sequences.stamp
+            if sender.clock is None:
+                first = stamp.reserve(part.count)
+            else:
+                first = sender.clock.tick(part.count)
+                stamp.clock = first + (part.count - 1) * TICK
+            for outbox, first_index, frames, count in part.frames(stamp, first):
+                append, begin = outbox.add_frames(frames)
+                if sequences is None:
+                    append.context = sender
+                else:
+                    sequences.note(outbox, append, first + first_index * TICK)
+                receipt.add(append, begin, begin + len(frames), count)
+                if outbox.appender.push(append, len(frames), count):
+                    must_send.append(outbox.appender)
+        for appender in must_send:
+            appender.send()
+
+
+def _validate(messages: Sequence[Any]) -> None:
+    types: set[type[Any]] = set(map(type, messages))
+    validators = {each: validator_of(each) for each in types}
+    if any(validators.values()):
+        for message in messages:
+            validate = validators[type(message)]
+            if validate is not None:
+                validate(message)
+
+
+def _route(sender: Sender, messages: Sequence[Any], mapping: AnyMapping) -> Routed | None:
+    """Return the outboxes of messages, at least one; None if that must be awaited.
+
+    Raises:
+        MappingError: a message maps to no journal.
+        FramingError: a journal's content type has no framing.
+    """
+    if isinstance(mapping, SelectorMapping):
+        return _route_listed(sender, messages, mapping)
+    if isinstance(mapping, Direct):
+        outbox = sender.outbox_of(mapping.journal)
+        return None if outbox is None else Routed([outbox])
+    names = list(map(mapping, messages))
+    if set(map(type, names)) != {str}:
+        names = [checked_journal(name, mapping) for name in names]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    outboxes = []
+    for name in numbers:
+        opened = sender.outbox_of(checked_journal(name, mapping))
+        if opened is None:
+            return None
+        outboxes.append(opened)
+    if len(outboxes) == 1:
+        return Routed(outboxes)
+    return Routed(outboxes, np.array(list(map(numbers.__getitem__, names)), dtype=np.intp))
+
+
+def _route_listed(
+    sender: Sender, messages: Sequence[Any], mapping: SelectorMapping
+) -> Routed | None:
+    partitions = sender.partitions(mapping)
+    if partitions is None:
+        return None
+    keys = None if mapping.key is None else known_keys(messages, mapping.key)
+    picked = mapping.pick_many(messages, partitions, keys)
+    indexes: npt.NDArray[Any] = (
+        np.frombuffer(picked, dtype=np.uint8)
+        if isinstance(picked, bytes)
+        else np.array(picked, dtype=np.intp)
+    )
+    used = np.flatnonzero(np.bincount(indexes)).tolist()
+    outboxes = [
+        sender.outboxes.get(journal) or sender.open_listed(journal, partitions)
+        for journal in map(partitions.names.__getitem__, used)
+    ]
+    if len(outboxes) == 1:
+        return Routed(outboxes)
+    if used[-1] >= len(used):
+        indexes = np.searchsorted(np.array(used), indexes)
+    return Routed(outboxes, indexes)
 
 
 @dataclass(slots=True)

@@ -7,14 +7,15 @@ import contextlib
 import threading
 from collections.abc import Callable
 
+from gazette_sdk.message.publishing.deferred import Deferred
 from gazette_sdk.message.publishing.partitions import Watches
 from gazette_sdk.transport.append.pending import PendingAppend
 from gazette_sdk.transport.append.service import AppendService
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
-from gazette_sdk.transport.loop import home_loop, sdk_loop
+from gazette_sdk.transport.loop import home_loop, is_running, on_loop, run, sdk_loop
 
-__all__ = ["BATCH_BYTES_MAX", "PublisherConnection"]
+__all__ = ["BATCH_BYTES_MAX", "PublisherConnection", "loop_of"]
 
 BATCH_BYTES_MAX = 4 << 20
 """An append of this length takes no further messages: a failed attempt sends all of it again, and
@@ -48,8 +49,7 @@ class PublisherConnection:
     ) -> None:
         self._is_owner = transport is None
         self.transport = connect() if transport is None else transport
-        fixed = self.transport.loop
-        self.loop = (fixed or sdk_loop()) if is_background else home_loop(fixed)
+        self.loop = loop_of(self.transport, is_background=is_background)
         self.appends = AppendService(
             self.transport,
             loop=self.loop,
@@ -62,12 +62,27 @@ class PublisherConnection:
         self.watches = Watches(self.transport, mapping_timeout_s)
         self._closing: asyncio.Task[None] | None = None
 
-    async def aclose(self) -> None:
-        """Close everything; what is pending is given up. On the loop."""
-        await self.watches.aclose()
-        await self.appends.aclose()
-        if self._is_owner:
-            await self.transport.aclose()
+    def close(self, deferred: Deferred) -> None:
+        """Close everything, from plain code; what is pending is given up.
+
+        On the event loop itself nothing can be waited for: there it is closed soon.
+
+        Args:
+            deferred: calls to give up.
+        """
+        if not self.loop.is_running():
+            self.appends.abandon()
+        elif is_running(self.loop):
+            self._close_soon(deferred)
+        else:
+            run(self._aclose(deferred), loop=self.loop)
+
+    async def aclose(self, deferred: Deferred) -> None:
+        """As :meth:`close`, in a coroutine."""
+        if self.loop.is_running():
+            await on_loop(self.loop, self._aclose(deferred))
+        else:
+            self.appends.abandon()
 
     def abandon(self) -> None:
         """Close it some time soon, from any thread; of a publisher that nobody closed."""
@@ -75,5 +90,19 @@ class PublisherConnection:
         with contextlib.suppress(RuntimeError):
             self.loop.call_soon_threadsafe(self._close_soon)
 
-    def _close_soon(self) -> None:
-        self._closing = self.loop.create_task(self.aclose())
+    def _close_soon(self, deferred: Deferred | None = None) -> None:
+        self._closing = self.loop.create_task(self._aclose(deferred))
+
+    async def _aclose(self, deferred: Deferred | None) -> None:
+        if deferred is not None:
+            await deferred.aclose()
+        await self.watches.aclose()
+        await self.appends.aclose()
+        if self._is_owner:
+            await self.transport.aclose()
+
+
+def loop_of(transport: Transport | None, *, is_background: bool) -> asyncio.AbstractEventLoop:
+    """Return the event loop of a publisher that is first used now."""
+    fixed = None if transport is None else transport.loop
+    return (fixed or sdk_loop()) if is_background else home_loop(fixed)

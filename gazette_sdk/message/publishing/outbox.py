@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from gazette_sdk.errors import ValidationError
-from gazette_sdk.framing import Framing, JsonLines
+from gazette_sdk.errors import FramingError, ValidationError
+from gazette_sdk.framing import JsonLines, framing_for
 from gazette_sdk.message.kinds import kind_of
 from gazette_sdk.message.kinds.base import Kind
-from gazette_sdk.message.publishing.receipt import Receipt
 from gazette_sdk.message.uuid import Stamp
 from gazette_sdk.transport.append.appender import JournalAppender
 from gazette_sdk.transport.append.pending import PendingAppend
 
-__all__ = ["Outbox"]
+__all__ = ["NEWLINE", "Outbox"]
 
-_NEWLINE = 0x0A
+NEWLINE = 0x0A
 
 
 class Outbox:
@@ -26,51 +25,50 @@ class Outbox:
 
     Args:
         appender: of the journal.
-        framing: its framing.
+        content_type: of the journal's label.
 
     Attributes:
         appender: of the journal.
         framing: its framing.
+        is_lines: the framing is that of JSON lines.
         journal: name of the journal.
+        kinds: adapters of the classes of messages that were published to it.
+        tail: returns the append that takes the next frame.
+
+    Raises:
+        FramingError: the content type has no framing.
     """
 
-    __slots__ = ("_encoders", "_is_lines", "_tail", "appender", "framing", "journal")
+    __slots__ = ("appender", "framing", "is_lines", "journal", "kinds", "tail")
 
-    def __init__(self, appender: JournalAppender, framing: Framing) -> None:
+    def __init__(self, appender: JournalAppender, content_type: str) -> None:
         self.appender = appender
-        self.framing = framing
         self.journal = appender.journal
-        self._tail = appender.queue.tail
-        self._is_lines = type(framing) is JsonLines
-        self._encoders: dict[type, Kind[Any]] = {}
+        try:
+            self.framing = framing_for(content_type)
+        except FramingError as error:
+            raise FramingError(
+                f"{self.journal}: {error}; give the journal a content-type label which has a"
+                " framing, or register one",
+                journal=self.journal,
+            ) from error
+        self.tail = appender.queue.tail
+        self.is_lines = type(self.framing) is JsonLines
+        self.kinds: dict[type, Kind[Any]] = {}
 
-    def encode(self, message: Any, stamp: Stamp) -> Receipt:
-        """Encode a message into the append that takes it. The lock is held.
-
-        Whoever calls pushes the receipt's append to the appender then.
+    def encode(self, payload: bytes, content: bytearray) -> int:
+        """Append the frame of a payload, and return its length.
 
         Raises:
-            ValidationError: it cannot be encoded; nothing was added.
-            FramingError: likewise.
+            FramingError: it cannot be framed; nothing was added.
         """
-        kind = self._encoders.get(type(message)) or self.kind(type(message))
-        payload = kind.encode(message, stamp)
-        append = self._tail()
-        content = append.content
         begin = len(content)
         try:
-            if self._is_lines and _NEWLINE not in payload:
-                # What JsonLines does, without the call: this is done for every message.
-                content += payload
-                content += b"\n"
-            else:
-                self.framing.encode(payload, content)
+            self.framing.encode(payload, content)
         except BaseException:  # half a frame must not stay
             del content[begin:]
             raise
-        first = append.length_bytes
-        append.length_bytes = last = first + len(content) - begin
-        return Receipt(append, first, last)
+        return len(content) - begin
 
     def add_frames(self, frames: bytes) -> tuple[PendingAppend, int]:
         """Add whole frames to the append that takes them. The lock is held.
@@ -78,7 +76,7 @@ class Outbox:
         Returns:
             The append, to be pushed to the appender, and the frames' position in it.
         """
-        append = self._tail()
+        append = self.tail()
         begin = append.length_bytes
         append.add_part(frames)
         return append, begin
@@ -90,7 +88,7 @@ class Outbox:
             ValidationError: it cannot be encoded.
             FramingError: likewise.
         """
-        kind = self._encoders.get(type(message)) or self.kind(type(message))
+        kind = self.kinds.get(type(message)) or self.kind(type(message))
         out = bytearray()
         self.framing.encode(kind.encode(message, stamp), out)
         return bytes(out)
@@ -106,5 +104,5 @@ class Outbox:
         except ValidationError as error:
             reason = f"{self.journal}: {error.reason}"
             raise ValidationError(reason, kind=error.kind, journal=self.journal) from error
-        self._encoders[message_type] = kind
+        self.kinds[message_type] = kind
         return kind

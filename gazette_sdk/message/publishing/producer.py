@@ -7,28 +7,20 @@ section 11), and so would the acknowledgement of another transaction commit it.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from gazette_sdk.errors import ClosedError
-from gazette_sdk.message.clock import Clock
 from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.message.publishing.intents import AckIntents
 from gazette_sdk.message.publishing.outbox import Outbox
 from gazette_sdk.message.uuid import PRODUCER_BYTES, Stamp, new_producer_id
 from gazette_sdk.transport.append.pending import PendingAppend
 
-__all__ = ["AddFrames", "Added", "Part", "Producer", "Producers", "Sequences"]
+if TYPE_CHECKING:
+    from gazette_sdk.message.publishing.sender import Sender
 
-Added: TypeAlias = tuple[PendingAppend, int, bytes]
-"""Frame that was added: its append, its position there, and the frame."""
-
-AddFrames: TypeAlias = Callable[
-    [list[tuple[Outbox, bytes]]], tuple[list[Added], Callable[[], None]]
-]
-"""Adds frames, one to each outbox, under the lock; returns them, and what sends them without it."""
+__all__ = ["Part", "Producer", "Sequences", "ended_error"]
 
 
 class Producer:
@@ -89,38 +81,43 @@ class Part:
 class Sequences:
     """Sequences of messages that a transaction has open, one in each journal.
 
-    Its methods are called under the publisher's lock, unless they say otherwise.
-
     Args:
-        producer: of the transaction.
+        sender: the publisher's, whose producers are reused.
 
     Attributes:
-        producer: of the transaction.
         parts: by journal, in the order of first use.
-        clocks: the clock of each journal's acknowledgement, once they are built.
+        deferred: futures of calls that wait for a first listing.
         is_ended: messages are refused.
+
+    Raises:
+        ClosedError: the publisher is closed.
     """
 
-    def __init__(self, producer: Producer) -> None:
-        self.producer = producer
+    def __init__(self, sender: Sender) -> None:
         self.parts: dict[str, Part] = {}
-        self.clocks: dict[str, int] = {}
+        self.deferred: list[PendingAppend] = []
         self.is_ended = False
+        self._sender = sender
         self._acknowledgements: dict[str, Any] = {}
+        self._clocks: dict[str, int] = {}  # of the acknowledgements, once they are built
+        with sender.lock:
+            if sender.is_closed:
+                raise sender.closed_error()
+            self._producer = sender.idle_producers.pop() if sender.idle_producers else Producer()
 
     @property
     def stamp(self) -> Stamp:
-        """Stamp of the next message.
+        """Stamp of the next message. The lock is held.
 
         Raises:
             ClosedError: the transaction has ended.
         """
         if self.is_ended:
             raise ended_error()
-        return self.producer.stamp
+        return self._producer.stamp
 
     def expect(self, outbox: Outbox, message: Any) -> None:
-        """Prepare the acknowledgement of a message that will be added. Needs no lock.
+        """Prepare the acknowledgement of a message that will be added.
 
         Raises:
             GazetteError: an earlier append of the transaction to the journal has failed.
@@ -138,82 +135,36 @@ class Sequences:
             self._acknowledgements.setdefault(outbox.journal, acknowledgement)
 
     def note(self, outbox: Outbox, append: PendingAppend, clock: int) -> None:
-        """Note a message that was added."""
+        """Note a message that was added. The lock is held."""
         part = self.parts.get(outbox.journal)
         if part is None:
             acknowledgement = self._acknowledgements[outbox.journal]
             part = self.parts[outbox.journal] = Part(outbox, acknowledgement, clock)
         part.note(append)
 
-    def acknowledging_frame(self, part: Part, clock: int) -> bytes:
-        """Return the frame that ends the sequence of one journal."""
-        stamp = self.producer.stamp
-        stamp.flags, stamp.clock, before = ACK_TXN, clock, stamp.clock
-        try:
-            return part.outbox.frame(part.acknowledgement, stamp)
-        finally:
-            stamp.flags, stamp.clock = CONTINUE_TXN, before
+    # --------------------------------------------------------------- their end
 
-    def rolling_back_frame(self, part: Part) -> bytes:
-        """Return the frame that discards the sequence of one journal.
-
-        It repeats the last acknowledged clock.
-        """
-        acknowledged = self.producer.acknowledged
-        clock = acknowledged.setdefault(part.outbox.journal, part.first_clock - 1)
-        return self.acknowledging_frame(part, clock)
-
-
-class Producers:
-    """Producers of one publisher's transactions.
-
-    Args:
-        lock: the publisher's.
-        clock: a shared clock; None follows the wall clock.
-        add_frames: adds frames to outboxes.
-    """
-
-    def __init__(
-        self,
-        lock: threading.Lock,
-        clock: Clock | None,
-        add_frames: AddFrames,
-    ) -> None:
-        self._lock = lock
-        self._clock = clock
-        self._add_frames = add_frames
-        self._idle: list[Producer] = []
-
-    def lend(self) -> Sequences:
-        """Lend a producer to a transaction."""
-        with self._lock:
-            return Sequences(self._idle.pop() if self._idle else Producer())
-
-    def take_back(self, producer: Producer) -> None:
-        """Keep the producer of a transaction of which nothing can be written any more."""
-        with self._lock:
-            self._idle.append(producer)
-
-    def end(self, sequences: Sequences) -> AckIntents:
+    def end(self) -> AckIntents:
         """Refuse further messages, and build the acknowledgement of each journal.
 
         Raises:
             ClosedError: the transaction has ended.
         """
-        with self._lock:
-            stamp = sequences.stamp
-            sequences.is_ended = True
+        clock = self._sender.clock
+        with self._sender.lock:
+            stamp = self.stamp
+            self.is_ended = True
             frames = {}
-            for journal, part in sequences.parts.items():
-                if self._clock is None:
+            for journal, part in self.parts.items():
+                if clock is None:
                     stamp.tick_now()
                 else:
-                    stamp.clock = self._clock.tick()
-                frames[journal] = sequences.acknowledging_frame(part, stamp.clock)
-                sequences.clocks[journal] = stamp.clock
+                    stamp.clock = clock.tick()
+                frames[journal] = self._acknowledging_frame(part, stamp.clock)
+                self._clocks[journal] = stamp.clock
             return AckIntents(frames)
 
-    def acknowledge(self, sequences: Sequences, intents: AckIntents) -> list[PendingAppend] | None:
+    def acknowledge(self, intents: AckIntents) -> list[PendingAppend] | None:
         """Write the acknowledgements behind all messages.
 
         Returns:
@@ -222,28 +173,54 @@ class Producers:
         Raises:
             ClosedError: the publisher is closed.
         """
-        with self._lock:
-            parts = sequences.parts
-            if any(part.failed for part in parts.values()):
+        with self._sender.lock:
+            if any(part.failed for part in self.parts.values()):
                 return None
-            frames = [(parts[name].outbox, intents[name]) for name in parts]
-            added, send = self._add_frames(frames)
-        send()
+            frames = [(part.outbox, intents[name]) for name, part in self.parts.items()]
+            added, must_send = self._sender.add_frames(frames)
+        for appender in must_send:
+            appender.send()
         return [append for append, _, _ in added]
 
-    def roll_back(self, sequences: Sequences) -> list[PendingAppend]:
+    def roll_back(self) -> list[PendingAppend]:
         """Refuse further messages, and write the frames that discard those of each journal.
+
+        Such a frame repeats the last acknowledged clock.
 
         Raises:
             ClosedError: the publisher is closed.
         """
-        with self._lock:
-            sequences.is_ended = True
-            parts = sequences.parts.values()
-            frames = [(part.outbox, sequences.rolling_back_frame(part)) for part in parts]
-            added, send = self._add_frames(frames)
-        send()
+        acknowledged = self._producer.acknowledged
+        with self._sender.lock:
+            self.is_ended = True
+            frames = []
+            for journal, part in self.parts.items():
+                clock = acknowledged.setdefault(journal, part.first_clock - 1)
+                frames.append((part.outbox, self._acknowledging_frame(part, clock)))
+            added, must_send = self._sender.add_frames(frames)
+        for appender in must_send:
+            appender.send()
         return [append for append, _, _ in added]
+
+    def reuse_producer(self, *, is_acknowledged: bool) -> None:
+        """Give the producer to later transactions, as nothing of this one can be written any more.
+
+        Args:
+            is_acknowledged: the transaction was acknowledged in all journals; else rolled back.
+        """
+        if is_acknowledged:
+            self._producer.acknowledged.update(self._clocks)
+        with self._sender.lock:
+            self._sender.idle_producers.append(self._producer)
+
+    def _acknowledging_frame(self, part: Part, clock: int) -> bytes:
+        """Return the frame that ends the sequence of one journal."""
+        stamp = self._producer.stamp
+        stamp.flags, stamp.clock, before = ACK_TXN, clock, stamp.clock
+        try:
+            return part.outbox.frame(part.acknowledgement, stamp)
+        finally:
+            stamp.flags, stamp.clock = CONTINUE_TXN, before
 
 
 def ended_error() -> ClosedError:

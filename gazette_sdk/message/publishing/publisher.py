@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import time
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from gazette_sdk.errors import ConfigurationError, GazetteError
+from gazette_sdk.errors import ConfigurationError, GazetteError, MappingError
 from gazette_sdk.message.clock import Clock
 from gazette_sdk.message.mapping import SelectorMapping
-from gazette_sdk.message.publishing.dispatch import AnyMapping, Dispatch
+from gazette_sdk.message.publishing.bulk import publish_batch
 from gazette_sdk.message.publishing.intents import AckIntents
 from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt, ReceiptTimeoutError
-from gazette_sdk.message.publishing.sender import Sender, left_behind
+from gazette_sdk.message.publishing.sender import AnyMapping, Sender, open_senders
 from gazette_sdk.message.publishing.transaction import Transaction
 from gazette_sdk.transport.append.pending import PendingAppend, all_ended
 from gazette_sdk.transport.base import Transport
@@ -87,17 +87,16 @@ class Publisher:
         self._sender = Sender(
             transport,
             clock,
+            mapping,
             pending_bytes_max=pending_bytes_max,
             blocks=when_full == "block",
             mapping_timeout_s=mapping_timeout_s,
         )
-        self._dispatch = Dispatch(self._sender, mapping)
-        _publishers.add(self)
 
     @property
     def producer(self) -> bytes:
         """Producer id of the publisher, six bytes."""
-        return self._sender.producer
+        return self._sender.stamp.producer
 
     # ------------------------------------------------------------ publishing
 
@@ -116,7 +115,7 @@ class Publisher:
             ClosedError: the publisher is closed.
             Exception: whatever the message's own ``validate`` raises.
         """
-        return self._dispatch.publish(message, mapping, None)
+        return self._sender.publish(message, mapping)
 
     def publish_batch(
         self,
@@ -140,7 +139,7 @@ class Publisher:
             Exception: as :meth:`publish`. Where waiting is not wanted or not possible, a batch
                 which by itself is larger than what may be pending is refused.
         """
-        return self._dispatch.publish_batch(messages, mapping, None)
+        return publish_batch(self._sender, messages, mapping)
 
     def transaction(
         self,
@@ -169,7 +168,7 @@ class Publisher:
             ReceiptTimeoutError: not in time; rolled back.
             GazetteError: an append failed; rolled back.
         """
-        return Transaction(self._dispatch, mapping, save, timeout)
+        return Transaction(self._sender, mapping, save, timeout)
 
     def acknowledge(self, intents: Mapping[str, bytes] | bytes) -> BatchReceipt:
         """Write acknowledgements which were saved. Writing them again does no harm.
@@ -184,7 +183,20 @@ class Publisher:
         """
         if isinstance(intents, bytes | bytearray | memoryview):
             intents = AckIntents.from_bytes(bytes(intents))
-        return self._dispatch.acknowledge(dict(intents))
+        frames = dict(intents)
+        sender = self._sender
+        if not (sender.deferred.calls and sender.is_on_loop):
+            with _no_such_journal():
+                outboxes = [sender.outbox_of(journal) for journal in frames]
+            if None not in outboxes:
+                return _add_frames(sender, frames)
+
+        async def publish() -> BatchReceipt:
+            with _no_such_journal():
+                await sender.list_journals(frames, None)
+            return _add_frames(sender, frames)
+
+        return sender.deferred.add(publish, lambda append: BatchReceipt(append, len(frames)))
 
     async def ready(self) -> None:
         """Wait until the mapping's journals are listed. ``async with`` does so.
@@ -214,10 +226,11 @@ class Publisher:
         """
         if self._sender.is_on_loop:
             raise GazetteError(
-                "waiting here would block the publisher's event loop: `await aflush()`"
+                "waiting here would block the publisher's event loop: `await aflush()`, or"
+                " `await aclose()`"
             )
         deadline = None if timeout is None else time.monotonic() + timeout
-        for appends in (self._dispatch.deferred.pending, self._sender.pending):
+        for appends in (self._sender.deferred.pending, self._sender.pending):
             for append in appends():
                 if not append.wait(_left(deadline)):
                     raise _late(timeout)
@@ -226,13 +239,16 @@ class Publisher:
     async def aflush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as flush()
         """As :meth:`flush`, in a coroutine."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        for appends in (self._dispatch.deferred.pending, self._sender.pending):
+        for appends in (self._sender.deferred.pending, self._sender.pending):
             if not await all_ended(appends(), _left(deadline)):
                 raise _late(timeout)
         self._sender.raise_failure()
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, then close. ``with`` does so. Closing twice is closing once.
+
+        A coroutine on the publisher's event loop awaits :meth:`aclose` instead: there this raises,
+        and the loop closes the publisher soon, without waiting for acknowledgements.
 
         Args:
             timeout: seconds to wait for acknowledgements; what is not acknowledged then is
@@ -245,8 +261,9 @@ class Publisher:
             if not self._sender.is_closed:  # it was not interrupted, either
                 self.flush(timeout)
         finally:
-            self._sender.refuse_more()
-            self._sender.close(self._dispatch.deferred.aclose)
+            connection = self._sender.detach()
+            if connection is not None:
+                connection.close(self._sender.deferred)
 
     async def aclose(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as close()
         """As :meth:`close`, in a coroutine. ``async with`` does so."""
@@ -254,11 +271,17 @@ class Publisher:
             if not self._sender.is_closed:
                 await self.aflush(timeout)
         finally:
-            self._sender.refuse_more()
-            await self._sender.aclose(self._dispatch.deferred.aclose)
+            connection = self._sender.detach()
+            if connection is not None:
+                await connection.aclose(self._sender.deferred)
 
     def __enter__(self) -> Self:
-        self._sender.open_in_background()
+        self._sender.is_background = True
+        if self._sender.is_on_loop:
+            raise GazetteError(
+                "the publisher works on the event loop that runs here, which its end would block:"
+                " `async with publisher`"
+            )
         return self
 
     def __exit__(
@@ -292,16 +315,13 @@ class Publisher:
             error.add_note(f"Closing the publisher failed, too: {failure}")
 
 
-_publishers: weakref.WeakSet[Publisher] = weakref.WeakSet()
-
-
 def _send_what_is_left() -> None:
     """At the program's end: give messages that nobody waited for some time to be sent."""
     deadline = time.monotonic() + EXIT_TIMEOUT_S
-    deferred = [publisher._dispatch.deferred for publisher in list(_publishers)]  # noqa: SLF001
-    _wait_all([append for calls in deferred for append in calls.pending()], deadline)
-    lost = sum(len(calls.calls) for calls in deferred)
-    for sender in left_behind():
+    senders = open_senders()
+    _wait_all([append for sender in senders for append in sender.deferred.pending()], deadline)
+    lost = sum(len(sender.deferred.calls) for sender in senders)
+    for sender in senders:
         if sender.can_send:
             _wait_all(sender.pending(), deadline)
         lost += sum(append.count for append in sender.pending())
@@ -334,3 +354,28 @@ def _late(timeout: float | None) -> ReceiptTimeoutError:
         f"not everything was acknowledged within {timeout:g} s; it is still being tried: wait"
         " longer, or look at the brokers"
     )
+
+
+@contextlib.contextmanager
+def _no_such_journal() -> Iterator[None]:
+    try:
+        yield
+    except MappingError as error:
+        raise MappingError(
+            f"acknowledgement intents name a journal that cannot be written to: {error}",
+            journal=error.journal,
+        ) from error
+
+
+def _add_frames(sender: Sender, frames: Mapping[str, bytes]) -> BatchReceipt:
+    receipt = BatchReceipt()
+    with sender.lock:
+        added, must_send = sender.add_frames(
+            (sender.outboxes[journal], frame) for journal, frame in frames.items()
+        )
+        for append, begin, frame in added:
+            append.context = sender
+            receipt.add(append, begin, begin + len(frame), 1)
+    for appender in must_send:
+        appender.send()
+    return receipt

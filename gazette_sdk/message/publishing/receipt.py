@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from gazette_sdk.errors import DeadlineExceededError, GazetteError
-from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append.pending import PendingAppend
 
 __all__ = ["BatchReceipt", "Landing", "Receipt", "ReceiptTimeoutError"]
@@ -99,7 +98,7 @@ class Receipt:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         append = self.append
-        while not append.done():
+        while append.outcome is None:
             _wait(append, deadline, timeout)
             append = self.append  # a placeholder was replaced
         append.result()
@@ -115,14 +114,8 @@ class Receipt:
 
     def follow(self, receipt: Receipt) -> None:
         """Become the receipt of the same message, which is now mapped."""
-        placeholder = self.append
         self.first, self.last = receipt.first, receipt.last
         self.append = receipt.append
-        placeholder.settle(NO_RESPONSE)
-
-    def fail(self, error: BaseException) -> None:
-        """End with the error of a message that could not be mapped or encoded."""
-        self.append.settle(error)
 
     def _ended(self) -> PendingAppend:
         if not self.append.done():
@@ -161,13 +154,19 @@ class BatchReceipt:
     """Receipt of many messages: :meth:`Publisher.publish_batch` returns it at once.
 
     Plain code waits with ``receipt.result(timeout=10)``, a coroutine with ``await receipt``.
+
+    Args:
+        placeholder: future of messages that are not mapped yet.
+        count: their number.
     """
 
     __slots__ = ("_parts", "_placeholder")
 
-    def __init__(self) -> None:
+    def __init__(self, placeholder: PendingAppend | None = None, count: int = 0) -> None:
+        if placeholder is not None:
+            placeholder.count = count
         self._parts: list[tuple[PendingAppend, int, int, int]] = []
-        self._placeholder: PendingAppend | None = None
+        self._placeholder = placeholder
 
     def add(self, append: PendingAppend, begin: int, end: int, count: int) -> None:
         """Note messages whose frames stand in ``append`` at ``begin`` to ``end``."""
@@ -256,23 +255,9 @@ class BatchReceipt:
         self._raise_failure()
         return self
 
-    def hold(self, placeholder: PendingAppend, count: int) -> PendingAppend:
-        """Wait for messages that are not mapped yet; returns the placeholder."""
-        self._placeholder = placeholder
-        placeholder.count = count
-        return placeholder
-
     def follow(self, receipt: BatchReceipt) -> None:
         """Become the receipt of the same messages, which are now mapped."""
-        placeholder = self._placeholder
-        assert placeholder is not None
         self._parts, self._placeholder = receipt._parts, None
-        placeholder.settle(NO_RESPONSE)
-
-    def fail(self, error: BaseException) -> None:
-        """End with the error of messages that could not be mapped or encoded."""
-        assert self._placeholder is not None
-        self._placeholder.settle(error)
 
     def _is_done(self) -> bool:
         return all(append.done() for append in self.appends)
@@ -295,10 +280,6 @@ class BatchReceipt:
             return f"<BatchReceipt {what}: pending>"
         failed = any(append.exception() is not None for append in self.appends)
         return f"<BatchReceipt {what}: {'failed' if failed else 'acknowledged'}>"
-
-
-NO_RESPONSE = pb.AppendResponse()
-"""Outcome of a placeholder that was replaced."""
 
 
 def _wait(append: PendingAppend, deadline: float | None, timeout: float | None) -> None:

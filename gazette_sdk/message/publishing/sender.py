@@ -1,4 +1,4 @@
-"""Stamps and encodes the messages of a publisher, and hands them to the journals' appenders.
+"""Sends the messages of a publisher: validates, maps, stamps and encodes them.
 
 A publisher is one producer for messages outside of transactions, and as many others as it has
 had transactions open at once: of one producer, at most one sequence of messages can be open in
@@ -11,41 +11,58 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from gazette_sdk.errors import BackPressureError, ClosedError, FramingError
-from gazette_sdk.framing import framing_for
-from gazette_sdk.message.clock import TICK, Clock
+from gazette_sdk.errors import BackPressureError, ClosedError, MappingError
+from gazette_sdk.message.clock import Clock
 from gazette_sdk.message.flags import OUTSIDE_TXN
-from gazette_sdk.message.publishing.bulk import Slice
-from gazette_sdk.message.publishing.connection import PublisherConnection
-from gazette_sdk.message.publishing.outbox import Outbox
-from gazette_sdk.message.publishing.producer import Added, Producers, Sequences
-from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt
+from gazette_sdk.message.kinds import validator_of
+from gazette_sdk.message.mapping import Mapping, Partitions, SelectorMapping, checked_journal
+from gazette_sdk.message.publishing.connection import PublisherConnection, loop_of
+from gazette_sdk.message.publishing.deferred import Deferred
+from gazette_sdk.message.publishing.outbox import NEWLINE, Outbox
+from gazette_sdk.message.publishing.receipt import Receipt
 from gazette_sdk.message.uuid import Stamp, new_producer_id
+from gazette_sdk.transport.append.appender import JournalAppender
 from gazette_sdk.transport.append.pending import PendingAppend
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.loop import home_loop, is_on_sdk_loop, is_running, on_loop, run
+from gazette_sdk.transport.loop import is_running, run
 
-__all__ = ["Sender", "closed_error", "left_behind"]
+if TYPE_CHECKING:
+    from gazette_sdk.message.publishing.producer import Producer, Sequences
+
+__all__ = ["AnyMapping", "Sender", "no_mapping", "open_senders"]
+
+AnyMapping: TypeAlias = Mapping | SelectorMapping
+"""A callable from messages to journals, or a mapping over a selector."""
 
 
 class Sender:
-    """Producer of messages: its id, its clock, and what is not acknowledged yet.
+    """Producer of messages: its id, its clock, its outboxes, and what is not acknowledged yet.
 
-    Any thread may add messages. One lock guards stamping, encoding and the queues of all journals.
+    Any thread may publish. One lock guards stamping, encoding and the queues of all journals.
+    Plain code waits for journals that are not listed yet. On the publisher's loop nothing can
+    wait: there the calls are deferred until the journals are listed.
 
     Args:
         transport: how to reach the cluster; None connects to ``GAZETTE_ADDRESS``.
         clock: a shared clock; None follows the wall clock.
+        mapping: where none is given with the messages.
         pending_bytes_max: bound of encoded messages which are not acknowledged.
         blocks: a thread waits for room; else it gets an error.
         mapping_timeout_s: bound of waits for listings.
 
     Attributes:
         outboxes: by journal.
-        producers: of transactions.
+        deferred: calls that wait for a first listing.
+        mapping: where none is given with the messages.
+        idle_producers: of transactions that have ended.
+        lock: guards stamping, encoding and all queues.
+        stamp: of messages outside of transactions.
+        clock: the shared clock, if there is one.
+        pending_bytes_max: bound of encoded messages which are not acknowledged.
+        is_background: it works on the SDK's background loop, also where a loop runs (notebooks).
         is_closed: messages are refused.
         is_forked: it belongs to the parent of this process.
     """
@@ -54,66 +71,103 @@ class Sender:
         self,
         transport: Transport | None,
         clock: Clock | None,
+        mapping: AnyMapping | None,
         *,
         pending_bytes_max: int,
         blocks: bool,
         mapping_timeout_s: float,
     ) -> None:
         self.outboxes: dict[str, Outbox] = {}
-        self.is_closed = self.is_forked = False
+        self.idle_producers: list[Producer] = []
+        self.lock = threading.Lock()
+        self.stamp = Stamp(new_producer_id())
+        self.stamp.flags = OUTSIDE_TXN
+        self.clock = clock
+        self.is_background = self.is_closed = self.is_forked = False
+        self.deferred = Deferred(self)
+        self.mapping = mapping
+        self._validators: dict[type, Callable[[Any], object] | None] = {}
+        self._listed: dict[str, Partitions] = {}  # the connection's, once there is one
         self._transport = transport
-        self._clock = clock
-        self._pending_bytes_max = pending_bytes_max
+        self.pending_bytes_max = pending_bytes_max
         self._blocks = blocks
         self._mapping_timeout_s = mapping_timeout_s
-        self._stamp = Stamp(new_producer_id())
-        self._stamp.flags = OUTSIDE_TXN
-        self._lock = threading.Lock()
-        self._has_room = threading.Condition(self._lock)
+        self._has_room = threading.Condition(self.lock)
         self._room_waiters = 0
-        self.producers = Producers(self._lock, clock, self._add_frames)
         self._failure: Exception | None = None
-        self._closed_error: ClosedError | None = None
-        self._is_background = False
+        self._interruption: ClosedError | None = None
         self._connection: PublisherConnection | None = None
         self._abandoned: weakref.finalize[..., Sender] | None = None
         _senders.add(self)
 
-    @property
-    def producer(self) -> bytes:
-        """The producer id, six bytes."""
-        return self._stamp.producer
+    # ------------------------------------------------------------- one message
 
-    # ------------------------------------------------------------------ adding
-
-    def add(self, outbox: Outbox, message: Any, sequences: Sequences | None = None) -> Receipt:
-        """Stamp and encode a message behind what waits for its journal.
+    def publish(
+        self, message: Any, mapping: AnyMapping | None, sequences: Sequences | None = None
+    ) -> Receipt:
+        """Publish a message. See :meth:`Publisher.publish`.
 
         Args:
-            outbox: of its journal.
             message: the message.
+            mapping: None for the publisher's own.
             sequences: of its transaction; None outside of transactions.
+        """
+        message_type: type = type(message)
+        try:
+            validate = self._validators[message_type]
+        except KeyError:
+            validate = self._validators[message_type] = validator_of(message_type)
+        if validate is not None:
+            validate(message)
+        chosen = self.mapping if mapping is None else mapping
+        if chosen is None:
+            raise no_mapping()
+        outbox = self.outbox(message, chosen)
+        if outbox is not None and not (self.deferred.calls and self.is_on_loop):
+            return self._add(outbox, message, sequences)
+
+        async def publish() -> Receipt:
+            await self.list_journals([message], chosen)
+            known = self.outbox(message, chosen)
+            assert known is not None
+            return self._add(known, message, sequences)
+
+        return self.deferred.add(publish, lambda append: Receipt(append, 0, 0), sequences)
+
+    def _add(self, outbox: Outbox, message: Any, sequences: Sequences | None) -> Receipt:
+        """Stamp and encode a message behind what waits for its journal.
 
         Raises:
             ValidationError: the message cannot be encoded.
             BackPressureError: too much is pending, and waiting is not wanted or not possible.
             ClosedError: the publisher is closed.
         """
+        if sequences is not None:
+            sequences.expect(outbox, message)
         appender = outbox.appender
         try:
-            with self._lock:
-                if appender.service.pending_bytes >= self._pending_bytes_max:
-                    self._wait_for_room()
+            with self.lock:
+                if appender.service.pending_bytes >= self.pending_bytes_max:
+                    self.wait_for_room()
                 if self.is_closed:
                     raise self.closed_error()  # noqa: TRY301 - one way to end for all errors
-                stamp = self._stamp if sequences is None else sequences.stamp
-                if self._clock is None:
+                stamp = self.stamp if sequences is None else sequences.stamp
+                if self.clock is None:
                     stamp.tick_now()
                 else:
-                    stamp.clock = self._clock.tick()
-                receipt = outbox.encode(message, stamp)
-                append = receipt.append
-                must_send = appender.push(append, receipt.last - receipt.first)
+                    stamp.clock = self.clock.tick()
+                kind = outbox.kinds.get(type(message)) or outbox.kind(type(message))
+                payload = kind.encode(message, stamp)
+                append = outbox.tail()
+                first = append.length_bytes
+                if outbox.is_lines and NEWLINE not in payload:
+                    # What JsonLines does, without the call: this is done for every message.
+                    append.content += payload + b"\n"
+                    length_bytes = len(payload) + 1
+                else:
+                    length_bytes = outbox.encode(payload, append.content)
+                append.length_bytes = last = first + length_bytes
+                must_send = appender.push(append, length_bytes)
                 if sequences is None:
                     append.context = self
                 else:
@@ -121,88 +175,38 @@ class Sender:
             if must_send:
                 appender.send()
         except BaseException as error:
-            if not isinstance(error, Exception):
-                self._interrupted(error)
+            self.note_interrupt(error)
             raise
-        return receipt
+        return Receipt(append, first, last)
 
-    def _interrupted(self, error: BaseException) -> None:
-        """Fail the publisher, whose thread was interrupted at work."""
+    def note_interrupt(self, error: BaseException) -> None:
+        """Fail the publisher if its thread was interrupted at work."""
+        if isinstance(error, Exception):
+            return
         doubt = "what that call published"
         if journals := sorted({each.journal for each in self.pending()}):
             doubt += f", and messages to {', '.join(journals)} whose receipts have no result"
-        self._closed_error = ClosedError(
+        self._interruption = ClosedError(
             f"the publisher was interrupted within publish() ({type(error).__name__}) and takes no"
             f" further messages; in doubt: {doubt}; make another Publisher"
         )
-        self.note_failure(self._closed_error)
+        self.note_failure(self._interruption)
         self.refuse_more()
 
-    def add_slice(self, part: Slice, receipt: BatchReceipt, sequences: Sequences | None) -> None:
-        """Stamp messages in bulk, and add them behind what waits for their journals.
-
-        Args:
-            part: the messages.
-            receipt: notes where they went.
-            sequences: of their transaction; None outside of transactions.
-
-        Raises:
-            ClosedError: the publisher is closed.
-        """
-        try:
-            self._add_slice(part, receipt, sequences)
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                self._interrupted(error)
-            raise
-
-    def _add_slice(self, part: Slice, receipt: BatchReceipt, sequences: Sequences | None) -> None:
-        must_send = []
-        with self._lock:
-            if self._blocks and not self.is_on_loop:
-                self._wait_for_room()
-            if self.is_closed:
-                raise self.closed_error()
-            stamp = self._stamp if sequences is None else sequences.stamp
-            if self._clock is None:
-                first = stamp.reserve(part.count)
-            else:
-                first = self._clock.tick(part.count)
-                stamp.clock = first + (part.count - 1) * TICK
-            for outbox, first_index, frames, count in part.frames(stamp, first):
-                append, begin = outbox.add_frames(frames)
-                if sequences is None:
-                    append.context = self
-                else:
-                    sequences.note(outbox, append, first + first_index * TICK)
-                receipt.add(append, begin, begin + len(frames), count)
-                if outbox.appender.push(append, len(frames), count):
-                    must_send.append(outbox)
-        for outbox in must_send:
-            outbox.appender.send()
-
     def add_frames(
-        self, frames: list[tuple[Outbox, bytes]]
-    ) -> list[tuple[PendingAppend, int, bytes]]:
+        self, frames: Iterable[tuple[Outbox, bytes]]
+    ) -> tuple[list[tuple[PendingAppend, int, bytes]], list[JournalAppender]]:
         """Write frames as they are, one to each outbox. They do not wait for room.
 
+        The lock is held.
+
         Returns:
-            For each its append, its position in it, and the frame.
+            For each its append, its position in it, and the frame; and the appenders whose
+            ``send`` is to be called, without the lock.
 
         Raises:
             ClosedError: the publisher is closed.
         """
-        with self._lock:
-            added, send = self._add_frames(frames)
-            for append, _, _ in added:
-                append.context = self
-        send()
-        return added
-
-    def _add_frames(
-        self, frames: list[tuple[Outbox, bytes]]
-    ) -> tuple[list[Added], Callable[[], None]]:
-        """Add frames under the lock; returns them, and what to call without the lock."""
         if self.is_closed:
             raise self.closed_error()
         added = []
@@ -212,55 +216,105 @@ class Sender:
             added.append((append, begin, frame))
             if outbox.appender.push(append, len(frame)):
                 must_send.append(outbox.appender)
+        return added, must_send
 
-        def send() -> None:
-            for appender in must_send:
-                appender.send()
+    # ---------------------------------------------------------------- journals
 
-        return added, send
-
-    def begin(self) -> Sequences:
-        """Lend a producer to a transaction.
+    def outbox(self, message: Any, mapping: AnyMapping) -> Outbox | None:
+        """Return the outbox of a message's journal; None if that must be awaited.
 
         Raises:
-            ClosedError: the publisher is closed.
+            MappingError: the message maps to no journal.
+            FramingError: the journal's content type has no framing.
         """
-        if self.is_closed:
-            raise self.closed_error()
-        return self.producers.lend()
+        if isinstance(mapping, SelectorMapping):
+            partitions = self._listed.get(mapping.selector) or self.partitions(mapping)
+            if partitions is None:
+                return None
+            journal = mapping.pick(message, partitions)
+            return self.outboxes.get(journal) or self.open_listed(journal, partitions)
+        journal = mapping(message)
+        if type(journal) is not str or journal not in self.outboxes:
+            return self.outbox_of(checked_journal(journal, mapping))
+        return self.outboxes[journal]
 
-    # -------------------------------------------------------------------- room
-
-    def check_room(self, length_bytes: int) -> None:
-        """Refuse a batch where its caller must not wait, and there is no room.
+    def outbox_of(self, journal: str) -> Outbox | None:
+        """Return the outbox of a journal by its name; None if that must be awaited.
 
         Raises:
-            BackPressureError: too much is pending, or the batch is too large by itself.
+            MappingError: there is no such journal.
+            FramingError: its content type has no framing.
         """
-        if self._blocks and not self.is_on_loop:
+        known = self.outboxes.get(journal)
+        if known is not None or self.is_on_loop:
+            return known
+        connection = self.connection()
+        content_type = run(connection.watches.content_type(journal), loop=connection.loop)
+        return self._open(journal, content_type)
+
+    def partitions(self, mapping: SelectorMapping) -> Partitions | None:
+        """Return the journals of a mapping; None if that must be awaited."""
+        connection = self.connection()
+        self._listed = connection.watches.current
+        partitions = self._listed.get(mapping.selector)
+        if partitions is None and not self.is_on_loop:
+            partitions = run(connection.watches.partitions(mapping), loop=connection.loop)
+        return partitions
+
+    async def list_journals(self, messages: Iterable[Any], mapping: AnyMapping | None) -> None:
+        """Wait until the journals of messages are listed.
+
+        Args:
+            messages: the messages, or, without a mapping, names of journals.
+            mapping: which journal a message goes to.
+
+        Raises:
+            MappingError: no listing came in time, or there is no such journal.
+            FramingError: a journal's content type has no framing.
+        """
+        watches = self.connection().watches
+        if isinstance(mapping, SelectorMapping):
+            await watches.partitions(mapping)
             return
-        if length_bytes > self._pending_bytes_max:
-            raise BackPressureError(
-                f"the batch has {length_bytes} bytes of messages, and at most"
-                f" {self._pending_bytes_max} may be pending; publish smaller batches, or raise"
-                " pending_bytes_max"
-            )
-        with self._lock:
-            self._wait_for_room()
+        for message in messages:
+            journal = message if mapping is None else checked_journal(mapping(message), mapping)
+            if journal not in self.outboxes:
+                self._open(journal, await watches.content_type(journal))
 
-    def _wait_for_room(self) -> None:
+    def open_listed(self, journal: str, partitions: Partitions) -> Outbox:
+        """Return the outbox of a journal that is listed, which is new."""
+        return self._open(journal, partitions.content_types[journal])
+
+    def _open(self, journal: str, content_type: str) -> Outbox:
+        opened = Outbox(self.connection().appends.appender(journal), content_type)
+        with self.lock:
+            return self.outboxes.setdefault(journal, opened)
+
+    # ------------------------------------------------------- room and failures
+
+    @property
+    def may_block(self) -> bool:
+        """The calling code may wait for room."""
+        return self._blocks and not self.is_on_loop
+
+    def wait_for_room(self) -> None:
+        """Wait until less is pending than the bound. The lock is held, and released meanwhile.
+
+        Raises:
+            BackPressureError: waiting is not wanted or not possible.
+        """
         appends = None if self._connection is None else self._connection.appends
-        if appends is None or appends.pending_bytes < self._pending_bytes_max:
+        if appends is None or appends.pending_bytes < self.pending_bytes_max:
             return
-        if not self._blocks or self.is_on_loop:
+        if not self.may_block:
             raise BackPressureError(
                 f"{appends.pending_bytes} bytes of messages are not acknowledged yet, of at most"
-                f" {self._pending_bytes_max}; wait for receipts, `await publisher.room()`, or"
+                f" {self.pending_bytes_max}; wait for receipts, `await publisher.room()`, or"
                 " raise pending_bytes_max"
             )
         self._room_waiters += 1
         try:
-            while appends.pending_bytes >= self._pending_bytes_max and not self.is_closed:
+            while appends.pending_bytes >= self.pending_bytes_max and not self.is_closed:
                 self._has_room.wait()
         finally:
             self._room_waiters -= 1
@@ -270,36 +324,23 @@ class Sender:
         if self._connection is not None:
             await self._connection.appends.room()
 
-    def _settled(self, appends: list[PendingAppend], error: Exception | None) -> None:
-        """Remember the failure of appends that end. The lock is held."""
-        if error is not None and any(append.context is self for append in appends):
+    def pending(self) -> list[PendingAppend]:
+        """Return all appends that are not acknowledged."""
+        return [] if self._connection is None else self._connection.appends.pending()
+
+    def note_failure(self, error: Exception) -> None:
+        """Remember a failure, unless there is an earlier one."""
+        with self.lock:
             self._failure = self._failure or error
-        if self._room_waiters:
-            self._has_room.notify_all()
+
+    def raise_failure(self) -> None:
+        """Raise the first failure since this was last called."""
+        with self.lock:
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     # -------------------------------------------------------------- connection
-
-    def open(self, journal: str, content_type: str) -> Outbox:
-        """Return the outbox of a journal, by the content type of its label.
-
-        Raises:
-            FramingError: the content type has no framing.
-        """
-        try:
-            framing = framing_for(content_type)
-        except FramingError as error:
-            raise FramingError(
-                f"{journal}: {error}; give the journal a content-type label which has a framing,"
-                " or register one",
-                journal=journal,
-            ) from error
-        appender = self.connection().appends.appender(journal)
-        with self._lock:
-            return self.outboxes.setdefault(journal, Outbox(appender, framing))
-
-    def open_in_background(self) -> None:
-        """Work on the SDK's background loop, also where a loop runs (notebooks)."""
-        self._is_background = True
 
     def connection(self) -> PublisherConnection:
         """Return the connection, which the first message opens.
@@ -309,16 +350,16 @@ class Sender:
         """
         connection = self._connection
         if connection is None:
-            with self._lock:
+            with self.lock:
                 if self.is_closed:
                     raise self.closed_error()
                 connection = self._connection
                 if connection is None:
                     connection = self._connection = PublisherConnection(
                         self._transport,
-                        self._lock,
-                        is_background=self._is_background,
-                        pending_bytes_max=self._pending_bytes_max,
+                        self.lock,
+                        is_background=self.is_background,
+                        pending_bytes_max=self.pending_bytes_max,
                         mapping_timeout_s=self._mapping_timeout_s,
                         on_settled=_settled_of(weakref.ref(self)),
                     )
@@ -333,75 +374,39 @@ class Sender:
         """The calling code runs on the publisher's event loop, which must not be blocked."""
         if self._connection is not None:
             return is_running(self._connection.loop)
-        if self._is_background:
-            return is_on_sdk_loop()
-        fixed = None if self._transport is None else self._transport.loop
-        return is_running(home_loop(fixed))
+        return is_running(loop_of(self._transport, is_background=self.is_background))
 
-    # ------------------------------------------------------------------ its end
+    @property
+    def is_connected(self) -> bool:
+        """The connection is open."""
+        return self._connection is not None
 
-    def pending(self) -> list[PendingAppend]:
-        """Return all appends that are not acknowledged."""
-        return [] if self._connection is None else self._connection.appends.pending()
-
-    def raise_failure(self) -> None:
-        """Raise the first failure since this was last called."""
-        with self._lock:
-            failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
-
-    def note_failure(self, error: Exception) -> None:
-        """Remember a failure, unless there is an earlier one."""
-        with self._lock:
-            self._failure = self._failure or error
+    @property
+    def can_send(self) -> bool:
+        """Messages are taken, and the event loop runs."""
+        connection = self._connection
+        return not self.is_closed and connection is not None and connection.loop.is_running()
 
     def refuse_more(self) -> None:
         """Refuse messages from now on; threads that wait for room get an error."""
-        with self._lock:
+        with self.lock:
             self.is_closed = True
             self._has_room.notify_all()
 
     def closed_error(self) -> ClosedError:
         """Return the error of a message that a closed publisher refuses."""
-        return self._closed_error or closed_error()
+        if self.is_forked:
+            return ClosedError(
+                "the publisher belongs to the process that was forked, which sends what it was"
+                " given; make another Publisher in the child"
+            )
+        return self._interruption or ClosedError(
+            "the publisher is closed; messages which it had not sent are given up"
+        )
 
-    @property
-    def can_send(self) -> bool:
-        """Its event loop runs."""
-        return self._connection is not None and self._connection.loop.is_running()
-
-    def close(self, before: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Give up what is pending, and close the connection, from plain code.
-
-        Args:
-            before: awaited first, on the loop.
-        """
-        connection = self._detach()
-        if connection is None:
-            return
-        if connection.loop.is_running():
-            run(self._shut(connection, before), loop=connection.loop)
-        else:
-            connection.appends.abandon()
-
-    async def aclose(self, before: Callable[[], Coroutine[None, None, None]]) -> None:
-        """As :meth:`close`, in a coroutine."""
-        connection = self._detach()
-        if connection is None:
-            return
-        if connection.loop.is_running():
-            await on_loop(connection.loop, self._shut(connection, before))
-        else:
-            connection.appends.abandon()
-
-    async def _shut(
-        self, connection: PublisherConnection, before: Callable[[], Coroutine[None, None, None]]
-    ) -> None:
-        await before()
-        await connection.aclose()
-
-    def _detach(self) -> PublisherConnection | None:
+    def detach(self) -> PublisherConnection | None:
+        """Refuse messages from now on, and return the connection, to be closed."""
+        self.refuse_more()
         if self._abandoned is not None:
             self._abandoned.detach()
         connection, self._connection = self._connection, None
@@ -409,33 +414,34 @@ class Sender:
 
     def forked(self) -> None:
         """In a forked child: refuse everything. The parent sends what it was given."""
-        error = ClosedError(
-            "the publisher belongs to the process that was forked, which sends what it was given;"
-            " make another Publisher in the child"
-        )
-        self._closed_error = error
-        self._lock = threading.Lock()  # another thread of the parent may have held it
-        self._has_room = threading.Condition(self._lock)
-        self.is_closed = self.is_forked = True
-        self.producers = Producers(self._lock, self._clock, self._add_frames)
-        if self._clock is not None:
-            self._clock.unlock()
-        connection = self._detach()
+        self.lock = threading.Lock()  # another thread of the parent may have held it
+        self._has_room = threading.Condition(self.lock)
+        self.is_forked = True
+        if self.clock is not None:
+            self.clock.unlock()
+        connection = self.detach()
         if connection is not None:
-            connection.appends.forked(self._lock, error)
+            connection.appends.forked(self.lock, self.closed_error())
+
+    def _settled(self, appends: list[PendingAppend], error: Exception | None) -> None:
+        """Remember the failure of appends that end. The lock is held."""
+        if error is not None and any(append.context is self for append in appends):
+            self._failure = self._failure or error
+        if self._room_waiters:
+            self._has_room.notify_all()
+
+
+def no_mapping() -> MappingError:
+    """Return the error of a message without a mapping."""
+    return MappingError("there is no mapping: give one to the Publisher or to publish()")
 
 
 _senders: weakref.WeakSet[Sender] = weakref.WeakSet()
 
 
-def left_behind() -> list[Sender]:
-    """Return all senders that were not closed."""
-    return [sender for sender in list(_senders) if not sender.is_closed]
-
-
-def closed_error() -> ClosedError:
-    """Return the error of messages that a closed publisher refuses or gives up."""
-    return ClosedError("the publisher is closed; messages which it had not sent are given up")
+def open_senders() -> list[Sender]:
+    """Return all senders that have published, and were not closed."""
+    return [sender for sender in list(_senders) if sender.is_connected]
 
 
 def _settled_of(

@@ -18,10 +18,11 @@ from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError
-from gazette_sdk.message.publishing.dispatch import AnyMapping, Dispatch, OpenTransaction
+from gazette_sdk.message.publishing.bulk import publish_batch
 from gazette_sdk.message.publishing.intents import AckIntents
 from gazette_sdk.message.publishing.producer import Sequences, ended_error
 from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt, ReceiptTimeoutError
+from gazette_sdk.message.publishing.sender import AnyMapping, Sender
 from gazette_sdk.transport.append.pending import PendingAppend, all_ended
 
 __all__ = ["Transaction", "TransactionInDoubtError"]
@@ -66,23 +67,22 @@ class Transaction:
 
     def __init__(
         self,
-        dispatch: Dispatch,
+        sender: Sender,
         mapping: AnyMapping | None,
         save: Callable[[AckIntents], object] | None,
         timeout_s: float | None,
     ) -> None:
         self.intents = AckIntents()
-        self._dispatch = dispatch
-        self._sender = dispatch.sender
+        self._sender = sender
         self._mapping = mapping
         self._save = save
         self._timeout_s = timeout_s
-        self._txn: OpenTransaction | None = None
+        self._sequences: Sequences | None = None
 
     @property
     def journals(self) -> tuple[str, ...]:
         """The journals it has published to, in the order of first use."""
-        return () if self._txn is None else tuple(self._txn.sequences.parts)
+        return () if self._sequences is None else tuple(self._sequences.parts)
 
     def publish(self, message: Any, *, mapping: AnyMapping | None = None) -> Receipt:
         """Publish a message as part of the transaction. See :meth:`Publisher.publish`.
@@ -93,8 +93,9 @@ class Transaction:
             ClosedError: the transaction has ended, or the publisher is closed.
             Exception: as :meth:`Publisher.publish`; or what failed before in the same journal.
         """
-        txn = self._open()
-        return self._dispatch.publish(message, self._mapping if mapping is None else mapping, txn)
+        return self._sender.publish(
+            message, self._mapping if mapping is None else mapping, self._open()
+        )
 
     def publish_batch(self, messages: Any, *, mapping: AnyMapping | None = None) -> BatchReceipt:
         """Publish many messages as part of the transaction. See :meth:`Publisher.publish_batch`.
@@ -103,20 +104,19 @@ class Transaction:
             ClosedError: the transaction has ended, or the publisher is closed.
             Exception: as :meth:`Publisher.publish_batch`; or what failed before.
         """
-        txn = self._open()
-        return self._dispatch.publish_batch(
-            messages, self._mapping if mapping is None else mapping, txn
+        return publish_batch(
+            self._sender, messages, self._mapping if mapping is None else mapping, self._open()
         )
 
-    def _open(self) -> OpenTransaction:
-        txn = self._txn
-        if txn is None:
+    def _open(self) -> Sequences:
+        sequences = self._sequences
+        if sequences is None:
             raise ClosedError("a transaction begins with its block: `with … as txn:`")
         if self._sender.is_forked:
             raise self._sender.closed_error()
-        if txn.sequences.is_ended:
+        if sequences.is_ended:
             raise ended_error()
-        return txn
+        return sequences
 
     # ------------------------------------------------------------- the block
 
@@ -171,23 +171,21 @@ class Transaction:
             pass
 
     def _begin(self) -> None:
-        if self._txn is not None:
+        if self._sequences is not None:
             raise ended_error()
-        if self._sender.is_forked:
-            raise self._sender.closed_error()
-        self._txn = OpenTransaction(self._sender.begin())
+        self._sequences = Sequences(self._sender)
 
     # --------------------------------------------------------------- its end
 
     def _commit(self) -> Generator[_Wait, Any, None]:
         """The steps of a good end. Each yields what it waits for."""
-        assert self._txn is not None
+        sequences = self._sequences
+        assert sequences is not None
         if self._sender.is_forked:
             raise self._sender.closed_error()
-        sequences = self._txn.sequences
         deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
         try:
-            intents = yield from self._durable(self._txn, deadline)
+            intents = yield from self._durable(sequences, deadline)
         except BaseException as error:
             yield from self._give_up(error)
             raise
@@ -197,7 +195,7 @@ class Transaction:
             if inspect.isawaitable(saved):
                 yield saved
         try:
-            appends = self._sender.producers.acknowledge(sequences, intents) if intents else []
+            appends = sequences.acknowledge(intents) if intents else []
         except ClosedError as error:
             if self._save is None:
                 raise  # nothing of it is visible
@@ -214,20 +212,18 @@ class Transaction:
             raise failure
         yield from self._acknowledged(sequences, intents, appends, deadline)
         self.intents = intents
-        sequences.producer.acknowledged.update(sequences.clocks)
-        self._sender.producers.take_back(sequences.producer)
+        sequences.reuse_producer(is_acknowledged=True)
 
     def _durable(
-        self, txn: OpenTransaction, deadline: float | None
+        self, sequences: Sequences, deadline: float | None
     ) -> Generator[_Wait, Any, AckIntents]:
         """See that all messages are durable, if that must be so before the acknowledgements."""
-        sequences = txn.sequences
-        if txn.waits:
-            if not (yield txn.waits, _left(deadline)):
+        if sequences.deferred:
+            if not (yield sequences.deferred, _left(deadline)):
                 raise self._late("its journals are not listed")
-            for future in txn.waits:
+            for future in sequences.deferred:
                 future.result()
-        intents = self._sender.producers.end(sequences)
+        intents = sequences.end()
         # In one journal alone what was published before is written before.
         if len(intents) > 1 or self._save is not None:
             appends = [append for part in sequences.parts.values() for append in part.appends]
@@ -283,13 +279,13 @@ class Transaction:
 
     def _give_up(self, error: BaseException) -> Generator[_Wait, Any, None]:
         """The steps of a bad end: roll back, as far as that can be done."""
-        assert self._txn is not None
+        sequences = self._sequences
+        assert sequences is not None
         if self._sender.is_forked:
             return
-        sequences = self._txn.sequences
         appends: list[PendingAppend] = []
         with suppress(ClosedError):  # what it had not sent was given up by then
-            appends = self._sender.producers.roll_back(sequences)
+            appends = sequences.roll_back()
         if not isinstance(error, Exception):
             return  # an interrupted program does not wait
         timeout_s = min(ROLLBACK_TIMEOUT_S, self._timeout_s or ROLLBACK_TIMEOUT_S)
@@ -307,7 +303,7 @@ class Transaction:
         if len(appends) == len(parts) and not any(
             part.appends or part.was_retried for part in parts
         ):
-            self._sender.producers.take_back(sequences.producer)
+            sequences.reuse_producer(is_acknowledged=False)
 
     def _late(self, what: str) -> ReceiptTimeoutError:
         return ReceiptTimeoutError(

@@ -143,7 +143,7 @@ def test_uuids_as_values_are_written(transport):
 
 
 def test_what_is_not_kept_in_memory_is_encoded_again(transport, monkeypatch):
-    monkeypatch.setattr("gazette_sdk.message.publishing.dispatch.KEPT_BYTES_MAX", 100_000)
+    monkeypatch.setattr("gazette_sdk.message.publishing.bulk.KEPT_BYTES_MAX", 100_000)
     transport.create("a/journal")
     messages = [{"n": n} for n in range(20_000)]
     table = pa.Table.from_pylist(messages)

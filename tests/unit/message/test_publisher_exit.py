@@ -108,3 +108,31 @@ def test_a_closed_publisher_says_nothing():
         publisher.close()
     """)
     assert (said, logged) == ("appended 1\n", "")
+
+
+INTERRUPT = """
+    from gazette_sdk.message.kinds.json_kind import DictKind
+
+    def interrupted(self, message, stamp):
+        raise KeyboardInterrupt
+
+    publisher.publish({"n": 1}).result(10)
+    DictKind.encode = interrupted
+    try:
+        publisher.publish({"n": 2})
+    except KeyboardInterrupt:
+        pass
+"""
+
+
+def test_an_interrupted_publisher_that_nobody_closed_is_reported():
+    said, logged = run_program(INTERRUPT)
+    assert said == "appended 1\n"
+    assert (
+        "WARNING a publisher was not closed, and had failed: the publisher was interrupted"
+        in logged
+    )
+
+
+def test_an_interrupted_publisher_that_was_closed_says_nothing():
+    assert run_program(INTERRUPT + "    publisher.close()\n") == ("appended 1\n", "")

@@ -9,7 +9,7 @@ import pytest
 
 from gazette_sdk import Publisher, mapping
 from gazette_sdk.errors import ClosedError
-from gazette_sdk.message.kinds.json_kinds import DictKind
+from gazette_sdk.message.kinds.json_kind import DictKind
 from gazette_sdk.message.publishing.outbox import Outbox
 from gazette_sdk.transport.append.appender import JournalAppender
 from support.published import WAIT_S, begun, lines
@@ -167,7 +167,7 @@ def test_threads_that_wait_for_room_end_when_another_is_interrupted(gated, inter
     thread.start()
     while not publisher._sender._has_room._waiters:
         time.sleep(0.001)
-    publisher._sender._interrupted(KeyboardInterrupt())
+    publisher._sender.note_interrupt(KeyboardInterrupt())
     thread.join(WAIT_S)
     assert "interrupted within publish" in str(seen[0])
     gated.opened()

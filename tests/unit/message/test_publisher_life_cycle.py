@@ -12,6 +12,7 @@ import pytest
 from gazette_sdk import Publisher, mapping
 from gazette_sdk.errors import (
     ClosedError,
+    GazetteError,
 )
 from gazette_sdk.transport.loop import run
 from support.published import BY_KEY, WAIT_S, Order, begun, lines
@@ -37,6 +38,57 @@ def test_a_closed_publisher_refuses_and_closes_once(transport):
         publisher.publish({"a": 2})
     assert len(lines(transport, "a/journal")) == 1
     assert not transport.closed  # it is the caller's
+
+
+def test_with_refuses_a_publisher_of_the_event_loop_that_runs_here(transport):
+    async def use():
+        transport.create("a/journal")
+        publisher = Publisher(mapping.direct("a/journal"), transport=transport)
+        await publisher.publish({"n": 1})
+        with pytest.raises(GazetteError, match="`async with publisher`"):
+            publisher.__enter__()
+        async with publisher:
+            await publisher.publish({"n": 2})
+        assert [line["n"] for line in lines(transport, "a/journal")] == [1, 2]
+
+    run(use(), WAIT_S)
+
+
+def test_close_on_the_publishers_event_loop_raises_and_closes_the_connection(
+    transport, monkeypatch
+):
+    async def use():
+        transport.create("a/journal")
+        monkeypatch.setattr("gazette_sdk.message.publishing.connection.connect", lambda: transport)
+        publisher = Publisher(mapping.direct("a/journal"))
+        await publisher.publish({"n": 1})
+        closed = asyncio.Event()
+        aclose = transport.aclose
+
+        async def closing():
+            await aclose()
+            closed.set()
+
+        transport.aclose = closing
+        with pytest.raises(GazetteError, match="await aclose"):
+            publisher.close()
+        with pytest.raises(ClosedError):
+            publisher.publish({"n": 2})
+        await asyncio.wait_for(closed.wait(), WAIT_S)
+        assert transport.closed
+
+    run(use(), WAIT_S)
+
+
+def test_with_in_a_coroutine_works_on_the_background_loop_and_closes(transport, monkeypatch):
+    async def use():
+        transport.create("a/journal")
+        monkeypatch.setattr("gazette_sdk.message.publishing.connection.connect", lambda: transport)
+        with Publisher(mapping.direct("a/journal")) as publisher:
+            publisher.publish({"n": 1}).result(WAIT_S)
+        assert transport.closed
+
+    asyncio.run(use())
 
 
 def test_a_publisher_that_is_dropped_ends_its_watches(transport):
