@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import OrderedDict
@@ -92,8 +91,10 @@ class RouteCache:
         if self._clock() > entry.expires_at:
             self.invalidate(journal)
             return None
-        with contextlib.suppress(KeyError):  # another thread has just forgotten it
+        try:
             self._entries.move_to_end(journal)
+        except KeyError:
+            return None  # another thread has just forgotten it
         return entry
 
     def route(self, journal: str) -> pb.Route:

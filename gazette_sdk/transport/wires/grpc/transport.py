@@ -16,9 +16,13 @@ from gazette_sdk.errors import CallCancelledError, CallError, ClosedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.service import ERROR_METADATA
 from gazette_sdk.transport.routing.dispatcher import Health
-from gazette_sdk.transport.routing.routed import CHUNK_BYTES_KEY, ROLLBACK_TIMEOUT_S
+from gazette_sdk.transport.routing.routed import (
+    CHUNK_BYTES_KEY,
+    ROLLBACK_TIMEOUT_S,
+    RoutedTransport,
+)
 from gazette_sdk.transport.target import AppendItem, Destination, Peer
-from gazette_sdk.transport.wires.base import PreparedAppend, Wire
+from gazette_sdk.transport.wires.base import PreparedAppend, Wire, WireOptions
 from gazette_sdk.transport.wires.call_status import call_error
 from gazette_sdk.transport.wires.grpc.channels import Channels, Stubs
 from gazette_sdk.transport.wires.grpc.codec import Chunk
@@ -26,7 +30,6 @@ from gazette_sdk.transport.wires.grpc.pipeline import StreamedPipeline
 from gazette_sdk.transport.wires.grpc.sdk_loop import SdkLoop
 from gazette_sdk.transport.wires.grpc.status import FirstStatus
 from gazette_sdk.transport.wires.tls import Tls
-from gazette_sdk.transport.wires.transport import BrokerTransport, WireOptions
 
 __all__ = ["READ_CHUNK_BYTES", "GrpcTransport", "GrpcWire", "Tls"]
 
@@ -34,11 +37,11 @@ READ_CHUNK_BYTES = 512 << 10
 """Content per message that we ask of our own brokers; measured best on a loopback connection."""
 
 
-class GrpcTransport(BrokerTransport):
+class GrpcTransport(RoutedTransport):
     """Journals over gRPC. Calls from other event loops hop to the SDK's loop and back."""
 
     @staticmethod
-    def _make_wire(options: WireOptions) -> Wire:
+    def _make_wire(options: WireOptions) -> GrpcWire:
         return GrpcWire(options)
 
 
