@@ -217,7 +217,7 @@ class BrokerRoute(AppendRoute):
                 return False
         elif pipeline.peer != append.to.peer:
             return False  # it goes to another broker, once those before it were answered
-        if not pipeline.can_begin:
+        elif not pipeline.can_begin:
             pipeline.when_ready(self._wake)
             return False
         self._is_fresh = False

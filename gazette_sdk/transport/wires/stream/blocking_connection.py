@@ -261,15 +261,6 @@ class StreamBlockingCall(Call, BlockingCall):
         timeout_s: its time limit; 0 for none.
     """
 
-    __slots__ = (
-        "_client",
-        "_connection",
-        "_expires_at",
-        "_payload",
-        "_timeout_s",
-        "_to",
-    )
-
     def __init__(
         self,
         client: BlockingClient,
@@ -277,7 +268,6 @@ class StreamBlockingCall(Call, BlockingCall):
         to: Destination,
         timeout_s: float,
     ) -> None:
-        super().__init__()
         self._client = client
         self._connection = connection
         self._to = to
@@ -300,11 +290,11 @@ class StreamBlockingCall(Call, BlockingCall):
         now = time.monotonic()
         ends_at = None if timeout_s is None else now + timeout_s
         try:
-            while self.status is None and self.ended is None:
+            while not self.over:
                 check_at = self._check_at()
                 wait_s = (check_at if ends_at is None else min(ends_at, check_at)) - now
                 self._receive(max(wait_s, 0.0))
-                if self.over:
+                if self.status is not None:
                     break
                 now = time.monotonic()
                 self._check(now)

@@ -77,12 +77,10 @@ class Call:
         reason: the same in words.
     """
 
-    __slots__ = ("ended", "reason", "status")
-
-    def __init__(self) -> None:
-        self.status: Status | None = None
-        self.ended: Ended | None = None
-        self.reason = ""
+    # Defaults of the class: most calls set the status only.
+    status: Status | None = None
+    ended: Ended | None = None
+    reason = ""
 
     @property
     def over(self) -> bool:

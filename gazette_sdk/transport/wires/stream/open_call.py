@@ -30,18 +30,7 @@ class OpenCall(Call):
         number: of the call on the connection.
     """
 
-    __slots__ = (
-        "_connection",
-        "_deadline",
-        "_held_bytes",
-        "_items",
-        "_on_over",
-        "_waiter",
-        "number",
-    )
-
     def __init__(self, connection: Connection, number: int) -> None:
-        super().__init__()
         self.number = number
         self._connection = connection
         self._items: deque[Item] = deque()

@@ -27,7 +27,6 @@ from gazette_sdk.transport.routing.routed import (
 )
 from gazette_sdk.transport.target import AppendItem, Destination, Peer
 from gazette_sdk.transport.wires.base import PreparedAppend, Wire, WireOptions
-from gazette_sdk.transport.wires.grpc.codec import Chunk, decode_read_response
 from gazette_sdk.transport.wires.stream.blocking import BlockingClient
 from gazette_sdk.transport.wires.stream.call import (
     Ended,
@@ -130,7 +129,7 @@ class StreamWire(Wire):
 
     async def read(
         self, to: Destination, request: pb.ReadRequest
-    ) -> AsyncGenerator[pb.ReadResponse | Chunk | bytes, None]:
+    ) -> AsyncGenerator[pb.ReadResponse | bytes, None]:
         """See :meth:`Wire.read`."""
         connection = await self._connection(to, exclusive=True)
         call = self._begin(connection, to, request.SerializeToString(), self._read_head)
@@ -140,7 +139,7 @@ class StreamWire(Wire):
                     if item.kind == _CONTENT:
                         yield item.payload
                     else:
-                        yield self._read_response(to, item.payload)
+                        yield self._decoded(to, pb.ReadResponse, item.payload)
             call.raise_failure(to)
         finally:
             call.give_up()
@@ -244,21 +243,7 @@ class StreamWire(Wire):
             connection.unused()
             raise too_long(to, error) from error
 
-    def _read_response(self, to: Destination, payload: bytes) -> pb.ReadResponse | Chunk:
-        self._check_length(to, payload)
-        try:
-            return decode_read_response(payload)
-        except DecodeError as error:
-            raise malformed(to, error) from error
-
     def _decoded(self, to: Destination, kind: type[T], payload: bytes) -> T:
-        self._check_length(to, payload)
-        try:
-            return kind.FromString(payload)
-        except DecodeError as error:
-            raise malformed(to, error) from error
-
-    def _check_length(self, to: Destination, payload: bytes) -> None:
         if len(payload) > self._max_receive_bytes:
             raise CallError(
                 f"{to.rpc.name} at {to.where}: a response of {len(payload)} bytes exceeds "
@@ -266,6 +251,10 @@ class StreamWire(Wire):
                 code="RESOURCE_EXHAUSTED",
                 journal=to.journal,
             )
+        try:
+            return kind.FromString(payload)
+        except DecodeError as error:
+            raise malformed(to, error) from error
 
 
 @asynccontextmanager
