@@ -148,7 +148,7 @@ class Router:
         self.routes.update(journal, response.header.route)
         cached = self.routes.get(journal)
         if cached is not None and response.status == pb.OK:
-            cached.accepted = response
+            cached.accept(response)
 
     def unavailable(
         self, to: Destination, error: UnavailableError, target: Target = ANYWHERE
