@@ -54,6 +54,10 @@ class Liveness:
     __slots__ = ("deadline", "heard_at", "unread_bytes")
 
     def __init__(self, now: float) -> None:
+        self.begin(now)
+
+    def begin(self, now: float) -> None:
+        """Begin anew: the first call begins, and everything sent before it was read."""
         self.heard_at = now
         self.unread_bytes = 0
         self.deadline = now + PING_AFTER_S

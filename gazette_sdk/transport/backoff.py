@@ -1,4 +1,4 @@
-"""Back-off between attempts (client section 1).
+"""Back-off between attempts of a call (client section 1), and between dials of a broker.
 
 Most waits are for topology to converge, which takes some tens of milliseconds; so the first
 waits are short, and the schedule soon rises to what is polite toward a cluster in trouble.
@@ -10,7 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-__all__ = ["Pause", "delay_s", "pause"]
+from gazette_sdk.errors import GazetteError
+
+__all__ = ["DialPolicy", "Pause", "delay_s", "pause"]
 
 Pause: TypeAlias = Callable[[int], Awaitable[None]]
 """Function that waits before the attempt after attempt number N; tests put virtual time here."""
@@ -18,6 +20,9 @@ Pause: TypeAlias = Callable[[int], Awaitable[None]]
 _DELAYS_S = (0.05, 0.05, 0.1, 0.1, 1.0, 1.0)
 DELAY_S_MAX = 5.0
 """Every further attempt."""
+
+FAILURES_MAX = 30
+"""Failed dials that are counted: the back-off has reached its bound long before."""
 
 
 def delay_s(attempt: int) -> float:
@@ -30,3 +35,45 @@ def delay_s(attempt: int) -> float:
 async def pause(attempt: int) -> None:
     """Wait as the schedule says. Cancellable."""
     await asyncio.sleep(delay_s(attempt))
+
+
+class DialPolicy:
+    """Back-off of dials of one broker. Pure. It doubles with each failure in a row, up to a bound.
+
+    Args:
+        first_s: seconds to wait after the first failure.
+        max_s: greatest wait.
+
+    Attributes:
+        dial_after: monotonic seconds before which the broker is not to be dialled.
+        failure: why the last dial failed; None after a success, and before the first dial.
+    """
+
+    __slots__ = ("_failures", "_first_s", "_max_s", "dial_after", "failure")
+
+    def __init__(self, first_s: float, max_s: float) -> None:
+        self._first_s = first_s
+        self._max_s = max_s
+        self._failures = 0
+        self.dial_after = 0.0
+        self.failure: GazetteError | None = None
+
+    def may_dial(self, now: float) -> bool:
+        """Return True if the broker may be dialled at the time ``now``."""
+        return now >= self.dial_after
+
+    def wait_s(self, now: float) -> float:
+        """Return the seconds until the broker may be dialled; 0 if it may be now."""
+        return max(0.0, self.dial_after - now)
+
+    def failed(self, now: float, failure: GazetteError) -> None:
+        """Note that a dial failed."""
+        self.dial_after = now + min(self._first_s * 2.0**self._failures, self._max_s)
+        self._failures = min(self._failures + 1, FAILURES_MAX)
+        self.failure = failure
+
+    def succeeded(self) -> None:
+        """Note that a dial succeeded: the next failure is a first one."""
+        self._failures = 0
+        self.dial_after = 0.0
+        self.failure = None

@@ -22,7 +22,7 @@ DEFAULT_WIRE = "auto"
 """Wire to brokers where neither URL nor options name one."""
 
 _WIRES = {
-    "auto": "gazette_sdk.transport.wires.stream.transport:ChosenTransport",
+    "auto": "gazette_sdk.transport.wires.stream.choice:ChosenTransport",
     "grpc": "gazette_sdk.transport.wires.grpc.transport:GrpcTransport",
     "stream": "gazette_sdk.transport.wires.stream.transport:StreamTransport",
 }
@@ -80,7 +80,7 @@ def connect(url: str | None = None, **options: Any) -> Transport:
             fragment store, whose journals are then read without any broker. Without one, that
             of the environment variable ``GAZETTE_ADDRESS``, else ``http://localhost:8080``.
         options: keyword arguments of the transport: see
-            :class:`~gazette_sdk.transport.wires.transport.BrokerTransport` and
+            :class:`~gazette_sdk.transport.routing.routed.RoutedTransport` and
             :class:`~gazette_sdk.transport.fragment_store.FragmentStoreTransport`.
 
     Raises:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,7 @@ __all__ = [
     "certificates",
     "destination",
     "loses",
+    "may_be_dialled",
     "nothing_leaks",
     "obliging",
     "over_each_way",
@@ -59,6 +61,11 @@ def nothing_leaks():
 def destination(address, authorization=None):
     peer = Peer("zone", "member", address)
     return Destination(RPCS_BY_NAME["Append"], "a/journal", peer, "the broker", authorization)
+
+
+def may_be_dialled(client, address):
+    policy = client._policies.get(address)
+    return not client.is_closed and (policy is None or policy.may_dial(time.monotonic()))
 
 
 def to_the_end(call):
@@ -100,6 +107,11 @@ class Served:
     @property
     def to(self):
         return destination(self.server.address)
+
+    @property
+    def is_connected(self):
+        client, address = self.client, self.server.address
+        return bool(client._idle.get(address)) or address in client._busy.values()
 
     @property
     def idle(self):

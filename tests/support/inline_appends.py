@@ -15,7 +15,7 @@ from gazette_sdk import Publisher, Reader
 from gazette_sdk.message.publishing.receipt import Receipt
 from gazette_sdk.transport.append import appender, service
 from gazette_sdk.transport.append.appender import Sender
-from gazette_sdk.transport.wires.stream.calls import StreamWire
+from gazette_sdk.transport.wires.stream.blocking import BlockingClient
 
 __all__ = [
     "NEVER_S",
@@ -45,15 +45,15 @@ def inline_appends(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the threads that sent inline appends. Connections for these are opened soon."""
     monkeypatch.setattr(appender, "PREPARE_S", 0.02)
     names: list[str] = []
-    send_inline = StreamWire.send_inline
+    send = BlockingClient.append
 
     def noting(self, *arguments):
-        call = send_inline(self, *arguments)
+        call = send(self, *arguments)
         if call is not None:
             names.append(threading.current_thread().name)
         return call
 
-    monkeypatch.setattr(StreamWire, "send_inline", noting)
+    monkeypatch.setattr(BlockingClient, "append", noting)
     return names
 
 

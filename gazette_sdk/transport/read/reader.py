@@ -193,21 +193,17 @@ class ByteReader:
     async def _next(self) -> ReadItem | None:
         """Return the next item from the broker or, behind its stream, of the fragment it named."""
         if self._direct is None:
-            item = await self._next_item()
+            if self._items is None:
+                header = self.header
+                target = Target(header.route) if header is not None else Target()
+                self._items = self._transport.read(self.request, target)
+            item = await anext(self._items, None)
             if item is not None:
                 return item
             self._direct = await self._open_direct()
         if self._direct is None:
             return None
         return await self._direct.content.read() or None
-
-    async def _next_item(self) -> ReadItem | None:
-        """Return the next item from the broker; ``None`` at the end of its stream."""
-        if self._items is None:
-            header = self.header
-            target = Target(header.route) if header is not None else Target()
-            self._items = self._transport.read(self.request, target)
-        return await anext(self._items, None)
 
     def _take(self, size_max: int) -> bytes:
         content = bytes(self._rest[: size_max or None])

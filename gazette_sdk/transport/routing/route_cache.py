@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections import OrderedDict
@@ -30,32 +29,41 @@ class CachedRoute:
         route: the route. Never changed in place.
         append: plain append of the journal at its primary, once one was prepared: broker and
             encoded opening request, without a token.
-        accepted: last valid response of an append that was written.
         expires_at: monotonic seconds from which it is not used any more.
     """
 
-    __slots__ = ("accepted", "append", "expires_at", "route")
+    __slots__ = ("_accepted", "append", "expires_at", "route")
 
     def __init__(self, route: pb.Route, expires_at: float) -> None:
         self.route = route
         self.append: PreparedAppend | None = None
-        self.accepted: pb.AppendResponse | None = None
         self.expires_at = expires_at
+        self._accepted: tuple[object, ...] | None = None
+
+    def accept(self, response: pb.AppendResponse) -> None:
+        """Remember the valid response of an append that was written."""
+        self._accepted = _constant_parts(response)
 
     def confirms(self, response: pb.AppendResponse) -> bool:
         """Return True if a response differs from the last valid one in offsets and sum alone."""
-        known, commit = self.accepted, response.commit
         return (
-            known is not None
-            and response.status == pb.OK
-            and response.header == known.header
-            and commit.journal == known.commit.journal
-            and commit.begin <= commit.end
-            and commit.compression_codec == known.commit.compression_codec
-            and commit.path_postfix == known.commit.path_postfix
+            response.status == pb.OK
+            and _constant_parts(response) == self._accepted
+            and response.commit.begin <= response.commit.end
             and response.HasField("registers")
-            and response.registers == known.registers
         )
+
+
+def _constant_parts(response: pb.AppendResponse) -> tuple[object, ...]:
+    """Return all of a response but the status, the offsets and the sum."""
+    commit = response.commit
+    return (
+        response.header,
+        commit.journal,
+        commit.compression_codec,
+        commit.path_postfix,
+        response.registers,
+    )
 
 
 class RouteCache:
@@ -92,8 +100,10 @@ class RouteCache:
         if self._clock() > entry.expires_at:
             self.invalidate(journal)
             return None
-        with contextlib.suppress(KeyError):  # another thread has just forgotten it
+        try:
             self._entries.move_to_end(journal)
+        except KeyError:
+            return None  # another thread has just forgotten it
         return entry
 
     def route(self, journal: str) -> pb.Route:

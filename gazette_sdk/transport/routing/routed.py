@@ -1,17 +1,15 @@
-"""Transport to brokers over any wire: broker of each call, token, checks, remembered routes.
+"""Transport to brokers over any wire: the whole journal service.
 
-A :class:`RoutedTransport` is the whole journal service over a :class:`Wire`, which carries one
-call to one broker and knows nothing of routes. Requests go to the broker that a journal's route
-names, where it is known (client section 7), with a token signed for just that call where keys
-are configured (protocol section 12). Responses are validated where they arrive; an invalid one
-never changes a route.
+A :class:`RoutedTransport` has a :class:`Router`, which chooses the broker of each call, and a wire,
+which carries one call to one broker and knows nothing of routes. Responses are validated where they
+arrive; an invalid one never changes a route.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+import abc
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 from google.protobuf.message import Message
@@ -19,23 +17,14 @@ from google.protobuf.message import Message
 from gazette_sdk.errors import UnavailableError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rpc
-from gazette_sdk.protocol.authorization import Authorizer, FixedToken, authority_for, claims_for
-from gazette_sdk.protocol.names import strip_meta
+from gazette_sdk.protocol.authorization import Authorizer, FixedToken, authority_for
 from gazette_sdk.protocol.service import RPCS_BY_NAME, Rpc
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.routing.append_route import BrokerRoute
-from gazette_sdk.transport.routing.dispatcher import candidates, choose, where
-from gazette_sdk.transport.routing.route_cache import RouteCache
-from gazette_sdk.transport.target import (
-    ANYWHERE,
-    SERVICE,
-    AppendItem,
-    Destination,
-    Peer,
-    ReadItem,
-    Target,
-)
-from gazette_sdk.transport.wires.base import PreparedAppend, Wire
+from gazette_sdk.transport.routing.route_cache import DEFAULT_SIZE, DEFAULT_TTL_S, RouteCache
+from gazette_sdk.transport.routing.router import BrokerRoute, Router
+from gazette_sdk.transport.target import ANYWHERE, AppendItem, Destination, ReadItem, Target
+from gazette_sdk.transport.wires.base import Wire, WireChoice, WireOptions
+from gazette_sdk.transport.wires.tls import Tls
 
 __all__ = [
     "CHUNK_BYTES_KEY",
@@ -65,49 +54,88 @@ ROLLBACK_TIMEOUT_S = 10.0
 _LIST = RPCS_BY_NAME["List"]
 _APPLY = RPCS_BY_NAME["Apply"]
 _READ = RPCS_BY_NAME["Read"]
-_APPEND = RPCS_BY_NAME["Append"]
 _REPLICATE = RPCS_BY_NAME["Replicate"]
 _LIST_FRAGMENTS = RPCS_BY_NAME["ListFragments"]
 _HEALTH = RPCS_BY_NAME["FragmentStoreHealth"]
 
 
 class RoutedTransport(Transport):
-    """The journal service, over a wire.
+    """Journals over connections to brokers. Subclasses choose the wire.
 
     Args:
-        address: endpoint URL of the service.
-        wire: carries its calls.
+        address: endpoint URL of the service: ``http://host:port``, ``https://host:port`` or
+            ``unix:///path``.
         zone: the client's own zone; reads prefer brokers in it.
         cache_size: journals whose routes are remembered; 0 lets brokers proxy every call.
         cache_ttl_s: age in seconds from which a remembered route is not used any more.
+        tls: certificates, for ``https``.
         auth_keys: base64 keys of the cluster; the first signs a token for each call.
         auth_token: a ready-made bearer token; used only where no keys are given.
+        max_receive_bytes: greatest message to accept.
+        reconnect_backoff_max_s: longest wait between two dials of a lost connection; brokers
+            among themselves use 0.5.
+        connect_timeout_s: time that a call waits for a broker to be reachable.
+        read_chunk_bytes: content per message or frame to ask of brokers that can choose; None
+            for what suits the wire.
+        call_timeout_s: time limit of an append, or a call of one request and one response; 0
+            for none. The broker has it, too.
+
+    Attributes:
+        address: endpoint URL of the service.
+        routes: remembered routes.
+        router: chooses the broker of each call.
+        wire: carries its calls.
 
     Raises:
+        ValidationError: the address is not an endpoint URL.
         ConfigurationError: the keys are malformed.
     """
 
     def __init__(
         self,
         address: str,
-        wire: Wire,
         *,
-        zone: str,
-        cache_size: int,
-        cache_ttl_s: float,
-        auth_keys: str,
-        auth_token: str,
+        zone: str = "",
+        cache_size: int = DEFAULT_SIZE,
+        cache_ttl_s: float = DEFAULT_TTL_S,
+        tls: Tls | None = None,
+        auth_keys: str = "",
+        auth_token: str = "",
+        max_receive_bytes: int = MAX_RECEIVE_BYTES,
+        reconnect_backoff_max_s: float = RECONNECT_BACKOFF_MAX_S,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        read_chunk_bytes: int | None = None,
+        call_timeout_s: float = 0.0,
     ) -> None:
         self.address = address
-        self.routes = RouteCache(cache_size, cache_ttl_s)
         self.knows_routes = cache_size > 0
-        self.wire = wire
-        self._zone = zone
-        self._authorizer: Authorizer | None = None
+        self.wire = self._make_wire(
+            WireOptions(
+                address=address,
+                tls=tls or Tls(),
+                max_receive_bytes=max_receive_bytes,
+                reconnect_backoff_max_s=reconnect_backoff_max_s,
+                connect_timeout_s=connect_timeout_s,
+                read_chunk_bytes=read_chunk_bytes,
+                call_timeout_s=call_timeout_s,
+            )
+        )
+        authorizer: Authorizer | None = None
         if auth_keys.strip():
-            self._authorizer = authority_for(auth_keys)
+            authorizer = authority_for(auth_keys)
         elif auth_token:
-            self._authorizer = FixedToken(auth_token)
+            authorizer = FixedToken(auth_token)
+        self.routes = RouteCache(cache_size, cache_ttl_s)
+        self.router = Router(address, self.wire, self.routes, zone=zone, authorizer=authorizer)
+
+    @staticmethod
+    @abc.abstractmethod
+    def _make_wire(options: WireOptions) -> WireChoice:
+        """Make the wire. Opens no connection yet.
+
+        Raises:
+            ValidationError: the address is not an endpoint URL.
+        """
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.address!r})"
@@ -117,9 +145,10 @@ class RoutedTransport(Transport):
     async def list(self, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse, None]:
         """See :meth:`Transport.list`. Routes of a listing that ends are remembered."""
         rpc.validate(request)
-        with self._call(_LIST, None, ANYWHERE, request) as to:
+        to = self.router.destination(_LIST, None, ANYWHERE, request)
+        async with self._wire_of(to, ANYWHERE, is_lasting=True) as wire:
             starts_snapshot = True
-            async with aclosing(self.wire.list(to, request)) as responses:
+            async with aclosing(wire.list(to, request)) as responses:
                 async for response in responses:
                     if starts_snapshot:  # only its first message has status and header
                         rpc.validate(response)
@@ -141,9 +170,10 @@ class RoutedTransport(Transport):
     ) -> AsyncGenerator[ReadItem, None]:
         """See :meth:`Transport.read`."""
         rpc.validate(request)
-        with self._call(_READ, request.journal, target, request) as to:
+        to = self.router.destination(_READ, request.journal, target, request)
+        async with self._wire_of(to, target, is_lasting=True) as wire:
             expected = -1
-            async with aclosing(self.wire.read(to, request)) as items:
+            async with aclosing(wire.read(to, request)) as items:
                 async for item in items:
                     if isinstance(item, bytes):
                         expected += len(item)
@@ -169,17 +199,15 @@ class RoutedTransport(Transport):
         opening = await anext(requests, None)
         if not isinstance(opening, pb.AppendRequest):
             raise ValidationError("an append begins with the request that names its journal")
-        append = self.prepare_append(opening, target)
-        try:
-            response = await self.wire.append(append, requests)
-        except UnavailableError as error:
-            raise self.unavailable(append, error, target) from error
-        self.accept(append, response)
+        append = self.router.prepare_append(opening, target)
+        async with self._wire_of(append.to, target) as wire:
+            response = await wire.append(append, requests)
+        self.router.accept(append, response)
         return response
 
     def append_route(self, journal: str, wake: Callable[[], None]) -> BrokerRoute:
         """See :meth:`Transport.append_route`."""
-        return BrokerRoute(self, journal, wake)
+        return BrokerRoute(self.router, journal, wake)
 
     async def replicate(
         self, requests: AsyncIterator[pb.ReplicateRequest], target: Target
@@ -188,11 +216,13 @@ class RoutedTransport(Transport):
         opening = await anext(requests, None)
         if opening is None:
             return
-        journal = opening.proposal.journal
-        with self._call(_REPLICATE, journal, target, opening) as to:
-            async with aclosing(self.wire.replicate(to, opening, requests)) as responses:
-                async for response in responses:
-                    yield response
+        to = self.router.destination(_REPLICATE, opening.proposal.journal, target, opening)
+        async with (
+            self._wire_of(to, target, is_lasting=True) as wire,
+            aclosing(wire.replicate(to, opening, requests)) as responses,
+        ):
+            async for response in responses:
+                yield response
 
     async def list_fragments(
         self, request: pb.FragmentsRequest, target: Target = ANYWHERE
@@ -216,127 +246,22 @@ class RoutedTransport(Transport):
         """See :meth:`Transport.aclose`."""
         await self.wire.aclose()
 
-    # ------------------------------------------------------- of append routes
-
-    def prepare_append(
-        self, request: pb.AppendRequest, target: Target = ANYWHERE
-    ) -> PreparedAppend:
-        """Choose the broker of an append, and encode its opening request. Any thread may call.
-
-        What is the same for every plain append of a journal is kept with its route. Metadata of
-        the journal's name is stripped, unless the caller names an exact broker: other
-        implementations' brokers cannot proxy an append with metadata.
-
-        Raises:
-            ValidationError: the request is malformed.
-            UnavailableError: the target's member has no endpoint.
-        """
-        journal = request.journal
-        cached = self.routes.get(journal) if target is ANYWHERE else None
-        if cached is not None and cached.append is not None and cached.append.request == request:
-            append = cached.append
-            if self._authorizer is None:
-                return append
-            return append._replace(
-                to=append.to._replace(authorization=self._authorization(request))
-            )
-        is_plain = request == pb.AppendRequest(journal=journal)
-        if target.member is None and strip_meta(journal) != journal:
-            stripped = pb.AppendRequest()
-            stripped.CopyFrom(request)
-            stripped.journal = strip_meta(journal)
-            request = stripped
-        rpc.validate(request)
-        to = self._destination(_APPEND, journal, target, request, needs_primary=True)
-        append = PreparedAppend(to, request, request.SerializeToString())
-        if cached is not None and is_plain and to.peer != SERVICE and request.journal == journal:
-            kept = pb.AppendRequest(journal=journal)
-            cached.append = PreparedAppend(to._replace(authorization=None), kept, append.encoded)
-        return append
-
-    def accept(self, append: PreparedAppend, response: pb.AppendResponse) -> None:
-        """Check the response of an append, and learn its route. Any thread may call.
-
-        Raises:
-            ValidationError: the response is malformed.
-        """
-        journal = append.to.journal
-        assert journal is not None
-        cached = self.routes.get(journal)
-        if cached is not None and cached.confirms(response):
-            return
-        rpc.validate(response)
-        self.routes.update(journal, response.header.route)
-        cached = self.routes.get(journal)
-        if cached is not None and response.status == pb.OK:
-            cached.accepted = response
-
-    def unavailable(
-        self, append: PreparedAppend, error: UnavailableError, target: Target = ANYWHERE
-    ) -> UnavailableError:
-        """Forget the route to a broker that is unavailable; return the error to raise."""
-        return self._forget(append.to.journal, append.to.peer, target, error)
-
     # ------------------------------------------------------------- their parts
 
     async def _unary(self, call: Rpc, journal: str | None, target: Target, request: Message) -> Any:
         rpc.validate(request)
-        with self._call(call, journal, target, request) as to:
-            response = await self.wire.unary(to, request)
-            rpc.validate(response)
+        to = self.router.destination(call, journal, target, request)
+        async with self._wire_of(to, target) as wire:
+            response = await wire.unary(to, request)
+        rpc.validate(response)
         return response
 
-    @contextmanager
-    def _call(
-        self, call: Rpc, journal: str | None, target: Target, opening: Message
-    ) -> Iterator[Destination]:
-        """Choose the broker of a call; forget the route if it ends as unavailable."""
-        to = self._destination(call, journal, target, opening)
+    @asynccontextmanager
+    async def _wire_of(
+        self, to: Destination, target: Target, *, is_lasting: bool = False
+    ) -> AsyncIterator[Wire]:
+        """Choose the wire of a call; forget the route if the call ends as unavailable."""
         try:
-            yield to
+            yield await self.wire.choose(to.peer, is_lasting=is_lasting)
         except UnavailableError as error:
-            raise self._forget(journal, to.peer, target, error) from error
-
-    def _destination(
-        self,
-        call: Rpc,
-        journal: str | None,
-        target: Target,
-        opening: Message,
-        *,
-        needs_primary: bool = False,
-    ) -> Destination:
-        """Choose the broker of a call, and sign its token."""
-        if journal is not None and target.route is None and target.member is None:
-            target = Target(self.routes.route(journal))
-        try:
-            peers = candidates(target, needs_primary=needs_primary)
-        except UnavailableError as error:
-            raise self._forget(journal, SERVICE, target, error) from error
-        peer = choose(peers, self._zone, self.wire.health)
-        return Destination(
-            call, journal, peer, where(peer, self.address), self._authorization(opening)
-        )
-
-    def _authorization(self, opening: Message) -> str | None:
-        """Return a token that is good for just this call; None where none is needed."""
-        if self._authorizer is None:
-            return None
-        wanted = claims_for(opening)
-        return self._authorizer.header(
-            wanted.capability, wanted.selector, wanted.ttl_s, time.time()
-        )
-
-    def _forget(
-        self, journal: str | None, peer: Peer, target: Target, error: UnavailableError
-    ) -> UnavailableError:
-        """Forget the route to a broker that is unavailable; return the error to raise."""
-        if journal is not None:
-            self.routes.invalidate(journal)
-        if peer != SERVICE or target.member is not None:
-            return error
-        return UnavailableError(
-            f"{error}; check that a broker runs at {self.address}, or set GAZETTE_ADDRESS to the "
-            "address of one",
-            journal=journal,
-        )
+            raise self.router.unavailable(to, error, target) from error

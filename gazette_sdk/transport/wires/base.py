@@ -2,17 +2,18 @@
 
 A wire takes an append in one of three ways:
 
-- :meth:`Wire.try_pipeline` and :meth:`Wire.open_pipeline`: appends whose content is at hand,
+- :meth:`WireChoice.try_pipeline` and :meth:`Wire.open_pipeline`: appends whose content is at hand,
   several in flight, answered in order;
 - :meth:`Wire.append`: content that is sent as it comes;
-- :meth:`Wire.send_inline`: a small append from plain code, without an event loop. Not every wire
-  has this one.
+- :class:`InlineSender`: a small append from plain code, without an event loop. Not every wire has
+  one.
 """
 
 from __future__ import annotations
 
 import abc
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 from google.protobuf.message import Message
@@ -21,8 +22,35 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.routing.dispatcher import Health
 from gazette_sdk.transport.target import AppendItem, Destination, Peer
 from gazette_sdk.transport.wires.grpc.codec import Chunk
+from gazette_sdk.transport.wires.tls import Tls
 
-__all__ = ["Answered", "AppendPipeline", "BlockingCall", "PreparedAppend", "Wire"]
+__all__ = [
+    "Answered",
+    "AppendPipeline",
+    "BlockingCall",
+    "InlineSender",
+    "PreparedAppend",
+    "Wire",
+    "WireChoice",
+    "WireOptions",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireOptions:
+    """Options of the connections of a transport.
+
+    See :class:`~gazette_sdk.transport.routing.routed.RoutedTransport`.
+    """
+
+    address: str
+    tls: Tls
+    max_receive_bytes: int
+    reconnect_backoff_max_s: float
+    connect_timeout_s: float
+    read_chunk_bytes: int | None
+    call_timeout_s: float
+
 
 Answered: TypeAlias = Callable[[pb.AppendResponse | Exception], None]
 """Takes the response of an append, of any status, or the error with which it ended. A callback of
@@ -152,16 +180,94 @@ class BlockingCall(abc.ABC):
         """End the append now, if it has not ended. It may commit nevertheless."""
 
 
-class Wire(abc.ABC):
+class InlineSender(abc.ABC):
+    """Sender of small appends of plain code, on the caller's own thread."""
+
+    @abc.abstractmethod
+    def append(self, to: Destination, opening: bytes, content: bytes) -> BlockingCall | None:
+        """Send a whole append, without waiting. If this raises, nothing of it was sent.
+
+        Args:
+            to: the broker; not the service address.
+            opening: the encoded request that names the journal.
+            content: not empty, and of one frame.
+
+        Returns:
+            The append; ``None`` if no blocking connection is idle: :meth:`prepare` opens one.
+
+        Raises:
+            CallError: the append is too long for the broker.
+            ClosedError: the transport is closed.
+        """
+
+    @abc.abstractmethod
+    def prepare(self, to: Destination) -> None:
+        """Open a blocking connection, unless there are enough. Blocks for a bounded time.
+
+        Raises:
+            UnavailableError: the broker cannot be reached that way, or could not be reached lately.
+            ConfigurationError: a certificate cannot be used.
+            ClosedError: the transport is closed.
+        """
+
+
+class WireChoice(abc.ABC):
+    """Wires of one transport, and the choice of one for each broker.
+
+    Attributes:
+        inline: sends appends of plain code, where a wire can do that.
+    """
+
+    inline: InlineSender | None = None
+
+    @abc.abstractmethod
+    def health(self, peer: Peer) -> Health:
+        """Return the state of the connections to a peer; one that was never dialled is idle."""
+
+    @abc.abstractmethod
+    async def choose(self, peer: Peer, *, is_lasting: bool = False) -> Wire:
+        """Return the wire for a call to a broker.
+
+        Args:
+            peer: the broker.
+            is_lasting: True for a read, a watch or a replication, which keep a connection busy.
+
+        Raises:
+            UnavailableError: the broker cannot be reached.
+            ClosedError: the transport is closed.
+            ConfigurationError: a certificate cannot be used.
+        """
+
+    @abc.abstractmethod
+    def try_pipeline(self, to: Destination) -> AppendPipeline | None:
+        """Return a pipeline on a connection at hand, without waiting; None if there is none."""
+
+    def unavailable(self, peer: Peer) -> None:  # noqa: B027 - most have nothing to forget
+        """Note that a call to a broker ended as unavailable."""
+
+    def prepare_inline(self, to: Destination) -> None:
+        """Open a connection for inline appends, if the broker's wire has any.
+
+        Raises what :meth:`InlineSender.prepare` does.
+        """
+        if self.inline is not None:
+            self.inline.prepare(to)
+
+    @abc.abstractmethod
+    async def aclose(self) -> None:
+        """Close all connections. Calls under way are cancelled."""
+
+
+class Wire(WireChoice):
     """Carrier of calls to brokers that were chosen already.
 
     Requests are valid when they come here. Calls that end without a response raise a
     :class:`~gazette_sdk.errors.CallError`.
     """
 
-    @abc.abstractmethod
-    def health(self, peer: Peer) -> Health:
-        """Return the state of the connections to a peer; one that was never dialled is idle."""
+    async def choose(self, peer: Peer, *, is_lasting: bool = False) -> Wire:  # noqa: ARG002
+        """See :meth:`WireChoice.choose`: there is only this one."""
+        return self
 
     @abc.abstractmethod
     async def unary(self, to: Destination, request: Message) -> Any:
@@ -189,18 +295,8 @@ class Wire(abc.ABC):
         """
 
     @abc.abstractmethod
-    def try_pipeline(self, to: Destination) -> AppendPipeline | None:
-        """Return a pipeline on a connection at hand, without waiting; None if there is none."""
-
-    @abc.abstractmethod
     async def open_pipeline(self, to: Destination) -> AppendPipeline:
-        """Return a pipeline; dials where need be.
-
-        Raises:
-            UnavailableError: the broker cannot be reached.
-            ClosedError: the transport is closed.
-            ConfigurationError: a certificate cannot be used.
-        """
+        """Return a pipeline; dials where need be. Raises what :meth:`WireChoice.choose` does."""
 
     @abc.abstractmethod
     def replicate(
@@ -210,33 +306,3 @@ class Wire(abc.ABC):
         requests: AsyncIterator[pb.ReplicateRequest],
     ) -> AsyncGenerator[pb.ReplicateResponse]:
         """Make a replication; ``requests`` are those after the opening one."""
-
-    def send_inline(self, append: PreparedAppend, content: bytes) -> BlockingCall | None:  # noqa: ARG002
-        """Send a whole append on an idle blocking connection, without waiting, from any thread.
-
-        Args:
-            append: its opening request; not to the service address.
-            content: not empty, and of one frame.
-
-        Returns:
-            The append; ``None`` if no blocking connection is at hand: :meth:`prepare_inline` opens
-            one.
-
-        Raises:
-            CallError: the append is too long for the broker. Nothing of it was sent.
-            ClosedError: the transport is closed. Nothing of it was sent.
-        """
-        return None
-
-    def prepare_inline(self, to: Destination) -> None:  # noqa: B027 - most wires have nothing to do
-        """Open a blocking connection for later inline appends. Blocks for a bounded time.
-
-        Raises:
-            UnavailableError: the broker cannot be reached that way, or could not be reached lately.
-            ConfigurationError: a certificate cannot be used.
-            ClosedError: the transport is closed.
-        """
-
-    @abc.abstractmethod
-    async def aclose(self) -> None:
-        """Close all connections. Calls under way are cancelled."""

@@ -39,9 +39,9 @@ async def begun(route, content=b"content", request=PLAIN):
 async def route_to_the_primary(transport):
     """The route, once an append was answered by the service address."""
     route = transport.append_route(JOURNAL, no_wake)
-    assert transport.prepare_append(PLAIN).to.peer == SERVICE
+    assert transport.router.prepare_append(PLAIN).to.peer == SERVICE
     assert (await (await begun(route))).status == pb.OK
-    assert transport.prepare_append(PLAIN).to.peer != SERVICE
+    assert transport.router.prepare_append(PLAIN).to.peer != SERVICE
     return route
 
 
@@ -76,33 +76,33 @@ def answering(server_of, *, route=None):
 
 def test_what_is_the_same_for_all_appends_of_a_route_is_prepared_once():
     transport = StreamTransport("http://localhost:1")
-    first = transport.prepare_append(PLAIN)
+    first = transport.router.prepare_append(PLAIN)
     assert first.to.peer == SERVICE
-    assert transport.prepare_append(PLAIN) is not first, "the primary is not known"
+    assert transport.router.prepare_append(PLAIN) is not first, "the primary is not known"
     for endpoint in ("http://one:1", "http://two:1"):
         transport.routes.update(JOURNAL, route_to(endpoint))
-        append = transport.prepare_append(PLAIN)
+        append = transport.router.prepare_append(PLAIN)
         assert append.to.peer.endpoint == endpoint
         assert append.to.authorization is None
         assert append.encoded == PLAIN.SerializeToString()
         transport.routes.update(JOURNAL, route_to(endpoint))
-        assert transport.prepare_append(PLAIN) is transport.prepare_append(PLAIN)
+        assert transport.router.prepare_append(PLAIN) is transport.router.prepare_append(PLAIN)
     transport.routes.invalidate(JOURNAL)
-    assert transport.prepare_append(PLAIN).to.peer == SERVICE
+    assert transport.router.prepare_append(PLAIN).to.peer == SERVICE
 
 
 def test_preconditions_and_other_requests_are_prepared_each_time():
     transport = StreamTransport("http://localhost:1")
     transport.routes.update(JOURNAL, route_to("http://one:1"))
-    plain = transport.prepare_append(PLAIN)
+    plain = transport.router.prepare_append(PLAIN)
     fenced = pb.AppendRequest(journal=JOURNAL, offset=7)
-    append = transport.prepare_append(fenced)
+    append = transport.router.prepare_append(fenced)
     assert append.request == fenced
     assert pb.AppendRequest.FromString(append.encoded) == fenced
     assert append.to.peer == plain.to.peer
-    assert transport.prepare_append(PLAIN).encoded == plain.encoded
+    assert transport.router.prepare_append(PLAIN).encoded == plain.encoded
     with pytest.raises(ValidationError):
-        transport.prepare_append(pb.AppendRequest(journal=JOURNAL, offset=-1))
+        transport.router.prepare_append(pb.AppendRequest(journal=JOURNAL, offset=-1))
 
 
 def test_metadata_is_stripped_unless_the_broker_is_named():
@@ -111,19 +111,19 @@ def test_metadata_is_stripped_unless_the_broker_is_named():
     named = pb.AppendRequest(journal=f"{JOURNAL};meta")
     transport.routes.update(named.journal, route)
     for _ in range(2):
-        append = transport.prepare_append(named)
+        append = transport.router.prepare_append(named)
         assert (append.request, append.encoded) == (PLAIN, PLAIN.SerializeToString())
-        exact = transport.prepare_append(named, Target(route, route.members[0]))
+        exact = transport.router.prepare_append(named, Target(route, route.members[0]))
         assert exact.request == named
 
 
 def test_a_target_of_the_callers_passes_the_remembered_route():
     transport = StreamTransport("http://localhost:1")
     transport.routes.update(JOURNAL, route_to("http://one:1"))
-    transport.prepare_append(PLAIN)
-    append = transport.prepare_append(PLAIN, Target(route_to("http://two:1")))
+    transport.router.prepare_append(PLAIN)
+    append = transport.router.prepare_append(PLAIN, Target(route_to("http://two:1")))
     assert append.to.peer.endpoint == "http://two:1"
-    assert transport.prepare_append(PLAIN).to.peer.endpoint == "http://one:1"
+    assert transport.router.prepare_append(PLAIN).to.peer.endpoint == "http://one:1"
 
 
 def test_each_append_has_a_token_of_its_own(monkeypatch):
@@ -133,7 +133,7 @@ def test_each_append_has_a_token_of_its_own(monkeypatch):
     tokens = []
     for n in range(3):
         monkeypatch.setattr(time, "time", lambda n=n: now + 100 * n)
-        append = transport.prepare_append(PLAIN)
+        append = transport.router.prepare_append(PLAIN)
         assert append.encoded == PLAIN.SerializeToString()
         claims = authority_for(KEY).verify(
             append.to.authorization, Capability.APPEND, now + 100 * n

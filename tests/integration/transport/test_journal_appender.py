@@ -20,7 +20,7 @@ from gazette_sdk.transport.append import appender as appender_module
 from gazette_sdk.transport.append.queue import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX
 from gazette_sdk.transport.append.service import AppendService
 from gazette_sdk.transport.wires.stream import StreamTransport, blocking
-from gazette_sdk.transport.wires.stream.calls import StreamWire
+from gazette_sdk.transport.wires.stream.blocking import BlockingClient
 from support.scripted_broker import append_ok, append_status, in_loop, no_pause, route_to, until
 from support.scripted_stream import HangUpError, ScriptedStream
 
@@ -375,15 +375,15 @@ def test_the_same_holds_for_a_thread_that_appends_inline(monkeypatch):
 def note_inline_appends(monkeypatch):
     """Return a list of the inline appends that are sent from now on."""
     noted = []
-    send_inline = StreamWire.send_inline
+    send = BlockingClient.append
 
     def noting(*arguments):
-        call = send_inline(*arguments)
+        call = send(*arguments)
         if call is not None:
             noted.append(call)
         return call
 
-    monkeypatch.setattr(StreamWire, "send_inline", noting)
+    monkeypatch.setattr(BlockingClient, "append", noting)
     return noted
 
 

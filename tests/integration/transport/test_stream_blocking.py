@@ -24,6 +24,7 @@ from support.blocking_clients import (
     certificates,
     destination,
     loses,
+    may_be_dialled,
     nothing_leaks,
     obliging,
     over_each_way,
@@ -47,7 +48,7 @@ async def test_appends_follow_each_other_on_one_connection(serve):
             response = await served.append(b"x" * length)
             assert response == append_ok(end=length)
         [peer] = served.server.peers
-        assert served.client.is_connected(served.server.address)
+        assert served.is_connected
         tls = peer.writer.get_extra_info("ssl_object")
         if served.server.address.startswith("https"):
             assert tls.selected_alpn_protocol() == "gzt/1"
@@ -108,9 +109,9 @@ async def test_a_connection_that_was_closed_meanwhile_is_none_until_another_is_p
         for count in range(1, 4):
             await served.append()
             await asyncio.sleep(0.02)
-            assert served.client.is_connected(served.server.address)  # nobody has looked
+            assert served.is_connected  # nobody has looked
             assert await served.tried() is None
-            assert not served.client.is_connected(served.server.address)
+            assert not served.is_connected
             assert len(served.server.peers) == count
 
 
@@ -161,7 +162,7 @@ async def test_idle_connections_grow_old(monkeypatch):
         monkeypatch.setattr(blocking, "IDLE_MAX_S", 0.0)
         served.client._sweep_at = 0.0
         await served.append()
-        assert not served.client.is_connected(served.server.address)
+        assert not served.is_connected
 
 
 # ---------------------------------------------------------------------------- to prepare
@@ -173,9 +174,9 @@ async def test_an_append_uses_what_was_prepared_and_opens_nothing_itself(serve):
     async with serve(obliging) as served:
         assert await served.tried() is None
         assert served.server.peers == []
-        assert not served.client.is_connected(served.server.address)
+        assert not served.is_connected
         await served.prepare()
-        assert served.client.is_connected(served.server.address)
+        assert served.is_connected
         assert len(served.idle) == 1
         first = await served.tried(b"abc")
         assert await served.tried(b"abcd") is None  # the only one is in use
@@ -247,8 +248,8 @@ async def test_a_closed_client_prepares_nothing():
                 await served.prepare()
         with pytest.raises(ClosedError):
             await served.tried()
-        assert not served.client.is_connected(served.server.address)
-        assert not served.client.takes(served.server.address)
+        assert not served.is_connected
+        assert not may_be_dialled(served.client, served.server.address)
 
 
 @in_loop
@@ -270,7 +271,7 @@ async def test_a_connection_that_is_there_only_after_the_client_was_closed_is_cl
         with pytest.raises(ClosedError):
             await preparing
         await is_gone.wait()
-        assert not served.client.is_connected(served.server.address)
+        assert not served.is_connected
 
 
 # --------------------------------------------------------------------- what goes wrong
@@ -319,7 +320,7 @@ async def test_an_append_whose_answer_is_lost_fails_and_is_not_repeated(script, 
             await served.append()
         assert caught.value.journal == "a/journal"
         assert len(served.server.peers) == 1
-        assert not served.client.is_connected(served.server.address)
+        assert not served.is_connected
 
 
 @in_loop
@@ -369,7 +370,7 @@ async def test_an_answer_with_nonsense_behind_it_is_good_and_the_last():
 
     async with Served(script) as served:
         assert await served.append() == append_ok()
-        assert not served.client.is_connected(served.server.address)
+        assert not served.is_connected
 
 
 # ------------------------------------------------------------------------------- ends
@@ -398,7 +399,7 @@ async def test_a_forked_child_has_no_connections_and_harms_none():
         [connection] = served.client._idle[served.server.address]
         child = os.fork()
         if child == 0:
-            good = not served.client.is_connected(served.server.address)
+            good = not served.is_connected
             good &= connection.fileno() == -1
             os._exit(0 if good else 1)
         status = await asyncio.to_thread(os.waitpid, child, 0)

@@ -149,7 +149,7 @@ async def test_a_look_sees_the_connection_lost(serve):
         await until(lambda: looked(call))
         with pytest.raises(UnavailableError, match="closed the connection"):
             call.response()
-        assert not served.client.is_connected(served.server.address)
+        assert not served.is_connected
 
 
 @in_loop

@@ -43,7 +43,7 @@ async def _swallows(peer):
 @in_loop
 async def test_what_speaks_something_else_is_told_from_what_cannot_be_reached(script):
     async with served(script, connect_timeout_s=0.3) as (server, transport):
-        pool(transport)._dialer.hello_timeout_s = 0.1
+        pool(transport).hello_timeout_s = 0.1
         with pytest.raises(UnavailableError, match=server.address) as caught:
             await apply(transport)
         assert isinstance(caught.value.__cause__, NotStreamError)

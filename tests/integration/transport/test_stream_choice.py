@@ -160,6 +160,21 @@ async def test_others_get_grpc_within_a_second_and_are_remembered(meet):
 
 
 @in_loop
+async def test_a_broker_that_speaks_grpc_only_is_not_dialled_for_inline_appends():
+    async with (
+        grpc_broker() as broker,
+        Front(broker, closes) as front,
+        ChosenTransport(front.address) as transport,
+    ):
+        assert await apply(transport) == APPLIED
+        transport.routes.update("a/journal", route_to(front.address))
+        route = transport.append_route("a/journal", lambda: None)
+        await asyncio.to_thread(route.prepare_inline)
+        assert front.prefaces == 1
+        assert route.send_inline(b"content") is None
+
+
+@in_loop
 async def test_many_calls_at_once_try_once():
     async with (
         grpc_broker() as broker,

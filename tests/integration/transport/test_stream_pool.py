@@ -69,7 +69,7 @@ async def test_a_pipeline_whose_appends_were_answered_at_once_takes_no_more():
 
     async with served(script) as (_, transport):
         request = pb.AppendRequest(journal="a/journal")
-        append = transport.prepare_append(request)
+        append = transport.router.prepare_append(request)
         pipeline = await transport.wire.open_pipeline(append.to)
         states = []
 

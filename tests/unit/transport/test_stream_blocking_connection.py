@@ -9,9 +9,9 @@ import time
 
 import pytest
 
+from gazette_sdk import adaptive_spin
 from gazette_sdk.protocol.stream_frames import Kind, encode, encode_hello
 from gazette_sdk.server.tls import server_context
-from gazette_sdk.transport.wires.stream import spin
 from gazette_sdk.transport.wires.stream.blocking_connection import BlockingConnection
 from gazette_sdk.transport.wires.stream.dialing import PROTOCOLS
 from gazette_sdk.transport.wires.tls import Tls
@@ -73,8 +73,8 @@ def test_where_nothing_is_to_be_waited_for_nothing_is(ends):
 
 def test_a_read_waits_for_its_time_and_no_longer_than_for_bytes(ends, monkeypatch):
     connection, theirs = ends
-    for spin_s in (spin.SPIN_S, 1000.0):  # asleep in the end, or awake all the time
-        monkeypatch.setattr(spin, "SPIN_S", spin_s)
+    for spin_s in (adaptive_spin.SPIN_S, 1000.0):  # asleep in the end, or awake all the time
+        monkeypatch.setattr(adaptive_spin, "SPIN_S", spin_s)
         began_at = time.monotonic()
         with pytest.raises(TimeoutError):
             connection.receive(0.05)

@@ -17,9 +17,9 @@ from gazette_sdk.protocol import urls
 from gazette_sdk.protocol.service import RPCS
 from gazette_sdk.transport.routing.dispatcher import Action, Health, Marks, action_for, where
 from gazette_sdk.transport.target import SERVICE, Peer
+from gazette_sdk.transport.wires.base import WireOptions
 from gazette_sdk.transport.wires.grpc.codec import decode_read_response, encode_append_item
 from gazette_sdk.transport.wires.tls import Tls
-from gazette_sdk.transport.wires.transport import WireOptions
 
 __all__ = ["Channels", "Stubs", "dial"]
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from typing import Any, TypeVar
 
-from gazette_sdk.transport.loop import sdk_loop
+from gazette_sdk.transport.loop import on_loop, sdk_loop
 
 __all__ = ["SdkLoop"]
 
@@ -33,7 +33,7 @@ class SdkLoop:
     async def call(self, call: Coroutine[Any, Any, T]) -> T:
         """Make a call on the home loop."""
         home = self._elsewhere()
-        return await call if home is None else await _hop(home, call)
+        return await call if home is None else await on_loop(home, call)
 
     def responses(self, responses: AsyncGenerator[T]) -> AsyncGenerator[T]:
         """Return an iterator for the running loop over responses of a call on the home loop."""
@@ -54,10 +54,6 @@ class SdkLoop:
         return None if is_here or self._home.is_closed() else self._home
 
 
-async def _hop(loop: asyncio.AbstractEventLoop, call: Coroutine[Any, Any, T]) -> T:
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(call, loop))
-
-
 async def _requests_of(
     loop: asyncio.AbstractEventLoop, requests: AsyncIterator[T]
 ) -> AsyncIterator[T]:
@@ -66,7 +62,7 @@ async def _requests_of(
     async def step() -> T | None:
         return await anext(requests, None)
 
-    while (request := await _hop(loop, step())) is not None:
+    while (request := await on_loop(loop, step())) is not None:
         yield request
 
 
@@ -85,7 +81,7 @@ async def _responses_of(
             await responses.aclose()
 
     try:
-        while (response := await _hop(loop, step())) is not None:
+        while (response := await on_loop(loop, step())) is not None:
             yield response
     finally:
-        await _hop(loop, close())
+        await on_loop(loop, close())

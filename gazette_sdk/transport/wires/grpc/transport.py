@@ -16,17 +16,19 @@ from gazette_sdk.errors import CallCancelledError, CallError, ClosedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.service import ERROR_METADATA
 from gazette_sdk.transport.routing.dispatcher import Health
-from gazette_sdk.transport.routing.routed import CHUNK_BYTES_KEY, ROLLBACK_TIMEOUT_S
+from gazette_sdk.transport.routing.routed import (
+    CHUNK_BYTES_KEY,
+    ROLLBACK_TIMEOUT_S,
+    RoutedTransport,
+)
 from gazette_sdk.transport.target import AppendItem, Destination, Peer
-from gazette_sdk.transport.wires.base import PreparedAppend, Wire
+from gazette_sdk.transport.wires.base import PreparedAppend, Wire, WireOptions
 from gazette_sdk.transport.wires.call_status import call_error
 from gazette_sdk.transport.wires.grpc.channels import Channels, Stubs
 from gazette_sdk.transport.wires.grpc.codec import Chunk
 from gazette_sdk.transport.wires.grpc.pipeline import StreamedPipeline
 from gazette_sdk.transport.wires.grpc.sdk_loop import SdkLoop
-from gazette_sdk.transport.wires.grpc.status import FirstStatus
 from gazette_sdk.transport.wires.tls import Tls
-from gazette_sdk.transport.wires.transport import BrokerTransport, WireOptions
 
 __all__ = ["READ_CHUNK_BYTES", "GrpcTransport", "GrpcWire", "Tls"]
 
@@ -34,12 +36,16 @@ READ_CHUNK_BYTES = 512 << 10
 """Content per message that we ask of our own brokers; measured best on a loopback connection."""
 
 
-class GrpcTransport(BrokerTransport):
+class GrpcTransport(RoutedTransport):
     """Journals over gRPC. Calls from other event loops hop to the SDK's loop and back."""
 
     @staticmethod
-    def _make_wire(options: WireOptions) -> Wire:
+    def _make_wire(options: WireOptions) -> GrpcWire:
         return GrpcWire(options)
+
+
+_CORE_FAILURE = "Internal error from Core"
+"""Details that grpcio reports of a send that failed because the call had already ended."""
 
 
 class _Call(NamedTuple):
@@ -152,7 +158,7 @@ class GrpcWire(Wire):
     ) -> AsyncGenerator[pb.ReplicateResponse, None]:
         async with self._begin(to) as call:
             stream = call.stubs.replicate(metadata=call.metadata)
-            ended = FirstStatus(stream)
+            ended = _FirstStatus(stream)
             sending = asyncio.create_task(_send(stream, opening, requests))
             sending.add_done_callback(lambda task: _give_up_if_failed(task, stream))
             try:
@@ -175,7 +181,7 @@ class GrpcWire(Wire):
         to = append.to
         async with self._begin(to) as call:
             stream = call.stubs.append(metadata=call.metadata, timeout=self._timeout_s)
-            ended = FirstStatus(stream)
+            ended = _FirstStatus(stream)
             receiving = asyncio.create_task(_only_response(stream, ended))
             try:
                 with self._errors_of(call, stream, ended):
@@ -201,7 +207,7 @@ class GrpcWire(Wire):
         self,
         call: _Call,
         stream: Any,
-        ended: FirstStatus | None = None,
+        ended: _FirstStatus | None = None,
         sending: asyncio.Task[None] | None = None,
     ) -> AsyncIterator[Any]:
         """Yield the responses of a stream; its end becomes one of our errors."""
@@ -214,7 +220,7 @@ class GrpcWire(Wire):
         self,
         call: _Call,
         pending: Any,
-        ended: FirstStatus | None = None,
+        ended: _FirstStatus | None = None,
         sending: asyncio.Task[None] | None = None,
     ) -> Iterator[None]:
         """Turn the end of a gRPC call into one of our errors."""
@@ -287,7 +293,7 @@ async def _half_close(stream: Any) -> None:
         await stream.done_writing()
 
 
-async def _only_response(stream: Any, ended: FirstStatus) -> Any:
+async def _only_response(stream: Any, ended: _FirstStatus) -> Any:
     """Return the one response of a stream, read to its end; ``None`` if there was none."""
     last = None
     try:
@@ -311,3 +317,36 @@ async def _ended(task: asyncio.Task[Any]) -> None:
     await asyncio.wait([task])
     if not task.cancelled():
         task.exception()
+
+
+class _FirstStatus:
+    """First status of a call: the one with which the *server* ended it.
+
+    When a server refuses a streaming call before the client has finished sending, the refusal
+    arrives, then the send under way fails, and grpcio overwrites the refusal with an error of
+    its own (``Internal error from Core``). The callback that runs when the call ends sees the
+    refusal first.
+
+    Args:
+        call: a call of ``grpc.aio``.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self.code: grpc.StatusCode | None = None
+        self.details = ""
+        call.add_done_callback(self._ended)
+
+    def _ended(self, call: Any) -> None:
+        details = _result_of(call.details()) or ""
+        if self.code is None and details != _CORE_FAILURE:
+            self.code, self.details = _result_of(call.code()), details
+
+
+def _result_of(coroutine: Any) -> Any:
+    """Return the result of a coroutine that does not wait."""
+    try:
+        coroutine.send(None)
+    except StopIteration as stop:
+        return stop.value
+    coroutine.close()
+    return None

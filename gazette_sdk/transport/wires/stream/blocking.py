@@ -21,13 +21,15 @@ from gazette_sdk.errors import (
     StreamProtocolError,
     UnavailableError,
 )
+from gazette_sdk.transport.backoff import DialPolicy
 from gazette_sdk.transport.target import Destination
-from gazette_sdk.transport.wires.stream.blocking_call import StreamBlockingCall
-from gazette_sdk.transport.wires.stream.blocking_connection import BlockingConnection, dial
-from gazette_sdk.transport.wires.stream.dial_policy import DialPolicy
-from gazette_sdk.transport.wires.stream.dialing import TlsContext
-from gazette_sdk.transport.wires.stream.endings import too_long
-from gazette_sdk.transport.wires.stream.head import Head
+from gazette_sdk.transport.wires.base import InlineSender
+from gazette_sdk.transport.wires.stream.blocking_connection import (
+    BlockingConnection,
+    StreamBlockingCall,
+)
+from gazette_sdk.transport.wires.stream.call import Head, too_long
+from gazette_sdk.transport.wires.stream.dialing import TlsContext, dial_blocking
 
 __all__ = ["BlockingClient"]
 
@@ -48,7 +50,7 @@ IDLE_MAX_S = 30.0
 """A connection that was idle for so long is closed when the next one becomes idle."""
 
 
-class BlockingClient:
+class BlockingClient(InlineSender):
     """Connections for plain code, to all servers. Safe to use from any thread.
 
     A forked child begins with none: its parent's are untouched.
@@ -63,6 +65,7 @@ class BlockingClient:
         self._tls = tls
         self._call_timeout_s = call_timeout_s
         self._head = Head(timeout_s=call_timeout_s)
+        self._plain_head = self._head.encoded(None)
         self._lock = threading.Lock()
         self._idle: dict[str, list[BlockingConnection]] = {}
         self._busy: dict[BlockingConnection, str] = {}
@@ -70,35 +73,14 @@ class BlockingClient:
         self._sweep_at = 0.0
         _clients.add(self)
 
-    def is_connected(self, endpoint: str) -> bool:
-        """Return True if there is a connection to a server, which so speaks this wire."""
-        return bool(self._idle.get(endpoint)) or endpoint in self._busy.values()
-
-    def takes(self, endpoint: str) -> bool:
-        """Return True if an append to a server is worth a try."""
-        policy = self._policies.get(endpoint)
-        return not self.is_closed and (policy is None or policy.may_dial(time.monotonic()))
-
     def append(self, to: Destination, opening: bytes, content: bytes) -> StreamBlockingCall | None:
-        """Send a whole append. If this raises, nothing of it was sent.
-
-        Args:
-            to: the broker; not the service address.
-            opening: the encoded request that names the journal.
-            content: of one frame.
-
-        Returns:
-            The append; ``None`` where no connection is idle: :meth:`prepare` opens one.
-
-        Raises:
-            CallError: the append is too long for the broker.
-            ClosedError: the client is closed.
-        """
+        """See :meth:`InlineSender.append`."""
         connection = self._take(to)
         if connection is None:
             return None
+        token = to.authorization
         try:
-            head = self._head.encoded(to.authorization)
+            head = self._plain_head if token is None else self._head.encoded(token)
             _, data = connection.calls.append(opening, content, head)
             call = StreamBlockingCall(self, connection, to, self._call_timeout_s)
             call.send(data)
@@ -111,14 +93,7 @@ class BlockingClient:
         return call
 
     def prepare(self, to: Destination) -> None:
-        """Open an idle connection, unless there are enough.
-
-        Raises:
-            UnavailableError: the broker cannot be reached, or could not be lately, or speaks
-                another wire.
-            ConfigurationError: a certificate cannot be used.
-            ClosedError: the client is closed.
-        """
+        """See :meth:`InlineSender.prepare`."""
         endpoint = to.peer.endpoint
         with self._lock:
             if self.is_closed:
@@ -189,7 +164,9 @@ class BlockingClient:
     def _dial(self, to: Destination) -> BlockingConnection:
         endpoint = to.peer.endpoint
         try:
-            connection = dial(endpoint, to.where, self._tls, DIAL_TIMEOUT_S)
+            connection = dial_blocking(
+                endpoint, to.where, self._tls, DIAL_TIMEOUT_S, BlockingConnection
+            )
         except (UnavailableError, ConfigurationError) as error:
             with self._lock:
                 policy = self._policies.setdefault(

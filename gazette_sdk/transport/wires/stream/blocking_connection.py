@@ -1,18 +1,25 @@
-"""One connection of the stream transport for plain code: a socket that blocks its caller.
+"""One connection of the stream transport for plain code, and the append on it.
 
-It has the same pure machines as :class:`~gazette_sdk.transport.wires.stream.connection.Connection`.
-It belongs to one thread at a time, and carries one call at a time. Nothing reads it between calls:
-what the server sent meanwhile is read when it is taken again.
+A connection is a socket that blocks its caller. It has the same pure machines as
+:class:`~gazette_sdk.transport.wires.stream.connection.Connection`. It belongs to one thread at a
+time, and carries one call at a time. Nothing reads it between calls: what the server sent meanwhile
+is read when it is taken again.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import ssl
 import time
+from typing import TYPE_CHECKING
 
+from google.protobuf.message import DecodeError
+
+from gazette_sdk.adaptive_spin import SpinningPoll
 from gazette_sdk.errors import StreamProtocolError
+from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_calls import (
     ClientCalls,
     ClientEvent,
@@ -23,17 +30,16 @@ from gazette_sdk.protocol.stream_calls import (
     Status,
 )
 from gazette_sdk.protocol.stream_frames import PREFACE, FrameBuffer
-from gazette_sdk.protocol.stream_liveness import PING_AFTER_S
-from gazette_sdk.transport.wires.stream.dialing import (
-    TlsContext,
-    check_alpn,
-    connect_errors,
-    hello_errors,
-    place_of,
-)
-from gazette_sdk.transport.wires.stream.spin import SpinningPoll
+from gazette_sdk.protocol.stream_liveness import PING_AFTER_S, Liveness, Verdict
+from gazette_sdk.transport.target import Destination
+from gazette_sdk.transport.wires.base import BlockingCall
+from gazette_sdk.transport.wires.stream.call import Call, Ended, malformed, no_response
+from gazette_sdk.transport.wires.stream.dialing import check_alpn
 
-__all__ = ["BlockingConnection", "dial"]
+if TYPE_CHECKING:
+    from gazette_sdk.transport.wires.stream.blocking import BlockingClient
+
+__all__ = ["BlockingConnection", "StreamBlockingCall"]
 
 FRESH_S = 0.001
 """A connection whose last call ended so lately is taken without a check that it lives."""
@@ -57,6 +63,7 @@ class BlockingConnection:
         status: its STATUS, once it came.
         reason: what the server said when it went away.
         idle_since: monotonic seconds since which it has no call.
+        liveness: clock of the server's silence during a call.
     """
 
     __slots__ = (
@@ -68,6 +75,7 @@ class BlockingConnection:
         "calls",
         "greeted",
         "idle_since",
+        "liveness",
         "payload",
         "reason",
         "status",
@@ -80,6 +88,7 @@ class BlockingConnection:
         self.status: Status | None = None
         self.reason = ""
         self.idle_since = 0.0
+        self.liveness = Liveness(0.0)
         sock.setblocking(False)  # one with a timeout polls before each operation
         self._sock = sock
         self._pending = sock.pending if isinstance(sock, ssl.SSLSocket) else None
@@ -214,7 +223,9 @@ class BlockingConnection:
 
         What the server sent since the last call is read now: perhaps it is gone.
         """
-        if self.status is not None and time.monotonic() - self.idle_since < FRESH_S:
+        now = time.monotonic()
+        self.liveness.begin(now)
+        if self.status is not None and now - self.idle_since < FRESH_S:
             self.payload = self.status = None
             return True
         for _ in range(IDLE_READS_MAX):
@@ -240,46 +251,155 @@ class BlockingConnection:
         self._sock.close()
 
 
-def dial(endpoint: str, where: str, tls: TlsContext, timeout_s: float) -> BlockingConnection:
-    """Open a connection, up to the server's HELLO.
+class StreamBlockingCall(Call, BlockingCall):
+    """Append on a blocking connection, which it has for itself. See :class:`BlockingCall`.
 
     Args:
-        endpoint: URL of the server.
-        where: the server in words.
-        tls: for endpoints of scheme ``https``.
-        timeout_s: time limit of each step.
-
-    Raises:
-        NotStreamError: the server does not speak this wire.
-        UnavailableError: it cannot be reached.
-        ConfigurationError: a certificate cannot be used.
+        client: gets the connection back.
+        connection: its own until it is over.
+        to: the broker.
+        timeout_s: its time limit; 0 for none.
     """
-    with connect_errors(where):
-        connection = BlockingConnection(_connect(endpoint, tls.of(endpoint), timeout_s))
-    try:
-        with hello_errors(where, timeout_s, connection.calls):
-            connection.greet(timeout_s)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
+    def __init__(
+        self,
+        client: BlockingClient,
+        connection: BlockingConnection,
+        to: Destination,
+        timeout_s: float,
+    ) -> None:
+        self._client = client
+        self._connection = connection
+        self._to = to
+        self._timeout_s = timeout_s
+        self._payload: bytes | None = None
+        self._expires_at = time.monotonic() + timeout_s if timeout_s else 0.0
 
-def _connect(endpoint: str, tls: ssl.SSLContext | None, timeout_s: float) -> socket.socket:
-    place = place_of(endpoint)
-    if place.path:
-        sock = socket.socket(socket.AF_UNIX)
-    else:
-        sock = socket.create_connection((place.host, place.port), timeout_s)
-    try:
-        if place.path:
-            sock.settimeout(timeout_s)
-            sock.connect(place.path)
+    def send(self, data: bytes) -> None:
+        """Send the append; if that fails, it is over."""
+        self._connection.liveness.sent(len(data))
+        try:
+            self._connection.send(data)
+        except TimeoutError:
+            self._fail(Ended.LOST, "the server does not read what is sent")
+        except OSError as error:
+            self._fail(Ended.LOST, str(error))
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """See :class:`BlockingCall`."""
+        now = time.monotonic()
+        ends_at = None if timeout_s is None else now + timeout_s
+        try:
+            while not self.over:
+                check_at = self._check_at()
+                wait_s = (check_at if ends_at is None else min(ends_at, check_at)) - now
+                self._receive(max(wait_s, 0.0))
+                if self.status is not None:
+                    break
+                now = time.monotonic()
+                self._check(now)
+                if ends_at is not None and now >= ends_at:
+                    return self.over
+        except BaseException:
+            self.give_up("its caller was interrupted")
+            raise
+        return True
+
+    async def finish(self) -> None:
+        """See :class:`BlockingCall`."""
+        loop = asyncio.get_running_loop()
+        try:
+            while not self.over:
+                if not self._receive(0):
+                    await self._readable(loop)
+                    self._check(time.monotonic())
+        except BaseException:
+            self.give_up("it was given up")
+            raise
+
+    def response(self) -> pb.AppendResponse:
+        """See :class:`BlockingCall`."""
+        to = self._to
+        if self.status is None or self.status.code:
+            self.raise_failure(to)
+        if self._payload is None:
+            raise no_response(to)
+        try:
+            return pb.AppendResponse.FromString(self._payload)
+        except DecodeError as error:
+            raise malformed(to, error) from error
+
+    def interrupt(self) -> None:
+        """See :class:`BlockingCall`."""
+        self._connection.interrupt()
+
+    def give_up(self, reason: str) -> None:
+        """See :class:`BlockingCall`."""
+        if not self.over:
+            self._fail(Ended.LOST, reason)
+
+    # ------------------------------------------------------------------- parts
+
+    def _receive(self, wait_s: float) -> bool:
+        """Take what arrives within a time. Return True if anything did, if only an end."""
+        connection = self._connection
+        try:
+            connection.receive(wait_s)
+        except (TimeoutError, BlockingIOError):
+            return False
+        except StreamProtocolError as error:
+            if connection.status is None:
+                self._fail(Ended.LOST, f"the server broke the rules of the wire: {error}")
+                return True
+            # It did so behind the answer, which is good; the connection takes no call any more.
+        except OSError as error:
+            self._fail(Ended.LOST, str(error))
+            return True
+        if connection.status is None:
+            connection.liveness.heard(time.monotonic())
         else:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if tls is not None:
-            sock = tls.wrap_socket(sock, server_hostname=place.host)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
+            self._payload = connection.payload
+            self.status = connection.status
+            self._client.give_back(connection)
+        return True
+
+    def _check_at(self) -> float:
+        """Return when to check for silence and the time limit."""
+        deadline = self._connection.liveness.deadline
+        return min(deadline, self._expires_at) if self._expires_at else deadline
+
+    def _check(self, now: float) -> None:
+        """If it is due: send PING to a silent server or give it up, and keep the time limit."""
+        if now < self._check_at() or self.over:
+            return
+        if self._expires_at and now >= self._expires_at:
+            self._fail(Ended.EXPIRED, f"no answer within {self._timeout_s:g} s")
+            return
+        liveness = self._connection.liveness
+        match liveness.check(now):
+            case Verdict.DROP:
+                silent_s = liveness.silent_s(now)
+                self._fail(Ended.LOST, f"the server said nothing for {silent_s:.0f} s")
+            case Verdict.PING:
+                try:
+                    self._connection.send_soon(self._connection.calls.ping(b""))
+                except OSError as error:
+                    self._fail(Ended.LOST, str(error))
+
+    async def _readable(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait until something arrived, or a check is due."""
+        ready = asyncio.Event()
+        descriptor = self._connection.fileno()
+        loop.add_reader(descriptor, ready.set)
+        try:
+            async with asyncio.timeout(max(0.0, self._check_at() - time.monotonic())):
+                await ready.wait()
+        except TimeoutError:
+            pass
+        finally:
+            loop.remove_reader(descriptor)
+
+    def _fail(self, ended: Ended, reason: str) -> None:
+        self.ended = Ended.CLOSED if self._client.is_closed else ended
+        self.reason = reason
+        self._client.discard(self._connection)

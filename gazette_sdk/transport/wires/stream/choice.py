@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
-from typing import Any, TypeVar
-
-from google.protobuf.message import Message
+from collections.abc import Callable
 
 from gazette_sdk.errors import UnavailableError
-from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.routing.dispatcher import Health
-from gazette_sdk.transport.target import SERVICE, AppendItem, Destination, Peer
-from gazette_sdk.transport.wires.base import AppendPipeline, BlockingCall, PreparedAppend, Wire
-from gazette_sdk.transport.wires.grpc.codec import Chunk
-from gazette_sdk.transport.wires.grpc.pipeline import StreamedPipeline
-from gazette_sdk.transport.wires.stream.calls import StreamWire
+from gazette_sdk.transport.routing.routed import RoutedTransport
+from gazette_sdk.transport.target import SERVICE, Destination, Peer
+from gazette_sdk.transport.wires.base import AppendPipeline, Wire, WireChoice, WireOptions
 from gazette_sdk.transport.wires.stream.dialing import NotStreamError
+from gazette_sdk.transport.wires.stream.transport import StreamWire
 
-__all__ = ["HELLO_TIMEOUT_S", "REMEMBERED_S", "ChosenWire", "RememberedWires"]
-
-T = TypeVar("T")
+__all__ = [
+    "HELLO_TIMEOUT_S",
+    "REMEMBERED_S",
+    "ChosenTransport",
+    "ChosenWire",
+    "RememberedWires",
+]
 
 HELLO_TIMEOUT_S = 1.0
 """A server that sends no HELLO for so long after the preface does not know it."""
@@ -39,6 +37,20 @@ replicates them, needs no descriptor for each."""
 
 REMEMBERED_S = 600.0
 """Time for which it is remembered that a server speaks gRPC only."""
+
+
+class ChosenTransport(RoutedTransport):
+    """Journals over the stream transport where a broker speaks it, else over gRPC."""
+
+    @staticmethod
+    def _make_wire(options: WireOptions) -> ChosenWire:
+        def make_grpc() -> Wire:
+            # The import costs a tenth of a second, and is often not needed.
+            from gazette_sdk.transport.wires.grpc.transport import GrpcWire  # noqa: PLC0415
+
+            return GrpcWire(options)
+
+        return ChosenWire(options.address, StreamWire(options, HELLO_TIMEOUT_S), make_grpc)
 
 
 class RememberedWires:
@@ -63,6 +75,11 @@ class RememberedWires:
         self._until.pop(endpoint, None)
         self._was_ready.discard(endpoint)
 
+    def __contains__(self, endpoint: str) -> bool:
+        """Return True if an endpoint is known to speak gRPC only. Any thread may call."""
+        until = self._until.get(endpoint)
+        return until is not None and self._clock() < until
+
     def only_grpc(self, endpoint: str, health: Health) -> bool:
         """Return True if the next call is to use gRPC.
 
@@ -84,8 +101,8 @@ class RememberedWires:
         return True
 
 
-class ChosenWire(Wire):
-    """Wire that hands each call to the wire of its broker.
+class ChosenWire(WireChoice):
+    """Choice of the wire that each broker speaks.
 
     Args:
         address: endpoint URL of the service address.
@@ -100,6 +117,7 @@ class ChosenWire(Wire):
 
     def __init__(self, address: str, stream: StreamWire, make_grpc: Callable[[], Wire]) -> None:
         self.stream = stream
+        self.inline = stream.inline
         self.grpc: Wire | None = None
         self.remembered = RememberedWires()
         self._address = address
@@ -109,113 +127,52 @@ class ChosenWire(Wire):
         ] = {}
 
     def health(self, peer: Peer) -> Health:
-        """See :meth:`Wire.health`."""
+        """See :meth:`WireChoice.health`."""
         wire = self._known(peer) or self.stream
         return wire.health(peer)
 
-    async def unary(self, to: Destination, request: Message) -> Any:
-        """See :meth:`Wire.unary`."""
-        return await self._call(to.peer, lambda wire: wire.unary(to, request))
-
-    def list(self, to: Destination, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse]:
-        """See :meth:`Wire.list`."""
-        return self._iterate(to.peer, lambda wire: wire.list(to, request))
-
-    def read(
-        self, to: Destination, request: pb.ReadRequest
-    ) -> AsyncGenerator[pb.ReadResponse | Chunk | bytes]:
-        """See :meth:`Wire.read`."""
-        return self._iterate(to.peer, lambda wire: wire.read(to, request))
-
-    async def append(
-        self, append: PreparedAppend, requests: AsyncIterator[AppendItem]
-    ) -> pb.AppendResponse:
-        """See :meth:`Wire.append`."""
-        return await self._call(append.to.peer, lambda wire: wire.append(append, requests))
+    async def choose(self, peer: Peer, *, is_lasting: bool = False) -> Wire:
+        """See :meth:`WireChoice.choose`. Finds out what the broker speaks, if it is not known."""
+        wire = self._known(peer)
+        while wire is None:
+            key = asyncio.get_running_loop(), peer
+            attempt = self._attempts.get(key)
+            if attempt is None:
+                wire = await self._try(key)
+                break
+            failure = await asyncio.shield(attempt)
+            if failure is not None:
+                raise UnavailableError(str(failure))
+            wire = self._known(peer)
+        if is_lasting and wire is self.stream and self._is_crowded():
+            return self._with_grpc()
+        return wire
 
     def try_pipeline(self, to: Destination) -> AppendPipeline | None:
-        """See :meth:`Wire.try_pipeline`."""
-        wire = self._known(to.peer)
-        if wire is None:
-            return None
-        if wire is self.stream:
-            return wire.try_pipeline(to)
-        return StreamedPipeline(to.peer, self.append)
+        """See :meth:`WireChoice.try_pipeline`."""
+        pipeline = self.stream.try_pipeline(to)
+        if pipeline is None:
+            wire = self._known(to.peer)
+            if wire is not None and wire is not self.stream:
+                return wire.try_pipeline(to)
+        return pipeline
 
-    async def open_pipeline(self, to: Destination) -> AppendPipeline:
-        """See :meth:`Wire.open_pipeline`."""
-        wire = await self._choose(to.peer)
-        if wire is self.stream:
-            return await wire.open_pipeline(to)
-        return StreamedPipeline(to.peer, self.append)
-
-    def replicate(
-        self,
-        to: Destination,
-        opening: pb.ReplicateRequest,
-        requests: AsyncIterator[pb.ReplicateRequest],
-    ) -> AsyncGenerator[pb.ReplicateResponse]:
-        """See :meth:`Wire.replicate`."""
-        return self._iterate(to.peer, lambda wire: wire.replicate(to, opening, requests))
-
-    def send_inline(self, append: PreparedAppend, content: bytes) -> BlockingCall | None:
-        """See :meth:`Wire.send_inline`."""
-        return self.stream.send_inline(append, content)
+    def unavailable(self, peer: Peer) -> None:
+        """See :meth:`WireChoice.unavailable`: the broker that comes back may speak either."""
+        self.remembered.forget(self._endpoint(peer))
 
     def prepare_inline(self, to: Destination) -> None:
-        """See :meth:`Wire.prepare_inline`."""
-        self.stream.prepare_inline(to)
+        """See :meth:`WireChoice.prepare_inline`. A broker that speaks gRPC only is not dialled."""
+        if self._endpoint(to.peer) not in self.remembered:
+            super().prepare_inline(to)
 
     async def aclose(self) -> None:
-        """See :meth:`Wire.aclose`."""
+        """See :meth:`WireChoice.aclose`."""
         await self.stream.aclose()
         if self.grpc is not None:
             await self.grpc.aclose()
 
     # -------------------------------------------------------------------- parts
-
-    async def _call(self, peer: Peer, make: Callable[[Wire], Awaitable[T]]) -> T:
-        """Make a call over the wire of a broker."""
-        wire = await self._choose(peer)
-        try:
-            return await make(wire)
-        except UnavailableError:
-            self.remembered.forget(self._endpoint(peer))
-            raise
-
-    def _iterate(self, peer: Peer, make: Callable[[Wire], AsyncGenerator[T]]) -> AsyncGenerator[T]:
-        """Make a call of many responses. Where the wire is known, its generator is handed out."""
-        if self._known(peer) is self.stream and not self._is_crowded():
-            return make(self.stream)
-        return self._iterate_chosen(peer, make)
-
-    async def _iterate_chosen(
-        self, peer: Peer, make: Callable[[Wire], AsyncGenerator[T]]
-    ) -> AsyncGenerator[T, None]:
-        wire = await self._choose(peer)
-        if wire is self.stream and self._is_crowded():
-            wire = self._with_grpc()
-        try:
-            async with aclosing(make(wire)) as items:
-                async for item in items:
-                    yield item
-        except UnavailableError:
-            self.remembered.forget(self._endpoint(peer))
-            raise
-
-    async def _choose(self, peer: Peer) -> Wire:
-        """Return the wire that a broker speaks; find it out where that is not known."""
-        while True:
-            wire = self._known(peer)
-            if wire is not None:
-                return wire
-            key = asyncio.get_running_loop(), peer
-            attempt = self._attempts.get(key)
-            if attempt is None:
-                return await self._try(key)
-            failure = await asyncio.shield(attempt)
-            if failure is not None:
-                raise UnavailableError(str(failure))
 
     def _known(self, peer: Peer) -> Wire | None:
         """Return the wire of a broker, if it is known."""

@@ -31,8 +31,9 @@ from gazette_sdk.protocol.stream_calls import (
 )
 from gazette_sdk.protocol.stream_frames import PREFACE, Frame, FrameBuffer, Hello
 from gazette_sdk.protocol.stream_liveness import Liveness, Verdict
+from gazette_sdk.transport.wires.stream.call import Ended
 from gazette_sdk.transport.wires.stream.dialing import check_alpn
-from gazette_sdk.transport.wires.stream.open_call import Ended, OpenCall
+from gazette_sdk.transport.wires.stream.open_call import OpenCall
 
 __all__ = ["Connection"]
 

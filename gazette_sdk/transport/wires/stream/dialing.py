@@ -1,4 +1,4 @@
-"""Rules of opening a connection, which the asyncio and the blocking connection share.
+"""Opening of connections: their rules, and the asyncio and the blocking way to the server's HELLO.
 
 A server that speaks the stream transport says HELLO as soon as it has seen the preface. One that
 does not speak it closes the connection, answers in another protocol (HTTP, mostly), or waits for
@@ -7,26 +7,30 @@ what it would understand.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import socket
 import ssl
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gazette_sdk.errors import StreamProtocolError, UnavailableError
 from gazette_sdk.protocol import urls
 from gazette_sdk.protocol.stream_calls import ClientCalls
 from gazette_sdk.transport.wires.tls import Tls
 
+if TYPE_CHECKING:
+    from gazette_sdk.transport.wires.stream.blocking_connection import BlockingConnection
+    from gazette_sdk.transport.wires.stream.connection import Connection
+
 __all__ = [
     "ALPN",
     "PROTOCOLS",
     "NotStreamError",
-    "Place",
     "TlsContext",
     "check_alpn",
-    "connect_errors",
-    "hello_errors",
-    "place_of",
+    "dial",
+    "dial_blocking",
 ]
 
 ALPN = "gzt/1"
@@ -38,29 +42,6 @@ PROTOCOLS = (ALPN, "h2")
 
 class NotStreamError(UnavailableError):
     """Something answers at the address, and does not speak the stream transport."""
-
-
-class Place(NamedTuple):
-    """Address of a socket.
-
-    Attributes:
-        path: of a Unix socket; empty for TCP.
-        host: name or number.
-        port: of TCP.
-    """
-
-    path: str
-    host: str = ""
-    port: int = 0
-
-
-def place_of(endpoint: str) -> Place:
-    """Return the address of a valid endpoint URL."""
-    address = urls.dial_address(endpoint)
-    if address.startswith("unix:"):
-        return Place(address.removeprefix("unix://"))
-    host, _, port = address.rpartition(":")
-    return Place("", host.removeprefix("[").removesuffix("]"), int(port))
 
 
 class TlsContext:
@@ -97,8 +78,98 @@ def check_alpn(agreed: str | None) -> None:
         raise StreamProtocolError(f"it chose {agreed} in TLS")
 
 
+async def dial(
+    endpoint: str,
+    where: str,
+    tls: TlsContext,
+    hello_timeout_s: float,
+    make: Callable[[], Connection],
+) -> Connection:
+    """Open a connection on the running event loop, up to the server's HELLO.
+
+    Args:
+        endpoint: URL of the server.
+        where: the server in words.
+        tls: for endpoints of scheme ``https``.
+        hello_timeout_s: time within which a connected server must say HELLO.
+        make: makes the connection.
+
+    Raises:
+        NotStreamError: the server does not speak this wire.
+        UnavailableError: it cannot be reached.
+        ConfigurationError: a certificate cannot be used.
+    """
+    with _connect_errors(where):
+        connection = await _connect(endpoint, tls.of(endpoint), make)
+    try:
+        with _hello_errors(where, hello_timeout_s, connection.calls):
+            async with asyncio.timeout(hello_timeout_s):
+                await asyncio.shield(connection.greeted)
+    except BaseException:
+        connection.drop("it was given up before HELLO")
+        with contextlib.suppress(asyncio.CancelledError):
+            await connection.closed()
+        raise
+    return connection
+
+
+def dial_blocking(
+    endpoint: str,
+    where: str,
+    tls: TlsContext,
+    timeout_s: float,
+    make: Callable[[socket.socket], BlockingConnection],
+) -> BlockingConnection:
+    """Open a blocking connection, up to the server's HELLO.
+
+    Args:
+        endpoint: URL of the server.
+        where: the server in words.
+        tls: for endpoints of scheme ``https``.
+        timeout_s: time limit of each step.
+        make: makes the connection.
+
+    Raises:
+        NotStreamError: the server does not speak this wire.
+        UnavailableError: it cannot be reached.
+        ConfigurationError: a certificate cannot be used.
+    """
+    with _connect_errors(where):
+        connection = make(_connect_blocking(endpoint, tls.of(endpoint), timeout_s))
+    try:
+        with _hello_errors(where, timeout_s, connection.calls):
+            connection.greet(timeout_s)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+class _Place(NamedTuple):
+    """Address of a socket.
+
+    Attributes:
+        path: of a Unix socket; empty for TCP.
+        host: name or number.
+        port: of TCP.
+    """
+
+    path: str
+    host: str = ""
+    port: int = 0
+
+
+def _place_of(endpoint: str) -> _Place:
+    """Return the address of a valid endpoint URL."""
+    address = urls.dial_address(endpoint)
+    if address.startswith("unix:"):
+        return _Place(address.removeprefix("unix://"))
+    host, _, port = address.rpartition(":")
+    return _Place("", host.removeprefix("[").removesuffix("]"), int(port))
+
+
 @contextlib.contextmanager
-def connect_errors(where: str) -> Iterator[None]:
+def _connect_errors(where: str) -> Iterator[None]:
     """Turn errors of opening a socket to a broker into ``UnavailableError``."""
     try:
         yield
@@ -111,7 +182,7 @@ def connect_errors(where: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def hello_errors(where: str, timeout_s: float, calls: ClientCalls) -> Iterator[None]:
+def _hello_errors(where: str, timeout_s: float, calls: ClientCalls) -> Iterator[None]:
     """Turn errors of waiting for HELLO into ``UnavailableError``.
 
     It is a :class:`NotStreamError`, unless the server said GOAWAY, and so speaks the wire.
@@ -124,3 +195,55 @@ def hello_errors(where: str, timeout_s: float, calls: ClientCalls) -> Iterator[N
         if calls.leaving and isinstance(error, ConnectionError):
             raise UnavailableError(f"{where}: {error}") from error
         raise NotStreamError(f"{where} does not speak the stream transport: {error}") from error
+
+
+async def _connect(
+    endpoint: str, tls: ssl.SSLContext | None, make: Callable[[], Connection]
+) -> Connection:
+    loop = asyncio.get_running_loop()
+    place = _place_of(endpoint)
+    if place.path:
+        _, connection = await loop.create_unix_connection(make, place.path)
+        return connection
+    more: dict[str, Any] = {"ssl": tls, "server_hostname": place.host} if tls else {}
+    failure: OSError | None = None
+    for number in await _addresses(place.host, place.port):
+        try:
+            _, connection = await loop.create_connection(make, number, place.port, **more)
+        except OSError as error:
+            failure = failure or error
+        else:
+            return connection
+    raise failure or OSError(f"{place.host} has no address")
+
+
+async def _addresses(host: str, port: int) -> list[str]:
+    """Return the addresses of a host, in the order in which to try them."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except RuntimeError:
+        # The program is ending, and no thread can be had. What it published last is sent
+        # nevertheless; nothing else waits for the loop any more.
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+def _connect_blocking(endpoint: str, tls: ssl.SSLContext | None, timeout_s: float) -> socket.socket:
+    place = _place_of(endpoint)
+    if place.path:
+        sock = socket.socket(socket.AF_UNIX)
+    else:
+        sock = socket.create_connection((place.host, place.port), timeout_s)
+    try:
+        if place.path:
+            sock.settimeout(timeout_s)
+            sock.connect(place.path)
+        else:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            sock = tls.wrap_socket(sock, server_hostname=place.host)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gazette_sdk.protocol.stream_calls import Item, Status
+from gazette_sdk.transport.wires.stream.call import Call, Ended
 
 if TYPE_CHECKING:
     from gazette_sdk.transport.wires.stream.connection import Connection
 
-__all__ = ["HELD_BYTES_MAX", "Ended", "OpenCall"]
+__all__ = ["HELD_BYTES_MAX", "OpenCall"]
 
 HELD_BYTES_MAX = 1 << 20
 """More bytes than this that a caller has not taken yet stop the reading."""
@@ -22,57 +22,22 @@ HELD_BYTES_LOW = HELD_BYTES_MAX // 4
 """Reading goes on when no more than this is left."""
 
 
-class Ended(enum.Enum):
-    """Reason for which a call ended without a STATUS."""
-
-    LOST = "the connection was lost"
-    CLOSED = "the transport was closed"
-    EXPIRED = "its time ran out"
-    FAILED = "its requests failed"
-
-
-class OpenCall:
-    """One call. It ends by a STATUS, or otherwise.
+class OpenCall(Call):
+    """Call on an asyncio connection.
 
     Args:
         connection: carries it.
         number: of the call on the connection.
-
-    Attributes:
-        status: the STATUS that ended it.
-        ended: why it ended otherwise.
-        reason: the same in words.
     """
-
-    __slots__ = (
-        "_connection",
-        "_deadline",
-        "_held_bytes",
-        "_items",
-        "_on_over",
-        "_waiter",
-        "ended",
-        "number",
-        "reason",
-        "status",
-    )
 
     def __init__(self, connection: Connection, number: int) -> None:
         self.number = number
-        self.status: Status | None = None
-        self.ended: Ended | None = None
-        self.reason = ""
         self._connection = connection
         self._items: deque[Item] = deque()
         self._held_bytes = 0
         self._waiter: asyncio.Future[None] | None = None
         self._on_over: Callable[[OpenCall], None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
-
-    @property
-    def over(self) -> bool:
-        """True if nothing more will come, and nothing more need be sent."""
-        return self.status is not None or self.ended is not None
 
     # ---------------------------------------------------------------- receiving
 

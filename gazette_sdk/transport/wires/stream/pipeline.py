@@ -18,13 +18,13 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_calls import PIPELINE_MAX
 from gazette_sdk.transport.target import Destination, Peer
 from gazette_sdk.transport.wires.base import Answered, AppendPipeline, PreparedAppend
+from gazette_sdk.transport.wires.stream.call import too_long
 from gazette_sdk.transport.wires.stream.connection import Connection
-from gazette_sdk.transport.wires.stream.endings import too_long
 from gazette_sdk.transport.wires.stream.open_call import OpenCall
 from gazette_sdk.transport.wires.stream.pool import Pool
 
 if TYPE_CHECKING:
-    from gazette_sdk.transport.wires.stream.calls import StreamWire
+    from gazette_sdk.transport.wires.stream.transport import StreamWire
 
 __all__ = ["JOINED_BYTES", "PIPELINES_MAX", "StreamPipeline", "send_piece"]
 

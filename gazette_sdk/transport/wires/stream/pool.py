@@ -12,14 +12,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from functools import partial
 
 from gazette_sdk.errors import ClosedError, UnavailableError
+from gazette_sdk.transport.backoff import DialPolicy
 from gazette_sdk.transport.routing.dispatcher import Action, Health, action_for, where
 from gazette_sdk.transport.target import SERVICE, Peer
+from gazette_sdk.transport.wires.base import WireOptions
 from gazette_sdk.transport.wires.stream.connection import Connection
-from gazette_sdk.transport.wires.stream.dial_policy import DialPolicy
-from gazette_sdk.transport.wires.stream.dialer import Dialer
-from gazette_sdk.transport.wires.stream.dialing import NotStreamError
+from gazette_sdk.transport.wires.stream.dialing import NotStreamError, TlsContext, dial
 
 __all__ = ["CLOSE_TIMEOUT_S", "IDLE_MAX", "SHARED_MAX", "SLOW_S", "SWEEP_INTERVAL_S", "Pool"]
 
@@ -133,25 +134,24 @@ class Pool:
     """Connections of one transport on the running event loop.
 
     Args:
-        address: endpoint URL of the service address.
-        dialer: opens connections.
-        connect_timeout_s: time that a call waits for its connection.
-        redial_max_s: longest wait between two dials of a broker that cannot be reached.
+        options: of the transport.
+        tls: for endpoints of scheme ``https``.
+        hello_timeout_s: time within which a connected server must say HELLO.
 
     Attributes:
         loop: the event loop.
+        hello_timeout_s: the same.
         pipelines: how many append pipelines have a connection of their own.
     """
 
-    def __init__(
-        self, address: str, dialer: Dialer, *, connect_timeout_s: float, redial_max_s: float
-    ) -> None:
+    def __init__(self, options: WireOptions, tls: TlsContext, hello_timeout_s: float) -> None:
         self.loop = asyncio.get_running_loop()
+        self.hello_timeout_s = hello_timeout_s
         self.pipelines = 0
-        self._address = address
-        self._dialer = dialer
-        self._connect_timeout_s = connect_timeout_s
-        self._redial_max_s = redial_max_s
+        self._address = options.address
+        self._tls = tls
+        self._connect_timeout_s = options.connect_timeout_s
+        self._redial_max_s = options.reconnect_backoff_max_s
         self._endpoints: dict[Peer, _Endpoint] = {}
         self._dial_timeouts: set[asyncio.Timeout] = set()
         self._is_closed = False
@@ -329,6 +329,7 @@ class Pool:
     async def _dial_until(self, peer: Peer, endpoint: _Endpoint) -> Connection:
         """Dial, with pauses; a broker other than the service address once only."""
         policy = endpoint.policy
+        make = partial(Connection, endpoint.put_back, endpoint.remove)
         fails_fast = action_for(peer, Health.FAILED) is Action.FAIL
         while True:
             wait_s = policy.wait_s(time.monotonic())
@@ -337,8 +338,8 @@ class Pool:
                     raise UnavailableError(f"{policy.failure}")
                 await asyncio.sleep(wait_s)
             try:
-                connection = await self._dialer.dial(
-                    endpoint.address, endpoint.where, endpoint.put_back, endpoint.remove
+                connection = await dial(
+                    endpoint.address, endpoint.where, self._tls, self.hello_timeout_s, make
                 )
             except NotStreamError:
                 raise

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk.errors import UnavailableError
-from gazette_sdk.transport.wires.stream.dial_policy import DialPolicy
+from gazette_sdk.transport.backoff import DialPolicy
 
 FAILURE = UnavailableError("nobody there")
 

@@ -1,0 +1,287 @@
+"""Broker, token and route of each call; the route of a journal's appends.
+
+Requests go to the broker that a journal's route names, where it is known (client section 7), with a
+token signed for just that call where keys are configured (protocol section 12).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from google.protobuf.message import Message
+
+from gazette_sdk.errors import UnavailableError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import rpc
+from gazette_sdk.protocol.authorization import Authorizer, claims_for
+from gazette_sdk.protocol.names import strip_meta
+from gazette_sdk.protocol.service import RPCS_BY_NAME, Rpc
+from gazette_sdk.transport.append.route import AppendRoute
+from gazette_sdk.transport.routing.dispatcher import candidates, choose, where
+from gazette_sdk.transport.routing.route_cache import RouteCache
+from gazette_sdk.transport.target import ANYWHERE, SERVICE, Destination, Peer, Target
+from gazette_sdk.transport.wires.base import (
+    Answered,
+    AppendPipeline,
+    BlockingCall,
+    PreparedAppend,
+    WireChoice,
+)
+
+__all__ = ["BrokerRoute", "Router"]
+
+_APPEND = RPCS_BY_NAME["Append"]
+
+
+class Router:
+    """Choice of the broker of each call, and of the token for it. Any thread may use it.
+
+    Args:
+        address: endpoint URL of the service.
+        wire: carries the calls.
+        routes: remembered routes.
+        zone: the client's own zone; reads prefer brokers in it.
+        authorizer: makes tokens; None for none.
+
+    Attributes:
+        wire: carries the calls.
+        routes: remembered routes.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        wire: WireChoice,
+        routes: RouteCache,
+        *,
+        zone: str,
+        authorizer: Authorizer | None,
+    ) -> None:
+        self.wire = wire
+        self.routes = routes
+        self._address = address
+        self._zone = zone
+        self._authorizer = authorizer
+
+    def destination(
+        self,
+        call: Rpc,
+        journal: str | None,
+        target: Target,
+        opening: Message,
+        *,
+        needs_primary: bool = False,
+    ) -> Destination:
+        """Choose the broker of a call, and sign its token.
+
+        Args:
+            call: which call.
+            journal: the journal it is about.
+            target: brokers to which it may go.
+            opening: its first request.
+            needs_primary: True if only the primary will do.
+
+        Raises:
+            UnavailableError: the target's member has no endpoint.
+        """
+        if journal is not None and target.route is None and target.member is None:
+            target = Target(self.routes.route(journal))
+        try:
+            peers = candidates(target, needs_primary=needs_primary)
+        except UnavailableError as error:
+            raise self._forget(journal, SERVICE, error, target) from error
+        peer = choose(peers, self._zone, self.wire.health)
+        return Destination(
+            call, journal, peer, where(peer, self._address), self._authorization(opening)
+        )
+
+    def prepare_append(
+        self, request: pb.AppendRequest, target: Target = ANYWHERE
+    ) -> PreparedAppend:
+        """Choose the broker of an append, and encode its opening request.
+
+        What is the same for every plain append of a journal is kept with its route. Metadata of
+        the journal's name is stripped, unless the caller names an exact broker: other
+        implementations' brokers cannot proxy an append with metadata.
+
+        Raises:
+            ValidationError: the request is malformed.
+            UnavailableError: the target's member has no endpoint.
+        """
+        journal = request.journal
+        cached = self.routes.get(journal) if target is ANYWHERE else None
+        if cached is not None and cached.append is not None and cached.append.request == request:
+            append = cached.append
+            if self._authorizer is None:
+                return append
+            return append._replace(
+                to=append.to._replace(authorization=self._authorization(request))
+            )
+        is_plain = request == pb.AppendRequest(journal=journal)
+        if target.member is None and strip_meta(journal) != journal:
+            stripped = pb.AppendRequest()
+            stripped.CopyFrom(request)
+            stripped.journal = strip_meta(journal)
+            request = stripped
+        rpc.validate(request)
+        to = self.destination(_APPEND, journal, target, request, needs_primary=True)
+        append = PreparedAppend(to, request, request.SerializeToString())
+        if cached is not None and is_plain and to.peer != SERVICE and request.journal == journal:
+            kept = pb.AppendRequest(journal=journal)
+            cached.append = PreparedAppend(to._replace(authorization=None), kept, append.encoded)
+        return append
+
+    def accept(self, append: PreparedAppend, response: pb.AppendResponse) -> None:
+        """Check the response of an append, and learn its route.
+
+        Raises:
+            ValidationError: the response is malformed.
+        """
+        journal = append.to.journal
+        assert journal is not None
+        cached = self.routes.get(journal)
+        if cached is not None and cached.confirms(response):
+            return
+        rpc.validate(response)
+        self.routes.update(journal, response.header.route)
+        cached = self.routes.get(journal)
+        if cached is not None and response.status == pb.OK:
+            cached.accept(response)
+
+    def unavailable(
+        self, to: Destination, error: UnavailableError, target: Target = ANYWHERE
+    ) -> UnavailableError:
+        """Forget the route to a broker that is unavailable; return the error to raise."""
+        self.wire.unavailable(to.peer)
+        return self._forget(to.journal, to.peer, error, target)
+
+    def _forget(
+        self, journal: str | None, peer: Peer, error: UnavailableError, target: Target
+    ) -> UnavailableError:
+        if journal is not None:
+            self.routes.invalidate(journal)
+        if peer != SERVICE or target.member is not None:
+            return error
+        return UnavailableError(
+            f"{error}; check that a broker runs at {self._address}, or set GAZETTE_ADDRESS to the "
+            "address of one",
+            journal=journal,
+        )
+
+    def _authorization(self, opening: Message) -> str | None:
+        """Return a token that is good for just this call; None where none is needed."""
+        if self._authorizer is None:
+            return None
+        wanted = claims_for(opening)
+        return self._authorizer.header(
+            wanted.capability, wanted.selector, wanted.ttl_s, time.time()
+        )
+
+
+class BrokerRoute(AppendRoute):
+    """Route of one journal's appends to whichever broker is its primary.
+
+    Args:
+        router: chooses the broker of each append.
+        journal: name of the journal, without metadata.
+        wake: called on the loop when :meth:`try_begin` may succeed that did not.
+    """
+
+    def __init__(self, router: Router, journal: str, wake: Callable[[], None]) -> None:
+        self._router = router
+        self._wake = wake
+        self._plain = pb.AppendRequest(journal=journal)
+        self._pipeline: AppendPipeline | None = None
+        self._is_fresh = False  # the pipeline was opened, and nothing was begun on it
+        self._inline: PreparedAppend | None = None
+
+    def try_begin(
+        self, request: pb.AppendRequest, content: Sequence[bytes], answered: Answered
+    ) -> bool:
+        """See :class:`AppendRoute`."""
+        router = self._router
+        append = router.prepare_append(request)
+        pipeline = self._pipeline
+        if (
+            pipeline is not None
+            and self._is_fresh
+            and (pipeline.peer != append.to.peer or not pipeline.can_begin)
+        ):
+            pipeline.close()  # the route has changed, or the connection was lost
+            self._is_fresh = False
+        if pipeline is None or not (self._is_fresh or pipeline.in_flight):
+            pipeline = self._pipeline = router.wire.try_pipeline(append.to)
+            if pipeline is None:
+                return False
+        elif pipeline.peer != append.to.peer:
+            return False  # it goes to another broker, once those before it were answered
+        elif not pipeline.can_begin:
+            pipeline.when_ready(self._wake)
+            return False
+        self._is_fresh = False
+        pipeline.begin(append, content, partial(self._answered, append, answered))
+        return True
+
+    async def open(self, request: pb.AppendRequest) -> None:
+        """See :class:`AppendRoute`."""
+        to = self._router.prepare_append(request).to
+        try:
+            wire = await self._router.wire.choose(to.peer)
+            self._pipeline = await wire.open_pipeline(to)
+        except UnavailableError as error:
+            raise self._router.unavailable(to, error) from error
+        self._is_fresh = True
+
+    def give_up(self) -> None:
+        """See :class:`AppendRoute`."""
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None:
+            if self._is_fresh:
+                pipeline.close()
+            else:
+                pipeline.give_up()
+        self._is_fresh = False
+
+    def _answered(
+        self,
+        append: PreparedAppend,
+        answered: Answered,
+        outcome: pb.AppendResponse | Exception,
+    ) -> None:
+        if isinstance(outcome, pb.AppendResponse):
+            try:
+                self._router.accept(append, outcome)
+            except Exception as error:  # noqa: BLE001 - it is the outcome
+                outcome = error
+        elif isinstance(outcome, UnavailableError):
+            outcome = self._router.unavailable(append.to, outcome)
+        answered(outcome)
+
+    # ----------------------------------------------------------- inline appends
+
+    def send_inline(self, content: bytes) -> BlockingCall | None:
+        """See :class:`AppendRoute`."""
+        router = self._router
+        append = self._inline = router.prepare_append(self._plain)
+        sender = router.wire.inline
+        if sender is None or append.to.peer is SERVICE:
+            return None  # the wire cannot do that, or the primary is not known yet
+        return sender.append(append.to, append.encoded, content)
+
+    def prepare_inline(self) -> None:
+        """See :class:`AppendRoute`."""
+        to = self._router.prepare_append(self._plain).to
+        if to.peer != SERVICE:
+            self._router.wire.prepare_inline(to)
+
+    def accept(self, response: pb.AppendResponse) -> None:
+        """See :class:`AppendRoute`."""
+        assert self._inline is not None
+        self._router.accept(self._inline, response)
+
+    def failed(self, error: Exception) -> None:
+        """See :class:`AppendRoute`."""
+        if self._inline is not None and isinstance(error, UnavailableError):
+            self._router.unavailable(self._inline.to, error)
