@@ -62,11 +62,7 @@ def _append_now(service: Journals) -> AnswerNow:
         item = call.only_item
         if item is None or item.kind != _CONTENT:
             return None
-        try:
-            opening = pb.AppendRequest.FromString(call.request)
-        except DecodeError:
-            return None
-        started = service.append_now(opening, item.payload, call.context, behind)
+        started = service.append_now(call.request, item.payload, call.context, behind)
         if started is None:
             return None
         call.received += 2  # the chunk, and the end that commits it
@@ -100,7 +96,7 @@ def _serve_read(service: Journals) -> Serve:
                     await _send_content(call, item)
                 elif not isinstance(item, pb.ReadResponse):
                     if item.metadata is not None:
-                        call.hold(_encoded(item.metadata))
+                        call.hold(item.metadata.SerializeToString())
                     chunk_bytes = call.context.chunk_bytes
                     await call.send_file(item.fd, item.position, item.length, chunk_bytes)
                 elif item.content:  # treated as any other content

@@ -169,11 +169,17 @@ class Index:
         while True:
             if self._closed:
                 raise ClosedError("the journal is no longer served here; try again")
-            result = self._look_up(offset, begin_mod_time)
-            if result.status == pb.OK or not block:
-                return result
-            offset = result.offset
-            await self._change()
+            if not block or offset < self._all.end:
+                result = self._look_up(offset, begin_mod_time)
+                if result.status == pb.OK or not block:
+                    return result
+                offset = result.offset
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.discard(waiter)
 
     def page(
         self, *, begin_mod_time: int = 0, end_mod_time: int = 0, token: int = 0, limit: int
@@ -220,11 +226,3 @@ class Index:
 
     def _file_of(self, fragment: pb.Fragment) -> ContentFile | None:
         return None if fragment.mod_time != 0 else self._files.get(fragment.begin)
-
-    async def _change(self) -> None:
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
-        try:
-            await waiter
-        finally:
-            self._waiters.discard(waiter)

@@ -26,7 +26,7 @@ class Setting:
         self.service = ScriptedJournals()
         self.service.on_append = self._append
         self.items: list[Any] = []
-        self.at_hand: list[tuple[pb.AppendRequest, bytes, object]] = []
+        self.at_hand: list[tuple[bytes, bytes, object]] = []
         methods = {method.rpc.name: method for method in stream_methods(self.service)}
         self.method: StreamMethod = methods["Append"]
 
@@ -46,7 +46,7 @@ class Setting:
         return call
 
     def append_now(self, call: StreamCall) -> Any:
-        def keep(opening: pb.AppendRequest, content: bytes, _: Call, behind: object) -> None:
+        def keep(opening: bytes, content: bytes, _: Call, behind: object) -> None:
             self.at_hand.append((opening, content, behind))
 
         self.service.append_now = keep  # type: ignore[method-assign]
@@ -71,12 +71,8 @@ def test_an_append_of_one_chunk_is_offered_as_a_whole(contents):
     setting = Setting()
     call = setting.call(*contents)
     assert setting.append_now(call) is None
-    assert setting.at_hand == ([(OPENING, b"x", setting)] if contents == (b"x",) else [])
+    assert setting.at_hand == (
+        [(OPENING.SerializeToString(), b"x", setting)] if contents == (b"x",) else []
+    )
     asyncio.run(setting.method.serve(call))  # nothing of it was taken
     assert setting.items == [OPENING, *contents, COMMIT]
-
-
-def test_bytes_that_are_no_request_are_not_offered():
-    setting = Setting()
-    assert setting.append_now(setting.call(b"x", request=b"\xff")) is None
-    assert setting.at_hand == []
