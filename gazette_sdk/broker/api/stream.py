@@ -22,14 +22,8 @@ from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.protocol.stream_frames import Kind
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.outcomes import malformed
-from gazette_sdk.server.stream_call import (
-    Answer,
-    AnswerNow,
-    Serve,
-    StartedCall,
-    StreamCall,
-    StreamMethod,
-)
+from gazette_sdk.server.stream_method import Answer, AnswerNow, Serve, StartedCall, StreamMethod
+from gazette_sdk.server.stream_serving import StreamCall
 from gazette_sdk.transport.base import AppendItem
 
 __all__ = ["stream_methods"]

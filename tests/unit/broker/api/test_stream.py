@@ -12,7 +12,8 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_calls import CallBegan, Item, ServerCalls
 from gazette_sdk.protocol.stream_frames import CallHead, Kind, Method
 from gazette_sdk.server.call import Call
-from gazette_sdk.server.stream_call import ConnectionParts, Intake, StreamCall, StreamMethod
+from gazette_sdk.server.stream_method import StreamMethod
+from gazette_sdk.server.stream_serving import Intake, StreamCall
 from support.scripted_journals import HEADER, ScriptedJournals
 
 OPENING = pb.AppendRequest(journal="a/journal")
@@ -36,9 +37,8 @@ class Setting:
 
     def call(self, *contents: bytes, request: bytes = OPENING.SerializeToString()) -> StreamCall:
         nothing: Any = None
-        parts = ConnectionParts(ServerCalls(), nothing, Intake(lambda: None))
         began = CallBegan(1, Method.APPEND, CallHead(), request, False)
-        call = StreamCall(began, self.method, parts)
+        call = StreamCall(began, self.method, ServerCalls(), nothing, Intake(lambda: None))
         call.context = Call()
         for content in contents:
             call.put(Item(1, Kind.CONTENT, content))
