@@ -86,7 +86,7 @@ class JournalService:
         self._stores = stores
         self._peers = peers
         self._authorization = authorization
-        self.append_now = InlineAppends(appends, authorization).append_now
+        self.append_now = InlineAppends(appends, authorization.authority).append_now
         self._stopping = Signal()
         self._writing: set[asyncio.Task[object]] = set()
 

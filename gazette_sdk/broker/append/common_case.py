@@ -26,7 +26,6 @@ from gazette_sdk.broker.append.inputs import (
     next_proposal,
 )
 from gazette_sdk.broker.append.machine import Input
-from gazette_sdk.broker.authorize import Authorization
 from gazette_sdk.broker.fragments.index import Summary
 from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED
 from gazette_sdk.broker.replica import Replica
@@ -38,7 +37,7 @@ from gazette_sdk.broker.replication.pipeline import (
 from gazette_sdk.broker.spool.spool import Spool
 from gazette_sdk.errors import UnauthenticatedError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.authorization import Capability, Claims
+from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability, Claims
 from gazette_sdk.protocol.fragments import set_sum
 from gazette_sdk.protocol.rpc import validate
 from gazette_sdk.server.call import Call
@@ -90,12 +89,12 @@ class InlineAppends:
 
     Args:
         shared: what all appends of the broker share.
-        authorization: verifies callers.
+        authority: verifies callers.
     """
 
-    def __init__(self, shared: Appends, authorization: Authorization) -> None:
+    def __init__(self, shared: Appends, authority: Authority | AllowAll) -> None:
         self._shared = shared
-        self._authorization = authorization
+        self._authority = authority
 
     def append_now(
         self, opening: bytes, content: bytes, call: Call, behind: object | None
@@ -117,7 +116,9 @@ class InlineAppends:
         if request is None:
             return None
         try:
-            claims = self._authorization.verify(call, Capability.APPEND)
+            claims = self._authority.verify(
+                call.authorization, Capability.APPEND, self._shared.now()
+            )
         except UnauthenticatedError:
             return None
         started = append_now(self._shared, request, content, claims, behind=behind)

@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gazette_sdk.broker.append.common_case import OPENING_BYTES_MAX, InlineAppends, append_now
-from gazette_sdk.broker.authorize import Authorization
 from gazette_sdk.broker.spool.chunk_queue import LARGE_CHUNK_BYTES
 from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -338,7 +337,7 @@ BAD_OPENINGS = {
 @pytest.mark.parametrize("opening", BAD_OPENINGS.values(), ids=BAD_OPENINGS)
 def test_an_opening_that_is_malformed_or_long_is_declined(opening, tmp_path):
     async def scenario(world):
-        appends = InlineAppends(world.shared, Authorization(AllowAll()))
+        appends = InlineAppends(world.shared, AllowAll())
         good = pb.AppendRequest(journal=JOURNAL).SerializeToString()
         before = world.state()
         for _ in range(2):
@@ -352,9 +351,9 @@ def test_an_opening_that_is_malformed_or_long_is_declined(opening, tmp_path):
 def test_an_opening_that_was_seen_before_is_authorized_again(tmp_path):
     async def scenario(world):
         good = pb.AppendRequest(journal=JOURNAL).SerializeToString()
-        allowed = InlineAppends(world.shared, Authorization(AllowAll()))
+        allowed = InlineAppends(world.shared, AllowAll())
         assert allowed.append_now(good, b"x", Call(), None) is not None
-        guarded = InlineAppends(world.shared, Authorization(Authority("c2VjcmV0")))
+        guarded = InlineAppends(world.shared, Authority("c2VjcmV0"))
         before = world.state()
         assert guarded.append_now(good, b"x", Call(), None) is None
         assert world.state() == before
