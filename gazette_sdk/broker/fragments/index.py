@@ -174,12 +174,7 @@ class Index:
                 if result.status == pb.OK or not block:
                     return result
                 offset = result.offset
-            waiter = asyncio.get_running_loop().create_future()
-            self._waiters.add(waiter)
-            try:
-                await waiter
-            finally:
-                self._waiters.discard(waiter)
+            await self._change()
 
     def page(
         self, *, begin_mod_time: int = 0, end_mod_time: int = 0, token: int = 0, limit: int
@@ -226,3 +221,11 @@ class Index:
 
     def _file_of(self, fragment: pb.Fragment) -> ContentFile | None:
         return None if fragment.mod_time != 0 else self._files.get(fragment.begin)
+
+    async def _change(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.discard(waiter)
