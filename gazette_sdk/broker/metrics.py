@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge
+from prometheus_client import REGISTRY, CollectorRegistry, Counter
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -25,7 +25,7 @@ __all__ = [
     "SPOOL_ROLLBACKS",
     "SPOOL_ROLLBACK_BYTES",
     "WRITE_HEAD",
-    "PlainCounter",
+    "PlainMetric",
     "Tally",
 ]
 
@@ -56,7 +56,7 @@ class Tally(Collector):
 
 
 class Cell:
-    """Number of a counter with labels."""
+    """Number of a metric for values of its labels."""
 
     __slots__ = ("value",)
 
@@ -64,14 +64,15 @@ class Cell:
         self.value: float = 0
 
 
-class PlainCounter(Collector):
-    """Counter that is exposed under exactly its name. Only the event loop changes it.
+class PlainMetric(Collector):
+    """Metric with labels, exposed under exactly its name. Only the event loop changes it.
 
     Args:
         name: as exposed.
         documentation: one line.
         label_names: names of its labels.
         registry: registry to add it to.
+        kind: type of the metric. A counter has none: the library changes the name of a counter.
     """
 
     def __init__(
@@ -80,9 +81,11 @@ class PlainCounter(Collector):
         documentation: str,
         label_names: tuple[str, ...],
         registry: CollectorRegistry = REGISTRY,
+        kind: str = "unknown",
     ) -> None:
         self._name = name
         self._documentation = documentation
+        self._kind = kind
         self._label_names = label_names
         self._cells: dict[tuple[str, ...], Cell] = {}
         registry.register(self)
@@ -98,29 +101,35 @@ class PlainCounter(Collector):
         """Add ``by`` for values of its labels."""
         self.cell(*labels).value += by
 
+    def remove(self, *labels: str) -> None:
+        """Expose the number for values of its labels no more."""
+        self._cells.pop(labels, None)
+
     def value(self, *labels: str) -> float:
-        """Return the count for values of its labels."""
+        """Return the number for values of its labels; 0 if there is none."""
         found = self._cells.get(labels)
         return 0 if found is None else found.value
 
     def collect(self) -> Iterable[Metric]:
-        """Return the metric, without a type: the library changes the name of a counter."""
-        metric = Metric(self._name, self._documentation, "unknown")
+        """Return the metric."""
+        metric = Metric(self._name, self._documentation, self._kind)
         for labels, cell in list(self._cells.items()):
             given = dict(zip(self._label_names, labels, strict=True))
             metric.add_sample(self._name, given, cell.value)
         return [metric]
 
 
-SERVER_STARTED = PlainCounter(
+SERVER_STARTED = PlainMetric(
     "gazette_journal_server_started_totals", "Calls started.", ("operation",)
 )
-SERVER_COMPLETED = PlainCounter(
+SERVER_COMPLETED = PlainMetric(
     "gazette_journal_server_completed_totals",
     "Calls completed; status is ok, <error>, or the name of a status.",
     ("operation", "status"),
 )
-WRITE_HEAD = Gauge("gazette_write_head", "Offset of the next byte to be appended.", ["journal"])
+WRITE_HEAD = PlainMetric(
+    "gazette_write_head", "Offset of the next byte to be appended.", ("journal",), kind="gauge"
+)
 
 SPOOL_COMMITS = Tally("gazette_spool_commits", "Commits to spools.")
 SPOOL_COMMIT_BYTES = Tally("gazette_spool_commit_bytes", "Bytes committed to spools.")

@@ -21,6 +21,7 @@ from gazette_sdk.fragment.content import FragmentReader, open_fragment
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path
+from gazette_sdk.protocol.non_null_fields import complete
 
 __all__ = ["READ_URL_TTL_S", "FileSpan", "ReadItem", "ReadServer"]
 
@@ -38,7 +39,7 @@ class FileSpan(NamedTuple):
         fd: descriptor of the file, good for as long as this span is held.
         position: of the first byte, in the file.
         length: in bytes, at least one.
-        metadata: precedes the content.
+        metadata: precedes the content. Its sub-messages are complete, see `non_null_fields`.
         file: keeps the descriptor open.
     """
 
@@ -99,6 +100,7 @@ class ReadServer:
                 response.fragment_url = await self._sign(response.fragment)
             if is_first:
                 response.header.CopyFrom(header)
+                complete(response.header)
                 is_first = False
             if (
                 result.fragment is None
@@ -158,6 +160,7 @@ def _metadata(result: QueryResult) -> pb.ReadResponse:
     response.write_head = result.write_head
     if result.fragment is not None:
         response.fragment.CopyFrom(result.fragment)
+        response.fragment.sum.SetInParent()
     return response
 
 

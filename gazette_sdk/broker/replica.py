@@ -121,7 +121,7 @@ class Replica:
         self.settled: object | None = None
         self.ready: ReadyRoute | None = None
         self.agreed: pb.Fragment | None = None
-        self.write_head = WRITE_HEAD.labels(journal)
+        self.write_head = WRITE_HEAD.cell(journal)
         self._storage = storage
         self._parts = parts
         self._mark: object = None
@@ -191,7 +191,7 @@ class Replica:
     def acknowledge(self, fragment: pb.Fragment) -> None:
         """Note that all replicas have acknowledged an append which led to ``fragment``."""
         self.agree(fragment)
-        self.write_head.set(fragment.end)
+        self.write_head.value = fragment.end
 
     def _complete(self, spool: CompletedSpool) -> None:
         """Store a closed fragment. The primary stores only content that all replicas have."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gazette_sdk.broker.append.append import Appends
-from gazette_sdk.broker.append.common_case import StartedAppend, append_now
+from gazette_sdk.broker.append.common_case import InlineAppends, StartedAppend
 from gazette_sdk.broker.authorize import Authorization
 from gazette_sdk.broker.fragments.rpc import check_store, list_page
 from gazette_sdk.broker.listing import Listing
@@ -26,9 +26,7 @@ from gazette_sdk.broker.slot import Signal
 from gazette_sdk.errors import (
     STATUS_NAMES,
     CallError,
-    UnauthenticatedError,
     UnavailableError,
-    ValidationError,
 )
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -45,9 +43,6 @@ ReadItem = pb.ReadResponse | FileSpan | bytes
 """Item of a read: metadata, or content which continues where the item before it ended."""
 
 T = TypeVar("T")
-
-_APPENDS_STARTED = SERVER_STARTED.cell("Append")
-_APPENDS_OK = SERVER_COMPLETED.cell("Append", "ok")
 
 
 @dataclass(slots=True)
@@ -68,6 +63,9 @@ class JournalService:
         stores: fragment stores.
         peers: carries calls to other brokers.
         authorization: verifies callers.
+
+    Attributes:
+        append_now: :meth:`InlineAppends.append_now` of this broker.
     """
 
     def __init__(
@@ -88,6 +86,7 @@ class JournalService:
         self._stores = stores
         self._peers = peers
         self._authorization = authorization
+        self.append_now = InlineAppends(appends, authorization.authority).append_now
         self._stopping = Signal()
         self._writing: set[asyncio.Task[object]] = set()
 
@@ -177,34 +176,6 @@ class JournalService:
                 response = await self._appends.append(opening, requests, claims)
             outcome.status = response.status
             return response
-
-    def append_now(
-        self, opening: pb.AppendRequest, content: bytes, call: Call, behind: object | None
-    ) -> StartedAppend | None:
-        """Append content that is at hand, if this can be done without waiting for anything.
-
-        Args:
-            opening: the opening request.
-            content: all content. The client has committed it.
-            call: the call's metadata.
-            behind: see :func:`~gazette_sdk.broker.append.common_case.append_now`.
-
-        Returns:
-            the append, whose acknowledgement :meth:`append_acknowledged` awaits if it has
-            :attr:`~StartedAppend.answers`; ``None`` where :meth:`append` has to be called instead.
-            Nothing has changed then.
-        """
-        try:
-            claims = self._authorization.verify(call, Capability.APPEND)
-            validate(opening)
-        except (UnauthenticatedError, ValidationError):
-            return None
-        started = append_now(self._appends, opening, content, claims, behind=behind)
-        if started is not None:
-            _APPENDS_STARTED.value += 1
-            if not started.answers:
-                _APPENDS_OK.value += 1
-        return started
 
     async def append_acknowledged(self, started: StartedAppend) -> bytes:
         """Wait until an append is acknowledged. Return its encoded response."""

@@ -27,9 +27,9 @@ from gazette_sdk.protocol.stream_calls import (
 from gazette_sdk.protocol.stream_frames import PREFACE, Frame, FrameBuffer, Kind, MethodTraits
 from gazette_sdk.server.grpc_server import ActiveCall
 from gazette_sdk.server.outcomes import Outcome
-from gazette_sdk.server.stream_call import ConnectionParts, Intake, StreamCall, StreamMethod
+from gazette_sdk.server.stream_method import StreamMethod
 from gazette_sdk.server.stream_output import StreamOutput
-from gazette_sdk.server.stream_serving import StreamServing
+from gazette_sdk.server.stream_serving import Intake, StreamCall, StreamServing
 
 __all__ = ["StreamConnection", "StreamHost"]
 
@@ -110,7 +110,6 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         self._output = StreamOutput(self._transport)
         self.serving = StreamServing(self, self._calls, self._output, self._host.active)
-        self._parts = ConnectionParts(self._calls, self._output, self._intake)
         self._transport.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
         )
@@ -288,7 +287,8 @@ class StreamConnection(asyncio.BufferedProtocol):
             self._close_if_drained()
 
     def _begin(self, began: CallBegan) -> None:
-        call = StreamCall(began, self._host.methods[began.method], self._parts)
+        method = self._host.methods[began.method]
+        call = StreamCall(began, method, self._calls, self._output, self._intake)
         if began.head.timeout_ms:
             call.deadline_s = self._loop.time() + began.head.timeout_ms / 1000
         self._newest = call
@@ -308,7 +308,7 @@ class StreamConnection(asyncio.BufferedProtocol):
         return self._is_lost or self._scratch is not None or self._transport.is_closing()
 
     def ended(self, call: StreamCall | None) -> None:
-        """Take the frames that were held back: a call was answered."""
+        """Take the frames that were held back: a call was answered, or refused (``None``)."""
         if call is self._newest:
             self._newest = None
         if self._behind:

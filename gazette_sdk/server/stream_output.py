@@ -32,15 +32,18 @@ class StreamOutput:
 
     Args:
         transport: of the connection.
+
+    Attributes:
+        paused: True if so much waits for the peer that no more should be produced.
     """
 
-    __slots__ = ("_held", "_loop", "_paused", "_room", "_socket", "_transport")
+    __slots__ = ("_held", "_loop", "_room", "_socket", "_transport", "paused")
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._held: list[bytes] = []
-        self._paused = False
+        self.paused = False
         self._room: asyncio.Future[None] | None = None
         self._socket: socket.socket | None = None
         if transport.get_extra_info("ssl_object") is None and hasattr(os, "sendfile"):
@@ -136,24 +139,19 @@ class StreamOutput:
 
     # ------------------------------------------------------------ back-pressure
 
-    @property
-    def paused(self) -> bool:
-        """True if so much waits for the peer that no more should be produced."""
-        return self._paused
-
     def pause(self) -> None:
         """As ``pause_writing`` of a protocol."""
-        self._paused = True
+        self.paused = True
 
     def resume(self) -> None:
         """As ``resume_writing`` of a protocol."""
-        self._paused = False
+        self.paused = False
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
 
     async def room(self) -> None:
         """Return when there is room for more. For one waiter at a time."""
-        while self._paused:
+        while self.paused:
             self._room = self._loop.create_future()
             try:
                 await self._room

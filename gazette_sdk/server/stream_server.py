@@ -5,8 +5,8 @@ The public port hands connections over that begin with the transport's preface. 
 the methods, the bound of their number, the timer that finds silent clients, and the stop.
 
 - `stream_connection`: one connection: its frames, and its limits.
-- `stream_serving`: the calls of a connection, in their order.
-- `stream_call`: one call, as the method that serves it sees it.
+- `stream_serving`: the calls of a connection, in their order, and one call as its method sees it.
+- `stream_method`: a method, with the functions that serve it.
 - `stream_output`: the writing side of a connection.
 """
 
@@ -19,8 +19,9 @@ from typing import Any
 from gazette_sdk.protocol.stream_frames import METHODS, PREFACE, MethodTraits
 from gazette_sdk.server.grpc_server import ActiveCall
 from gazette_sdk.server.listener import PortProtocol
-from gazette_sdk.server.stream_call import Answer, StreamCall, StreamMethod
 from gazette_sdk.server.stream_connection import StreamConnection
+from gazette_sdk.server.stream_method import Answer, StreamMethod
+from gazette_sdk.server.stream_serving import StreamCall
 
 __all__ = ["ALPN", "CONNECTIONS_MAX", "Answer", "StreamCall", "StreamMethod", "StreamServer"]
 

@@ -1,7 +1,7 @@
-"""The calls of one connection of the stream transport, served in their order.
+"""Calls of one connection of the stream transport, served in their order.
 
 A method may answer a whole call synchronously, or start it and answer later
-(:attr:`StreamMethod.answer_now`). Calls that arrived together then share one write. Any other
+(``StreamMethod.answer_now``). Calls that arrived together then share one write. Any other
 call is served by a task of its own, and alone: it begins when all calls before it are answered.
 
 A call that was started may be followed by others of its group, since they fail if it fails.
@@ -13,17 +13,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import Protocol, TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 from gazette_sdk.errors import CallError
-from gazette_sdk.protocol.stream_calls import NOT_RUN, CallRefused, ServerCalls
+from gazette_sdk.protocol.stream_calls import NOT_RUN, CallBegan, CallRefused, Item, ServerCalls
+from gazette_sdk.protocol.stream_frames import MESSAGE_BYTES_MAX
 from gazette_sdk.server.call import MAX_CHUNK_BYTES, Call, call_of
 from gazette_sdk.server.grpc_server import ActiveCall
 from gazette_sdk.server.outcomes import SUCCESS, Outcome, outcome_of
-from gazette_sdk.server.stream_call import Answer, StreamCall, check_length
+from gazette_sdk.server.stream_method import Answer, StreamMethod
 from gazette_sdk.server.stream_output import StreamOutput
 
-__all__ = ["StreamServing"]
+if TYPE_CHECKING:
+    from gazette_sdk.server.stream_connection import StreamConnection
+
+__all__ = ["Intake", "StreamCall", "StreamServing"]
+
+INTAKE_LOW_BYTES = 256 << 10
+"""A connection that is not read, since too much waits, is read again when only this much waits."""
 
 _NO_METADATA = Call(chunk_bytes=MAX_CHUNK_BYTES)
 
@@ -32,20 +41,6 @@ _NOT_BEGUN = Outcome("DEADLINE_EXCEEDED", "the call's time was over before its t
 _STOPPED = Outcome("CANCELLED", "the server gave the call up, since it stops")
 
 _Task: TypeAlias = asyncio.Task[Answer] | asyncio.Task[Answer | None]
-
-
-class Connection(Protocol):
-    """Connection, as the serving of its calls sees it."""
-
-    @property
-    def is_over(self) -> bool:
-        """True if no answer can be sent any more."""
-
-    def ended(self, call: StreamCall | None) -> None:
-        """Make room: a call was answered. ``None`` stands for one that was refused."""
-
-    def stopped(self) -> None:
-        """Leave: the server stops, and has cancelled a call."""
 
 
 class StreamServing:
@@ -60,7 +55,7 @@ class StreamServing:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: StreamConnection,
         calls: ServerCalls,
         output: StreamOutput,
         active: set[ActiveCall],
@@ -138,7 +133,7 @@ class StreamServing:
     def _answers_now(self, call: StreamCall) -> bool:
         """Answer or start a whole call synchronously. Return False if that is not possible."""
         answer_now = call.method.answer_now
-        if answer_now is None or not call.is_whole:
+        if answer_now is None or not call.ended or call.given_up is not None:
             return False
         if self._in_flight:
             if self._group is None or call.deadline_s is not None:
@@ -251,6 +246,194 @@ class StreamServing:
         self._connection.ended(call)
 
 
+@dataclass(slots=True)
+class Intake:
+    """Bytes that a connection has received, and no call has taken yet.
+
+    Attributes:
+        resume: reads the connection again, unless something else forbids it.
+        waiting_bytes: their number.
+        paused: True while the connection is not read.
+    """
+
+    resume: Callable[[], None]
+    waiting_bytes: int = 0
+    paused: bool = False
+
+
+class StreamCall:
+    """A call in progress, or waiting for those before it, as its method sees it.
+
+    Args:
+        began: its begin.
+        method: the method called.
+        calls: state machine of the connection's calls.
+        output: what is sent goes there.
+        intake: what the connection received.
+
+    Attributes:
+        number: of the call, on its connection.
+        method: the same.
+        request: the encoded request.
+        context: what is known of the call beside its request.
+        ended: True if all of it was received.
+        given_up: reason for which the call ends early; set before it is cancelled.
+        deadline_s: time at which its caller gives up, on the loop's clock; ``None`` for none.
+        metadata: as sent.
+        received: messages taken, the request and the end of its stream included.
+        active: entry of the call in the diagnostics.
+    """
+
+    __slots__ = (
+        "_calls",
+        "_intake",
+        "_items",
+        "_output",
+        "_waiter",
+        "active",
+        "context",
+        "deadline_s",
+        "ended",
+        "given_up",
+        "metadata",
+        "method",
+        "number",
+        "received",
+        "request",
+    )
+
+    active: ActiveCall
+    context: Call
+
+    def __init__(
+        self,
+        began: CallBegan,
+        method: StreamMethod,
+        calls: ServerCalls,
+        output: StreamOutput,
+        intake: Intake,
+    ) -> None:
+        self.number = began.call
+        self.method = method
+        self.request = began.request
+        self.metadata = began.head.metadata
+        self.given_up: Outcome | None = None
+        self.deadline_s: float | None = None
+        self.received = 1
+        self._calls = calls
+        self._output = output
+        self._intake = intake
+        self._items: deque[Item] = deque()
+        self.ended = began.sent
+        self._waiter: asyncio.Future[None] | None = None
+        intake.waiting_bytes += len(began.request)
+
+    # --------------------------------------------------------------- the client's side
+
+    def put(self, item: Item) -> None:
+        """Add a message or content that arrived."""
+        self._items.append(item)
+        self._intake.waiting_bytes += len(item.payload)
+        self._wake()
+
+    def end(self) -> None:
+        """Note that the client has sent everything."""
+        self.ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def receive(self) -> Item | None:
+        """Return the client's next message or content; ``None`` when it has sent everything.
+
+        Cancellation loses nothing.
+        """
+        while not self._items:
+            if self.ended:
+                return None
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        item = self._items.popleft()
+        self.received += 1
+        self._intake.waiting_bytes -= len(item.payload)
+        if self._intake.paused and self._intake.waiting_bytes <= INTAKE_LOW_BYTES:
+            self._intake.resume()
+        return item
+
+    @property
+    def only_item(self) -> Item | None:
+        """The only message or content that waits; ``None`` if there are none or several."""
+        return self._items[0] if len(self._items) == 1 else None
+
+    def drop(self) -> None:
+        """Drop the request, and items that were not taken."""
+        self._intake.waiting_bytes -= len(self.request)
+        self.request = b""
+        while self._items:
+            self._intake.waiting_bytes -= len(self._items.popleft().payload)
+
+    # -------------------------------------------------------------------- our side
+
+    async def send(self, response: bytes) -> None:
+        """Send a response, and wait while too much waits for the client.
+
+        Raises:
+            CallError: it is too long.
+        """
+        self._output.write(self._message(response))
+        if self._output.paused:
+            await self._output.room()
+
+    def hold(self, response: bytes) -> None:
+        """Send a response together with what follows it: content, or the status.
+
+        Raises:
+            CallError: it is too long.
+        """
+        self._output.hold(self._message(response))
+
+    async def send_content(self, content: bytes) -> None:
+        """Send up to 1 MiB of content, and wait while too much waits for the client."""
+        header = self._calls.content_header(self.number, len(content))
+        self._output.write_content(header, content)
+        self.method.meters.sent += 1
+        if self._output.paused:
+            await self._output.room()
+
+    async def send_file(self, fd: int, position: int, length: int, chunk_bytes: int) -> None:
+        """Send content of a file.
+
+        Args:
+            fd: of the file.
+            position: where the content begins.
+            length: of the content, in bytes.
+            chunk_bytes: greatest content of one frame.
+
+        Raises:
+            CorruptFragmentError: the file ends early.
+        """
+        end = position + length
+        while position < end:
+            count = min(chunk_bytes, end - position)
+            header = self._calls.content_header(self.number, count)
+            self._output.write_file(header, fd, position, count)
+            self.method.meters.sent += 1
+            position += count
+            if position < end or self._output.paused:
+                await self._output.file_room()
+
+    def _message(self, response: bytes) -> bytes:
+        _check_length(response)
+        frame = self._calls.message(self.number, response)
+        self.method.meters.sent += 1
+        return frame
+
+
 def _outcome(call: StreamCall, task: _Task) -> tuple[Outcome, Answer | None]:
     """Return the outcome of a call whose task has ended, and its answer if it succeeded."""
     if task.cancelled():
@@ -260,9 +443,22 @@ def _outcome(call: StreamCall, task: _Task) -> tuple[Outcome, Answer | None]:
         answer = task.result()
         try:
             if answer is not None:
-                check_length(answer.response)
+                _check_length(answer.response)
         except CallError as too_long:
             return outcome_of(too_long, call.method.path), None
         return SUCCESS, answer
     assert isinstance(error, Exception), "others have ended the event loop"
     return outcome_of(error, call.method.path), None
+
+
+def _check_length(response: bytes) -> None:
+    """Refuse a response that no frame can carry.
+
+    Raises:
+        CallError: it is too long.
+    """
+    if len(response) > MESSAGE_BYTES_MAX:
+        raise CallError(
+            f"a response of {len(response)} bytes exceeds {MESSAGE_BYTES_MAX}; ask for less",
+            code="RESOURCE_EXHAUSTED",
+        )

@@ -18,9 +18,10 @@ from gazette_sdk.protocol.stream_frames import (
     encode_call,
 )
 from gazette_sdk.server.outcomes import CODES
-from gazette_sdk.server.stream_call import Answer, StartedCall, StreamCall, StreamMethod
 from gazette_sdk.server.stream_connection import StreamConnection
+from gazette_sdk.server.stream_method import Answer, StartedCall, StreamMethod
 from gazette_sdk.server.stream_server import StreamServer
+from gazette_sdk.server.stream_serving import StreamCall
 from support.frame_feed import FrameFeed
 from support.raw_stream import append_frames, head_of
 

@@ -7,7 +7,7 @@ gateway are thin fronts over it, which differ only in how they encode its respon
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -63,10 +63,12 @@ class Journals(Protocol):
     async def append(self, requests: AsyncIterator[AppendItem], call: Call) -> pb.AppendResponse:
         """One append; ends without an empty ``AppendRequest`` roll it back."""
 
-    def append_now(
-        self, opening: pb.AppendRequest, content: bytes, call: Call, behind: object | None
-    ) -> StartedAppend | None:
-        """Append content at hand without waiting for anything, or decline."""
+    @property
+    def append_now(self) -> Callable[[bytes, bytes, Call, object | None], StartedAppend | None]:
+        """Append content at hand without waiting for anything, or decline.
+
+        See :meth:`~gazette_sdk.broker.append.common_case.InlineAppends.append_now`.
+        """
 
     async def append_acknowledged(self, started: StartedAppend) -> bytes:
         """Wait for the acknowledgement of such an append. Return the encoded response."""

@@ -22,14 +22,8 @@ from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.protocol.stream_frames import Kind
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.outcomes import malformed
-from gazette_sdk.server.stream_call import (
-    Answer,
-    AnswerNow,
-    Serve,
-    StartedCall,
-    StreamCall,
-    StreamMethod,
-)
+from gazette_sdk.server.stream_method import Answer, AnswerNow, Serve, StartedCall, StreamMethod
+from gazette_sdk.server.stream_serving import StreamCall
 from gazette_sdk.transport.base import AppendItem
 
 __all__ = ["stream_methods"]
@@ -62,11 +56,7 @@ def _append_now(service: Journals) -> AnswerNow:
         item = call.only_item
         if item is None or item.kind != _CONTENT:
             return None
-        try:
-            opening = pb.AppendRequest.FromString(call.request)
-        except DecodeError:
-            return None
-        started = service.append_now(opening, item.payload, call.context, behind)
+        started = service.append_now(call.request, item.payload, call.context, behind)
         if started is None:
             return None
         call.received += 2  # the chunk, and the end that commits it
@@ -100,7 +90,7 @@ def _serve_read(service: Journals) -> Serve:
                     await _send_content(call, item)
                 elif not isinstance(item, pb.ReadResponse):
                     if item.metadata is not None:
-                        call.hold(_encoded(item.metadata))
+                        call.hold(item.metadata.SerializeToString())
                     chunk_bytes = call.context.chunk_bytes
                     await call.send_file(item.fd, item.position, item.length, chunk_bytes)
                 elif item.content:  # treated as any other content

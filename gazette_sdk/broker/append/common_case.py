@@ -12,7 +12,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from google.protobuf.message import DecodeError
 
 from gazette_sdk.broker.append.append import Appends
 from gazette_sdk.broker.append.inputs import (
@@ -23,8 +26,8 @@ from gazette_sdk.broker.append.inputs import (
     next_proposal,
 )
 from gazette_sdk.broker.append.machine import Input
-from gazette_sdk.broker.append.store_health import is_healthy
 from gazette_sdk.broker.fragments.index import Summary
+from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.replication.pipeline import (
     PEER_ANSWER_TIMEOUT_S,
@@ -32,31 +35,44 @@ from gazette_sdk.broker.replication.pipeline import (
     Pipeline,
 )
 from gazette_sdk.broker.spool.spool import Spool
+from gazette_sdk.errors import UnauthenticatedError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.authorization import Claims
+from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability, Claims
 from gazette_sdk.protocol.fragments import set_sum
+from gazette_sdk.protocol.rpc import validate
+from gazette_sdk.server.call import Call
 
-__all__ = ["StartedAppend", "append_now"]
+__all__ = ["InlineAppends", "StartedAppend", "append_now"]
+
+OPENING_BYTES_MAX = 1024
+"""Longer opening requests go through the machine: short ones are kept."""
+
+_OPENINGS_MAX = 4096
+"""Opening requests kept. A client sends the same bytes for all of its appends to a journal."""
+
+_APPENDS_STARTED = SERVER_STARTED.cell("Append")
+_APPENDS_OK = SERVER_COMPLETED.cell("Append", "ok")
 
 _MESSAGES = 2
 """Messages of a whole append behind its opening: the chunk, and the one that commits."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartedAppend:
+class StartedAppend(NamedTuple):
     """Append that our own spool has committed.
 
     Attributes:
         response: encoded response, valid when :meth:`acknowledged` has returned.
         pipeline: its pipeline. If an append fails, later ones of the same pipeline fail, too.
         answers: answers of the peers; none if there are no peers.
+        replica: our replica of the journal.
+        committed: the spool's fragment after the append.
     """
 
     response: bytes
     pipeline: Pipeline
     answers: Sequence[asyncio.Future[Answer]]
-    _replica: Replica
-    _committed: pb.Fragment
+    replica: Replica
+    committed: pb.Fragment
 
     async def acknowledged(self) -> None:
         """Wait until every peer has acknowledged it.
@@ -65,7 +81,63 @@ class StartedAppend:
             GazetteError: a peer did not.
         """
         await self.pipeline.acknowledged(self.answers)
-        self._replica.acknowledge(self._committed)
+        self.replica.acknowledge(self.committed)
+
+
+class InlineAppends:
+    """Service of appends that can be made without waiting for anything.
+
+    Args:
+        shared: what all appends of the broker share.
+        authority: verifies callers.
+    """
+
+    def __init__(self, shared: Appends, authority: Authority | AllowAll) -> None:
+        self._shared = shared
+        self._authority = authority
+
+    def append_now(
+        self, opening: bytes, content: bytes, call: Call, behind: object | None
+    ) -> StartedAppend | None:
+        """Authorize, validate and count an append, and make it by :func:`append_now`.
+
+        Args:
+            opening: the encoded opening request.
+            content: all content. The client has committed it.
+            call: the call's metadata.
+            behind: see :func:`append_now`.
+
+        Returns:
+            the append, whose acknowledgement ``JournalService.append_acknowledged`` awaits if it
+            has :attr:`~StartedAppend.answers`; ``None`` where ``JournalService.append`` has to be
+            called instead. Nothing has changed then.
+        """
+        request = _valid_opening(opening) if len(opening) <= OPENING_BYTES_MAX else None
+        if request is None:
+            return None
+        try:
+            claims = self._authority.verify(
+                call.authorization, Capability.APPEND, self._shared.now()
+            )
+        except UnauthenticatedError:
+            return None
+        started = append_now(self._shared, request, content, claims, behind=behind)
+        if started is not None:
+            _APPENDS_STARTED.value += 1
+            if not started.answers:
+                _APPENDS_OK.value += 1
+        return started
+
+
+@lru_cache(_OPENINGS_MAX)
+def _valid_opening(encoded: bytes) -> pb.AppendRequest | None:
+    """Return an opening request, which is shared: do not change it. ``None`` if it is not valid."""
+    try:
+        request = pb.AppendRequest.FromString(encoded)
+        validate(request)
+    except (DecodeError, ValidationError):
+        return None
+    return request
 
 
 def append_now(
@@ -108,7 +180,9 @@ def append_now(
     if committed is None:
         return None
 
-    response = pb.AppendResponse(registers=registers, total_chunks=_MESSAGES)
+    response = pb.AppendResponse()  # keywords cost several times what assignments do
+    response.registers.CopyFrom(registers)
+    response.total_chunks = _MESSAGES
     commit = response.commit
     commit.CopyFrom(committed)
     commit.begin = fragment.end
@@ -143,8 +217,14 @@ def _ready_replica(shared: Appends, request: pb.AppendRequest, claims: Claims) -
     ready = replica.ready
     if ready is None or ready.resolution is not resolution or resolution.invalidated.fired:
         return None
-    is_ready = replica.pipeline.free and is_healthy(replica.index, shared.stores, ready.terms.store)
-    return replica if is_ready else None
+    store = ready.terms.store
+    if store is not None:
+        # Looked up by URL each time: an instance which failed or was swept is replaced.
+        health = shared.stores.health(store)
+        health.request_soon()
+        if health.error is not None:
+            return None
+    return replica if replica.pipeline.free and replica.index.first_refresh.is_set() else None
 
 
 def _may_await(pipeline: Pipeline, claims: Claims, now: float) -> bool:

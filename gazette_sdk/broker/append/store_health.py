@@ -13,7 +13,7 @@ from gazette_sdk.broker.slot import InvalidatedError, Signal
 from gazette_sdk.fragment.health import StoreHealth
 from gazette_sdk.fragment.registry import StoreRegistry
 
-__all__ = ["FAILURES_MAX", "WAIT_MAX_S", "StoreUnhealthyError", "await_health", "is_healthy"]
+__all__ = ["FAILURES_MAX", "WAIT_MAX_S", "StoreUnhealthyError", "await_health"]
 
 FAILURES_MAX = 3
 """Failed checks in a row after which a store counts as unhealthy."""
@@ -41,12 +41,6 @@ class StoreUnhealthyError(Exception):
 
     def __init__(self, store: str, reason: str) -> None:
         super().__init__(reason if store in reason else f"{store}: {reason}")
-
-
-def is_healthy(index: Index, stores: StoreRegistry, store: str | None) -> bool:
-    """Return True if :func:`await_health` would return at once. Arguments are the same."""
-    health = _health(stores, store)
-    return (health is None or health.error is None) and index.first_refresh.is_set()
 
 
 def _health(stores: StoreRegistry, store: str | None) -> StoreHealth | None:

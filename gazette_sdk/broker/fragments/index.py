@@ -169,10 +169,11 @@ class Index:
         while True:
             if self._closed:
                 raise ClosedError("the journal is no longer served here; try again")
-            result = self._look_up(offset, begin_mod_time)
-            if result.status == pb.OK or not block:
-                return result
-            offset = result.offset
+            if not block or offset < self._all.end:
+                result = self._look_up(offset, begin_mod_time)
+                if result.status == pb.OK or not block:
+                    return result
+                offset = result.offset
             await self._change()
 
     def page(

@@ -91,7 +91,8 @@ def recover_journal(
                 found.head = _greater_head(found.head, log.origin, log.commits)
             spool = _recover_spool(stem, log, cluster_id, opened)
         except OSError as error:
-            # SpoolInput.UNREADABLE in the table: the files are left alone.
+            effect, _ = spool_step(SpoolState.FOUND, SpoolInput.UNREADABLE)
+            assert effect is SpoolEffect.IGNORE, "a file that fails must not be changed"
             _log.error("cannot recover %s.content: %s; its files stay as they are", stem, error)
             continue
         if spool is not None:

@@ -28,6 +28,7 @@ __all__ = [
     "decode_head",
     "encode_head",
     "parse_log",
+    "write_all",
 ]
 
 LOG_LENGTH_BYTES_MAX = 4 << 20
@@ -209,7 +210,7 @@ class CommitLog:
         self._last = b""
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            _write_all(self._fd, self._beginning, 0)
+            write_all(self._fd, self._beginning, 0)
         except OSError:
             self.close()
             path.unlink()
@@ -235,7 +236,7 @@ class CommitLog:
         end, digest, first_append_us, registers = commit
         record = _record(_COMMIT_KIND, _COMMIT.pack(end, first_append_us, digest) + registers)
         try:
-            _write_all(self._fd, record, self._end)
+            write_all(self._fd, record, self._end)
         except OSError:
             os.ftruncate(self._fd, self._end)
             raise
@@ -273,7 +274,7 @@ class CommitLog:
         try:
             fd = os.open(thinned, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
-                _write_all(fd, content, 0)
+                write_all(fd, content, 0)
                 if self._synced:
                     os.fdatasync(fd)
                 thinned.rename(self._path)
@@ -308,7 +309,12 @@ def _records(data: bytes, position: int) -> Iterator[tuple[int, int, int, bytes]
             position += 1
 
 
-def _write_all(fd: int, data: bytes, position: int) -> None:
+def write_all(fd: int, data: bytes, position: int) -> None:
+    """Write ``data`` into a file, at ``position``.
+
+    Raises:
+        OSError: some or all of it was not written.
+    """
     written = os.pwrite(fd, data, position)
     while written < len(data):  # a full disk writes a part, and then fails
         written += os.pwrite(fd, memoryview(data)[written:], position + written)

@@ -113,17 +113,6 @@ class ContentFile:
 
     # -------------------------------------------------------------- content
 
-    def write(self, data: bytes, position: int) -> None:
-        """Write ``data`` at ``position``.
-
-        Raises:
-            OSError: some or all of it was not written.
-        """
-        fd, length = self._fd, len(data)
-        written = os.pwrite(fd, data, position)
-        while written < length:  # a full disk writes a part, and then fails
-            written += os.pwrite(fd, memoryview(data)[written:], position + written)
-
     def shrink(self, length_bytes: int) -> None:
         """Free the disk space behind ``length_bytes``. An error is only logged."""
         try:

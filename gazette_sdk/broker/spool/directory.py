@@ -142,7 +142,7 @@ class SpoolDirectory:
         return head
 
     def note_head(self, head: Head) -> None:
-        """Write a head, if it is greater than the known one. It is :attr:`HeadInput.COMMITTED`.
+        """Write a head, if it is greater than the known one: a fragment was closed.
 
         Raises:
             OSError: it could not be written; it is known to this process only.
@@ -156,9 +156,11 @@ class SpoolDirectory:
                     known.end > head.end or known == head
                 ):
                     return
-            self._heads[head.journal] = head
-            self._unwritten.add(head.journal)
-            self._write_head(head)
+            state = HeadState.ABSENT if known is None else HeadState.KNOWN
+            if head_step(state, HeadInput.COMMITTED)[0] is HeadEffect.WRITE:
+                self._heads[head.journal] = head
+                self._unwritten.add(head.journal)
+                self._write_head(head)
 
     def forget_head(self, name: str, reason: HeadInput = HeadInput.CONTINUED_BY_OTHERS) -> None:
         """Forget a journal's head, if it is known: its spools are contested from now on.

@@ -32,7 +32,7 @@ from gazette_sdk.broker.spool.chunk_queue import (
     QUEUED_CHUNKS_MAX,
     ChunkQueue,
 )
-from gazette_sdk.broker.spool.commit_log import Commit, CommitLog
+from gazette_sdk.broker.spool.commit_log import Commit, CommitLog, write_all
 from gazette_sdk.broker.spool.compression import COMPRESSION_BATCH_BYTES
 from gazette_sdk.broker.spool.content_file import ContentFile, SpoolDiskError, SpoolError
 from gazette_sdk.broker.spool.directory import CompletedSpool, JournalSpools
@@ -85,6 +85,7 @@ class Spool:
         self.fragment = _empty_fragment(self.journal, head.end if head else 0, pb.NONE)
         self._first_append_us = 0
         self._file: ContentFile | None = None
+        self._fd = -1  # of the file, for as long as that is kept
         self._log: CommitLog | None = None
         self._is_synced_name = False
         self._sync_failure: SpoolDiskError | None = None
@@ -127,7 +128,7 @@ class Spool:
         """
         following = self._next
         if following is None:
-            assert not self.has_queued_chunks, "flush() waits for large chunks"
+            assert not (self._has_large and self.has_queued_chunks), "flush() waits for chunks"
             fragment = self.fragment
             following = pb.Fragment()
             following.CopyFrom(fragment)
@@ -195,7 +196,7 @@ class Spool:
                 await self._retry(self._create_file, "write content", error)
         assert self._file is not None
         # It may be tried again after an error.
-        write = partial(self._file.write, data, self._length + self._delta)
+        write = partial(self._write_content, data, self._length + self._delta)
         self._delta += len(data)
         self._next = None
         if len(data) >= LARGE_CHUNK_BYTES or self.has_queued_chunks:
@@ -300,13 +301,13 @@ class Spool:
             the fragment that the spool has now; ``None`` if something has to be waited for, or
             fails. Nothing has changed then, and :meth:`write` and :meth:`propose` may be tried.
         """
-        file, length = self._file, len(content)
-        if file is None or self._delta or self._persisted or length >= LARGE_CHUNK_BYTES:
+        length = len(content)
+        if self._file is None or self._delta or self._persisted or length >= LARGE_CHUNK_BYTES:
             return None
         self._sum.update(content)
         self._delta, self._next = length, None
         try:
-            file.write(content, self._length)
+            write_all(self._fd, content, self._length)
             self._commit(registers)
         except OSError:
             self._sum = self._committed_sum.copy()
@@ -335,7 +336,7 @@ class Spool:
     def _begin_fragment(self, offset: int, codec: pb.CompressionCodec) -> None:
         self.fragment = _empty_fragment(self.journal, offset, codec)
         self._first_append_us = 0
-        self._file = None
+        self._file, self._fd = None, -1
         self._log = None
         self._is_synced_name = False
         self._sync_failure = None
@@ -349,6 +350,11 @@ class Spool:
     def _create_file(self) -> None:
         fragment = self.fragment
         self._file, self._log = self._storage.create(fragment.begin, fragment.compression_codec)
+        self._fd = self._file.fd
+
+    def _write_content(self, data: bytes, position: int) -> None:
+        # For the thread of large chunks, too. A new fragment begins only when that is done.
+        write_all(self._fd, data, position)
 
     def _commit(self, registers: pb.LabelSet) -> None:
         """Make the written bytes part of the fragment: first in the log, or not at all."""

@@ -22,6 +22,7 @@ from gazette_sdk.protocol.stream_calls.events import (
     out_of_order,
 )
 from gazette_sdk.protocol.stream_frames import (
+    MESSAGE_BYTES_MAX,
     METHODS,
     STATUS_OK_FRAME,
     CallHead,
@@ -37,6 +38,7 @@ from gazette_sdk.protocol.stream_frames import (
     encode_status,
     header,
 )
+from gazette_sdk.protocol.stream_frames.encoding import FRAME_HEADER, complaint
 
 __all__ = ["TABLE", "ReceiveState", "ServerCalls", "ServerEffect", "ServerEvent"]
 
@@ -116,6 +118,7 @@ _TABLE = tuple(tuple((int(effect), int(after)) for effect, after in row) for row
 _BEGIN, _ITEM, _HALF_CLOSE = int(_E.BEGIN), int(_E.ITEM), int(_E.HALF_CLOSE)
 _SENDING, _SENT = int(_S.SENDING), int(_S.SENT)
 _MESSAGE = int(Kind.MESSAGE)
+_pack_header = FRAME_HEADER.pack
 
 _AFTER_STATUS = tuple(map(int, (_S.OPENING, _S.IDLE, _S.EARLY, _S.ANSWERED, _S.EARLY, _S.ANSWERED)))
 """The state after the newest call's STATUS, by that before."""
@@ -323,9 +326,11 @@ class ServerCalls:
         self._check_oldest(call)
         if self._responses:
             raise StreamProtocolError("the call was answered already")
-        frame = encode(_MESSAGE, response)
+        length = len(response)
+        if length > MESSAGE_BYTES_MAX:
+            raise StreamProtocolError(complaint(_MESSAGE, length))
         self._end_oldest(success)
-        return frame + STATUS_OK_FRAME
+        return b"%b%b%b" % (_pack_header(_MESSAGE, length), response, STATUS_OK_FRAME)
 
     def status(
         self,

@@ -17,11 +17,19 @@ Payloads with an inner form:
   error, not only its text, a NUL and the class's name follow the text.
 - HELLO: a ``Hello``. GOAWAY: UTF-8 text. PING and PONG: up to 64 bytes of any kind.
 
-Modules: ``codec`` (kinds, encoding, inner forms) and ``buffer``.
+Modules: ``encoding`` (kinds and frames) and ``decoding`` (frames and the inner forms).
 """
 
-from gazette_sdk.protocol.stream_frames.buffer import FrameBuffer
-from gazette_sdk.protocol.stream_frames.codec import (
+from gazette_sdk.protocol.stream_frames.decoding import (
+    FrameBuffer,
+    StatusLine,
+    decode_call,
+    decode_head,
+    decode_hello,
+    decode_status,
+    decode_text,
+)
+from gazette_sdk.protocol.stream_frames.encoding import (
     ABORT_FRAME,
     CONTENT_BYTES_MAX,
     END_FRAME,
@@ -38,12 +46,6 @@ from gazette_sdk.protocol.stream_frames.codec import (
     Kind,
     Method,
     MethodTraits,
-    StatusLine,
-    decode_call,
-    decode_head,
-    decode_hello,
-    decode_status,
-    decode_text,
     encode,
     encode_append,
     encode_call,

@@ -202,7 +202,9 @@ def test_an_append_at_hand_is_made_now_if_nothing_changed_since_the_one_before(e
 
             def append_now(content, **fields):
                 request = pb.AppendRequest(journal=JOURNAL, do_not_proxy=True, **fields)
-                started = broker.service.append_now(request, content, Call(), None)
+                started = broker.service.append_now(
+                    request.SerializeToString(), content, Call(), None
+                )
                 return started and pb.AppendResponse.FromString(started.response)
 
             async def append(content):
@@ -216,7 +218,7 @@ def test_an_append_at_hand_is_made_now_if_nothing_changed_since_the_one_before(e
             response = append_now(b"34", offset=begin + 1)
             assert (response.commit.begin, response.commit.end) == (begin + 1, begin + 3)
             assert response.status == pb.OK
-            assert WRITE_HEAD.labels(JOURNAL)._value.get() == begin + 3
+            assert WRITE_HEAD.value(JOURNAL) == begin + 3
 
             taken = replica.pipeline.take_now()
             assert append_now(b"5") is None
@@ -258,7 +260,7 @@ def test_calls_and_write_heads_are_counted(etcd, tmp_path):
             assert SERVER_STARTED.value("Append") == started + 3
             for status, count in before.items():
                 assert SERVER_COMPLETED.value("Append", status) == count + 1
-            assert WRITE_HEAD.labels(JOURNAL)._value.get() == 8
+            assert WRITE_HEAD.value(JOURNAL) == 8
 
             count = SERVER_COMPLETED.value("Read", "OFFSET_NOT_YET_AVAILABLE")
             await client.read(JOURNAL)

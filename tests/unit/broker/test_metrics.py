@@ -3,13 +3,13 @@ from __future__ import annotations
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 
 from gazette_sdk.broker import metrics
-from gazette_sdk.broker.metrics import PlainCounter, Tally
+from gazette_sdk.broker.metrics import PlainMetric, Tally
 
 
 def test_names_are_exactly_those_that_dashboards_know():
     metrics.SERVER_STARTED.inc("Append")
     metrics.SERVER_COMPLETED.inc("Append", "WRONG_ROUTE")
-    metrics.WRITE_HEAD.labels("a/journal").set(12)
+    metrics.WRITE_HEAD.cell("a/journal").value = 12
     text = generate_latest(REGISTRY).decode()
     for sample in [
         'gazette_journal_server_started_totals{operation="Append"}',
@@ -28,7 +28,7 @@ def test_names_are_exactly_those_that_dashboards_know():
 
 def test_a_plain_counter_counts():
     registry = CollectorRegistry()
-    counter = PlainCounter("things_totals", "Things.", ("kind",), registry)
+    counter = PlainMetric("things_totals", "Things.", ("kind",), registry)
     counter.inc("a")
     counter.inc("a", by=2)
     assert (counter.value("a"), counter.value("b")) == (3, 0)
@@ -37,12 +37,23 @@ def test_a_plain_counter_counts():
 
 def test_a_cell_is_the_number_of_its_labels():
     registry = CollectorRegistry()
-    counter = PlainCounter("things_totals", "Things.", ("kind",), registry)
+    counter = PlainMetric("things_totals", "Things.", ("kind",), registry)
     cell = counter.cell("a")
     cell.value += 2
     counter.inc("a")
     assert counter.cell("a") is cell
     assert registry.get_sample_value("things_totals", {"kind": "a"}) == 3
+
+
+def test_a_gauge_is_exposed_until_it_is_removed():
+    registry = CollectorRegistry()
+    gauge = PlainMetric("head", "Head.", ("journal",), registry, kind="gauge")
+    gauge.cell("a").value = 7
+    assert b"# TYPE head gauge" in generate_latest(registry)
+    assert registry.get_sample_value("head", {"journal": "a"}) == 7
+    gauge.remove("a")
+    gauge.remove("a")
+    assert registry.get_sample_value("head", {"journal": "a"}) is None
 
 
 def test_a_tally_is_exposed_as_a_counter():

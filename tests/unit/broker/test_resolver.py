@@ -268,7 +268,7 @@ def test_a_replica_is_made_when_assigned_and_ended_when_not(tmp_path):
             assert replica.ended.fired
             assert not replica.spool.free
             assert not replica.pipeline.free
-            assert ("a/journal",) not in WRITE_HEAD._metrics
+            assert ("a/journal",) not in WRITE_HEAD._cells
 
     run(scenario())
 

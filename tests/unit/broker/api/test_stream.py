@@ -12,7 +12,8 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_calls import CallBegan, Item, ServerCalls
 from gazette_sdk.protocol.stream_frames import CallHead, Kind, Method
 from gazette_sdk.server.call import Call
-from gazette_sdk.server.stream_call import ConnectionParts, Intake, StreamCall, StreamMethod
+from gazette_sdk.server.stream_method import StreamMethod
+from gazette_sdk.server.stream_serving import Intake, StreamCall
 from support.scripted_journals import HEADER, ScriptedJournals
 
 OPENING = pb.AppendRequest(journal="a/journal")
@@ -26,7 +27,7 @@ class Setting:
         self.service = ScriptedJournals()
         self.service.on_append = self._append
         self.items: list[Any] = []
-        self.at_hand: list[tuple[pb.AppendRequest, bytes, object]] = []
+        self.at_hand: list[tuple[bytes, bytes, object]] = []
         methods = {method.rpc.name: method for method in stream_methods(self.service)}
         self.method: StreamMethod = methods["Append"]
 
@@ -36,9 +37,8 @@ class Setting:
 
     def call(self, *contents: bytes, request: bytes = OPENING.SerializeToString()) -> StreamCall:
         nothing: Any = None
-        parts = ConnectionParts(ServerCalls(), nothing, Intake(lambda: None))
         began = CallBegan(1, Method.APPEND, CallHead(), request, False)
-        call = StreamCall(began, self.method, parts)
+        call = StreamCall(began, self.method, ServerCalls(), nothing, Intake(lambda: None))
         call.context = Call()
         for content in contents:
             call.put(Item(1, Kind.CONTENT, content))
@@ -46,7 +46,7 @@ class Setting:
         return call
 
     def append_now(self, call: StreamCall) -> Any:
-        def keep(opening: pb.AppendRequest, content: bytes, _: Call, behind: object) -> None:
+        def keep(opening: bytes, content: bytes, _: Call, behind: object) -> None:
             self.at_hand.append((opening, content, behind))
 
         self.service.append_now = keep  # type: ignore[method-assign]
@@ -71,12 +71,8 @@ def test_an_append_of_one_chunk_is_offered_as_a_whole(contents):
     setting = Setting()
     call = setting.call(*contents)
     assert setting.append_now(call) is None
-    assert setting.at_hand == ([(OPENING, b"x", setting)] if contents == (b"x",) else [])
+    assert setting.at_hand == (
+        [(OPENING.SerializeToString(), b"x", setting)] if contents == (b"x",) else []
+    )
     asyncio.run(setting.method.serve(call))  # nothing of it was taken
     assert setting.items == [OPENING, *contents, COMMIT]
-
-
-def test_bytes_that_are_no_request_are_not_offered():
-    setting = Setting()
-    assert setting.append_now(setting.call(b"x", request=b"\xff")) is None
-    assert setting.at_hand == []

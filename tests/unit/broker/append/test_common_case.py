@@ -12,11 +12,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gazette_sdk.broker.append.common_case import append_now
+from gazette_sdk.broker.append.common_case import OPENING_BYTES_MAX, InlineAppends, append_now
 from gazette_sdk.broker.spool.chunk_queue import LARGE_CHUNK_BYTES
 from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.authorization import Claims
+from gazette_sdk.protocol.authorization import AllowAll, Authority, Claims
+from gazette_sdk.server.call import Call
 from support.append_world import CLAIMS, JOURNAL, World
 from support.etcd import run
 from support.vectors import label_set
@@ -323,3 +324,38 @@ def test_appends_are_started_behind_others_of_the_same_pipeline_only(tmp_path):
         await asyncio.sleep(0)
 
     with_world(tmp_path, scenario, replication=3)
+
+
+BAD_OPENINGS = {
+    "no request": b"\xff",
+    "invalid": pb.AppendRequest(journal="/bad").SerializeToString(),
+    "long": pb.AppendRequest(journal=JOURNAL, offset=1).SerializeToString()
+    + pb.AppendRequest(union_registers=LABELS[0]).SerializeToString() * OPENING_BYTES_MAX,
+}
+
+
+@pytest.mark.parametrize("opening", BAD_OPENINGS.values(), ids=BAD_OPENINGS)
+def test_an_opening_that_is_malformed_or_long_is_declined(opening, tmp_path):
+    async def scenario(world):
+        appends = InlineAppends(world.shared, AllowAll())
+        good = pb.AppendRequest(journal=JOURNAL).SerializeToString()
+        before = world.state()
+        for _ in range(2):
+            assert appends.append_now(opening, b"x", Call(), None) is None
+            assert world.state() == before
+        assert appends.append_now(good, b"x", Call(), None) is not None
+
+    with_world(tmp_path, scenario)
+
+
+def test_an_opening_that_was_seen_before_is_authorized_again(tmp_path):
+    async def scenario(world):
+        good = pb.AppendRequest(journal=JOURNAL).SerializeToString()
+        allowed = InlineAppends(world.shared, AllowAll())
+        assert allowed.append_now(good, b"x", Call(), None) is not None
+        guarded = InlineAppends(world.shared, Authority("c2VjcmV0"))
+        before = world.state()
+        assert guarded.append_now(good, b"x", Call(), None) is None
+        assert world.state() == before
+
+    with_world(tmp_path, scenario)

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import ast
 import itertools
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +62,23 @@ def test_every_input_in_every_state_has_its_step_or_is_refused(table, step, pair
         else:
             with pytest.raises(AssertionError, match=f"{given.name} cannot happen"):
                 step(state, given)
+
+
+@pytest.mark.parametrize("inputs", [HeadInput, SpoolInput])
+def test_every_input_of_the_tables_is_given_by_some_module(inputs):
+    """A row that no code looks up would document what the broker does not do."""
+    assert states.__file__ is not None
+    broker = Path(states.__file__).parents[1]
+    given = {
+        node.attr
+        for file in broker.rglob("*.py")
+        if file != Path(states.__file__)
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == inputs.__name__
+    }
+    assert given == set(inputs.__members__)
 
 
 def test_a_head_is_forgotten_by_everything_that_makes_it_outdated():

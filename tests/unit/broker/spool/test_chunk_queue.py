@@ -15,7 +15,7 @@ from gazette_sdk.broker.spool.chunk_queue import (
     ChunkQueue,
     ChunkThread,
 )
-from gazette_sdk.broker.spool.content_file import ContentFile
+from gazette_sdk.broker.spool.commit_log import write_all
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.broker.spool.spool import SpoolDiskError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -73,15 +73,14 @@ class FailingFile:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
         self.left = failures
-        write = ContentFile.write
 
-        def failing(file: ContentFile, data: bytes, position: int) -> None:
+        def failing(fd: int, data: bytes, position: int) -> None:
             if self.left > 0:
                 self.left -= 1
                 raise OSError(errno.ENOSPC, "No space left on device")
-            write(file, data, position)
+            write_all(fd, data, position)
 
-        monkeypatch.setattr(ContentFile, "write", failing)
+        monkeypatch.setattr(spool_module, "write_all", failing)
         monkeypatch.setattr(spool_module, "DISK_RETRIES_S", (0.001, 0.001, 0.001))
 
 

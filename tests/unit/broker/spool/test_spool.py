@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gazette_sdk.broker.spool import commit_log as commit_log_module
 from gazette_sdk.broker.spool import spool as spool_module
 from gazette_sdk.broker.spool.directory import Durability, SpoolDirectory
 from gazette_sdk.broker.spool.spool import SpoolDiskError, SpoolError
@@ -248,17 +249,17 @@ def test_registers_are_committed_with_content_and_recovered(case, directory, tmp
 class FullDisk:
     """Refuses writes of content, or of commits, as a full disk does, for some attempts."""
 
-    def __init__(self, monkeypatch, part, failures):
+    def __init__(self, monkeypatch, user, part, failures):
         self.left = failures
-        kind = {"content": "content_file", "log": "commit_log"}[part]
-        module = sys.modules[f"gazette_sdk.broker.spool.{kind}"]
-        monkeypatch.setattr(module, "os", self)
+        spool = user.spool
+        self.fd = {"content": spool.content_file, "log": spool._log}[part].fd
+        monkeypatch.setattr(commit_log_module, "os", self)
 
     def __getattr__(self, name):
         return getattr(os, name)
 
     def pwrite(self, fd, data, position):
-        if self.left:
+        if self.left and fd == self.fd:
             self.left -= 1
             if len(data) > 1 and self.left % 2:
                 return os.pwrite(fd, bytes(data)[: len(data) // 2], position)
@@ -273,7 +274,7 @@ def test_an_append_survives_a_disk_that_is_full_for_a_moment(part, directory, mo
     async def scenario():
         user = SpoolUser(directory)
         await user.append(b"before")
-        FullDisk(monkeypatch, part, 3)
+        FullDisk(monkeypatch, user, part, 3)
         await user.append(b"after")
         await user.roll()
         assert content_of(user.completed[0]) == b"beforeafter"
@@ -289,7 +290,7 @@ def test_an_append_to_a_full_disk_fails_in_time_and_loses_nothing(part, director
         user = SpoolUser(directory)
         await user.append(b"before")
         held = user.spool.fragment
-        disk = FullDisk(monkeypatch, part, 1000)
+        disk = FullDisk(monkeypatch, user, part, 1000)
         with pytest.raises(SpoolDiskError) as caught:
             await user.append(b"refused")
         assert str(directory.root) in str(caught.value)
@@ -345,6 +346,7 @@ TMPFS_PROGRAM = """
 import asyncio, sys
 sys.path.insert(0, "tests")
 from pathlib import Path
+from gazette_sdk.broker.spool import commit_log as commit_log_module
 from gazette_sdk.broker.spool import spool as spool_module
 from gazette_sdk.broker.spool.spool import SpoolDiskError
 from gazette_sdk.broker.spool.directory import SpoolDirectory

@@ -1,12 +1,10 @@
-"""Kinds of frames, encoding of frames, and inner forms of payloads."""
+"""Kinds of frames, and their encoding."""
 
 from __future__ import annotations
 
 import enum
 import struct
 from typing import NamedTuple
-
-from google.protobuf.message import DecodeError as ProtobufDecodeError
 
 from gazette_sdk.errors import StreamProtocolError
 from gazette_sdk.protocol.service import RPCS
@@ -31,13 +29,7 @@ __all__ = [
     "Kind",
     "Method",
     "MethodTraits",
-    "StatusLine",
     "complaint",
-    "decode_call",
-    "decode_head",
-    "decode_hello",
-    "decode_status",
-    "decode_text",
     "encode",
     "encode_append",
     "encode_call",
@@ -67,9 +59,6 @@ PING_BYTES_MAX = 64
 
 _TEXT_BYTES_MAX = 16 << 10
 """Longer texts of STATUS and GOAWAY are cut when they are encoded."""
-
-_CODE_MAX = 16
-"""Greatest gRPC status code."""
 
 
 class Kind(enum.IntEnum):
@@ -137,25 +126,10 @@ class Frame(NamedTuple):
     payload: bytes
 
 
-class StatusLine(NamedTuple):
-    """Payload of a STATUS: the end of a call.
-
-    Attributes:
-        code: gRPC status code; 0 is success.
-        text: reason of the failure; empty for success.
-        kind: name of the error's class, where the server sent it.
-    """
-
-    code: int
-    text: str = ""
-    kind: str = ""
-
-
 # ------------------------------------------------------------------ encoding
 
 FRAME_HEADER = struct.Struct(">BI")
 _CALL_HEADER = struct.Struct(">BIBH")
-_CALL_PREFIX = struct.Struct(">BH")
 _APPEND_TAIL = bytes((Kind.END, 0, 0, 0, 0))
 
 _pack_header = FRAME_HEADER.pack
@@ -322,79 +296,3 @@ def complaint(kind: int, length: int) -> str:
     if bound < 0:
         return f"frame of unknown kind {kind}"
     return f"{Kind(kind).name} frame of {length} bytes exceeds {bound}"
-
-
-# ---------------------------------------------------------- inner forms
-
-_unpack_call = _CALL_PREFIX.unpack_from
-
-
-def decode_call(payload: bytes) -> tuple[int, bytes, bytes]:
-    """Split a CALL's payload.
-
-    Returns:
-        Number of the method (any), the encoded head, the encoded request.
-
-    Raises:
-        StreamProtocolError: it is shorter than its header says.
-    """
-    if len(payload) < 3:
-        raise StreamProtocolError(f"CALL frame of {len(payload)} bytes has no head")
-    method, head_length = _unpack_call(payload)
-    if not head_length:
-        return method, b"", payload[3:]
-    begin = 3 + head_length
-    if len(payload) < begin:
-        raise StreamProtocolError(f"CALL frame of {len(payload)} bytes ends within its head")
-    return method, payload[3:begin], payload[begin:]
-
-
-def decode_head(head: bytes) -> CallHead:
-    """Return the head of a CALL.
-
-    Raises:
-        StreamProtocolError: it is no ``CallHead``.
-    """
-    try:
-        return CallHead.FromString(head)
-    except ProtobufDecodeError as error:
-        raise StreamProtocolError(f"a call's head is malformed: {error}") from error
-
-
-def decode_status(payload: bytes) -> StatusLine:
-    """Return the content of a STATUS's payload.
-
-    Raises:
-        StreamProtocolError: it is empty, or its code is none of gRPC's.
-    """
-    if payload == b"\0":
-        return _SUCCESS
-    if not payload or payload[0] > _CODE_MAX:
-        raise StreamProtocolError("STATUS frame without a status code")
-    text, _, kind = decode_text(payload[1:]).partition("\0")
-    return StatusLine(payload[0], text, kind)
-
-
-_SUCCESS = StatusLine(0)
-
-
-def decode_hello(payload: bytes) -> Hello:
-    """Return the message in a HELLO's payload, with default bounds where it has none.
-
-    Raises:
-        StreamProtocolError: it is no ``Hello``, or names no version.
-    """
-    try:
-        hello = Hello.FromString(payload)
-    except ProtobufDecodeError as error:
-        raise StreamProtocolError(f"HELLO is malformed: {error}") from error
-    if not hello.wire_version:
-        raise StreamProtocolError("HELLO names no version")
-    hello.content_bytes_max = hello.content_bytes_max or CONTENT_BYTES_MAX
-    hello.message_bytes_max = hello.message_bytes_max or MESSAGE_BYTES_MAX
-    return hello
-
-
-def decode_text(payload: bytes) -> str:
-    """Return the text of a GOAWAY or STATUS; bytes that are not UTF-8 are escaped."""
-    return payload.decode("utf-8", "backslashreplace")
