@@ -22,6 +22,7 @@ from gazette_sdk.errors import GazetteError
 __all__ = [
     "adopt_running_loop",
     "home_loop",
+    "is_in_coroutine",
     "is_on_sdk_loop",
     "is_running",
     "on_loop",
@@ -141,6 +142,15 @@ def is_running(loop: asyncio.AbstractEventLoop) -> bool:
         return asyncio.get_running_loop() is loop
     except RuntimeError:
         return False
+
+
+def is_in_coroutine() -> bool:
+    """Return True if an event loop runs on the calling thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def is_on_sdk_loop() -> bool:

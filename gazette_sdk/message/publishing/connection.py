@@ -33,6 +33,7 @@ class PublisherConnection:
         lock: the publisher's, which guards all queues.
         is_background: it works on the SDK's background loop.
         pending_bytes_max: bound of messages that are not acknowledged.
+        delivery_timeout_s: bound of the time to the acknowledgement; None for none.
         mapping_timeout_s: bound of waits for listings.
         on_settled: called with appends that end, under the lock.
     """
@@ -44,6 +45,7 @@ class PublisherConnection:
         *,
         is_background: bool,
         pending_bytes_max: int,
+        delivery_timeout_s: float | None,
         mapping_timeout_s: float,
         on_settled: Callable[[list[PendingAppend], Exception | None], None],
     ) -> None:
@@ -56,6 +58,7 @@ class PublisherConnection:
             lock=lock,
             batch_bytes_max=BATCH_BYTES_MAX,
             pending_bytes_max=pending_bytes_max,
+            delivery_timeout_s=delivery_timeout_s,
             is_sticky=False,
             on_settled=on_settled,
         )

@@ -15,6 +15,7 @@ from gazette_sdk.errors import (
     JournalNotFoundError,
     MappingError,
     UnauthenticatedError,
+    UnavailableError,
     ValidationError,
 )
 from gazette_sdk.message.mapping import Partitions, SelectorMapping
@@ -27,8 +28,9 @@ __all__ = ["Watches"]
 _FINAL = (ClosedError, ConfigurationError)
 """After these a watch has ended: the transport will not carry any call any more."""
 
-_HOPELESS = (UnauthenticatedError, ValidationError, *_FINAL)
-"""Failures of a first listing which waiting will not mend."""
+_HOPELESS = (UnauthenticatedError, UnavailableError, ValidationError, *_FINAL)
+"""Failures of a first listing that are raised at once: waiting does not mend them, or the transport
+has waited already. The next call looks again."""
 
 
 class Watches:
@@ -55,12 +57,15 @@ class Watches:
 
         Raises:
             MappingError: no listing came in time; says why.
+            UnavailableError: no broker can be reached.
             GazetteError: the listing was refused.
         """
         selector = mapping.selector
         if selector not in self._tasks:
             task = asyncio.create_task(self._follow(mapping), name=f"partitions of {selector}")
             self._tasks[selector] = task
+        elif isinstance(self._errors.get(selector), UnavailableError):
+            del self._errors[selector]
         try:
             async with asyncio.timeout(self._timeout_s):
                 while selector not in self.current:

@@ -10,7 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from gazette_sdk.errors import ConfigurationError, GazetteError, MappingError
+from gazette_sdk.errors import (
+    BackPressureError,
+    ConfigurationError,
+    GazetteError,
+    MappingError,
+)
 from gazette_sdk.message.clock import Clock
 from gazette_sdk.message.mapping import SelectorMapping
 from gazette_sdk.message.publishing.bulk import publish_batch
@@ -18,7 +23,7 @@ from gazette_sdk.message.publishing.intents import AckIntents
 from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt, ReceiptTimeoutError
 from gazette_sdk.message.publishing.sender import AnyMapping, Sender, open_senders
 from gazette_sdk.message.publishing.transaction import Transaction
-from gazette_sdk.transport.append.pending import PendingAppend, all_ended
+from gazette_sdk.transport.append.pending import PendingAppend, all_ended, any_ended
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import on_loop
 
@@ -35,6 +40,12 @@ PENDING_BYTES_MAX = 64 << 20
 MAPPING_TIMEOUT_S = 30.0
 """Bound of a wait for the first listing of journals."""
 
+DELIVERY_TIMEOUT_S = 120.0
+"""A message that is not acknowledged by then fails, unless told otherwise."""
+
+FAILED_TIMEOUT_S = 5.0
+"""Bound of the wait for acknowledgements when an exception leaves the publisher's block."""
+
 EXIT_TIMEOUT_S = 10.0
 """Bound of the wait at the end of the program for messages of publishers that are not closed."""
 
@@ -49,9 +60,12 @@ class Publisher:
             receipt.result(timeout=10)
 
     A message is stamped and encoded at once, and appended in the background, in batches, in the
-    order of the calls for each journal. Appends are tried until they succeed: a message may be
-    written twice, under the same UUID, by which committed readers drop the second. Each message
-    is committed by itself.
+    order of the calls for each journal. Appends are tried until they succeed, or the delivery
+    time-out ends: a message may be written twice, under the same UUID, by which committed readers
+    drop the second. Each message is committed by itself.
+
+    ``with Publisher`` waits at its end until everything is acknowledged. If an exception leaves the
+    block, Ctrl-C too, it waits 5 seconds at most; a note of the exception says what is in doubt.
 
     A publisher that is opened by ``async with``, or first used in a coroutine, works on the
     coroutine's event loop, and must be closed there. One that is opened by ``with``, or first used
@@ -66,9 +80,13 @@ class Publisher:
             without one, the publisher follows the wall clock.
         pending_bytes_max: bound of encoded messages which are not acknowledged.
         when_full: ``"block"`` until there is room, or ``"raise"`` a
-            :class:`~gazette_sdk.errors.BackPressureError`. The publisher's event loop is never
-            blocked: there it is always raised, and ``await publisher.room()`` waits.
-        mapping_timeout_s: bound of a wait for the first listing of journals, in seconds.
+            :class:`~gazette_sdk.errors.BackPressureError`. No event loop is ever blocked: in a
+            coroutine it is always raised, and ``await publisher.apublish(message)`` waits.
+        delivery_timeout_s: a message that is not acknowledged so many seconds after it was
+            published fails with :class:`~gazette_sdk.errors.DeliveryTimeoutError`, wherever it is
+            waited for. It may be written nevertheless. None tries without end.
+        mapping_timeout_s: bound of a wait for the first listing of journals, in seconds; the
+            delivery time-out if that is shorter.
     """
 
     def __init__(
@@ -79,10 +97,16 @@ class Publisher:
         clock: Clock | None = None,
         pending_bytes_max: int = PENDING_BYTES_MAX,
         when_full: Literal["block", "raise"] = "block",
+        delivery_timeout_s: float | None = DELIVERY_TIMEOUT_S,
         mapping_timeout_s: float = MAPPING_TIMEOUT_S,
     ) -> None:
         if when_full not in {"block", "raise"}:
             raise ConfigurationError(f"when_full={when_full!r}: use 'block' or 'raise'")
+        if delivery_timeout_s is not None and delivery_timeout_s <= 0:
+            raise ConfigurationError(
+                f"delivery_timeout_s={delivery_timeout_s!r}: use seconds above 0, or None to try"
+                " without end"
+            )
         self._mapping = mapping
         self._sender = Sender(
             transport,
@@ -90,7 +114,8 @@ class Publisher:
             mapping,
             pending_bytes_max=pending_bytes_max,
             blocks=when_full == "block",
-            mapping_timeout_s=mapping_timeout_s,
+            delivery_timeout_s=delivery_timeout_s,
+            mapping_timeout_s=min(mapping_timeout_s, delivery_timeout_s or mapping_timeout_s),
         )
 
     @property
@@ -208,6 +233,22 @@ class Publisher:
             connection = self._sender.connection()
             await on_loop(connection.loop, connection.watches.partitions(self._mapping))
 
+    async def apublish(self, message: Any, *, mapping: AnyMapping | None = None) -> Receipt:
+        """Publish a message as :meth:`publish`; waits in a coroutine for a first listing or room.
+
+        It returns when the message is queued: await the receipt for its acknowledgement.
+
+        Raises:
+            Exception: as :meth:`publish`, but for ``BackPressureError``.
+        """
+        await self._sender.listed([message], mapping)
+        while True:
+            try:
+                return self.publish(message, mapping=mapping)
+            except BackPressureError:
+                await any_ended(self._sender.deferred.pending()[:1])
+                await self.room()
+
     async def room(self) -> None:
         """Wait until less is pending than the bound."""
         await self._sender.room()
@@ -233,7 +274,7 @@ class Publisher:
         for appends in (self._sender.deferred.pending, self._sender.pending):
             for append in appends():
                 if not append.wait(_left(deadline)):
-                    raise _late(timeout)
+                    raise self._late(timeout)
         self._sender.raise_failure()
 
     async def aflush(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - as flush()
@@ -241,8 +282,14 @@ class Publisher:
         deadline = None if timeout is None else time.monotonic() + timeout
         for appends in (self._sender.deferred.pending, self._sender.pending):
             if not await all_ended(appends(), _left(deadline)):
-                raise _late(timeout)
+                raise self._late(timeout)
         self._sender.raise_failure()
+
+    def _late(self, timeout: float | None) -> ReceiptTimeoutError:
+        return ReceiptTimeoutError(
+            f"not everything was acknowledged within {timeout:g} s; in doubt are"
+            f" {self._sender.doubt}; wait longer, or check the brokers with `gazctl journals list`"
+        )
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, then close. ``with`` does so. Closing twice is closing once.
@@ -291,7 +338,7 @@ class Publisher:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self.close()
+            self.close(None if error is None else FAILED_TIMEOUT_S)
         except GazetteError as failure:
             if error is None:
                 raise
@@ -308,7 +355,7 @@ class Publisher:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            await self.aclose()
+            await self.aclose(None if error is None else FAILED_TIMEOUT_S)
         except GazetteError as failure:
             if error is None:
                 raise
@@ -347,13 +394,6 @@ def _left(deadline: float | None) -> float | None:
 
 
 atexit.register(_send_what_is_left)
-
-
-def _late(timeout: float | None) -> ReceiptTimeoutError:
-    return ReceiptTimeoutError(
-        f"not everything was acknowledged within {timeout:g} s; it is still being tried: wait"
-        " longer, or look at the brokers"
-    )
 
 
 @contextlib.contextmanager

@@ -27,12 +27,15 @@ from gazette_sdk.message.uuid import Stamp, new_producer_id
 from gazette_sdk.transport.append.appender import JournalAppender
 from gazette_sdk.transport.append.pending import PendingAppend
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.loop import is_running, run
+from gazette_sdk.transport.loop import is_in_coroutine, is_running, on_loop, run
 
 if TYPE_CHECKING:
     from gazette_sdk.message.publishing.producer import Producer, Sequences
 
 __all__ = ["AnyMapping", "Sender", "no_mapping", "open_senders"]
+
+DOUBT_MAX = 8
+"""Journals that an error names at most."""
 
 AnyMapping: TypeAlias = Mapping | SelectorMapping
 """A callable from messages to journals, or a mapping over a selector."""
@@ -51,6 +54,7 @@ class Sender:
         mapping: where none is given with the messages.
         pending_bytes_max: bound of encoded messages which are not acknowledged.
         blocks: a thread waits for room; else it gets an error.
+        delivery_timeout_s: bound of the time to the acknowledgement; None for none.
         mapping_timeout_s: bound of waits for listings.
 
     Attributes:
@@ -75,6 +79,7 @@ class Sender:
         *,
         pending_bytes_max: int,
         blocks: bool,
+        delivery_timeout_s: float | None,
         mapping_timeout_s: float,
     ) -> None:
         self.outboxes: dict[str, Outbox] = {}
@@ -91,6 +96,7 @@ class Sender:
         self._transport = transport
         self.pending_bytes_max = pending_bytes_max
         self._blocks = blocks
+        self._delivery_timeout_s = delivery_timeout_s
         self._mapping_timeout_s = mapping_timeout_s
         self._has_room = threading.Condition(self.lock)
         self._room_waiters = 0
@@ -184,8 +190,8 @@ class Sender:
         if isinstance(error, Exception):
             return
         doubt = "what that call published"
-        if journals := sorted({each.journal for each in self.pending()}):
-            doubt += f", and messages to {', '.join(journals)} whose receipts have no result"
+        if self.pending():
+            doubt += f", and {self.doubt}"
         self._interruption = ClosedError(
             f"the publisher was interrupted within publish() ({type(error).__name__}) and takes no"
             f" further messages; in doubt: {doubt}; make another Publisher"
@@ -281,6 +287,21 @@ class Sender:
             if journal not in self.outboxes:
                 self._open(journal, await watches.content_type(journal))
 
+    async def listed(self, messages: Iterable[Any], mapping: AnyMapping | None) -> None:
+        """Wait until the journals of messages are listed, in a coroutine of any loop.
+
+        The publisher's own loop has its queue of deferred calls for that.
+        """
+        chosen = self.mapping if mapping is None else mapping
+        if chosen is None or self.is_on_loop:
+            return
+        if isinstance(chosen, SelectorMapping):
+            if chosen.selector in self._listed:
+                return
+        elif all(chosen(message) in self.outboxes for message in messages):
+            return
+        await on_loop(self.connection().loop, self.list_journals(messages, chosen))
+
     def open_listed(self, journal: str, partitions: Partitions) -> Outbox:
         """Return the outbox of a journal that is listed, which is new."""
         return self._open(journal, partitions.content_types[journal])
@@ -295,7 +316,7 @@ class Sender:
     @property
     def may_block(self) -> bool:
         """The calling code may wait for room."""
-        return self._blocks and not self.is_on_loop
+        return self._blocks and not self.is_on_loop and not is_in_coroutine()
 
     def wait_for_room(self) -> None:
         """Wait until less is pending than the bound. The lock is held, and released meanwhile.
@@ -309,8 +330,8 @@ class Sender:
         if not self.may_block:
             raise BackPressureError(
                 f"{appends.pending_bytes} bytes of messages are not acknowledged yet, of at most"
-                f" {self.pending_bytes_max}; wait for receipts, `await publisher.room()`, or"
-                " raise pending_bytes_max"
+                f" {self.pending_bytes_max}; `await publisher.apublish(message)`, wait for"
+                " receipts, or raise pending_bytes_max"
             )
         self._room_waiters += 1
         try:
@@ -327,6 +348,16 @@ class Sender:
     def pending(self) -> list[PendingAppend]:
         """Return all appends that are not acknowledged."""
         return [] if self._connection is None else self._connection.appends.pending()
+
+    @property
+    def doubt(self) -> str:
+        """Messages that may be written or not, in words."""
+        pending = self.pending()
+        journals = sorted({each.journal for each in pending}) or ["journals not listed yet"]
+        shown = ", ".join(journals[:DOUBT_MAX])
+        if len(journals) > DOUBT_MAX:
+            shown += f" and {len(journals) - DOUBT_MAX} more journals"
+        return f"messages to {shown} whose receipts have no result"
 
     def note_failure(self, error: Exception) -> None:
         """Remember a failure, unless there is an earlier one."""
@@ -360,6 +391,7 @@ class Sender:
                         self.lock,
                         is_background=self.is_background,
                         pending_bytes_max=self.pending_bytes_max,
+                        delivery_timeout_s=self._delivery_timeout_s,
                         mapping_timeout_s=self._mapping_timeout_s,
                         on_settled=_settled_of(weakref.ref(self)),
                     )

@@ -305,6 +305,7 @@ class Fetcher:
                         ClosedError,
                         ConfigurationError,
                         UnauthenticatedError,
+                        UnavailableError,
                         ValidationError,
                     ):
                         raise

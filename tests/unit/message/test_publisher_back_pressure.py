@@ -115,3 +115,48 @@ def test_closing_wakes_who_waits_for_room(gated):
         publisher.close(timeout=0.05)
     thread.join(WAIT_S)
     assert len(outcome) == 1
+
+
+@pytest.mark.parametrize("opened_by", ["with", "nobody"])
+def test_no_event_loop_is_blocked_by_a_full_publisher(gated, opened_by):
+    """Neither its own nor another's: an error for publish(), and apublish() waits."""
+    publisher = Publisher(mapping.direct("a/journal"), transport=gated, pending_bytes_max=300)
+    if opened_by == "with":
+        publisher.__enter__()
+    publisher.publish({"n": 0, "text": "x" * 300})
+
+    async def publish():
+        with pytest.raises(BackPressureError, match="apublish"):
+            publisher.publish({"n": 1})
+        with pytest.raises(BackPressureError, match="apublish"):
+            publisher.publish_batch([{"n": 1}])
+        waiting = asyncio.create_task(publisher.apublish({"n": 2}))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        gated.opened()
+        async with asyncio.timeout(WAIT_S):
+            await (await waiting)
+
+    asyncio.run(publish())
+    publisher.close()
+    assert [line["n"] for line in lines(gated, "a/journal")] == [0, 2]
+
+
+def test_an_awaited_publish_waits_for_the_listing_and_for_room(gated, monkeypatch):
+    monkeypatch.setattr("gazette_sdk.message.publishing.deferred.DEFERRED_MAX", 2)
+
+    async def publish():
+        async with (
+            asyncio.timeout(WAIT_S),
+            Publisher(
+                mapping.direct("a/journal"), transport=gated, pending_bytes_max=100
+            ) as publisher,
+        ):
+            gated.append_gate.set()
+            receipts = [await publisher.apublish({"n": n, "text": "x" * 100}) for n in range(8)]
+            assert [receipt.journal for receipt in receipts[:1]]
+            for receipt in receipts:
+                await receipt
+
+    run(publish(), WAIT_S)
+    assert [line["n"] for line in lines(gated, "a/journal")] == list(range(8))

@@ -44,6 +44,9 @@ FIRST_REDIAL_S = 0.1
 """Least wait before a broker that could not be reached is dialled again; doubles up to the
 transport's bound."""
 
+REFUSALS = (ConnectionRefusedError, FileNotFoundError)
+"""Errors of an address at which nothing listens: calls fail at once."""
+
 CLOSE_TIMEOUT_S = 1.0
 """Time for idle connections to end in good order (TLS waits for its peer)."""
 
@@ -327,7 +330,7 @@ class Pool:
         return connection
 
     async def _dial_until(self, peer: Peer, endpoint: _Endpoint) -> Connection:
-        """Dial, with pauses; a broker other than the service address once only."""
+        """Dial; the service address again, with pauses, unless nothing listens there."""
         policy = endpoint.policy
         make = partial(Connection, endpoint.put_back, endpoint.remove)
         fails_fast = action_for(peer, Health.FAILED) is Action.FAIL
@@ -345,7 +348,7 @@ class Pool:
                 raise
             except UnavailableError as error:
                 policy.failed(time.monotonic(), error)
-                if fails_fast:
+                if fails_fast or isinstance(error.__cause__, REFUSALS):
                     raise
                 continue
             policy.succeeded()
