@@ -19,6 +19,7 @@
     │   └── EtcdUnavailableError, EtcdCompactedError, LeaseLostError
     ├── FramingError                 bytes of a journal cannot be decoded as messages
     │   └── DecodeError, DesyncError, TornFrameError
+    ├── JournalExistsError           a journal to create exists with other settings
     ├── MappingError                 a message maps to no journal
     ├── StreamProtocolError          a peer broke the rules of the stream transport
     ├── BackPressureError            the bound of unsent messages is reached
@@ -53,6 +54,7 @@ __all__ = [
     "GazetteError",
     "IndexHasGreaterOffsetError",
     "InsufficientJournalBrokersError",
+    "JournalExistsError",
     "JournalNotFoundError",
     "LeaseLostError",
     "MappingError",
@@ -147,6 +149,10 @@ class ValidationError(GazetteError):
 
 class ConfigurationError(GazetteError):
     """A flag, file, address or environment value cannot be used."""
+
+
+class JournalExistsError(GazetteError):
+    """A journal to create exists with other settings. Update it, or give its settings."""
 
 
 # ------------------------------------------------------------------ statuses
