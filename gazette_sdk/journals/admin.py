@@ -17,6 +17,7 @@ from gazette_sdk.journals.creation import ATTEMPTS_MAX, create_journals
 from gazette_sdk.journals.journal import Journal
 from gazette_sdk.journals.options import JournalOptions, apply_options, check_options
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.listing import list_journals
@@ -199,7 +200,8 @@ class Journals:
                 except EtcdTransactionFailedError:
                     if attempt == ATTEMPTS_MAX - 1:
                         raise
-                    continue  # another process has changed one of them
+                    await pause(attempt)  # brokers list changes of others after some milliseconds
+                    continue
                 return [each.spec.name for each in found]
             raise AssertionError("unreachable")
 

@@ -103,7 +103,8 @@ async def create_journals(
             except EtcdTransactionFailedError:
                 if attempt == ATTEMPTS_MAX - 1:
                     raise
-                continue  # another process has created one of them
+                await pause(attempt)  # brokers list changes of others after some milliseconds
+                continue
             if not existing and given.get("replication") is None:
                 await _limit_replication(transport, missing)
         found = await list_named(transport, names) if missing else existing
