@@ -188,7 +188,7 @@ class JournalNotFoundError(StatusError):
     """No such journal, or it is hidden from the caller."""
 
     status = STATUS_NAMES.index("JOURNAL_NOT_FOUND")
-    remedy = "check the name, or create it with `gazctl journals apply`"
+    remedy = "check the name, or create it with `gazctl journals create` or `gazctl journals apply`"
 
 
 class NoJournalPrimaryBrokerError(StatusError):
