@@ -154,6 +154,9 @@ class Journals:
     def delete(self, selector: str | Iterable[str]) -> Names:
         """Delete journals. Fragments that are stored stay in their stores.
 
+        A new journal of the same name has these fragments, and takes appends after ``gazctl
+        journals reset-head``. Content that brokers have not stored yet is lost.
+
         Args:
             selector: label selector, name of a journal, or several names.
 

@@ -66,9 +66,10 @@ COMMANDS = (
         "gazette_sdk.cli.journals.delete:run",
         (settings.DELETE,),
         details=(
-            "Asks for confirmation on a terminal. Fragments that are stored stay in their stores; "
-            "content that brokers have not stored yet is lost. More than 128 journals are deleted "
-            f"in several transactions.\n\n{_SELECTORS}"
+            "Asks for confirmation on a terminal. Fragments that are stored stay in their stores: "
+            "a new journal of the same name has them, and takes appends after `gazctl journals "
+            "reset-head`. Content that brokers have not stored yet is lost. More than 128 journals "
+            f"are deleted in several transactions.\n\n{_SELECTORS}"
         ),
         examples=(
             ("gazctl journals delete app/log", "one journal"),

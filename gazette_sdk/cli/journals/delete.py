@@ -20,7 +20,8 @@ from gazette_sdk.transport.base import Transport
 __all__ = ["run"]
 
 _KEPT = (
-    "Fragments that are stored stay in their stores. Content that brokers have not stored yet is "
+    "Fragments that are stored stay in their stores: a new journal of the same name has them, and "
+    "takes appends after `gazctl journals reset-head`. Content that brokers have not stored yet is "
     "lost."
 )
 
