@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TypeAlias, TypeVar, Unpack
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar, Unpack
 
 from gazette_sdk.errors import (
     ConfigurationError,
@@ -210,11 +210,8 @@ class Journals:
 
         return await self._call(work)
 
-    def _wait(self, work: Awaitable[T]) -> T:
-        async def waited() -> T:
-            return await work
-
-        return run(waited(), loop=self._transport.loop if self._transport is not None else None)
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return run(work, loop=self._transport.loop if self._transport is not None else None)
 
     async def _call(self, work: Callable[[Transport], Awaitable[T]]) -> T:
         """Do work with a transport, on its event loop, within the limit."""

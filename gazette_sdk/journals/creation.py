@@ -94,10 +94,10 @@ async def create_journals(
     for attempt in range(ATTEMPTS_MAX):
         existing = await list_named(transport, names)
         _refuse_different(existing, given)
-        missing = [each for each in names if each not in existing]
-        if missing:
+        specs = {each: listed.spec for each, listed in existing.items()}
+        if len(specs) < len(names):
             base = await _base_spec(transport, existing, given)
-            changes = [_creation(each, base, given) for each in missing]
+            changes = [_creation(each, base, given) for each in names if each not in existing]
             try:
                 await apply_in_transactions(transport, changes)
             except EtcdTransactionFailedError:
@@ -105,13 +105,12 @@ async def create_journals(
                     raise
                 await pause(attempt)  # brokers list changes of others after some milliseconds
                 continue
+            specs |= {change.upsert.name: change.upsert for change in changes}
             if not existing and given.get("replication") is None:
-                await _limit_replication(transport, missing)
-        found = await list_named(transport, names) if missing else existing
+                specs |= await _limit_replication(transport, names)
         return [
-            AppliedChange("created" if each in missing else "unchanged", found[each].spec)
+            AppliedChange("unchanged" if each in existing else "created", specs[each])
             for each in names
-            if each in found
         ]
     raise AssertionError("unreachable")
 
@@ -187,26 +186,30 @@ async def _default_stores(transport: Transport) -> Sequence[str]:
     return (DEFAULT_STORE,)
 
 
-async def _limit_replication(transport: Transport, names: Sequence[str]) -> None:
+async def _limit_replication(
+    transport: Transport, names: Sequence[str]
+) -> dict[str, pb.JournalSpec]:
     """Wait until brokers have taken new journals, and lower their replication to these brokers.
 
     No call returns the number of brokers. The allocator assigns a new journal to as many brokers
     as it can, in one transaction, so that its first route shows them.
 
+    Returns:
+        The specs of the journals.
+
     Raises:
         InsufficientJournalBrokersError: no broker has taken a journal in time.
     """
-    waiting, attempt = "", 0
+    waiting, attempt = names[0], 0
     try:
         async with asyncio.timeout(ASSIGNMENT_TIMEOUT_S):
             while True:
                 found = await list_named(transport, names)
-                waiting = next((n for n, each in found.items() if not each.route.members), "")
-                if not waiting:
-                    if await _has_enough_brokers(transport, found):
-                        return
-                else:
-                    await pause(attempt)
+                missing = (n for n in names if n not in found or not found[n].route.members)
+                waiting = next(missing, "")
+                if not waiting and await _lower_replication(transport, found):
+                    return {name: each.spec for name, each in found.items()}
+                await pause(attempt)
                 attempt += 1
     except TimeoutError:
         raise InsufficientJournalBrokersError(
@@ -215,13 +218,13 @@ async def _limit_replication(transport: Transport, names: Sequence[str]) -> None
         ) from None
 
 
-async def _has_enough_brokers(transport: Transport, found: Existing) -> bool:
-    """Lower the replication of journals with fewer brokers; return True if none has changed."""
+async def _lower_replication(transport: Transport, found: Existing) -> bool:
+    """Lower the replication of journals with fewer brokers; return False if another did."""
     changes = list[Change]()
     for each in found.values():
         if len(each.route.members) < each.spec.replication:
+            each.spec.replication = len(each.route.members)
             changes.append(Change(upsert=each.spec, expect_mod_revision=each.mod_revision))
-            changes[-1].upsert.replication = len(each.route.members)
     try:
         await apply_in_transactions(transport, changes)
     except EtcdTransactionFailedError:
