@@ -69,7 +69,8 @@ COMMANDS = (
             "Asks for confirmation on a terminal. Fragments that are stored stay in their stores: "
             "a new journal of the same name has them, and takes appends after `gazctl journals "
             "reset-head`. Content that brokers have not stored yet is lost. More than 128 journals "
-            f"are deleted in several transactions.\n\n{_SELECTORS}"
+            "are deleted in several transactions.\n\n"
+            "`gazctl journals list --help` describes selectors."
         ),
         examples=(
             ("gazctl journals delete app/log", "one journal"),
