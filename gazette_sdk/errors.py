@@ -28,7 +28,7 @@
     └── ClosedError                  used after it was closed
 
 Each error has attributes of its subject (``journal``, ``offset``, ``status``; ``None`` where they
-do not apply), and its text names the remedy where there is one.
+do not apply). The text names the remedy; the docstring of each class has it, too.
 """
 
 from __future__ import annotations
@@ -108,6 +108,9 @@ STATUS_NAMES = (
 class GazetteError(Exception):
     """Base of all errors that this package raises.
 
+    Remedy: the text of each error names it. Catch a subclass to handle one failure, and this class
+    to handle all.
+
     Args:
         message: the failure, and its remedy.
         journal: name of the affected journal, if any.
@@ -126,6 +129,8 @@ class GazetteError(Exception):
 
 class ValidationError(GazetteError):
     """A value breaks a rule.
+
+    Remedy: change the value that the text and ``path`` name. Nothing was sent or changed.
 
     Args:
         reason: the rule, as text.
@@ -152,18 +157,33 @@ class ValidationError(GazetteError):
 
 
 class ConfigurationError(GazetteError):
-    """A flag, file, address or environment value cannot be used."""
+    """A flag, file, address or environment value cannot be used.
+
+    Remedy: change the flag, argument, file or environment variable that the text names.
+    """
 
 
 class JournalExistsError(GazetteError):
-    """A journal to create exists with other settings. Update it, or give its settings."""
+    """A journal to create exists with other settings. No journal was changed.
+
+    Remedy: leave out the settings that differ, or change the journal with ``Journals().update(…)``
+    or ``gazctl journals apply``.
+    """
 
 
 # ------------------------------------------------------------------ statuses
 
 
 class StatusError(GazetteError):
-    """A broker answered with a status other than OK."""
+    """A broker answered with a status other than OK.
+
+    Remedy: see the subclass of its status. The base class itself is raised for a status that this
+    version does not know: use a client as new as the broker.
+
+    Attributes:
+        code: number of the status in the broker's response.
+        remedy: end of the error's text.
+    """
 
     status: ClassVar[int | None] = None
     remedy: ClassVar[str] = ""
@@ -189,103 +209,157 @@ class StatusError(GazetteError):
 
 
 class JournalNotFoundError(StatusError):
-    """No such journal, or it is hidden from the caller."""
+    """No such journal, or the caller's token does not select it.
+
+    Remedy: check the name with ``gazctl journals list``. Create the journal with
+    ``Journals().create(…)``, ``gazctl journals create`` or ``gazctl journals apply``.
+    """
 
     status = STATUS_NAMES.index("JOURNAL_NOT_FOUND")
     remedy = "check the name, or create it with `gazctl journals create` or `gazctl journals apply`"
 
 
 class NoJournalPrimaryBrokerError(StatusError):
-    """The journal has no primary right now. Transient."""
+    """The journal has no primary broker at the moment.
+
+    Remedy: the SDK tries again by itself. If the error stays, check that as many brokers run as the
+    journal has replicas: ``gazctl journals list --primary``.
+    """
 
     status = STATUS_NAMES.index("NO_JOURNAL_PRIMARY_BROKER")
     remedy = "transient: try again"
 
 
 class NotJournalPrimaryBrokerError(StatusError):
-    """The broker is not the journal's primary, and may not proxy."""
+    """The broker is not the journal's primary, and the call does not allow it to proxy.
+
+    Remedy: the SDK tries again with the new route by itself. Your own gRPC client sends the call to
+    the primary of the response's route, or sets ``do_not_proxy`` to false.
+    """
 
     status = STATUS_NAMES.index("NOT_JOURNAL_PRIMARY_BROKER")
     remedy = "transient: try again with a fresh route"
 
 
 class InsufficientJournalBrokersError(StatusError):
-    """Fewer brokers are assigned to the journal than it requires."""
+    """Fewer brokers are assigned to the journal than it requires.
+
+    Remedy: wait while brokers start. Otherwise start more brokers, or lower the journal's
+    replication with ``Journals().update(…, replication=…)``.
+    """
 
     status = STATUS_NAMES.index("INSUFFICIENT_JOURNAL_BROKERS")
     remedy = "transient while brokers start; otherwise add brokers or lower its replication"
 
 
 class NotJournalBrokerError(StatusError):
-    """The broker has no replica of the journal, and may not proxy."""
+    """The broker has no replica of the journal, and the call does not allow it to proxy.
+
+    Remedy: the SDK tries again with the new route by itself. Your own gRPC client sends the call to
+    a broker of the response's route, or sets ``do_not_proxy`` to false.
+    """
 
     status = STATUS_NAMES.index("NOT_JOURNAL_BROKER")
     remedy = "transient: try again with a fresh route"
 
 
 class OffsetNotYetAvailableError(StatusError):
-    """A read that does not block reached the write head."""
+    """A read begins behind the write head, or a read that does not block arrived there.
+
+    Remedy: read with ``block=True`` to wait for content. If the offset is of a journal that was
+    created again, read with ``Reader(on_missing="begin")`` or ``"end"``.
+    """
 
     status = STATUS_NAMES.index("OFFSET_NOT_YET_AVAILABLE")
     remedy = "read with block=True to wait for it"
 
 
 class WrongRouteError(StatusError):
-    """A replication peer resolves another route."""
+    """A replication peer has another route of the journal.
+
+    Remedy: none is needed. Brokers repeat the replication when both know the newer route.
+    """
 
     status = STATUS_NAMES.index("WRONG_ROUTE")
 
 
 class ProposalMismatchError(StatusError):
-    """A replication peer cannot adopt the proposed fragment."""
+    """A replication peer cannot adopt the proposed fragment.
+
+    Remedy: none is needed. Brokers agree on a fragment, and repeat the replication.
+    """
 
     status = STATUS_NAMES.index("PROPOSAL_MISMATCH")
 
 
 class EtcdTransactionFailedError(StatusError):
-    """Another process changed a spec in between."""
+    """Another process changed a spec since it was read.
+
+    Remedy: list the journals again, and apply the change with their current revisions. Revision 0
+    means that the journal must not exist, and -1 that the revision is not checked.
+    """
 
     status = STATUS_NAMES.index("ETCD_TRANSACTION_FAILED")
     remedy = "list again and apply with the current revisions (0: must not exist, -1: do not check)"
 
 
 class NotAllowedError(StatusError):
-    """The journal's flags forbid the operation."""
+    """The journal's flags, or the transport, do not allow the operation.
+
+    Remedy: check the journal's ``flags`` (``gazctl journals list -o yaml``). A transport of a
+    fragment store is read-only: append through a broker.
+    """
 
     status = STATUS_NAMES.index("NOT_ALLOWED")
     remedy = "check the journal's `flags`"
 
 
 class WrongAppendOffsetError(StatusError):
-    """The append named an offset that is not the journal's head."""
+    """The append gave an offset that is not the journal's write head.
+
+    Remedy: another writer appended in the meantime. Read up to the write head, and decide again.
+    """
 
     status = STATUS_NAMES.index("WRONG_APPEND_OFFSET")
     remedy = "somebody else appended meanwhile: read up to the head and decide again"
 
 
 class IndexHasGreaterOffsetError(StatusError):
-    """Stored fragments reach past the brokers' write head."""
+    """Stored fragments end behind the write head of the brokers, so their newest content is lost.
+
+    Remedy: start the former brokers with their spool directories again. If they are lost for good,
+    run ``gazctl journals reset-head``, which accepts the loss.
+    """
 
     status = STATUS_NAMES.index("INDEX_HAS_GREATER_OFFSET")
     remedy = "when no broker holds unpersisted content any more, run `gazctl journals reset-head`"
 
 
 class RegisterMismatchError(StatusError):
-    """The journal's registers are not as the append requires."""
+    """The journal's registers do not have the values that the append requires.
+
+    Remedy: another process has taken over. Stop this writer, or read the registers and begin anew.
+    """
 
     status = STATUS_NAMES.index("REGISTER_MISMATCH")
     remedy = "another process holds the journal's registers"
 
 
 class SuspendedError(StatusError):
-    """The journal is suspended."""
+    """The journal is suspended: it has no replicas at the moment.
+
+    Remedy: append to the journal, which resumes it.
+    """
 
     status = STATUS_NAMES.index("SUSPENDED")
     remedy = "append to it to resume it"
 
 
 class FragmentStoreUnhealthyError(StatusError):
-    """The journal's first fragment store keeps failing its checks."""
+    """The first fragment store of the journal fails its checks, so appends are refused.
+
+    Remedy: repair the store (``gazctl journals store-health URL`` names its error), then try again.
+    """
 
     status = STATUS_NAMES.index("FRAGMENT_STORE_UNHEALTHY")
     remedy = "mend the store, then try again; `gazctl journals store-health` shows its state"
@@ -309,7 +383,10 @@ def for_status(
 
 
 class CallError(GazetteError):
-    """A call ended without an answer; an append may or may not have happened.
+    """A call ended without a response. An append may be written or not.
+
+    Remedy: check the broker's log, and try again. A ``Publisher`` tries again by itself; committed
+    readers drop duplicates.
 
     Args:
         message: the failure.
@@ -329,28 +406,42 @@ class CallError(GazetteError):
 
 
 class UnavailableError(CallError):
-    """The broker could not be reached, or went away in the middle of the call."""
+    """The broker cannot be reached, or the connection was lost during the call.
+
+    Remedy: check the address in the text (``GAZETTE_ADDRESS``), that the broker runs, and the
+    network between.
+    """
 
     def __init__(self, message: str, *, journal: str | None = None) -> None:
         super().__init__(message, code="UNAVAILABLE", journal=journal)
 
 
 class UnauthenticatedError(CallError):
-    """The token is missing, bad or expired, or lacks a capability."""
+    """The token is missing, invalid or expired, or does not allow the operation.
+
+    Remedy: give the cluster's ``auth_keys``, or a valid ``auth_token`` that has the capability and
+    selects the journal. Clocks of client and broker must agree.
+    """
 
     def __init__(self, message: str, *, journal: str | None = None) -> None:
         super().__init__(message, code="UNAUTHENTICATED", journal=journal)
 
 
 class DeadlineExceededError(CallError):
-    """The caller's time ran out before the answer came."""
+    """The time-out ended before the response arrived. An append may be written or not.
+
+    Remedy: wait longer, or check the brokers with ``gazctl journals list``.
+    """
 
     def __init__(self, message: str, *, journal: str | None = None) -> None:
         super().__init__(message, code="DEADLINE_EXCEEDED", journal=journal)
 
 
 class CallCancelledError(CallError):
-    """The caller cancelled the call, or the server stopped."""
+    """The caller cancelled the call, or the server stopped.
+
+    Remedy: none is needed if the caller cancelled. Otherwise try again.
+    """
 
     def __init__(self, message: str, *, journal: str | None = None) -> None:
         super().__init__(message, code="CANCELLED", journal=journal)
@@ -361,6 +452,9 @@ class CallCancelledError(CallError):
 
 class StoreError(GazetteError):
     """A fragment store failed.
+
+    Remedy: check the store with ``gazctl journals store-health URL``, and its URL and network. The
+    broker tries uploads again by itself, and keeps the content in its spools.
 
     Args:
         message: the failure, and its remedy.
@@ -380,49 +474,89 @@ class StoreError(GazetteError):
 
 
 class StoreAuthorizationError(StoreError):
-    """The store refused: permissions are missing, or its bucket or directory does not exist."""
+    """The store refuses access, or its bucket or directory does not exist.
+
+    Remedy: check the credentials of the process that uses the store, its rights, and the name of
+    the bucket. Create the directory of a ``file://`` store.
+    """
 
 
 class FragmentNotFoundError(StoreError):
-    """A fragment is not in its store (any more)."""
+    """A fragment is not in its store.
+
+    Remedy: if it was removed on purpose, read on through the broker: readers continue behind the
+    gap. Otherwise put the file back under its name.
+    """
 
 
 class CorruptFragmentError(StoreError):
-    """A stored fragment's content does not match its name."""
+    """A stored fragment's content does not match its name.
+
+    Remedy: put a good copy of the file in its place, from a backup or another store, or remove it.
+    Readers continue behind the gap when the content behind it is six hours old.
+    """
 
 
 # ---------------------------------------------------------------------- etcd
 
 
 class EtcdError(GazetteError):
-    """Etcd failed, or refused a request."""
+    """Etcd failed, or refused a request.
+
+    Remedy: check Etcd's log and ``etcdctl endpoint health``.
+    """
 
 
 class EtcdUnavailableError(EtcdError):
-    """Etcd could not be reached."""
+    """Etcd cannot be reached.
+
+    Remedy: check ``--etcd.address``, the certificates, and that Etcd runs.
+    """
 
 
 class EtcdCompactedError(EtcdError):
-    """A watch asked for a revision that Etcd no longer keeps."""
+    """A watch requires a revision that Etcd has compacted.
+
+    Remedy: none is needed. The watch loads all keys again, and continues.
+    """
 
 
 class LeaseLostError(EtcdError):
-    """The process's lease expired or was revoked: its peers have removed it already."""
+    """The lease of the process expired or was revoked, so other brokers took over its journals.
+
+    Remedy: let a supervisor restart the broker. If it happens often, raise ``--etcd.lease``, and
+    check the load of the machine and the network to Etcd.
+    """
 
 
 # ------------------------------------------------------------------ messages
 
 
 class FramingError(GazetteError):
-    """Malformed bytes of a journal: they cannot be decoded as messages."""
+    """Malformed bytes of a journal, which cannot be decoded as messages; or no known framing.
+
+    Remedy: check that the journal's ``content-type`` label is right, and that its framing is
+    registered. ``Reader(on_error="skip")`` continues behind malformed bytes.
+    """
 
 
 class DecodeError(FramingError):
-    """A frame is whole, but its message cannot be decoded or is invalid."""
+    """A complete frame whose message cannot be decoded or is invalid.
+
+    Remedy: check the class of the messages. ``Reader(on_error="skip")``, or a function as
+    ``on_error=``, continues with the next message.
+    """
 
 
 class DesyncError(FramingError):
-    """Malformed bytes at the begin of a frame; ``skipped`` of them were skipped."""
+    """Malformed bytes at the begin of a frame.
+
+    Remedy: find the writer of the bytes, which did not use the journal's framing.
+    ``Reader(on_error="skip")`` continues with the next frame.
+
+    Attributes:
+        skipped: number of the malformed bytes.
+    """
 
     def __init__(
         self, message: str, *, skipped: int, journal: str | None = None, offset: int | None = None
@@ -432,7 +566,11 @@ class DesyncError(FramingError):
 
 
 class TornFrameError(FramingError):
-    """The journal ends in the middle of a frame."""
+    """The journal ends within a frame.
+
+    Remedy: wait until its writer completes it, with ``block=True``. If the writer is gone, append
+    the rest or a line break.
+    """
 
 
 class CheckpointMismatchError(GazetteError):
@@ -445,11 +583,17 @@ class CheckpointMismatchError(GazetteError):
 
 
 class MappingError(GazetteError):
-    """A message maps to no journal."""
+    """A message maps to no journal.
+
+    Remedy: create journals that match the selector (``Journals().create(…)``), or correct the
+    mapping.
+    """
 
 
 class StreamProtocolError(GazetteError):
     """Violation of the rules of the stream transport, which ends the connection.
+
+    Remedy: use client and broker of the same version, or select gRPC with ``?wire=grpc``.
 
     Args:
         reason: the rule, as text; a GOAWAY frame sends it to the peer.
@@ -461,16 +605,23 @@ class StreamProtocolError(GazetteError):
 
 
 class BackPressureError(GazetteError):
-    """The bound of unsent messages is reached. Wait until some are sent, then continue."""
+    """The limit of unacknowledged bytes is reached (``pending_bytes_max``).
+
+    Remedy: wait for receipts or ``flush()``, then publish again. In a coroutine, ``await
+    apublish(…)`` waits.
+    """
 
 
 class DeliveryTimeoutError(GazetteError):
     """An append was not acknowledged within the delivery time-out. It may be written nevertheless.
 
-    Remedy: look at the brokers (``gazctl journals list``), and publish again if readers may see a
-    message twice; ``delivery_timeout_s=`` of a publisher sets the time.
+    Remedy: check the brokers (``gazctl journals list``), and publish again if readers may see a
+    message twice. ``Publisher(delivery_timeout_s=…)`` sets the time-out.
     """
 
 
 class ClosedError(GazetteError):
-    """A closed object was used."""
+    """A closed object was used.
+
+    Remedy: create another one. Publishers, readers and transports cannot be opened again.
+    """

@@ -14,7 +14,10 @@ __all__ = ["BatchReceipt", "Landing", "Receipt", "ReceiptTimeoutError"]
 
 
 class ReceiptTimeoutError(DeadlineExceededError, TimeoutError):
-    """No acknowledgement came in time. The message is still being appended."""
+    """No acknowledgement arrived in time. The publisher still tries to append the message.
+
+    Remedy: wait for the receipt again, or check the brokers with ``gazctl journals list``.
+    """
 
 
 class Receipt:

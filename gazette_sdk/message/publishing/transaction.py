@@ -38,6 +38,9 @@ _Wait: TypeAlias = tuple[list[PendingAppend], float | None] | Awaitable[object]
 class TransactionInDoubtError(GazetteError):
     """A transaction is decided, or may be, but is not acknowledged in every journal.
 
+    Remedy: if its ``intents`` were saved, or need not be, give them to ``publisher.acknowledge()``,
+    which completes the transaction. Otherwise do nothing: no committed reader delivers it.
+
     Attributes:
         intents: its acknowledgements. Writing them again, with
             :meth:`~gazette_sdk.message.publishing.publisher.Publisher.acknowledge`, completes it.
