@@ -36,7 +36,7 @@ def test_the_examples_of_a_page_run_in_order(
     cluster = gazette_cluster(1)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    run = PageRun(page, cluster.address, tmp_path)
+    run = PageRun(page, cluster.address, cluster.etcd_endpoint, tmp_path)
     creations = (f"apply --specs {SPECS}", "journals create", "Journals()")
     if not any(text in block.text for block in runnable for text in creations):
         cluster.apply((ROOT / SPECS).read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ block       what is done with it
 
 A block whose first line is a comment that holds nothing but a file's name is also saved under
 that name, in the directory where the page's commands run. ``http://localhost:8080`` stands for the
-broker of the test.
+broker of the test, ``http://localhost:2379`` for its Etcd, and 8090 for a free port.
 
 An HTML comment on the line before a block changes what is done:
 
@@ -28,6 +28,7 @@ import os
 import re
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -40,6 +41,8 @@ from gazette_sdk.protocol import journalspace
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTED_ADDRESS = "http://localhost:8080"
+DOCUMENTED_ETCD = "http://localhost:2379"
+DOCUMENTED_FREE_PORT = "8090"
 COMMAND_TIMEOUT_S = 90.0
 LANGUAGES = frozenset({"python", "console", "yaml", "proto", "ini", "json", "text", "mermaid"})
 
@@ -110,20 +113,25 @@ class PageRun:
     Args:
         page: the page.
         address: URL of the broker that its examples reach.
+        etcd: URL of the Etcd that its examples reach.
         directory: where its commands run and its files are.
     """
 
     page: Path
     address: str
+    etcd: str
     directory: Path
     _module: types.ModuleType = field(init=False)
     _tests: list[str] = field(default_factory=list, init=False)
+    _free_port: str = field(init=False)
 
     def __post_init__(self) -> None:
         # Dataclasses and annotations look their module up by its name.
         self._module = types.ModuleType(f"page_{self.page.stem.replace('-', '_')}")
         sys.modules[self._module.__name__] = self._module
         (self.directory / "examples").symlink_to(ROOT / "examples")
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self._free_port = str(server.getsockname()[1])
 
     def run(self, block: Block) -> None:
         """Run a block.
@@ -148,7 +156,8 @@ class PageRun:
             root.validate()
 
     def _here(self, text: str) -> str:
-        return text.replace(DOCUMENTED_ADDRESS, self.address)
+        text = text.replace(DOCUMENTED_ADDRESS, self.address).replace(DOCUMENTED_ETCD, self.etcd)
+        return re.sub(rf"\b{DOCUMENTED_FREE_PORT}\b", self._free_port, text)
 
     # --------------------------------------------------------------- python
 
