@@ -10,6 +10,7 @@ The rooms, from the ground up; each package's own docstring lists its modules:
 - ``protocol``: names, labels, specs, fragments, routes; ``framing``: bytes to messages and back
 - ``fragment``: journals at rest; ``cluster``: Etcd, membership, allocation
 - ``transport``: how journals are reached; ``server``: what every server process needs
+- ``journals``: creating, listing, updating and deleting journals
 - ``message``: publishing and reading messages; ``broker``: the bundled broker
 - ``embedded``: a cluster inside this process
 - ``testing``: a pytest plugin; ``cli``: the commands ``gazette`` and ``gazctl``
@@ -23,12 +24,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gazette_sdk import framing
     from gazette_sdk.errors import GazetteError
+    from gazette_sdk.journals import Journals
     from gazette_sdk.message import Envelope, JsonMessage, Publisher, Reader, Receipt, mapping
     from gazette_sdk.transport import Transport, connect
 
 __all__ = [
     "Envelope",
     "GazetteError",
+    "Journals",
     "JsonMessage",
     "Publisher",
     "Reader",
@@ -42,6 +45,7 @@ __all__ = [
 _MODULES = {
     "Envelope": "gazette_sdk.message",
     "GazetteError": "gazette_sdk.errors",
+    "Journals": "gazette_sdk.journals",
     "JsonMessage": "gazette_sdk.message",
     "Publisher": "gazette_sdk.message",
     "Reader": "gazette_sdk.message",

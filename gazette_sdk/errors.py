@@ -20,6 +20,7 @@
     ├── FramingError                 bytes of a journal cannot be decoded as messages
     │   └── DecodeError, DesyncError, TornFrameError
     ├── CheckpointMismatchError      a checkpoint is of an earlier journal of the same name
+    ├── JournalExistsError           a journal to create exists with other settings
     ├── MappingError                 a message maps to no journal
     ├── StreamProtocolError          a peer broke the rules of the stream transport
     ├── BackPressureError            the bound of unsent messages is reached
@@ -57,6 +58,7 @@ __all__ = [
     "GazetteError",
     "IndexHasGreaterOffsetError",
     "InsufficientJournalBrokersError",
+    "JournalExistsError",
     "JournalNotFoundError",
     "LeaseLostError",
     "MappingError",
@@ -153,6 +155,10 @@ class ConfigurationError(GazetteError):
     """A flag, file, address or environment value cannot be used."""
 
 
+class JournalExistsError(GazetteError):
+    """A journal to create exists with other settings. Update it, or give its settings."""
+
+
 # ------------------------------------------------------------------ statuses
 
 
@@ -186,7 +192,7 @@ class JournalNotFoundError(StatusError):
     """No such journal, or it is hidden from the caller."""
 
     status = STATUS_NAMES.index("JOURNAL_NOT_FOUND")
-    remedy = "check the name, or create it with `gazctl journals apply`"
+    remedy = "check the name, or create it with `gazctl journals create` or `gazctl journals apply`"
 
 
 class NoJournalPrimaryBrokerError(StatusError):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from gazette_sdk.broker.authorize import admit_change
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
-from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Get, Operation, Put
+from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Operation, Put
+from gazette_sdk.errors import EtcdError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.non_null_fields import complete
@@ -113,17 +114,24 @@ class Listing:
             UnauthenticatedError: a change is outside the caller's claims.
             EtcdError: Etcd failed, or refused.
         """
-        for change in request.changes:
+        changes = request.changes
+        for change in changes:
             admit_change(claims, change)
-        result = await self.etcd.txn(
-            _compares(self.keyspace, request.changes), _operations(self.keyspace, request.changes)
-        )
+        try:
+            result = await self.etcd.txn(
+                _compares(self.keyspace, changes), _operations(self.keyspace, changes)
+            )
+        except EtcdError as error:
+            if "too many operations" not in str(error):
+                raise
+            raise EtcdError(
+                f"{error}: the request has {len(changes)} changes, and Etcd takes 128 in one "
+                "transaction unless configured otherwise; apply them in several requests"
+            ) from error
         response = pb.ApplyResponse(header=self.header())
         if not result.succeeded:
             response.status = pb.ETCD_TRANSACTION_FAILED
-        elif any(change.upsert.name for change in request.changes) or any(
-            found is not None and found.entries for found in result.responses
-        ):
+        elif result.deleted or any(change.upsert.name for change in changes):
             # The caller must be able to read its writes. A transaction that deleted only missing
             # keys changed nothing: our mirror may never reach its revision.
             await self.keyspace.wait_for_revision(result.revision)
@@ -145,13 +153,9 @@ def _compares(keyspace: BrokerKeySpace, changes: Iterable[pb.ApplyRequest.Change
 def _operations(
     keyspace: BrokerKeySpace, changes: Iterable[pb.ApplyRequest.Change]
 ) -> list[Operation]:
-    operations: list[Operation] = []
-    for change in changes:
-        if change.delete:
-            # The get returns the key if it exists.
-            key = keyspace.item_key(change.delete)
-            operations += [Get(key), Delete(key)]
-        else:
-            value = complete(change.upsert).SerializeToString()
-            operations.append(Put(keyspace.item_key(change.upsert.name), value))
-    return operations
+    return [
+        Delete(keyspace.item_key(change.delete))
+        if change.delete
+        else Put(keyspace.item_key(change.upsert.name), complete(change.upsert).SerializeToString())
+        for change in changes
+    ]

@@ -19,10 +19,7 @@ Gazette is running at {address}
 {others}Everything is kept in {data}; Ctrl-C stops it. `gazette dev` continues with that data.
 
   Create a journal:
-    echo '{{name: examples/foobar, replication: 1,
-           labels: [{{name: content-type, value: application/x-ndjson}}],
-           fragment: {{length: 131072, compression_codec: GZIP, stores: ["file:///"],
-                      refresh_interval: 1m}}}}' | gazctl journals apply{flag}
+    gazctl journals create{flag} examples/foobar --partitions 0
 
   Append to it and read it:
     echo '{{"hello": "world"}}' | curl -X PUT --data-binary @- {address}/examples/foobar

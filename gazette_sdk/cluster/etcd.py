@@ -188,6 +188,7 @@ class Etcd:
                 range_result_of(r.response_range) if r.HasField("response_range") else None
                 for r in response.responses
             ),
+            deleted=sum(r.response_delete_range.deleted for r in response.responses),
         )
 
     async def put(self, key: bytes, value: bytes, *, lease: int = 0) -> int:

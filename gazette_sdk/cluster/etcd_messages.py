@@ -135,12 +135,14 @@ class TxnResult:
     ``succeeded``: True if the conditions held, and the first branch ran. ``revision``: that of the
     store afterwards; a transaction without writes does not raise it. ``responses``: one for each
     operation of the branch, a :class:`RangeResult` for a :class:`Get`, else ``None``.
+    ``deleted``: number of keys that the branch deleted.
     """
 
     succeeded: bool
     revision: int
     header: pb.Header.Etcd
     responses: tuple[RangeResult | None, ...]
+    deleted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,7 +190,8 @@ class SelectorMapping:
         if not partitions.names:
             raise MappingError(
                 f"no journal matches the selector {self.selector!r} (empty ListResponse); create"
-                " one with `gazctl journals apply`, or check its labels"
+                " one with `Journals().create`, `gazctl journals create` or `gazctl journals"
+                " apply`, or check its labels"
             )
         return partitions.names
 

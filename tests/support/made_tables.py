@@ -28,6 +28,7 @@ ROOMS = (
     PACKAGE / "transport",
     PACKAGE / "server",
     PACKAGE / "message",
+    PACKAGE / "journals",
     PACKAGE / "broker",
     PACKAGE / "cli",
     PACKAGE / "testing",

@@ -3,7 +3,8 @@
 ``commands`` is the table of the commands, and ``settings`` has their options. Each command has
 a module of its own name, which is imported when the command runs:
 
-- ``list``, ``apply``, ``edit``: list specs, apply specs, and edit them in an editor
+- ``list``, ``create``, ``delete``: list, create and delete journals
+- ``apply``, ``edit``: apply specs, and edit them in an editor; ``outcomes`` shows the outcomes
 - ``read``, with ``reads`` (concurrent reads of journals) and ``offsets`` (files of offsets)
 - ``append``, with ``records`` (cuts input into records) and ``input`` (files and pipes)
 - ``fragments``, ``prune``: list fragments, and remove old ones

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.failure import CommandFailedError
 from gazette_sdk.cli.formats import proto_text
+from gazette_sdk.cli.journals.outcomes import OutcomeFormat, show_outcomes
 from gazette_sdk.cli.journals.settings import APPLY
 from gazette_sdk.errors import CallError, StatusError
+from gazette_sdk.journals.changes import TXN_CHANGES_MAX, AppliedChange, apply_changes
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace, rpc
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.listing import apply_journals
 
-__all__ = ["apply_changes", "request_of", "run"]
-
-ETCD_TXN_CHANGES = 128
-"""Etcd's default limit of operations in one transaction."""
+__all__ = ["apply_and_show", "request_of", "run"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ async def run(invocation: Invocation) -> None:
         sys.stdout.write(proto_text(request))
         return
     async with open_broker(invocation) as transport:
-        await apply_changes(transport, request, settings.max_txn_size)
+        await apply_and_show(transport, request.changes, settings.max_txn_size, settings.format)
 
 
 def _read(path: str) -> bytes:
@@ -54,27 +54,44 @@ def request_of(text: str | bytes) -> pb.ApplyRequest:
     return request
 
 
-async def apply_changes(transport: Transport, request: pb.ApplyRequest, size: int) -> None:
-    """Apply changes in transactions of ``size`` changes each; 0 means one transaction.
+async def apply_and_show(
+    transport: Transport,
+    changes: Sequence[pb.ApplyRequest.Change],
+    size: int,
+    form: OutcomeFormat,
+    file: TextIO | None = None,
+) -> None:
+    """Apply changes, and show their outcomes, also of those before a failed one.
+
+    Args:
+        transport: how to reach the cluster.
+        changes: valid changes.
+        size: changes in each transaction; 0 means one transaction.
+        form: format of the outcomes.
+        file: output file; by default standard output.
 
     Raises:
         CommandFailedError: a transaction failed. It says how many changes were applied before.
     """
-    count = len(request.changes)
-    step = size or max(count, 1)
-    for begin in range(0, count, step):
-        batch = pb.ApplyRequest(changes=request.changes[begin : begin + step])
-        try:
-            response = await apply_journals(transport, batch)
-        except (StatusError, CallError) as error:
-            raise CommandFailedError(_failure(error, begin, count, len(batch.changes))) from error
-        _log.info("successfully applied", extra={"revision": response.header.etcd.revision})
+    step = size or max(len(changes), 1)
+    done: list[AppliedChange] = []
+    try:
+        async for applied in apply_changes(transport, changes, step):
+            done += applied
+            _log.info("successfully applied", extra={"changes": len(applied)})
+    except (StatusError, CallError) as error:
+        left = len(changes) - len(done)
+        raise CommandFailedError(_failure(error, len(done), left, min(step, left))) from error
+    finally:
+        places = {each.delete or each.upsert.name: place for place, each in enumerate(changes)}
+        if done:
+            show_outcomes(sorted(done, key=lambda each: places[each.name]), form, file)
 
 
-def _failure(error: StatusError | CallError, applied: int, count: int, batch: int) -> str:
+def _failure(error: StatusError | CallError, done: int, left: int, batch: int) -> str:
     text = f"failed to apply journals: {error}"
-    if batch > ETCD_TXN_CHANGES:
+    if batch > TXN_CHANGES_MAX:
         text += f"; {batch} changes are many for one transaction: try --max-txn-size=100"
-    if applied:
-        text += f"; the first {applied} of {count} changes were applied before"
+    if done:
+        text += f"; the first {done} of {done + left} changes were applied before"
     return text

@@ -34,11 +34,60 @@ COMMANDS = (
         ),
     ),
     Command(
+        "journals create",
+        "Create the partitions of a topic",
+        "gazette_sdk.cli.journals.create:run",
+        (settings.CREATE,),
+        details=(
+            "Creates NAME/part-000, NAME/part-001 and so on, with the label topic=NAME. Partitions "
+            "that exist with the given values stay as they are, so the command can be repeated, "
+            "and adds partitions if --partitions is greater than before. It fails if one exists "
+            "with other values.\n\n"
+            "Values that are not given are defaults, or those of the topic's first partition."
+        ),
+        examples=(
+            ("gazctl journals create rides --partitions 3", "three partitions for JSON messages"),
+            (
+                "gazctl journals create app/log --partitions 0 --content-type=''",
+                "one journal of this name, for plain bytes",
+            ),
+            (
+                "gazctl journals create rides --store s3://bucket/prefix/ --label region=eu",
+                "with a store, and a further label",
+            ),
+        ),
+        arguments="NAME",
+        arguments_min=1,
+        arguments_max=1,
+    ),
+    Command(
+        "journals delete",
+        "Delete journals",
+        "gazette_sdk.cli.journals.delete:run",
+        (settings.DELETE,),
+        details=(
+            "Asks for confirmation on a terminal. Fragments that are stored stay in their stores: "
+            "a new journal of the same name has them, and takes appends after `gazctl journals "
+            "reset-head`. Content that brokers have not stored yet is lost. More than 128 journals "
+            "are deleted in several transactions.\n\n"
+            "`gazctl journals list --help` describes selectors."
+        ),
+        examples=(
+            ("gazctl journals delete app/log", "one journal"),
+            ("gazctl journals delete -l topic=rides --yes", "all of a topic, without a question"),
+        ),
+        arguments="[NAME...]",
+        arguments_max=None,
+    ),
+    Command(
         "journals apply",
         "Create, change or delete journals by a YAML document",
         "gazette_sdk.cli.journals.apply:run",
         (settings.APPLY,),
         details=(
+            "Shows for each journal whether it was created, updated, deleted, or is unchanged: a "
+            "journal that is as described already is in no transaction, whatever its revision."
+            "\n\n"
             "Journals inherit the values of their directories (names that end in /). `revision` "
             "must be the journal's current revision; 0 or none creates a journal, -1 matches any. "
             "`delete: true` deletes. All changes are one transaction. With --max-txn-size they are "

@@ -11,6 +11,8 @@ from gazette_sdk.server.options import Group, Option, Seconds, Settings
 __all__ = [
     "APPEND",
     "APPLY",
+    "CREATE",
+    "DELETE",
     "EDIT",
     "FRAGMENTS",
     "LIST",
@@ -20,6 +22,7 @@ __all__ = [
     "STORE_HEALTH",
     "SUSPEND",
     "AppendSettings",
+    "CreateSettings",
     "FragmentsSettings",
     "ListSettings",
     "ReadSettings",
@@ -30,6 +33,9 @@ _SELECTOR = Option("Selector", "Label selector of the journals", short="l")
 _MAX_TXN_SIZE = Option(
     "MaxTxnSize", "Greatest number of changes in one transaction; 0 for all in one"
 )
+
+
+_FORMAT = Option("Format", "Output format; json is one object per line and journal", short="o")
 
 
 class ListSettings(Settings):
@@ -59,6 +65,65 @@ class ApplySettings(Settings):
     specs: Annotated[str, Option("SpecsPath", "File of specs in YAML; - for standard input")] = "-"
     dry_run: Annotated[bool, Option("DryRun", "Print the request, and call no broker")] = False
     max_txn_size: Annotated[int, _MAX_TXN_SIZE, Field(ge=0)] = 0
+    format: Annotated[Literal["table", "json"], _FORMAT] = "table"
+
+
+class CreateSettings(Settings):
+    """Options of ``create``."""
+
+    partitions: Annotated[
+        int,
+        Option("Partitions", "Number of partitions; 0 for one journal named exactly NAME"),
+        Field(ge=0),
+    ] = 1
+    replication: Annotated[
+        int,
+        Option("Replication", "Replicas; 0 for three, or one per broker if there are fewer"),
+        Field(ge=0),
+    ] = 0
+    stores: Annotated[
+        tuple[str, ...],
+        Option(
+            "Stores",
+            "URL of the fragment store; by default that of the cluster's journals, else file:///",
+            long="store",
+        ),
+    ] = ()
+    codec: Annotated[
+        str,
+        Option(
+            "Codec",
+            "Compression of fragments: none, gzip, zstandard, snappy or "
+            "gzip_offload_decompression; by default gzip",
+        ),
+    ] = ""
+    length: Annotated[
+        int, Option("Length", "Size of fragments in bytes; by default 67108864"), Field(ge=0)
+    ] = 0
+    labels: Annotated[
+        tuple[str, ...], Option("Labels", "Label NAME=VALUE; topic=NAME by default", long="label")
+    ] = ()
+    content_type: Annotated[
+        str | None,
+        Option(
+            "ContentType",
+            "Content type of the messages, or empty for plain bytes; by default "
+            "application/x-ndjson",
+        ),
+    ] = None
+    format: Annotated[Literal["table", "json"], _FORMAT] = "table"
+
+
+class DeleteSettings(Settings):
+    """Options of ``delete``."""
+
+    selector: Annotated[
+        str, Option("Selector", "Label selector of the journals", short="l", in_ini=False)
+    ] = ""
+    yes: Annotated[bool, Option("Yes", "Do not ask for confirmation", short="y", in_ini=False)] = (
+        False
+    )
+    format: Annotated[Literal["table", "json"], _FORMAT] = "table"
 
 
 class EditSettings(Settings):
@@ -180,6 +245,8 @@ class StoreHealthSettings(Settings):
 
 LIST = Group("journals.list", ListSettings)
 APPLY = Group("journals.apply", ApplySettings)
+CREATE = Group("journals.create", CreateSettings)
+DELETE = Group("journals.delete", DeleteSettings)
 EDIT = Group("journals.edit", EditSettings)
 APPEND = Group("journals.append", AppendSettings)
 READ = Group("journals.read", ReadSettings)

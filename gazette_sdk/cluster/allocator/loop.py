@@ -27,6 +27,10 @@ OnRound = Callable[[int, bool], Awaitable[None]]
 RETRY_S = 5.0
 """Pause after a round that failed, unless the mirror changes earlier."""
 
+SHORTAGE_WARNING_S = 5.0
+"""Replicas without a member are warned of after this time: brokers that start, and clients that
+create journals for as many brokers as there are, end such a shortage at once."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -67,6 +71,7 @@ async def run_allocator(
         if allocation.is_exiting(member.value) and not any(
             keyspace.item(a.item) for a in keyspace.local_assignments(zone, suffix)
         ):
+            allocator.note_shortage(0, 0)
             return
         next_revision = keyspace.revision + 1
         if leader_of(keyspace.members()) is member:
@@ -107,6 +112,8 @@ class _Allocator:
         self._max_operations = max_operations
         self._solved: object = None
         self._desired: list[list[int]] = []
+        self._shortage = (0, 0)
+        self._shortage_warning: asyncio.TimerHandle | None = None
 
     async def round(self, leader: MemberEntry[Any]) -> _Outcome:
         """Run one round."""
@@ -141,11 +148,29 @@ class _Allocator:
         duration_s = time.monotonic() - started
         metrics.MAX_FLOW_RUNTIME_SECONDS.observe(duration_s)
         _log_solution(state, desired, duration_s)
+        placed = sum(map(len, desired))
+        self.note_shortage(state.item_slots - placed, state.item_slots)
         return desired
+
+    def note_shortage(self, missing: int, wanted: int) -> None:
+        """Warn of replicas without a member, if the shortage lasts."""
+        self._shortage = (missing, wanted)
+        if missing and self._shortage_warning is None:
+            loop = asyncio.get_running_loop()
+            self._shortage_warning = loop.call_later(SHORTAGE_WARNING_S, self._warn_of_shortage)
+        elif not missing and self._shortage_warning is not None:
+            self._shortage_warning.cancel()
+            self._shortage_warning = None
+
+    def _warn_of_shortage(self) -> None:
+        self._shortage_warning = None
+        _log.warning(
+            "%d of %d replicas have no place: add members, or raise their limits", *self._shortage
+        )
 
 
 def _log_solution(state: State, desired: Sequence[Sequence[int]], duration_s: float) -> None:
-    """Log a solution, and warn of replicas without a member."""
+    """Log a solution."""
     current = {(a.item, state.member_index(a.zone, a.suffix)) for a in state.assignments}
     wanted = {
         (item.id, member)
@@ -168,9 +193,3 @@ def _log_solution(state: State, desired: Sequence[Sequence[int]], duration_s: fl
         len(current & wanted),
         duration_s,
     )
-    if len(wanted) < state.item_slots:
-        _log.warning(
-            "%d of %d replicas have no place: add members, or raise their limits",
-            state.item_slots - len(wanted),
-            state.item_slots,
-        )

@@ -94,7 +94,8 @@ class Watches:
         except JournalNotFoundError as error:
             raise MappingError(
                 f"the mapping returned the journal {journal!r}, which does not exist; create it"
-                " with `gazctl journals apply`, or correct the mapping",
+                " with `Journals().create`, `gazctl journals create` or `gazctl journals apply`, or"
+                " correct the mapping",
                 journal=journal,
             ) from error
         except TimeoutError:

@@ -343,9 +343,8 @@ class JournalAppender:
         """Begin what the window allows. On the loop, without the lock."""
         self._is_awaiting_more = False
         self.service.watch_delivery()
-        failure = GazetteError(self.journal)
         while self._task is None:
-            append = None
+            append = failure = None
             with self._lock:
                 if self._sender is not Sender.LOOP:
                     return
@@ -359,12 +358,9 @@ class JournalAppender:
                     append = self._next()
                 except DependencyFailedError as error:
                     failure = error
-                else:
-                    if append is None:
-                        return
-            if append is None:
+            if failure is not None:
                 self.fail(failure)
-            elif not self._begin(append):
+            elif append is None or not self._begin(append):
                 return
 
     def _next(self) -> PendingAppend | None:

@@ -96,12 +96,15 @@ def test_what_it_prints_works(tmp_path):
         "PATH": f"{bin_directory}:{os.environ['PATH']}",
         "GAZETTE_ADDRESS": address,
     }
-    shell = text[text.index("echo '{name") : text.index("  From Python")]
+    shell = text[text.index("gazctl journals create") : text.index("  From Python")]
     shell = "set -e\n" + shell.replace("Append to it and read it:", "")
     found = subprocess.run(
         ["sh", "-c", shell], env=environ, capture_output=True, timeout=TIMEOUT_S, check=True
     )
-    assert found.stdout == b'{"hello": "world"}\n' * 2
+    created, content = found.stdout.split(b'{"', 1)
+    assert b"examples/foobar" in created
+    assert b"created" in created
+    assert b'{"' + content == b'{"hello": "world"}\n' * 2
     python = "\n".join(line[4:] for line in text[text.index("    from gaz") :].splitlines())
     found = subprocess.run(
         [sys.executable, "-c", python],

@@ -297,7 +297,9 @@ def test_many_items_are_placed_in_batches_and_a_lost_race_recovers(etcd, monkeyp
     assert "transaction checks did not succeed" in caplog.text
 
 
-def test_what_has_no_place_is_told(etcd, caplog):
+def test_what_has_no_place_is_told(etcd, caplog, monkeypatch):
+    monkeypatch.setattr("gazette_sdk.cluster.allocator.loop.SHORTAGE_WARNING_S", 0.0)
+
     async def scenario():
         async with etcd.client() as client, cluster(client, "a/lone") as (lone,):
             await apply(client, one=3)
@@ -307,6 +309,19 @@ def test_what_has_no_place_is_told(etcd, caplog):
         run(scenario())
     assert "2 of 3 replicas have no place: add members" in caplog.text
     assert "solved for assignments of /root" in caplog.text
+
+
+def test_a_shortage_that_ends_soon_is_not_told(etcd, caplog):
+    async def scenario():
+        async with etcd.client() as client, cluster(client, "a/lone") as (lone,):
+            await apply(client, one=3)
+            await settled(lone, one=1)
+            await apply(client, one=1)
+            await settled(lone, one=1)
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario())
+    assert "have no place" not in caplog.text
 
 
 def test_a_round_that_failed_is_tried_again_though_nothing_changes(etcd, monkeypatch):

@@ -1,0 +1,27 @@
+"""A cluster of one broker, and names that no other test uses."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from gazette_sdk.embedded import EmbeddedCluster
+from support.etcd import etcd, etcd_server
+
+__all__ = ["etcd", "etcd_server"]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    """A cluster which the tests of a module share."""
+    with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), sync_etcd=False) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A name that no other test has; ``connect()`` reaches the cluster."""
+    monkeypatch.setenv("GAZETTE_ADDRESS", cluster.address)
+    return f"topic-{uuid.uuid4().hex[:8]}"
