@@ -151,7 +151,7 @@ def test_a_call_with_a_deadline_is_in_flight_alone():
 def test_a_call_ends_at_its_deadline(declines):
     async def scenario(setting: Setting) -> None:
         setting.declines |= {"p/1"} if declines else set()
-        await setting.send("p/1", timeout_ms=1)
+        await setting.send("p/1", timeout_ms=50)
         await asyncio.wait([setting.tasks["p/1"]])
         await turns(TURNS)
         await setting.send("p/2")
