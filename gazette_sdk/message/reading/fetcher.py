@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from datetime import datetime
 
 from gazette_sdk.errors import (
     ClosedError,
@@ -38,6 +39,7 @@ from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import WatchedList, list_journals
 from gazette_sdk.transport.loop import home_loop, is_running, sdk_loop
+from gazette_sdk.transport.read.metadata import begin_mod_time_of, read_metadata
 from gazette_sdk.transport.read.reader import OffsetJumpError
 from gazette_sdk.transport.read.retry_reader import RetryReader
 
@@ -55,6 +57,12 @@ REPLAY_BYTES_MAX = 2 << 20
 CONCURRENT_READS_MAX = 16
 """Limit of journals read at once where reading ends at the write heads. A reader that follows
 write heads has a read under way for every journal."""
+
+SEEK_ATTEMPTS_MAX = 3
+"""Limit of attempts to find the offset of a time. Without it, a journal is read from its begin."""
+
+SEEK_TIMEOUT_S = 5.0
+"""Limit of each of them."""
 
 LISTING_TIMEOUT_S = 30.0
 """Limit of the wait for the first listing."""
@@ -328,14 +336,8 @@ class Fetcher:
         if asked is not None and strip_meta(asked) == name:
             name = asked  # with the metadata that the user gave
         revision = journal.create_revision
-        offset = self._plan.offsets.get(name, 0 if is_new else self._plan.begin)
-        if self._revisions.setdefault(name, revision) != revision:
-            # Another journal of that name was read before.
-            self._revisions[name] = revision
-            offset = 0
         ended_at = self._ended_at.get((name, revision))
-        if ended_at is not None:
-            offset = ended_at
+        offset = await self._begin_of(name, revision, is_new=is_new)
         end_offset = self._plan.end_offsets.get(name, 0)
         content_type = value_of(journal.spec.labels, CONTENT_TYPE)
         self.queue.put(Opened(name, content_type, offset, ended_at is not None, revision))
@@ -370,6 +372,42 @@ class Fetcher:
                 return
             else:
                 return
+
+    async def _begin_of(self, name: str, revision: int, *, is_new: bool) -> int:
+        """Return the offset at which to fetch a journal; arguments as of :meth:`_fetch_journal`."""
+        plan = self._plan
+        is_another = self._revisions.setdefault(name, revision) != revision
+        self._revisions[name] = revision
+        ended_at = self._ended_at.get((name, revision))
+        if ended_at is not None:
+            return ended_at
+        if is_another:  # than the journal of that name which was read before
+            return 0
+        if name in plan.offsets:
+            return plan.offsets[name]
+        if is_new:
+            return 0
+        return plan.begin if plan.since is None else await self._offset_since(name, plan.since)
+
+    async def _offset_since(self, journal: str, since: datetime) -> int:
+        """Return an offset before the first message since a time, by the age of fragments.
+
+        If a broker does not answer, it is 0: decoders leave out earlier messages in any case.
+        """
+        begin_mod_time = begin_mod_time_of(since)
+        for attempt in range(SEEK_ATTEMPTS_MAX):
+            try:
+                async with asyncio.timeout(SEEK_TIMEOUT_S):
+                    found = await read_metadata(
+                        self._transport, journal, 0, begin_mod_time=begin_mod_time
+                    )
+            except (SuspendedError, JournalNotFoundError):
+                break
+            except (GazetteError, TimeoutError):
+                await pause(attempt)
+            else:
+                return found.offset
+        return 0
 
     async def _move(self, reader: RetryReader, name: str, queue: ContentQueue) -> None:
         """Move content from a reader to a queue, until the reader ends."""
