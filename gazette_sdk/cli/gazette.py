@@ -7,6 +7,7 @@ import sys
 from gazette_sdk.cli.bench.settings import BENCH, BENCH_CLUSTER
 from gazette_sdk.cli.client import BrokerClientSettings
 from gazette_sdk.cli.command import Command
+from gazette_sdk.cli.completion import completion_command
 from gazette_sdk.cli.program import Program
 from gazette_sdk.cli.settings import DEV, PRINT_CONFIG
 from gazette_sdk.server.options import Group
@@ -100,7 +101,7 @@ _BROKER_OF_CONSUMERS = Group("Broker", BrokerClientSettings)
 GAZETTE = Program(
     name="gazette",
     summary="gazette: brokers of append-only journals, and benchmarks.",
-    commands=(_SERVE, _DEV, _BENCH, _PRINT_CONFIG),
+    commands=(_SERVE, _DEV, _BENCH, _PRINT_CONFIG, completion_command("gazette")),
     ini="gazette.ini",
     ini_guests=(_BROKER_OF_CONSUMERS,),
 )
