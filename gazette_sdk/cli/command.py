@@ -47,7 +47,8 @@ class Command:
         completes: what a shell completes arguments with.
         in_doubt: what may have happened in part if the command ends by its timeout; empty for
             nothing.
-        keeps_time: True if it ends by itself after :attr:`Invocation.timeout_s`.
+        keeps_time: True if its timeout does not cancel it: it ends by itself in time, or it waits
+            for a person.
         is_service: True if it runs unattended. Its failure is then written to its log.
     """
 

@@ -267,17 +267,27 @@ def _explain(group: Group[Any], error: PydanticValidationError, origins: Mapping
         else:
             where = origins.get(bound.field, f"--{bound.long}")
             hint = f" (one of: {', '.join(bound.choices)})" if bound.choices else ""
-            problems.append(f"{where}: {_limit(bound, problem) or reason}{hint}")
+            problems.append(f"{where}: {_mistake(bound, problem) or reason}{hint}")
     return "; ".join(problems)
 
 
-def _limit(bound: BoundOption, problem: Mapping[str, Any]) -> str:
-    """Return the text about a value that exceeds a limit; empty for another problem."""
+def _mistake(bound: BoundOption, problem: Mapping[str, Any]) -> str:
+    """Return what is wrong with a value; empty if only pydantic can say it."""
+    if (text := _MISTAKES.get(problem["type"])) is not None:
+        return text.format(problem["input"])
     for limit, text in _LIMITS.items():
         if limit in problem.get("ctx", {}):
             return text.format(problem["input"], _texts(bound, problem["ctx"][limit])[0])
     return ""
 
+
+_MISTAKES = {
+    "bool_parsing": "{!r} is no boolean; write true or false",
+    "float_parsing": "{!r} is no number",
+    "int_parsing": "{!r} is no integer",
+    "literal_error": "{!r} is not allowed",
+}
+"""Texts about values of another type, by the type of the problem in pydantic."""
 
 _LIMITS = {
     "le": "{} is more than {}, the greatest allowed",

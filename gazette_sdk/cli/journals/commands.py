@@ -79,6 +79,7 @@ COMMANDS = (
         "Edit specs of journals in an editor, and apply them",
         "gazette_sdk.cli.journals.edit:run",
         (settings.EDIT,),
+        keeps_time=True,
         details=(
             "Runs $GAZ_EDITOR, else $EDITOR, else vi. If the saved specs cannot be applied, the "
             "editor opens again with the reason. Quit it without a change to cancel."
