@@ -224,10 +224,12 @@ class NotJournalBrokerError(StatusError):
 
 
 class OffsetNotYetAvailableError(StatusError):
-    """A read that does not block reached the write head."""
+    """A read that does not block reached the write head, or an offset is behind it."""
 
     status = STATUS_NAMES.index("OFFSET_NOT_YET_AVAILABLE")
-    remedy = "read with block=True to wait for it"
+    remedy = (
+        'read with block=True to wait for it; Reader(on_missing="begin") or "end" begins elsewhere'
+    )
 
 
 class WrongRouteError(StatusError):

@@ -11,7 +11,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from gazette_sdk.errors import (
@@ -39,7 +38,7 @@ from gazette_sdk.transport.read.reader import (
     SeekRequiresNewReaderError,
 )
 
-__all__ = ["RetryReader", "write_head"]
+__all__ = ["RetryReader"]
 
 logger = logging.getLogger(__name__)
 
@@ -295,28 +294,6 @@ class RetryReader:
 
     def _cancellation(self) -> CallCancelledError:
         return CallCancelledError(f"read of {self.journal} was cancelled", journal=self.journal)
-
-
-async def write_head(transport: Transport, journal: str, patience_s: float) -> int:
-    """Return the offset behind the last byte of a journal.
-
-    Args:
-        transport: how to reach the journal.
-        journal: name of the journal.
-        patience_s: time for which attempts may fail, in seconds.
-
-    Raises:
-        GazetteError: as :meth:`RetryReader.read`.
-    """
-    request = pb.ReadRequest(journal=journal, offset=-1)
-    reader = RetryReader(transport, request, patience_s=patience_s)
-    try:
-        with suppress(OffsetJumpError, OffsetNotYetAvailableError, SuspendedError):
-            await reader.read()
-    finally:
-        await reader.aclose()
-    head = 0 if reader.response is None else reader.response.write_head
-    return max(head, reader.offset)
 
 
 def _is_out_of_reach(error: GazetteError | OSError) -> bool:
