@@ -228,6 +228,11 @@ class StoreHealth:
         """Wait for the next outcome of a check, even if it equals the last one."""
         await asyncio.shield(self._changed)
 
+    async def ended(self) -> None:
+        """Wait until no check runs any more: each ends by its time limit."""
+        while self._running:
+            await asyncio.wait(set(self._running))
+
     def request_soon(self) -> None:
         """Request frequent checks, because an append needs the store.
 
