@@ -12,7 +12,7 @@ __all__ = ["open_without_redirects"]
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Handler that lets a redirect be an error."""
 
-    def redirect_request(self, *_: object) -> None:  # type: ignore[override]
+    def redirect_request(self, *_: object) -> None:
         """Return no request to follow a redirect with."""
 
 
