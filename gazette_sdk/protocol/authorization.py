@@ -259,6 +259,8 @@ class Authority:
                 continue
             except jwt.InvalidTokenError as error:
                 raise UnauthenticatedError(f"invalid token: {error}") from None
+            except UnicodeEncodeError:  # a header of HTTP holds any bytes
+                raise UnauthenticatedError("invalid token: it is not ASCII text") from None
             return payload
         raise UnauthenticatedError("invalid token: no configured key made its signature")
 

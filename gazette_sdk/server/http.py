@@ -225,6 +225,8 @@ class HttpHost:
             known = (_STATUS_OF_ERROR.get(kind) for kind in type(error).mro())
             return text_error(next(filter(None, known)), str(error))
         except Exception as error:
+            if isinstance(error, ConnectionError) and HttpConnection.of(request).is_closing:
+                raise  # the client has left
             _log.exception("request failed unexpectedly", extra={"path": request.raw_path})
             if request.writer.output_size:
                 raise ConnectionError("the answer had begun: the connection is closed") from error

@@ -61,6 +61,11 @@ class HttpConnection(web.RequestHandler):
         """Return the connection of a request."""
         return cast("HttpConnection", request.protocol)
 
+    @property
+    def is_closing(self) -> bool:
+        """Return True if nothing can be sent any more."""
+        return self.transport is None or self.transport.is_closing()
+
     @contextmanager
     def serving(self, request: web.Request) -> Iterator[None]:
         """Bound the body of a request while the context serves it."""
@@ -135,6 +140,8 @@ class HttpConnection(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """Return the answer to a malformed request, and log it in one line."""
+        if isinstance(exc, ConnectionError):
+            raise exc  # the client has left, or the answer had begun: aiohttp closes the connection
         if not isinstance(exc, HttpProcessingError):
             return super().handle_error(request, status, exc, message)
         self._log_refusal(exc)
@@ -149,9 +156,7 @@ class HttpConnection(web.RequestHandler):
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Log a failure: in one line if the client's bytes caused it, else with its traceback."""
         error = kw.get("exc_info")
-        if isinstance(
-            error, HttpProcessingError | web.RequestPayloadError | web.HTTPException | OSError
-        ):
+        if isinstance(error, HttpProcessingError | web.RequestPayloadError | web.HTTPException):
             self._log_refusal(error)
         else:
             super().log_exception(*args, **kw)

@@ -45,6 +45,7 @@ async def exchange(
     headers: tuple[str, ...] = (),
     body: bytes | None = None,
     http: str = "1.1",
+    host: str = "test",
     leave_after: bytes | None = None,
     leave_after_s: float | None = None,
     ssl: Any = None,
@@ -60,7 +61,7 @@ async def exchange(
     reader, writer = await asyncio.open_connection(url.hostname, url.port, ssl=ssl)
     try:
         names = {line.partition(":")[0].lower() for line in headers}
-        lines = [f"{method} {target} HTTP/{http}", "Host: test", "Connection: close", *headers]
+        lines = [f"{method} {target} HTTP/{http}", f"Host: {host}", "Connection: close", *headers]
         chunked = "Transfer-Encoding: chunked" in headers
         if body is not None and not chunked and "content-length" not in names:
             lines.append(f"Content-Length: {len(body)}")
