@@ -218,7 +218,6 @@ async def live(broker: FuzzedBroker) -> None:
             broker.endpoint,
             "PUT",
             f"/{CANARY}",
-            host="localhost",
             body=b"alive\n",
             timeout_s=LIVE_S,
         )

@@ -45,7 +45,7 @@ async def exchange(
     headers: tuple[str, ...] = (),
     body: bytes | None = None,
     http: str = "1.1",
-    host: str = "test",
+    host: str = "",
     leave_after: bytes | None = None,
     leave_after_s: float | None = None,
     ssl: Any = None,
@@ -54,6 +54,7 @@ async def exchange(
     """Send one request and read its answer until the connection closes.
 
     Args:
+        host: value of ``Host``; by default that of the endpoint.
         leave_after: leave as soon as these bytes have come.
         leave_after_s: leave after so many seconds.
     """
@@ -61,7 +62,12 @@ async def exchange(
     reader, writer = await asyncio.open_connection(url.hostname, url.port, ssl=ssl)
     try:
         names = {line.partition(":")[0].lower() for line in headers}
-        lines = [f"{method} {target} HTTP/{http}", f"Host: {host}", "Connection: close", *headers]
+        lines = [
+            f"{method} {target} HTTP/{http}",
+            f"Host: {host or url.netloc}",
+            "Connection: close",
+            *headers,
+        ]
         chunked = "Transfer-Encoding: chunked" in headers
         if body is not None and not chunked and "content-length" not in names:
             lines.append(f"Content-Length: {len(body)}")
