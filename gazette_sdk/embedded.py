@@ -38,6 +38,7 @@ from gazette_sdk.errors import (
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.journal_spec import desired_replication
+from gazette_sdk.server.http import is_local_name
 from gazette_sdk.server.process import Server
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, Transport
@@ -261,7 +262,11 @@ class EmbeddedCluster:
 
     def _make_broker(self, index: int) -> ServedBroker:
         suffix = f"broker-{index:03d}"
-        server = Server(host=self._host, port=str(self._port if index == 0 else 0))
+        server = Server(
+            host=self._host,
+            port=str(self._port if index == 0 else 0),
+            local_names_only=is_local_name(self._host),
+        )
 
         def configure(endpoint: str) -> BrokerConfig:
             return BrokerConfig(

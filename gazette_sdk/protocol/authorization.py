@@ -34,12 +34,16 @@ __all__ = [
     "FixedToken",
     "RequestedClaims",
     "authority_for",
+    "check_key_lengths",
     "claims_for",
     "parse_keys",
 ]
 
 LEEWAY_S = 5.0
 """Greatest difference between the clocks of signer and verifier."""
+KEY_BYTES_MIN = 8
+"""Least length of a server's key. Verifying tokens needs none, and 32 bytes are recommended."""
+
 PASS_THROUGH_KEY = "AA=="  # noqa: S105 - it is no key
 """Entry of the keys that admits requests without a token."""
 PASS_THROUGH_TTL_S = 3600.0
@@ -255,6 +259,8 @@ class Authority:
                 continue
             except jwt.InvalidTokenError as error:
                 raise UnauthenticatedError(f"invalid token: {error}") from None
+            except UnicodeEncodeError:  # a header of HTTP holds any bytes
+                raise UnauthenticatedError("invalid token: it is not ASCII text") from None
             return payload
         raise UnauthenticatedError("invalid token: no configured key made its signature")
 
@@ -288,12 +294,28 @@ class AllowAll:
 
 
 def authority_for(keys: str | None) -> Authority | AllowAll:
-    """Return the authority of a string of keys; :class:`AllowAll` where it is absent or blank.
+    """Return the authority of a string of keys; :class:`AllowAll` where it is absent or empty.
 
     Raises:
-        ConfigurationError: as :class:`Authority`.
+        ConfigurationError: as :class:`Authority`. A blank string is refused, too: a secret that was
+            not filled in must not open a cluster to everybody.
     """
-    return Authority(keys) if keys and keys.strip() else AllowAll()
+    return Authority(keys) if keys else AllowAll()
+
+
+def check_key_lengths(keys: str) -> None:
+    """Check that keys are long enough to protect a server.
+
+    Raises:
+        ConfigurationError: as :class:`Authority`, or a key has less than :data:`KEY_BYTES_MIN`
+            bytes.
+    """
+    for index, key in enumerate(parse_keys(keys)[0]):
+        if len(key) < KEY_BYTES_MIN:
+            raise ConfigurationError(
+                f"authorization key {index + 1} has {len(key)} bytes, less than {KEY_BYTES_MIN}: "
+                "everybody can guess it; make one with `openssl rand -base64 32`"
+            )
 
 
 def parse_keys(keys: str) -> tuple[tuple[bytes, ...], bool]:

@@ -14,7 +14,8 @@ In reading order:
 - `grpc_server`: services on gRPC, with an orderly end of streams.
 - `stream_server`: services on the stream transport, with `stream_connection`, `stream_serving`,
   `stream_method` and `stream_output`.
-- `http`: mounts, canonical paths, trailers; `content_type`: media types of bodies.
+- `http`: mounts, canonical paths, trailers; `http_connection`: bounds in time of one connection;
+  `content_type`: media types of bodies.
 - `debug`: ``/debug/…``; `profiling`: its dumps and profiles; `metrics`: the Prometheus text.
 - `settings`: option groups of a server; `options`: tables of options and sources of values;
   `ini`: INI files.

@@ -49,6 +49,8 @@ class Server:
         debug_port: further port of the diagnostics, over plain HTTP, in the forms of ``port``;
             empty for none.
         debug_private: keep the diagnostics off the public port.
+        local_names_only: answer HTTP requests for names of loopback only, see
+            :class:`~gazette_sdk.server.http.HttpHost`.
     """
 
     def __init__(
@@ -61,10 +63,11 @@ class Server:
         max_receive_bytes: int = DEFAULT_MAX_RECEIVE_BYTES,
         debug_port: str = "",
         debug_private: bool = False,
+        local_names_only: bool = False,
     ) -> None:
         self.grpc = GrpcServer(max_receive_bytes=max_receive_bytes)
         self.stream = StreamServer(active=self.grpc.active)
-        self.http = HttpHost()
+        self.http = HttpHost(local_names_only=local_names_only)
         self.listener = Listener(tls=tls)
         self._host = host
         self._port = port or "0"

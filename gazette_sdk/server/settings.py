@@ -6,8 +6,10 @@ import random
 import socket
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.protocol.authorization import check_key_lengths
 from gazette_sdk.server.options import Group, Option, Seconds, Settings
 
 __all__ = [
@@ -64,6 +66,26 @@ class EtcdSettings(Settings):
     prefix: Annotated[str, Option("Prefix", "Prefix of the cluster's keys in Etcd")] = (
         "/gazette/cluster"
     )
+
+    @model_validator(mode="after")
+    def _certificates_are_used(self) -> Self:
+        files = {
+            "--etcd.cert-file": self.cert_file,
+            "--etcd.cert-key-file": self.cert_key_file,
+            "--etcd.trusted-ca-file": self.trusted_ca_file,
+        }
+        given = [flag for flag, path in files.items() if path]
+        if given and not self.address.startswith("https://"):
+            raise ValueError(
+                f"{given[0]} has no effect with --etcd.address {self.address}, which is reached "
+                f"without TLS: write an https:// address, or leave out {' and '.join(given)}"
+            )
+        if bool(self.cert_file) != bool(self.cert_key_file):
+            given_flag, missing = "--etcd.cert-file", "--etcd.cert-key-file"
+            if self.cert_key_file:
+                given_flag, missing = missing, given_flag
+            raise ValueError(f"{given_flag} has no effect alone: set {missing}, too")
+        return self
 
 
 class ProcessSettings(Settings):
@@ -185,6 +207,35 @@ class BrokerSettings(ProcessSettings):
                 "a file root must be defined when using --broker.file-only: set --broker.file-root"
             )
         return self
+
+    @model_validator(mode="after")
+    def _certificates_are_used(self) -> Self:
+        for given, path, needed, other in (
+            ("server-ca-file", self.server_ca_file, "server-cert-file", self.server_cert_file),
+            (
+                "server-cert-key-file",
+                self.server_cert_key_file,
+                "server-cert-file",
+                self.server_cert_file,
+            ),
+            ("peer-cert-key-file", self.peer_cert_key_file, "peer-cert-file", self.peer_cert_file),
+        ):
+            if path and not other:
+                raise ValueError(
+                    f"--broker.{given} has no effect without --broker.{needed}: set that, too, or "
+                    f"leave out --broker.{given}"
+                )
+        return self
+
+    @field_validator("auth_keys")
+    @classmethod
+    def _keys_protect(cls, keys: str) -> str:
+        if keys:
+            try:
+                check_key_lengths(keys)
+            except ConfigurationError as error:
+                raise ValueError(str(error)) from None
+        return keys
 
 
 _LOOPBACK_NAMES = frozenset({"", "localhost", "127.0.0.1", "::1"})

@@ -141,6 +141,7 @@ class _Side(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost()
+        self._buffer = memoryview(b"")  # the pair is a reference cycle, which is collected late
         if error is not None:
             self.other.transport.abort()
         else:

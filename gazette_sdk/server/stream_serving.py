@@ -84,7 +84,7 @@ class StreamServing:
 
     def serve(self) -> None:
         """Answer or begin calls, until one has to wait for those before it."""
-        if self._is_serving:
+        if self._is_serving or self._is_stopped:
             return  # called while a call was ended: the loop below goes on
         self._is_serving = True
         try:
@@ -213,7 +213,9 @@ class StreamServing:
         while self._in_flight and self._in_flight[0][1].done():
             call, task = self._in_flight.popleft()
             outcome, answer = _outcome(call, task)
-            if not self._connection.is_over and not self._is_stopped:
+            if self._connection.is_over:
+                self._is_stopped = True  # later calls must not begin: this one stays the oldest
+            if not self._is_stopped:
                 self._answer(call, outcome, answer)
             self._active.discard(call.active)
             self._count(call, outcome, call.active.begun_s)

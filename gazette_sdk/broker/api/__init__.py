@@ -3,6 +3,7 @@
 - `fronts`: conversions that all fronts share.
 - `in_process`: a transport to the broker of this process.
 - `stream`, `grpc`: the journal service on each wire.
-- `http_gateway`, `json_gateway`: journals as files, and the service as JSON.
+- `http_gateway`, `json_gateway`: journals as files, and the service as JSON; `content_encoding`:
+  compressed bodies.
 - `served`: a broker behind its public port.
 """

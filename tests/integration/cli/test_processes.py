@@ -167,7 +167,7 @@ def test_a_broker_is_configured_by_its_environment_and_drains(etcd, tmp_path):
         "BROKER_ID": "broker-7",
         "BROKER_FILE_ROOT": str(tmp_path),
         "BROKER_SPOOL_DIR": str(tmp_path / "spools"),
-        "BROKER_AUTH_KEYS": "c2VjcmV0,AA==",
+        "BROKER_AUTH_KEYS": "c2VjcmV0LWtleQ==,AA==",
     }
     with serve(tmp_path, environ=environ) as process:
         endpoint, logged = served_at(process)
@@ -232,6 +232,10 @@ def revoke_leases(etcd):
         (["--broker.port=http"], "is no port"),
         (["--broker.port=unix://"], "names no socket"),
         (["--broker.auth-keys=?"], "key"),
+        (["--broker.auth-keys= "], "--broker.auth-keys: at least one"),
+        (["--broker.auth-keys=AQ=="], "--broker.auth-keys: authorization key 1 has 1 bytes"),
+        (["--broker.server-ca-file=ca.pem"], "set that, too"),
+        (["--etcd.trusted-ca-file=ca.pem"], "write an https:// address"),
         (["--broker.server-cert-file=/no/such"], "/no/such"),
         (["--broker.limit=200000"], "--broker.limit"),
         (["--etcd.lease=0s"], "--etcd.lease"),

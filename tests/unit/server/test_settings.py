@@ -78,8 +78,55 @@ def test_values_out_of_range_are_refused(option, value):
 
 
 def test_keys_are_not_in_the_text_form():
-    values = load(BROKER, Sources({"broker.auth-keys": ["c2VjcmV0"]}))
+    values = load(BROKER, Sources({"broker.auth-keys": ["c2VjcmV0LWtleQ=="]}))
     assert "c2VjcmV0" not in repr(values)
+
+
+@pytest.mark.parametrize("keys", [" ", ",", "AA==", "AQ==", "c2VjcmV0", "c2VjcmV0LWtleQ== AQ=="])
+@pytest.mark.parametrize("source", ["flag", "environment"])
+def test_keys_that_do_not_protect_are_refused(keys, source):
+    sources, name = Sources({"broker.auth-keys": [keys]}), "--broker.auth-keys"
+    if source == "environment":
+        name = "BROKER_AUTH_KEYS"
+        sources = Sources(environ={name: keys})
+    with pytest.raises(ConfigurationError, match=f"{name}: .*openssl rand -base64 32"):
+        load(BROKER, sources)
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ("server-ca-file", "server-cert-file"),
+        ("server-cert-key-file", "server-cert-file"),
+        ("peer-cert-key-file", "peer-cert-file"),
+    ],
+)
+def test_a_file_without_its_certificate_is_refused(given, missing):
+    arguments = {f"broker.{given}": ["a.pem"]}
+    with pytest.raises(ConfigurationError, match=f"{given} has no .*--broker.{missing}: set"):
+        load(BROKER, Sources(arguments))
+    load(BROKER, Sources({**arguments, f"broker.{missing}": ["b.pem"]}))
+
+
+@pytest.mark.parametrize("given", ["cert-file", "cert-key-file", "trusted-ca-file"])
+@pytest.mark.parametrize("address", ["http://etcd:2379", "unix:///etcd", None])
+def test_certificates_for_an_etcd_without_tls_are_refused(given, address):
+    arguments = {f"etcd.{given}": ["a.pem"]}
+    if address is not None:
+        arguments["etcd.address"] = [address]
+    with pytest.raises(ConfigurationError, match=f"--etcd.{given} has no .*write an https://"):
+        load(ETCD, Sources(arguments))
+
+
+def test_a_certificate_for_etcd_needs_its_key():
+    https = {"etcd.address": ["https://etcd:2379"]}
+    load(ETCD, Sources({**https, "etcd.trusted-ca-file": ["ca.pem"]}))
+    files = {"etcd.cert-file": ["a.pem"], "etcd.cert-key-file": ["b.pem"]}
+    load(ETCD, Sources({**https, **files}))
+    with pytest.raises(ConfigurationError, match=r"set --etcd.cert-key-file, too"):
+        load(ETCD, Sources({**https, "etcd.cert-file": ["a.pem"]}))
+    with pytest.raises(ConfigurationError, match=r"set --etcd.cert-file, too"):
+        load(ETCD, Sources({**https, "etcd.cert-key-file": ["a.pem"]}))
 
 
 def test_a_random_name_has_two_words():

@@ -334,6 +334,24 @@ def test_calls_in_flight_end_with_their_connection(how, ended):
     with_connection(scenario)
 
 
+@pytest.mark.parametrize("waiting", ["p/2", "q/2"])
+def test_no_call_begins_behind_one_that_could_not_be_answered(waiting):
+    async def scenario(setting: Setting) -> None:
+        failures = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
+        setting.declines.add(waiting)
+        await setting.send("p/1", waiting)
+        setting.wire._closing = True  # a write has failed; connection_lost is called later
+        await setting.succeed("p/1")
+        assert failures == []
+        assert (setting.ran, setting.answers()) == (["p/1"], [])
+        setting.wire._closing = False
+        await setting.over()
+
+    with_connection(scenario)
+
+
 def test_calls_in_flight_end_before_the_one_that_takes_long_to_end():
     async def scenario(setting: Setting) -> None:
         setting.slow.add("p/1")
