@@ -116,6 +116,12 @@ class Broker:
         self._is_stopped = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
+    @property
+    def etcd_version(self) -> tuple[int, ...]:
+        """Version of the connected Etcd server, from :meth:`start` on."""
+        assert self._etcd is not None
+        return self._etcd.version
+
     # ---------------------------------------------------------------- start
 
     async def start(self) -> None:

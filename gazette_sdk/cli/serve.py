@@ -13,6 +13,8 @@ from gazette_sdk.broker.api.served import ServedBroker
 from gazette_sdk.broker.process import BrokerConfig
 from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.cli.command import Invocation
+from gazette_sdk.cluster.etcd_binary import safety_warning
+from gazette_sdk.errors import LeaseLostError
 from gazette_sdk.protocol.authorization import authority_for
 from gazette_sdk.server.options import Group, public_values
 from gazette_sdk.server.process import configured_server
@@ -124,6 +126,8 @@ async def _until_drained(broker: ServedBroker, stop: StopSignal) -> None:
         if not starting.done():
             return  # no journal is served yet
         await starting
+        if warning := safety_warning(broker.broker.etcd_version):
+            _log.warning(warning, extra={"address": broker.broker.config.etcd_endpoint})
         _log.info("serving", extra={"endpoint": broker.endpoint, **_identity(broker)})
         ended = broker.broker.ended
         await asyncio.wait([ended, signalled], return_when=asyncio.FIRST_COMPLETED)
@@ -136,7 +140,13 @@ async def _until_drained(broker: ServedBroker, stop: StopSignal) -> None:
                 "can leave",
                 extra=_identity(broker),
             )
-        await asyncio.shield(ended)
+        try:
+            await asyncio.shield(ended)
+        except LeaseLostError as error:
+            raise LeaseLostError(
+                f"{error}; this broker is no member of its cluster any more, and other brokers "
+                "take its journals over: start it again"
+            ) from error
     finally:
         starting.cancel()
         signalled.cancel()

@@ -83,10 +83,16 @@ CallT = TypeVar("CallT", bound=grpc.aio.Call)
 
 
 class Etcd:
-    """A client of one Etcd cluster, on the event loop that :meth:`connect` ran on."""
+    """A client of one Etcd cluster, on the event loop that :meth:`connect` ran on.
+
+    Attributes:
+        address: its address.
+        version: version of the server that answered :meth:`connect`.
+    """
 
     def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
         self.address = address
+        self.version: tuple[int, ...] = (0,)
         self._channel = channel
         self._kv = stubs.KVStub(channel)
         self._lease = stubs.LeaseStub(channel)
@@ -318,7 +324,8 @@ class Etcd:
                 f"no Etcd answers at {self.address} ({reason}); check the address, "
                 "and that Etcd runs"
             ) from error
-        if parse_version(status.version)[: len(MINIMUM_VERSION)] < MINIMUM_VERSION:
+        self.version = parse_version(status.version)
+        if self.version[: len(MINIMUM_VERSION)] < MINIMUM_VERSION:
             minimum = ".".join(map(str, MINIMUM_VERSION))
             raise EtcdError(
                 f"Etcd at {self.address} is version {status.version}; upgrade it to {minimum} "
