@@ -43,6 +43,7 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.membership import Membership
 from gazette_sdk.errors import ConfigurationError, EtcdUnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import authority_for
 from gazette_sdk.protocol.routes import validate_broker_spec
@@ -167,10 +168,11 @@ class Broker:
         self._run("sweeper", self._sweep(self._stores))
 
     async def _connect(self) -> Etcd:
-        config, is_first = self.config, True
+        config = self.config
+        outage = Outage(_log, "connection to Etcd")
         while True:
             try:
-                return await Etcd.connect(
+                etcd = await Etcd.connect(
                     config.etcd_endpoint,
                     dial_timeout_s=max(1.0, config.lease_ttl_s / 20),
                     cert_file=config.etcd_cert_file,
@@ -178,9 +180,10 @@ class Broker:
                     trusted_ca_file=config.etcd_trusted_ca_file,
                 )
             except EtcdUnavailableError as error:
-                if is_first:
-                    _log.warning("waiting for Etcd: %s", error)
-                is_first = False
+                outage.failed(error)
+            else:
+                outage.ended()
+                return etcd
             await asyncio.sleep(DIAL_RETRY_S)
 
     def _compose(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,6 +49,7 @@ from gazette_sdk.errors import (
     EtcdUnavailableError,
     LeaseLostError,
 )
+from gazette_sdk.outage import Outage
 
 __all__ = [
     "Compare",
@@ -238,19 +239,21 @@ class Etcd:
         """
         loop = asyncio.get_running_loop()
         expires_at = loop.time() + ttl_s
+        outage = Outage(_log, "renewal of the lease")
         while True:
             try:
                 # Counted from the moment of sending, so it is never later than Etcd's time.
                 async with asyncio.timeout_at(expires_at) as bound:
                     with self._errors("keep-alive"):
                         async for expires_at in self._renewals(lease, ttl_s / 3):
+                            outage.ended()
                             bound.reschedule(expires_at)
             except TimeoutError:
                 raise LeaseLostError(
                     f"unable to keep the lease alive: no renewal within {ttl_s:g} s"
                 ) from None
             except EtcdUnavailableError as error:
-                _log.warning("renewing the lease failed; trying again: %s", error)
+                outage.failed(error)
             await asyncio.sleep(min(RENEWAL_RETRY_S, ttl_s / 10))
 
     async def _renewals(self, lease: int, pause_s: float) -> AsyncIterator[float]:
@@ -270,12 +273,23 @@ class Etcd:
 
     # -------------------------------------------------------------- watches
 
-    async def watch(self, prefix: bytes, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+    async def watch(
+        self,
+        prefix: bytes,
+        start_revision: int,
+        *,
+        on_created: Callable[[], None] | None = None,
+    ) -> AsyncGenerator[WatchBatch, None]:
         """Yield changes of keys that begin with ``prefix``, from ``start_revision`` on.
 
         It requests progress notifications, and an error when the server loses the cluster's
         leader. It ends only by an error; close the iterator after use
         (:func:`contextlib.aclosing`).
+
+        Args:
+            prefix: beginning of the keys.
+            start_revision: first revision to send changes of.
+            on_created: called when the server has accepted the watch.
 
         Raises:
             EtcdUnavailableError: the connection or the server was lost: watch again.
@@ -302,7 +316,10 @@ class Etcd:
                     )
                 if response.canceled:
                     raise error_of_text(response.cancel_reason or "watch cancelled")
-                if not response.created:
+                if response.created:
+                    if on_created is not None:
+                        on_created()
+                else:
                     yield watch_batch_of(response)
         raise EtcdUnavailableError("Etcd ended the watch")
 

@@ -28,7 +28,7 @@ def main() -> None:
     with EmbeddedCluster(data, lease_ttl_s=1, sync_etcd=False) as cluster:
         cluster.apply(SPEC.format(name=name))
         by_key = mapping.modulo("topic=pauses", key=lambda message: str(message["number"]))
-        reader = Reader(dict, f"name={name}", transport=cluster.transport)
+        reader = Reader(dict, f"name={name}", transport=cluster.transport, block=True)
         with Publisher(mapping=by_key, transport=cluster.transport) as publisher:
             for number in range(count):
                 publisher.publish({"number": number}).result()

@@ -100,8 +100,10 @@ def test_a_program_with_an_embedded_cluster_goes_on_after_a_pause_longer_than_th
 ):
     count = 300
     program = subprocess.Popen(
-        [sys.executable, "-m", "crash.pausing_program", str(tmp_path / "data"), "pause/x"]
-        + [str(count)],
+        [
+            *(sys.executable, "-m", "crash.pausing_program"),
+            *(str(tmp_path / "data"), "pause/x", str(count)),
+        ],
         stdout=subprocess.PIPE,
         cwd=Path(__file__).parents[1],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},

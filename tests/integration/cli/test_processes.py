@@ -196,7 +196,7 @@ def test_a_named_host_is_advertised_and_all_interfaces_are_bound(etcd, tmp_path)
 def test_a_broker_that_still_waits_for_etcd_ends_at_the_first_signal(tmp_path):
     with serve(tmp_path, "--etcd.address=http://localhost:1", "--broker.spool-dir=s") as process:
         logged = b""
-        while b"waiting for Etcd" not in logged:
+        while b"connection to Etcd failed" not in logged:
             logged += process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT_S) == 0
