@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gazette_sdk.broker.spool.directory import Durability
@@ -28,6 +28,8 @@ class BrokerConfig:
         etcd_cert_file: client certificate toward Etcd.
         etcd_cert_key_file: its key.
         etcd_trusted_ca_file: authorities to trust with Etcd.
+        etcd_user: user of Etcd, if it has authentication enabled.
+        etcd_password: password of the user.
         lease_ttl_s: time after which a silent broker is no member any more.
         journal_limit: most replicas of journals that it takes.
         file_root: directory of ``file://`` stores.
@@ -51,6 +53,8 @@ class BrokerConfig:
     etcd_cert_file: Path | None = None
     etcd_cert_key_file: Path | None = None
     etcd_trusted_ca_file: Path | None = None
+    etcd_user: str = ""
+    etcd_password: str = field(default="", repr=False)
     lease_ttl_s: int = LEASE_TTL_S
     journal_limit: int = 1024
     file_root: Path | None = None

@@ -45,7 +45,7 @@ from gazette_sdk.errors import ConfigurationError, EtcdUnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.authorization import authority_for
+from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.protocol.routes import validate_broker_spec
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wires.stream import ChosenTransport
@@ -84,6 +84,7 @@ class Broker:
     Attributes:
         service: the service of its fronts, from :meth:`start` on.
         keyspace: its mirror of Etcd.
+        authority: verifies the tokens of callers, and signs those of its own calls.
         ended: done when it has drained, or with a fatal error, such as
             :class:`~gazette_sdk.errors.LeaseLostError`. Stop it then.
 
@@ -105,7 +106,7 @@ class Broker:
         self.keyspace = BrokerKeySpace(config.etcd_prefix)
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._id = pb.ProcessSpec.ID(zone=config.zone, suffix=config.suffix)
-        self._authority = authority_for(config.auth_keys)
+        self.authority = authority_for(config.auth_keys)
         self._etcd: Etcd | None = None
         self._membership: Membership | None = None
         self._stores: StoreRegistry | None = None
@@ -178,6 +179,8 @@ class Broker:
                     cert_file=config.etcd_cert_file,
                     cert_key_file=config.etcd_cert_key_file,
                     trusted_ca_file=config.etcd_trusted_ca_file,
+                    user=config.etcd_user,
+                    password=config.etcd_password,
                 )
             except EtcdUnavailableError as error:
                 outage.failed(error)
@@ -201,7 +204,7 @@ class Broker:
             zone=config.zone,
             cache_size=0,
             tls=config.peer_tls,
-            auth_keys=config.auth_keys,
+            authorizer=self.authority if isinstance(self.authority, Authority) else None,
             reconnect_backoff_max_s=RECONNECT_BACKOFF_MAX_S,
         )
         self._reads = ReadServer(stores)
@@ -248,7 +251,7 @@ class Broker:
             reads=self._reads,
             stores=stores,
             peers=peers,
-            authorization=Authorization(self._authority),
+            authorization=Authorization(self.authority),
         )
         self._quarantine = Quarantine(
             spools,
@@ -257,7 +260,7 @@ class Broker:
             inventory=PeerInventory(
                 self.resolver,
                 peers=peers,
-                local=InProcessTransport(self.service, self._authority),
+                local=InProcessTransport(self.service, self.authority),
                 stores=stores,
                 max_replication=config.max_replication,
             ),

@@ -66,6 +66,7 @@ class Server:
         self.stream = StreamServer(active=self.grpc.active)
         self.http = HttpHost()
         self.listener = Listener(tls=tls)
+        self.tls = tls
         self._host = host
         self._port = port or "0"
         self._advertise_host = advertise_host or host or socket.gethostname()

@@ -56,6 +56,13 @@ class EtcdSettings(Settings):
     trusted_ca_file: Annotated[
         str, Option("TrustedCAFile", "Authorities that sign Etcd's certificate, PEM")
     ] = ""
+    user: Annotated[str, Option("User", "User of Etcd, if Etcd has authentication enabled")] = ""
+    password: Annotated[str, Option("Password", "Its password", secret=True), Field(repr=False)] = (
+        ""
+    )
+    password_file: Annotated[
+        str, Option("PasswordFile", "File with the password instead of Password")
+    ] = ""
     lease_s: Annotated[
         Seconds,
         Option("LeaseTTL", "Lifetime of this process's lease in Etcd", env="LEASE_TTL"),
@@ -153,11 +160,19 @@ class BrokerSettings(ProcessSettings):
         str,
         Option(
             "AuthKeys",
-            "Base64 keys, separated by spaces or commas: the first signs, all verify; the extra "
-            "key AA== admits requests without a token",
+            "Base64 keys, separated by spaces or commas: the first signs, all verify; ID:KEY gives "
+            "a key an id; the extra key AA== admits requests without a token",
             secret=True,
         ),
         Field(repr=False),
+    ] = ""
+    auth_keys_file: Annotated[
+        str,
+        Option(
+            "AuthKeysFile",
+            "File with the keys instead of AuthKeys; it is read again when it changes, and at "
+            "SIGHUP",
+        ),
     ] = ""
     auto_suspend: Annotated[
         bool, Option("AutoSuspend", "Suspend journals whose fragments are all persisted")

@@ -82,6 +82,7 @@ class RoutedTransport(Transport):
         cache_ttl_s: age in seconds from which a remembered route is not used any more.
         auth_keys: base64 keys of the cluster; the first signs a token for each call.
         auth_token: a ready-made bearer token; used only where no keys are given.
+        authorizer: signs the tokens, instead of ``auth_keys`` and ``auth_token``.
 
     Raises:
         ConfigurationError: the keys are malformed.
@@ -97,16 +98,17 @@ class RoutedTransport(Transport):
         cache_ttl_s: float,
         auth_keys: str,
         auth_token: str,
+        authorizer: Authorizer | None = None,
     ) -> None:
         self.address = address
         self.routes = RouteCache(cache_size, cache_ttl_s)
         self.knows_routes = cache_size > 0
         self.wire = wire
         self._zone = zone
-        self._authorizer: Authorizer | None = None
-        if auth_keys.strip():
+        self._authorizer = authorizer
+        if authorizer is None and auth_keys.strip():
             self._authorizer = authority_for(auth_keys)
-        elif auth_token:
+        elif authorizer is None and auth_token:
             self._authorizer = FixedToken(auth_token)
 
     def __repr__(self) -> str:

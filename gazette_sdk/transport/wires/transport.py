@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 from dataclasses import dataclass
 
+from gazette_sdk.protocol.authorization import Authorizer
 from gazette_sdk.transport.routing.route_cache import DEFAULT_SIZE, DEFAULT_TTL_S
 from gazette_sdk.transport.routing.routed import (
     CONNECT_TIMEOUT_S,
@@ -43,6 +44,7 @@ class BrokerTransport(RoutedTransport):
         tls: certificates, for ``https``.
         auth_keys: base64 keys of the cluster; the first signs a token for each call.
         auth_token: a ready-made bearer token; used only where no keys are given.
+        authorizer: signs the tokens, instead of ``auth_keys`` and ``auth_token``.
         max_receive_bytes: greatest message to accept.
         reconnect_backoff_max_s: longest wait between two dials of a lost connection; brokers
             among themselves use 0.5.
@@ -67,6 +69,7 @@ class BrokerTransport(RoutedTransport):
         tls: Tls | None = None,
         auth_keys: str = "",
         auth_token: str = "",
+        authorizer: Authorizer | None = None,
         max_receive_bytes: int = MAX_RECEIVE_BYTES,
         reconnect_backoff_max_s: float = RECONNECT_BACKOFF_MAX_S,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
@@ -90,6 +93,7 @@ class BrokerTransport(RoutedTransport):
             cache_ttl_s=cache_ttl_s,
             auth_keys=auth_keys,
             auth_token=auth_token,
+            authorizer=authorizer,
         )
 
     @staticmethod
