@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.cluster.keyspace import WATCH_DELAY_S
@@ -39,6 +40,7 @@ class BrokerConfig:
         min_append_rate: bytes per second that a client has to sustain; 0 for no minimum.
         max_replication: cap of every journal's replication.
         watch_delay_s: time for which changes of Etcd are collected.
+        audited: calls that are recorded in the audit log.
         auth_keys: base64 keys that verify callers and sign calls to peers; empty for none.
         auto_suspend: suspend idle journals.
         peer_tls: certificates toward peers.
@@ -64,6 +66,7 @@ class BrokerConfig:
     min_append_rate: int = 65536
     max_replication: int = DEFAULT_MAX_REPLICATION
     watch_delay_s: float = WATCH_DELAY_S
+    audited: Literal["off", "refusals", "all"] = "off"
     auth_keys: str = ""
     auto_suspend: bool = False
     peer_tls: Tls | None = None

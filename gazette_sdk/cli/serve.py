@@ -16,6 +16,7 @@ from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cluster.etcd_binary import safety_warning
 from gazette_sdk.errors import LeaseLostError
 from gazette_sdk.protocol.authorization import Authority, authority_for
+from gazette_sdk.server.audit import AUDIT
 from gazette_sdk.server.options import Group, public_values
 from gazette_sdk.server.process import configured_server
 from gazette_sdk.server.reload import ReloadedFiles
@@ -58,6 +59,7 @@ async def run(invocation: Invocation) -> None:
         group.title: public_values(group, invocation.settings(group)) for group in groups
     }
     _log.info("broker configuration", extra={"version": invocation.version, **configuration})
+    AUDIT.setLevel(logging.INFO)  # --broker.audit decides on records, not --log.level
     server = configured_server(settings, invocation.settings(DEBUG))
     _warn_of_strangers(settings)
     with StopSignal() as stop:
@@ -152,6 +154,7 @@ def configuration_of(settings: BrokerSettings, etcd: EtcdSettings, endpoint: str
         min_append_rate=settings.min_append_rate,
         max_replication=settings.max_replication,
         watch_delay_s=settings.watch_delay_s,
+        audited=settings.audit,
         auth_keys=settings.auth_keys,
         auto_suspend=settings.auto_suspend,
         peer_tls=Tls(

@@ -254,6 +254,20 @@ class Authority:
             )
         return verified.claims
 
+    def identity(self, header: str | None) -> tuple[str, str]:
+        """Return the claim ``sub`` of a caller's token, and its ``jti`` or else its key id.
+
+        They are empty if the token has none, or if its signature is not good.
+        """
+        if header is None or not header.startswith(_SCHEME):
+            return "", ""
+        token = header[len(_SCHEME) :]
+        try:
+            verified = self._verify_signature(token)
+        except UnauthenticatedError:
+            return "", ""
+        return verified.subject, verified.token_id or str(_key_id(token) or "")
+
     def _verify_signature(self, token: str) -> _Verified:
         known = self._verified.get(token)
         if known is not None:
@@ -317,6 +331,10 @@ class AllowAll:
     ) -> Claims:
         """Return claims of every capability over all journals, which never expire."""
         return _EVERYTHING
+
+    def identity(self, header: str | None) -> tuple[str, str]:  # noqa: ARG002 - no header is checked
+        """Return empty texts: nobody is known."""
+        return "", ""
 
 
 def authority_for(keys: str | None) -> Authority | AllowAll:
@@ -388,6 +406,8 @@ class _Verified:
     claims: Claims
     issued_at: float
     not_before: float
+    subject: str
+    token_id: str
 
     def check_times(self, now: float) -> None:
         if now >= self.claims.expires_at + LEEWAY_S:
@@ -416,6 +436,8 @@ def _parse_payload(payload: bytes) -> _Verified:
         ),
         issued_at=_number(claims, "iat", -math.inf),
         not_before=_number(claims, "nbf", -math.inf),
+        subject=str(claims.get("sub", "")),
+        token_id=str(claims.get("jti", "")),
     )
 
 

@@ -108,6 +108,23 @@ class ProcessSettings(Settings):
     max_grpc_recv_size: Annotated[
         int, Option("MaxGRPCRecvSize", "Greatest gRPC message accepted, in bytes"), Field(ge=1)
     ] = 4194304
+    max_peer_connections: Annotated[
+        int,
+        Option(
+            "MaxPeerConnections",
+            "Greatest number of connections of one IP address; 0: no limit",
+        ),
+        Field(ge=0),
+    ] = 4096
+    max_peer_calls: Annotated[
+        int,
+        Option(
+            "MaxPeerCalls",
+            "Greatest number of concurrent calls of one IP address, without appends of the stream "
+            "transport that are in flight on a connection; 0: no limit",
+        ),
+        Field(ge=0),
+    ] = 16384
     allow_origin: Annotated[
         tuple[str, ...],
         Option("AllowOrigin", "Origin that may call /v1/ from browsers; repeatable"),
@@ -174,6 +191,10 @@ class BrokerSettings(ProcessSettings):
             "SIGHUP",
         ),
     ] = ""
+    audit: Annotated[
+        Literal["off", "refusals", "all"],
+        Option("Audit", "Calls in the audit log: none, refused ones, or also appends and changes"),
+    ] = "refusals"
     auto_suspend: Annotated[
         bool, Option("AutoSuspend", "Suspend journals whose fragments are all persisted")
     ] = False
