@@ -4,5 +4,6 @@
 - `in_process`: a transport to the broker of this process.
 - `stream`, `grpc`: the journal service on each wire.
 - `http_gateway`, `json_gateway`: journals as files, and the service as JSON.
+- `guarded`: limits of calls by peer, and the audit log, before the fronts of a public port.
 - `served`: a broker behind its public port.
 """
