@@ -43,8 +43,9 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.membership import Membership
 from gazette_sdk.errors import ConfigurationError, EtcdUnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.authorization import authority_for
+from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.protocol.routes import validate_broker_spec
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wires.stream import ChosenTransport
@@ -83,6 +84,7 @@ class Broker:
     Attributes:
         service: the service of its fronts, from :meth:`start` on.
         keyspace: its mirror of Etcd.
+        authority: verifies the tokens of callers, and signs those of its own calls.
         ended: done when it has drained, or with a fatal error, such as
             :class:`~gazette_sdk.errors.LeaseLostError`. Stop it then.
 
@@ -104,7 +106,7 @@ class Broker:
         self.keyspace = BrokerKeySpace(config.etcd_prefix)
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._id = pb.ProcessSpec.ID(zone=config.zone, suffix=config.suffix)
-        self._authority = authority_for(config.auth_keys)
+        self.authority = authority_for(config.auth_keys)
         self._etcd: Etcd | None = None
         self._membership: Membership | None = None
         self._stores: StoreRegistry | None = None
@@ -115,6 +117,12 @@ class Broker:
         self._is_composed = False
         self._is_stopped = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def etcd_version(self) -> tuple[int, ...]:
+        """Version of the connected Etcd server, from :meth:`start` on."""
+        assert self._etcd is not None
+        return self._etcd.version
 
     # ---------------------------------------------------------------- start
 
@@ -161,20 +169,24 @@ class Broker:
         self._run("sweeper", self._sweep(self._stores))
 
     async def _connect(self) -> Etcd:
-        config, is_first = self.config, True
+        config = self.config
+        outage = Outage(_log, "connection to Etcd")
         while True:
             try:
-                return await Etcd.connect(
+                etcd = await Etcd.connect(
                     config.etcd_endpoint,
                     dial_timeout_s=max(1.0, config.lease_ttl_s / 20),
                     cert_file=config.etcd_cert_file,
                     cert_key_file=config.etcd_cert_key_file,
                     trusted_ca_file=config.etcd_trusted_ca_file,
+                    user=config.etcd_user,
+                    password=config.etcd_password,
                 )
             except EtcdUnavailableError as error:
-                if is_first:
-                    _log.warning("waiting for Etcd: %s", error)
-                is_first = False
+                outage.failed(error)
+            else:
+                outage.ended()
+                return etcd
             await asyncio.sleep(DIAL_RETRY_S)
 
     def _compose(
@@ -192,7 +204,7 @@ class Broker:
             zone=config.zone,
             cache_size=0,
             tls=config.peer_tls,
-            auth_keys=config.auth_keys,
+            authorizer=self.authority if isinstance(self.authority, Authority) else None,
             reconnect_backoff_max_s=RECONNECT_BACKOFF_MAX_S,
         )
         self._reads = ReadServer(stores)
@@ -239,7 +251,7 @@ class Broker:
             reads=self._reads,
             stores=stores,
             peers=peers,
-            authorization=Authorization(self._authority),
+            authorization=Authorization(self.authority),
         )
         self._quarantine = Quarantine(
             spools,
@@ -248,7 +260,7 @@ class Broker:
             inventory=PeerInventory(
                 self.resolver,
                 peers=peers,
-                local=InProcessTransport(self.service, self._authority),
+                local=InProcessTransport(self.service, self.authority),
                 stores=stores,
                 max_replication=config.max_replication,
             ),

@@ -16,6 +16,7 @@ from gazette_sdk.server.debug import DebugPages
 from gazette_sdk.server.grpc_server import DEFAULT_MAX_RECEIVE_BYTES, GrpcServer
 from gazette_sdk.server.http import HttpHost
 from gazette_sdk.server.listener import HTTP_OPENINGS, Listener, PortProtocol
+from gazette_sdk.server.peer_limits import PeerLimits, http_refusal
 from gazette_sdk.server.settings import DebugSettings, ProcessSettings
 from gazette_sdk.server.splice import Splicer
 from gazette_sdk.server.stream_server import StreamServer
@@ -51,6 +52,7 @@ class Server:
         debug_private: keep the diagnostics off the public port.
         local_names_only: answer HTTP requests for names of loopback only, see
             :class:`~gazette_sdk.server.http.HttpHost`.
+        limits: limits of each peer; by default none.
     """
 
     def __init__(
@@ -64,11 +66,14 @@ class Server:
         debug_port: str = "",
         debug_private: bool = False,
         local_names_only: bool = False,
+        limits: PeerLimits | None = None,
     ) -> None:
         self.grpc = GrpcServer(max_receive_bytes=max_receive_bytes)
         self.stream = StreamServer(active=self.grpc.active)
         self.http = HttpHost(local_names_only=local_names_only)
-        self.listener = Listener(tls=tls)
+        self.limits = limits or PeerLimits()
+        self.listener = Listener(tls=tls, limits=self.limits)
+        self.tls = tls
         self._host = host
         self._port = port or "0"
         self._advertise_host = advertise_host or host or socket.gethostname()
@@ -139,8 +144,10 @@ class Server:
         self._splicer = Splicer(socket_path)
         await self.grpc.start(socket_path)
         await self.http.start()
-        self.listener.add(PortProtocol("grpc", (_GRPC_OPENING,), self._splicer, alpn="h2"))
-        self.listener.add(PortProtocol("http", HTTP_OPENINGS, self.http))
+        self.listener.add(
+            PortProtocol("grpc", (_GRPC_OPENING,), self._splicer, alpn="h2", refusal=http_refusal)
+        )
+        self.listener.add(PortProtocol("http", HTTP_OPENINGS, self.http, refusal=http_refusal))
         if self.stream.methods:
             self.listener.add(self.stream.wire())
         await self.listener.start()
@@ -196,6 +203,9 @@ def configured_server(settings: ProcessSettings, debug: DebugSettings) -> Server
         max_receive_bytes=settings.max_grpc_recv_size,
         debug_port=debug.port,
         debug_private=debug.private,
+        limits=PeerLimits(
+            connections_max=settings.max_peer_connections, calls_max=settings.max_peer_calls
+        ),
     )
 
 

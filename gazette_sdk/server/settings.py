@@ -58,6 +58,13 @@ class EtcdSettings(Settings):
     trusted_ca_file: Annotated[
         str, Option("TrustedCAFile", "Authorities that sign Etcd's certificate, PEM")
     ] = ""
+    user: Annotated[str, Option("User", "User of Etcd, if Etcd has authentication enabled")] = ""
+    password: Annotated[str, Option("Password", "Its password", secret=True), Field(repr=False)] = (
+        ""
+    )
+    password_file: Annotated[
+        str, Option("PasswordFile", "File with the password instead of Password")
+    ] = ""
     lease_s: Annotated[
         Seconds,
         Option("LeaseTTL", "Lifetime of this process's lease in Etcd", env="LEASE_TTL"),
@@ -123,6 +130,23 @@ class ProcessSettings(Settings):
     max_grpc_recv_size: Annotated[
         int, Option("MaxGRPCRecvSize", "Greatest gRPC message accepted, in bytes"), Field(ge=1)
     ] = 4194304
+    max_peer_connections: Annotated[
+        int,
+        Option(
+            "MaxPeerConnections",
+            "Greatest number of connections of one IP address; 0: no limit",
+        ),
+        Field(ge=0),
+    ] = 4096
+    max_peer_calls: Annotated[
+        int,
+        Option(
+            "MaxPeerCalls",
+            "Greatest number of concurrent calls of one IP address, without appends of the stream "
+            "transport that are in flight on a connection; 0: no limit",
+        ),
+        Field(ge=0),
+    ] = 16384
     allow_origin: Annotated[
         tuple[str, ...],
         Option("AllowOrigin", "Origin that may call /v1/ from browsers; repeatable"),
@@ -175,12 +199,24 @@ class BrokerSettings(ProcessSettings):
         str,
         Option(
             "AuthKeys",
-            "Base64 keys, separated by spaces or commas: the first signs, all verify; the extra "
-            "key AA== admits requests without a token",
+            "Base64 keys, separated by spaces or commas: the first signs, all verify; ID:KEY gives "
+            "a key an id; the extra key AA== admits requests without a token",
             secret=True,
         ),
         Field(repr=False),
     ] = ""
+    auth_keys_file: Annotated[
+        str,
+        Option(
+            "AuthKeysFile",
+            "File with the keys instead of AuthKeys; it is read again when it changes, and at "
+            "SIGHUP",
+        ),
+    ] = ""
+    audit: Annotated[
+        Literal["off", "refusals", "all"],
+        Option("Audit", "Calls in the audit log: none, refused ones, or also appends and changes"),
+    ] = "refusals"
     auto_suspend: Annotated[
         bool, Option("AutoSuspend", "Suspend journals whose fragments are all persisted")
     ] = False

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+from gazette_sdk.server.peer_limits import peer_of, splice_address
+
 __all__ = ["READ_BYTES", "Splicer"]
 
 _log = logging.getLogger(__name__)
@@ -85,7 +87,7 @@ class _Front(asyncio.Protocol):
         front.other, back.other = back, front
         front.connection_made(transport)
         try:
-            await loop.create_unix_connection(lambda: back, str(self._splicer.path))
+            await loop.create_unix_connection(lambda: back, sock=await self._dial())
         except OSError as error:
             _log.warning("cannot connect to the gRPC server of this process: %s", error)
             transport.abort()
@@ -96,6 +98,20 @@ class _Front(asyncio.Protocol):
         back.transport.write(self._opening)
         transport.set_protocol(front)
         transport.resume_reading()
+
+    async def _dial(self) -> socket.socket:
+        """Return a connection to the gRPC server, whose own address names the peer."""
+        dialled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            dialled.setblocking(False)
+            peer = peer_of(self._transport.get_extra_info("peername"))
+            if (address := splice_address(peer)) is not None:
+                dialled.bind(address)
+            await asyncio.get_running_loop().sock_connect(dialled, str(self._splicer.path))
+        except BaseException:
+            dialled.close()
+            raise
+        return dialled
 
 
 class _Side(asyncio.BufferedProtocol):

@@ -27,6 +27,7 @@ from gazette_sdk.protocol.stream_calls import (
 from gazette_sdk.protocol.stream_frames import PREFACE, Frame, FrameBuffer, Kind, MethodTraits
 from gazette_sdk.server.grpc_server import ActiveCall
 from gazette_sdk.server.outcomes import Outcome
+from gazette_sdk.server.peer_limits import peer_of
 from gazette_sdk.server.stream_method import StreamMethod
 from gazette_sdk.server.stream_output import StreamOutput
 from gazette_sdk.server.stream_serving import Intake, StreamCall, StreamServing
@@ -109,7 +110,8 @@ class StreamConnection(asyncio.BufferedProtocol):
         """Begin, with a connection from the listener."""
         self._transport = cast("asyncio.Transport", transport)
         self._output = StreamOutput(self._transport)
-        self.serving = StreamServing(self, self._calls, self._output, self._host.active)
+        peer = peer_of(transport.get_extra_info("peername"))
+        self.serving = StreamServing(self, self._calls, self._output, self._host.active, peer)
         self._transport.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
         )

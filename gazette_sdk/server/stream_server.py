@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
+from gazette_sdk.protocol.stream_calls import ServerCalls
 from gazette_sdk.protocol.stream_frames import METHODS, PREFACE, MethodTraits
 from gazette_sdk.server.grpc_server import ActiveCall
 from gazette_sdk.server.listener import PortProtocol
@@ -80,7 +81,10 @@ class StreamServer:
 
     def wire(self) -> PortProtocol:
         """Return the protocol to add to a listener."""
-        return PortProtocol("stream", (PREFACE,), self, alpn=ALPN)
+        return PortProtocol("stream", (PREFACE,), self, alpn=ALPN, refusal=self._refusal)
+
+    def _refusal(self, reason: str) -> bytes:
+        return ServerCalls(self.traits).goaway(reason)
 
     def __call__(self) -> asyncio.BufferedProtocol:
         """Return a protocol object for one connection."""

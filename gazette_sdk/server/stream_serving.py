@@ -34,8 +34,6 @@ __all__ = ["Intake", "StreamCall", "StreamServing"]
 INTAKE_LOW_BYTES = 256 << 10
 """A connection that is not read, since too much waits, is read again when only this much waits."""
 
-_NO_METADATA = Call(chunk_bytes=MAX_CHUNK_BYTES)
-
 _EXPIRED = Outcome("DEADLINE_EXCEEDED", "the call's time is over")
 _NOT_BEGUN = Outcome("DEADLINE_EXCEEDED", "the call's time was over before its turn came", NOT_RUN)
 _STOPPED = Outcome("CANCELLED", "the server gave the call up, since it stops")
@@ -51,6 +49,7 @@ class StreamServing:
         calls: state machine of the connection's calls.
         output: what is sent goes there.
         active: calls in progress on all connections, for the diagnostics.
+        peer: IP address of the client; empty if it is unknown.
     """
 
     def __init__(
@@ -59,11 +58,13 @@ class StreamServing:
         calls: ServerCalls,
         output: StreamOutput,
         active: set[ActiveCall],
+        peer: str = "",
     ) -> None:
         self._connection = connection
         self._calls = calls
         self._output = output
         self._active = active
+        self._without_metadata = Call(chunk_bytes=MAX_CHUNK_BYTES, peer=peer)
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[StreamCall | CallRefused] = deque()
         self._in_flight: deque[tuple[StreamCall, _Task]] = deque()
@@ -167,10 +168,15 @@ class StreamServing:
             CallError: its metadata are malformed.
         """
         if call.deadline_s is None and not call.metadata:
-            return _NO_METADATA
+            return self._without_metadata
         timeout_s = None if call.deadline_s is None else call.deadline_s - self._loop.time()
         metadata = call.metadata.items()
-        return call_of(metadata, timeout_s=timeout_s, chunk_bytes=MAX_CHUNK_BYTES)
+        return call_of(
+            metadata,
+            timeout_s=timeout_s,
+            chunk_bytes=MAX_CHUNK_BYTES,
+            peer=self._without_metadata.peer,
+        )
 
     def _is_late(self, call: StreamCall) -> bool:
         return call.deadline_s is not None and call.deadline_s <= self._loop.time()

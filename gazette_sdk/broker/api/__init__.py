@@ -5,5 +5,6 @@
 - `stream`, `grpc`: the journal service on each wire.
 - `http_gateway`, `json_gateway`: journals as files, and the service as JSON; `content_encoding`:
   compressed bodies.
+- `guarded`: limits of calls by peer, and the audit log, before the fronts of a public port.
 - `served`: a broker behind its public port.
 """

@@ -34,6 +34,7 @@ from gazette_sdk.server.http import (
     quote_path,
     text_error,
 )
+from gazette_sdk.server.peer_limits import peer_of
 from gazette_sdk.transport.base import AppendItem
 
 __all__ = ["HttpGateway", "append_request", "read_request", "route_token"]
@@ -84,7 +85,9 @@ class HttpGateway:
                 authorized, or the call failed.
         """
         call = Call(
-            authorization=request.headers.get("Authorization"), chunk_bytes=HTTP_CHUNK_BYTES
+            authorization=request.headers.get("Authorization"),
+            chunk_bytes=HTTP_CHUNK_BYTES,
+            peer=peer_of((request.remote or "",)),
         )
         if request.method in {"GET", "HEAD"}:
             read = read_request(request.method, target)

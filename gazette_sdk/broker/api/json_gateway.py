@@ -25,6 +25,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, Call
 from gazette_sdk.server.http import Target
+from gazette_sdk.server.peer_limits import peer_of
 
 __all__ = ["JsonGateway", "message_json"]
 
@@ -72,7 +73,10 @@ class JsonGateway:
         cors = self._cors(request.headers.get("Origin", ""))
         if request.method == "OPTIONS":
             return web.Response(headers=cors)
-        call = Call(authorization=request.headers.get("Authorization"))
+        call = Call(
+            authorization=request.headers.get("Authorization"),
+            peer=peer_of((request.remote or "",)),
+        )
         messages: AsyncGenerator[Message]
         try:
             if (request.method, target.path) == ("POST", "/v1/journals/list"):

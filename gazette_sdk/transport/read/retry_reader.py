@@ -28,6 +28,7 @@ from gazette_sdk.errors import (
     UnauthenticatedError,
     ValidationError,
 )
+from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rpc
 from gazette_sdk.transport.backoff import Pause, pause
@@ -101,6 +102,7 @@ class RetryReader:
         self._attempt = 0
         self._patience_s = patience_s
         self._failing_since: float | None = None
+        self._outage = Outage(logger, f"read of {request.journal}")
         self._begun_at = request.offset  # of the read under way
         self._task: asyncio.Task[object] | None = None
         self._is_idle = asyncio.Event()
@@ -235,6 +237,7 @@ class RetryReader:
             if content is None or content:
                 self._failing_since = None
             if content is not None:
+                self._outage.ended()
                 self._is_broken = False
                 self._attempt = 0 if content else self._attempt
                 return content
@@ -269,9 +272,9 @@ class RetryReader:
                 return False
         elif isinstance(error, NotJournalBrokerError | InsufficientJournalBrokersError):
             if self._attempt > 0:
-                logger.warning("read is begun again: %s", error)
+                self._outage.failed(error)
         else:
-            logger.warning("read of %s is begun again: %s", self.journal, error)
+            self._outage.failed(error)
         return True
 
     def _is_too_late(self) -> bool:

@@ -71,6 +71,7 @@ class RoutedTransport(Transport):
         tls: certificates, for ``https``.
         auth_keys: base64 keys of the cluster; the first signs a token for each call.
         auth_token: a ready-made bearer token; used only where no keys are given.
+        authorizer: signs the tokens, instead of ``auth_keys`` and ``auth_token``.
         max_receive_bytes: greatest message to accept.
         reconnect_backoff_max_s: longest wait between two dials of a lost connection; brokers
             among themselves use 0.5.
@@ -101,6 +102,7 @@ class RoutedTransport(Transport):
         tls: Tls | None = None,
         auth_keys: str = "",
         auth_token: str = "",
+        authorizer: Authorizer | None = None,
         max_receive_bytes: int = MAX_RECEIVE_BYTES,
         reconnect_backoff_max_s: float = RECONNECT_BACKOFF_MAX_S,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
@@ -120,10 +122,9 @@ class RoutedTransport(Transport):
                 call_timeout_s=call_timeout_s,
             )
         )
-        authorizer: Authorizer | None = None
-        if auth_keys.strip():
+        if authorizer is None and auth_keys.strip():
             authorizer = authority_for(auth_keys)
-        elif auth_token:
+        elif authorizer is None and auth_token:
             authorizer = FixedToken(auth_token)
         self.routes = RouteCache(cache_size, cache_ttl_s)
         self.router = Router(address, self.wire, self.routes, zone=zone, authorizer=authorizer)

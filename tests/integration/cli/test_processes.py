@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gazette_sdk.cli.failure import explain
+from gazette_sdk.cluster.etcd_binary import SAFE_VERSION
 from support.etcd import etcd, etcd_server, run
 from support.tools import read_until, start_tool
 
@@ -198,7 +199,7 @@ def test_a_named_host_is_advertised_and_all_interfaces_are_bound(etcd, tmp_path)
 def test_a_broker_that_still_waits_for_etcd_ends_at_the_first_signal(tmp_path):
     with serve(tmp_path, "--etcd.address=http://localhost:1", "--broker.spool-dir=s") as process:
         logged = b""
-        while b"waiting for Etcd" not in logged:
+        while b"connection to Etcd failed" not in logged:
             logged += process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT_S) == 0
@@ -212,7 +213,35 @@ def test_a_lost_lease_ends_a_broker_with_status_1(etcd, tmp_path):
         _, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 1
     assert b"level=fatal" in errors
+    assert b"is no member of its cluster any more" in errors
+    assert b"start it again" in errors
     assert b"Traceback" not in errors
+
+
+def test_a_paused_broker_does_not_join_again_but_ends_with_status_1(etcd, tmp_path):
+    arguments = ["--etcd.address", etcd.address, "--broker.spool-dir=s", "--etcd.lease=1s"]
+    with serve(tmp_path, *arguments) as process:
+        served_at(process)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(3)  # the lease has to run out
+        process.send_signal(signal.SIGCONT)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert b"start it again" in errors
+
+
+def test_an_etcd_that_can_lose_data_is_warned_of(etcd, tmp_path):
+    arguments = ["--etcd.address", etcd.address, "--broker.spool-dir=s", "--log.level=info"]
+    with serve(tmp_path, *arguments) as process:
+        _, log = served_at(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 0
+
+    async def version():
+        async with etcd.client() as client:
+            return client.version
+
+    assert ("upgrade it to 3.5.6" in log) == (run(version()) < SAFE_VERSION)
 
 
 def revoke_leases(etcd):
