@@ -83,6 +83,7 @@ class Broker:
     Attributes:
         service: the service of its fronts, from :meth:`start` on.
         keyspace: its mirror of Etcd.
+        authority: verifies the tokens of callers, and signs those of its own calls.
         ended: done when it has drained, or with a fatal error, such as
             :class:`~gazette_sdk.errors.LeaseLostError`. Stop it then.
 
@@ -104,7 +105,7 @@ class Broker:
         self.keyspace = BrokerKeySpace(config.etcd_prefix)
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._id = pb.ProcessSpec.ID(zone=config.zone, suffix=config.suffix)
-        self._authority = authority_for(config.auth_keys)
+        self.authority = authority_for(config.auth_keys)
         self._etcd: Etcd | None = None
         self._membership: Membership | None = None
         self._stores: StoreRegistry | None = None
@@ -239,7 +240,7 @@ class Broker:
             reads=self._reads,
             stores=stores,
             peers=peers,
-            authorization=Authorization(self._authority),
+            authorization=Authorization(self.authority),
         )
         self._quarantine = Quarantine(
             spools,
@@ -248,7 +249,7 @@ class Broker:
             inventory=PeerInventory(
                 self.resolver,
                 peers=peers,
-                local=InProcessTransport(self.service, self._authority),
+                local=InProcessTransport(self.service, self.authority),
                 stores=stores,
                 max_replication=config.max_replication,
             ),

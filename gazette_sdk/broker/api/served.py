@@ -40,6 +40,7 @@ class ServedBroker:
         self.server = server
         self.endpoint = server.bind()
         self.broker = Broker(configure(self.endpoint))
+        server.require_tokens(self.broker.authority)
         self._allow_origins = tuple(allow_origins)
         self._waits_for_routes = waits_for_routes
 
