@@ -38,6 +38,8 @@ class BrokerConfig:
         max_replication: cap of every journal's replication.
         watch_delay_s: time for which changes of Etcd are collected.
         auth_keys: base64 keys that verify callers and sign calls to peers; empty for none.
+        allow_stores: URLs of fragment stores that callers whose token has a selector may give to
+            their journals; other callers may use any.
         auto_suspend: suspend idle journals.
         peer_tls: certificates toward peers.
     """
@@ -61,5 +63,6 @@ class BrokerConfig:
     max_replication: int = DEFAULT_MAX_REPLICATION
     watch_delay_s: float = WATCH_DELAY_S
     auth_keys: str = ""
+    allow_stores: tuple[str, ...] = ()
     auto_suspend: bool = False
     peer_tls: Tls | None = None

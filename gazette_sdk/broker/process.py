@@ -236,7 +236,7 @@ class Broker:
         self.service = JournalService(
             resolver=self.resolver,
             appends=appends,
-            listing=Listing(self.keyspace, etcd, self._id),
+            listing=Listing(self.keyspace, etcd, self._id, config.allow_stores),
             reads=self._reads,
             stores=stores,
             peers=peers,

@@ -96,6 +96,7 @@ def configuration_of(settings: BrokerSettings, etcd: EtcdSettings, endpoint: str
         max_replication=settings.max_replication,
         watch_delay_s=settings.watch_delay_s,
         auth_keys=settings.auth_keys,
+        allow_stores=settings.allow_store,
         auto_suspend=settings.auto_suspend,
         peer_tls=Tls(
             trusted_ca_file=settings.peer_ca_file,

@@ -159,6 +159,13 @@ class BrokerSettings(ProcessSettings):
         ),
         Field(repr=False),
     ] = ""
+    allow_store: Annotated[
+        tuple[str, ...],
+        Option(
+            "AllowStore",
+            "Fragment store that tokens with a selector may give to journals; repeatable",
+        ),
+    ] = ()
     auto_suspend: Annotated[
         bool, Option("AutoSuspend", "Suspend journals whose fragments are all persisted")
     ] = False

@@ -28,6 +28,7 @@ OPTIONS = [
     ("broker.min-append-rate", "MinAppendRate", "BROKER_MIN_APPEND_RATE", 65536),
     ("broker.watch-delay", "WatchDelay", "BROKER_WATCH_DELAY", 0.03),
     ("broker.auth-keys", "AuthKeys", "BROKER_AUTH_KEYS", ""),
+    ("broker.allow-store", "AllowStore", "BROKER_ALLOW_STORE", ()),
     ("broker.auto-suspend", "AutoSuspend", "BROKER_AUTO_SUSPEND", False),
     ("broker.spool-dir", "SpoolDir", "BROKER_SPOOL_DIR", ""),
     ("broker.durability", "Durability", "BROKER_DURABILITY", "replicated"),
