@@ -56,7 +56,12 @@ class ServedBroker:
         self.server.grpc.add(journal_methods(service))
         self.server.stream.add(stream_methods(service))
         self.server.stream.introduce(self.broker.config.zone, self.broker.config.suffix)
-        self.server.http.mount("/v1/", JsonGateway(service, allow_origins=self._allow_origins))
+        self.server.http.mount(
+            "/v1/",
+            JsonGateway(
+                service, authority=self.broker.authority, allow_origins=self._allow_origins
+            ),
+        )
         self.server.http.mount("/", HttpGateway(service, waits_for_routes=self._waits_for_routes))
         await self.server.start()
 

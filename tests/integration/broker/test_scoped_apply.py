@@ -127,7 +127,7 @@ def test_stores_are_not_given_to_journals(store, etcd, tmp_path):
     async def scenario(broker):
         await apply(broker, OPERATOR, upsert("team/kept", stores=["file:///kept/"]))
         for name in ("team/new", "team/kept"):
-            with pytest.raises(UnauthenticatedError, match="--broker.allow-store"):
+            with pytest.raises(UnauthenticatedError, match=r"--broker\.allow-store"):
                 await apply(broker, "name:prefix=team/", upsert(name, stores=[store]))
         kept = upsert("team/kept", stores=["file:///kept/"], length=2048)
         assert (await apply(broker, "name:prefix=team/", kept)).status == pb.OK
@@ -141,7 +141,7 @@ def test_stores_of_the_operators_list_are_given_to_journals(etcd, tmp_path):
         allowed = upsert("team/new", stores=["file:///team/"])
         assert (await apply(broker, "name:prefix=team/", allowed)).status == pb.OK
         for store in ("file:///", "file:///team/more/", "file:///team/?find=team/&replace=a/"):
-            with pytest.raises(UnauthenticatedError, match="--broker.allow-store"):
+            with pytest.raises(UnauthenticatedError, match=r"--broker\.allow-store"):
                 await apply(broker, "name:prefix=team/", upsert("team/new", stores=[store]))
 
     with_broker(etcd, tmp_path, scenario, allow_stores=("file:///team/",))
