@@ -194,6 +194,8 @@ class Broker:
             cache_size=0,
             tls=config.peer_tls,
             auth_keys=config.auth_keys,
+            # Members of a cluster that is being moved to TLS; their addresses come from Etcd.
+            allow_plaintext_tokens=True,
             reconnect_backoff_max_s=RECONNECT_BACKOFF_MAX_S,
         )
         self._reads = ReadServer(stores)

@@ -16,12 +16,13 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from gazette_sdk.errors import UnavailableError, ValidationError
+from gazette_sdk.errors import ConfigurationError, UnavailableError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rpc
 from gazette_sdk.protocol.authorization import Authorizer, FixedToken, authority_for, claims_for
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.service import RPCS_BY_NAME, Rpc
+from gazette_sdk.protocol.urls import is_local, is_tls
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.routing.append_route import BrokerRoute
 from gazette_sdk.transport.routing.dispatcher import candidates, choose, where
@@ -82,6 +83,7 @@ class RoutedTransport(Transport):
         cache_ttl_s: age in seconds from which a remembered route is not used any more.
         auth_keys: base64 keys of the cluster; the first signs a token for each call.
         auth_token: a ready-made bearer token; used only where no keys are given.
+        allow_plaintext_tokens: send tokens to brokers of an ``https`` service without TLS, too.
 
     Raises:
         ConfigurationError: the keys are malformed.
@@ -97,8 +99,10 @@ class RoutedTransport(Transport):
         cache_ttl_s: float,
         auth_keys: str,
         auth_token: str,
+        allow_plaintext_tokens: bool,
     ) -> None:
         self.address = address
+        self._requires_tls = is_tls(address) and not allow_plaintext_tokens
         self.routes = RouteCache(cache_size, cache_ttl_s)
         self.knows_routes = cache_size > 0
         self.wire = wire
@@ -306,7 +310,12 @@ class RoutedTransport(Transport):
         *,
         needs_primary: bool = False,
     ) -> Destination:
-        """Choose the broker of a call, and sign its token."""
+        """Choose the broker of a call, and sign its token.
+
+        Raises:
+            UnavailableError: the target's member has no endpoint.
+            ConfigurationError: the broker has no TLS, while the service has.
+        """
         if journal is not None and target.route is None and target.member is None:
             target = Target(self.routes.route(journal))
         try:
@@ -314,8 +323,25 @@ class RoutedTransport(Transport):
         except UnavailableError as error:
             raise self._forget(journal, SERVICE, target, error) from error
         peer = choose(peers, self._zone, self.wire.health)
-        return Destination(
-            call, journal, peer, where(peer, self.address), self._authorization(opening)
+        authorization = self._authorization(opening)
+        if authorization is not None and self._requires_tls and peer != SERVICE:
+            self._check_secrecy(journal, peer)
+        return Destination(call, journal, peer, where(peer, self.address), authorization)
+
+    def _check_secrecy(self, journal: str | None, peer: Peer) -> None:
+        """Refuse to send a token without TLS to a broker that a route names.
+
+        Raises:
+            ConfigurationError: it would be readable on the network.
+        """
+        if is_tls(peer.endpoint) or is_local(peer.endpoint):
+            return
+        if journal is not None:
+            self.routes.invalidate(journal)
+        raise ConfigurationError(
+            f"the token is not sent to {where(peer, self.address)}: it has no TLS, while the "
+            f"service {self.address} has; serve TLS on that broker, or connect with "
+            "allow_plaintext_tokens=True"
         )
 
     def _authorization(self, opening: Message) -> str | None:

@@ -43,6 +43,9 @@ class BrokerTransport(RoutedTransport):
         tls: certificates, for ``https``.
         auth_keys: base64 keys of the cluster; the first signs a token for each call.
         auth_token: a ready-made bearer token; used only where no keys are given.
+        allow_plaintext_tokens: send tokens also to brokers without TLS that a route names, where
+            the service address is ``https``. By default such a call raises
+            :class:`~gazette_sdk.errors.ConfigurationError`, unless the broker is on loopback.
         max_receive_bytes: greatest message to accept.
         reconnect_backoff_max_s: longest wait between two dials of a lost connection; brokers
             among themselves use 0.5.
@@ -67,6 +70,7 @@ class BrokerTransport(RoutedTransport):
         tls: Tls | None = None,
         auth_keys: str = "",
         auth_token: str = "",
+        allow_plaintext_tokens: bool = False,
         max_receive_bytes: int = MAX_RECEIVE_BYTES,
         reconnect_backoff_max_s: float = RECONNECT_BACKOFF_MAX_S,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
@@ -90,6 +94,7 @@ class BrokerTransport(RoutedTransport):
             cache_ttl_s=cache_ttl_s,
             auth_keys=auth_keys,
             auth_token=auth_token,
+            allow_plaintext_tokens=allow_plaintext_tokens,
         )
 
     @staticmethod
