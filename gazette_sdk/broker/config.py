@@ -21,7 +21,8 @@ class BrokerConfig:
     Attributes:
         suffix: id of the process within its zone.
         endpoint: URL at which others reach it.
-        spool_dir: directory of its spools; they survive the process there.
+        spool_dir: directory of its spools; they survive the process there. ``None`` for a private
+            one below the temporary directory, of this broker and Etcd cluster.
         zone: zone of the process.
         etcd_endpoint: URL of Etcd.
         etcd_prefix: prefix of the cluster's keys.
@@ -46,7 +47,7 @@ class BrokerConfig:
 
     suffix: str
     endpoint: str
-    spool_dir: Path
+    spool_dir: Path | None
     zone: str = "local"
     etcd_endpoint: str = "http://localhost:2379"
     etcd_prefix: str = "/gazette/cluster"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from gazette_sdk.broker.api.served import ServedBroker
 from gazette_sdk.broker.process import BrokerConfig
 from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.cli.command import Invocation
+from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol.authorization import authority_for
 from gazette_sdk.server.options import Group, public_values
 from gazette_sdk.server.process import configured_server
@@ -47,6 +47,7 @@ async def run(invocation: Invocation) -> None:
     settings, etcd = invocation.settings(BROKER), invocation.settings(ETCD)
     settings = settings.model_copy(update={"id": settings.id or pet_name()})
     authority_for(settings.auth_keys)  # report malformed keys before binding a port
+    _spool_dir(settings)
     groups: tuple[Group[Any], ...] = (BROKER, ETCD, DEBUG)
     configuration = {
         group.title: public_values(group, invocation.settings(group)) for group in groups
@@ -106,10 +107,20 @@ def configuration_of(settings: BrokerSettings, etcd: EtcdSettings, endpoint: str
     )
 
 
-def _spool_dir(settings: BrokerSettings) -> Path:
-    if settings.spool_dir:
-        return Path(settings.spool_dir)
-    return Path(tempfile.gettempdir()) / "gazette-spools" / f"{settings.zone}-{settings.id}"
+def _spool_dir(settings: BrokerSettings) -> Path | None:
+    """Return the directory of spools, or None for the default one.
+
+    Raises:
+        ConfigurationError: there is no default for a broker that serves other machines.
+    """
+    is_public = settings.bind_host != "localhost" and not settings.port.startswith("unix://")
+    if is_public and not settings.spool_dir:
+        raise ConfigurationError(
+            "a broker that serves other machines must not keep its spools below the temporary "
+            "directory: set --broker.spool-dir to a directory of its own, on a disk that survives "
+            "a restart"
+        )
+    return Path(settings.spool_dir) if settings.spool_dir else None
 
 
 def _path(text: str) -> Path | None:

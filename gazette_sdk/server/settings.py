@@ -174,7 +174,8 @@ class BrokerSettings(ProcessSettings):
         Option(
             "SpoolDir",
             "Directory of spools: what is appended and not stored yet, which a restarted broker "
-            "of the same zone and id finds again; empty for one below the temporary directory",
+            "of the same zone and id finds again; empty for one below the temporary directory, "
+            "which only a broker on loopback may use",
         ),
     ] = ""
     durability: Annotated[
