@@ -22,6 +22,10 @@ ACCEPTS_PER_TURN = 4
 """Connections accepted in one turn of the event loop. Thousands of new connections must not keep
 the loop from those that are served."""
 
+PACE_S = 0.002
+"""Pause after so many, if more may wait: at most 2,000 connections are made per second. Clients of
+the stream transport wait one second for the answer to their preface, before they choose gRPC."""
+
 RETRY_S = 0.5
 """Pause after the process was out of descriptors or memory. Connections wait in the kernel."""
 
@@ -75,15 +79,24 @@ class Acceptor:
             except OSError as error:
                 if error.errno not in _EXHAUSTED:
                     raise
-                self._pause(error)
+                self._warn(error)
+                self._pause(RETRY_S)
                 return
             connection.setblocking(False)
             task = self._loop.create_task(self._make(connection))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    def _pause(self, error: OSError) -> None:
-        """Accept again after a pause: the kernel reports the socket as ready all the time."""
+        self._pause(PACE_S)
+
+    def _pause(self, pause_s: float) -> None:
+        """Accept again after a pause. The kernel reports the socket as ready all the time."""
+        self._loop.remove_reader(self._listening)
+        self._retry = self._loop.call_later(
+            pause_s, self._loop.add_reader, self._listening, self._accept
+        )
+
+    def _warn(self, error: OSError) -> None:
         now_s = self._loop.time()
         if now_s >= self._quiet_until_s:
             self._quiet_until_s = now_s + WARN_PERIOD_S
@@ -92,10 +105,6 @@ class Acceptor:
                 "stop the clients that hold too many connections",
                 error.strerror,
             )
-        self._loop.remove_reader(self._listening)
-        self._retry = self._loop.call_later(
-            RETRY_S, self._loop.add_reader, self._listening, self._accept
-        )
 
     async def _make(self, connection: socket.socket) -> None:
         try:

@@ -34,6 +34,10 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+LINGERING_TIMEOUT_S = 0.2
+"""Seconds for which the rest of a body is read and dropped once the request was answered. Most
+clients see the answer in that time, instead of a reset connection; a flood does not end sooner."""
+
 KEEPALIVE_TIMEOUT_S = 75.0
 """Seconds for which an idle connection is kept open."""
 
@@ -171,6 +175,7 @@ class HttpHost:
             access_log=None,
             handler_cancellation=True,
             keepalive_timeout=KEEPALIVE_TIMEOUT_S,
+            lingering_time=LINGERING_TIMEOUT_S,
         )
         await self._runner.setup()
 

@@ -12,6 +12,7 @@ without calls is closed after some minutes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import time
@@ -47,6 +48,10 @@ FIRST_CALL_TIMEOUT_S = 5.0
 UNAUTHORIZED_FRAME_BYTES = 64 << 10
 """Greatest frame until a call of the connection had a good token. Enough for any call; strangers
 must not make this process hold the 16 MiB of the greatest frame."""
+
+UNAUTHORIZED_FRAMES_MAX = 256
+"""Frames that a connection may send before a call with a good token: a flood of PINGs, or of calls
+that are refused, must not occupy the event loop."""
 
 FRAME_TICKS_MAX = 20
 """Seconds in which a small frame must be complete, once its first byte arrived."""
@@ -114,6 +119,7 @@ class StreamConnection(asyncio.BufferedProtocol):
         self.serving: StreamServing
         self._missing_preface = len(PREFACE)
         self._is_authorized = False  # a call had a good token
+        self._unauthorized_frames = 0
         self._intake_high_bytes = UNAUTHORIZED_FRAME_BYTES
         self._is_over_limit = False  # a large frame began before that
         self._timer: asyncio.TimerHandle | None = None
@@ -169,10 +175,8 @@ class StreamConnection(asyncio.BufferedProtocol):
             self._take(frames)
         if error is not None:
             self._fail(error.reason)
-        elif not self._is_authorized and self._buffer.frame_bytes > UNAUTHORIZED_FRAME_BYTES:
-            self._is_over_limit = True
-            self._update_reading()
-            self._fail_if_over_limit()
+        elif not self._is_authorized:
+            self._check_limits(len(frames))
 
     def eof_received(self) -> bool:
         """End all calls: the client has closed its side."""
@@ -229,9 +233,20 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._output.write(self._calls.goaway(reason))
         # Closing while bytes arrive would reset the connection, and take the GOAWAY with it.
         if self._transport.can_write_eof() and not self._transport.is_closing():
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # it is not connected any more
+                self._transport.write_eof()
         self._end_within(CLOSE_TIMEOUT_S)
         self._update_reading()
+
+    def _check_limits(self, frames: int) -> None:
+        """Check what an unknown client has sent."""
+        self._unauthorized_frames += frames
+        if self._unauthorized_frames > UNAUTHORIZED_FRAMES_MAX:
+            self._fail(f"{UNAUTHORIZED_FRAMES_MAX} frames came before a call with a good token")
+        elif self._buffer.frame_bytes > UNAUTHORIZED_FRAME_BYTES:
+            self._is_over_limit = True
+            self._update_reading()
+            self._fail_if_over_limit()
 
     def _fail_if_over_limit(self) -> None:
         """End the connection for a large frame, after the calls before it are answered."""
@@ -394,8 +409,12 @@ class StreamConnection(asyncio.BufferedProtocol):
         if self._transport.is_closing():
             return
         intake = self._intake
-        reading = self._scratch is not None or not (
-            self._behind or self._is_over_limit or intake.waiting_bytes > self._intake_high_bytes
+        # An unknown client that broke the rules is not read until the end: it may send a flood.
+        reading = (self._scratch is not None and self._is_authorized) or not (
+            self._scratch is not None
+            or self._behind
+            or self._is_over_limit
+            or intake.waiting_bytes > self._intake_high_bytes
         )
         if reading == intake.paused:
             intake.paused = not reading
