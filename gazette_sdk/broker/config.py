@@ -22,7 +22,8 @@ class BrokerConfig:
     Attributes:
         suffix: id of the process within its zone.
         endpoint: URL at which others reach it.
-        spool_dir: directory of its spools; they survive the process there.
+        spool_dir: directory of its spools; they survive the process there. ``None`` for a private
+            one below the temporary directory, of this broker and Etcd cluster.
         zone: zone of the process.
         etcd_endpoint: URL of Etcd.
         etcd_prefix: prefix of the cluster's keys.
@@ -42,13 +43,15 @@ class BrokerConfig:
         watch_delay_s: time for which changes of Etcd are collected.
         audited: calls that are recorded in the audit log.
         auth_keys: base64 keys that verify callers and sign calls to peers; empty for none.
+        allow_stores: URLs of fragment stores that callers whose token has a selector may give to
+            their journals; other callers may use any.
         auto_suspend: suspend idle journals.
         peer_tls: certificates toward peers.
     """
 
     suffix: str
     endpoint: str
-    spool_dir: Path
+    spool_dir: Path | None
     zone: str = "local"
     etcd_endpoint: str = "http://localhost:2379"
     etcd_prefix: str = "/gazette/cluster"
@@ -68,5 +71,6 @@ class BrokerConfig:
     watch_delay_s: float = WATCH_DELAY_S
     audited: Literal["off", "refusals", "all"] = "off"
     auth_keys: str = ""
+    allow_stores: tuple[str, ...] = ()
     auto_suspend: bool = False
     peer_tls: Tls | None = None

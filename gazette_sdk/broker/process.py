@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from gazette_sdk.broker.api.in_process import InProcessTransport
@@ -32,6 +33,7 @@ from gazette_sdk.broker.recovery.quarantine import Quarantine
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.resolver import Resolver
 from gazette_sdk.broker.service import JournalService
+from gazette_sdk.broker.spool.default_root import make_default_root
 from gazette_sdk.broker.spool.directory import CompletedSpool, SpoolDirectory
 from gazette_sdk.cluster.allocator.loop import run_allocator
 from gazette_sdk.cluster.broker_keys import (
@@ -142,11 +144,13 @@ class Broker:
             journal_limit=config.journal_limit,
         )
         validate_broker_spec(spec)
-        spools = self._spools = await asyncio.to_thread(
-            lambda: SpoolDirectory(config.spool_dir, durability=config.durability)
-        )
         self._stores = StoreRegistry(config.file_root, config.file_only)
+        if config.spool_dir is not None:  # its errors are reported before Etcd is waited for
+            self._spools = await self._open_spools(config.spool_dir)
         self._etcd = await self._connect()
+        spools = self._spools = self._spools or await self._open_spools(
+            await self._make_default_root(self._etcd)
+        )
         self._membership = Membership(
             self._etcd,
             self.keyspace.member_key(config.zone, config.suffix),
@@ -167,6 +171,17 @@ class Broker:
         self._run("persister", self.persister.run())
         self._run("recovery", self._quarantine.run())
         self._run("sweeper", self._sweep(self._stores))
+
+    async def _open_spools(self, root: Path) -> SpoolDirectory:
+        return await asyncio.to_thread(SpoolDirectory, root, durability=self.config.durability)
+
+    async def _make_default_root(self, etcd: Etcd) -> Path:
+        """Make the default directory of spools, which is named by the Etcd cluster."""
+        config = self.config
+        header = (await etcd.range(b"\0")).header
+        return await asyncio.to_thread(
+            make_default_root, header.cluster_id, config.etcd_prefix, config.zone, config.suffix
+        )
 
     async def _connect(self) -> Etcd:
         config = self.config
@@ -205,6 +220,8 @@ class Broker:
             cache_size=0,
             tls=config.peer_tls,
             authorizer=self.authority if isinstance(self.authority, Authority) else None,
+            # Members of a cluster that is being moved to TLS; their addresses come from Etcd.
+            allow_plaintext_tokens=True,
             reconnect_backoff_max_s=RECONNECT_BACKOFF_MAX_S,
         )
         self._reads = ReadServer(stores)
@@ -247,7 +264,7 @@ class Broker:
         self.service = JournalService(
             resolver=self.resolver,
             appends=appends,
-            listing=Listing(self.keyspace, etcd, self._id),
+            listing=Listing(self.keyspace, etcd, self._id, config.allow_stores),
             reads=self._reads,
             stores=stores,
             peers=peers,
@@ -358,7 +375,7 @@ class Broker:
             _log.warning(
                 "%d fragments could not be uploaded; they stay in %s until the next start",
                 self.persister.pending,
-                self.config.spool_dir,
+                self._spools.root if self._spools is not None else "",
             )
             return False
         return True

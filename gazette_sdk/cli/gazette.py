@@ -33,7 +33,7 @@ _SERVE = Command(
             "a broker for this machine, with an Etcd at localhost:2379",
         ),
         (
-            "gazette serve --broker.host 10.0.0.7 --broker.port 8080 --etcd.address http://etcd:2379",
+            "gazette serve --broker.host 10.0.0.7 --broker.spool-dir /spools --etcd.address http://etcd:2379",
             "a broker of a cluster",
         ),
     ),

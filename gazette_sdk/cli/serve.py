@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from gazette_sdk.broker.process import BrokerConfig
 from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cluster.etcd_binary import safety_warning
-from gazette_sdk.errors import LeaseLostError
+from gazette_sdk.errors import ConfigurationError, LeaseLostError
 from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.server.audit import AUDIT
 from gazette_sdk.server.options import Group, public_values
@@ -54,6 +53,7 @@ async def run(invocation: Invocation) -> None:
     given = given.model_copy(update={"id": given.id or pet_name()})
     settings = with_secrets(BROKER, given)
     authority_for(settings.auth_keys)  # report malformed keys before binding a port
+    _spool_dir(settings)
     groups: tuple[Group[Any], ...] = (BROKER, ETCD, DEBUG)
     configuration = {
         group.title: public_values(group, invocation.settings(group)) for group in groups
@@ -156,6 +156,7 @@ def configuration_of(settings: BrokerSettings, etcd: EtcdSettings, endpoint: str
         watch_delay_s=settings.watch_delay_s,
         audited=settings.audit,
         auth_keys=settings.auth_keys,
+        allow_stores=settings.allow_store,
         auto_suspend=settings.auto_suspend,
         peer_tls=Tls(
             trusted_ca_file=settings.peer_ca_file,
@@ -165,10 +166,20 @@ def configuration_of(settings: BrokerSettings, etcd: EtcdSettings, endpoint: str
     )
 
 
-def _spool_dir(settings: BrokerSettings) -> Path:
-    if settings.spool_dir:
-        return Path(settings.spool_dir)
-    return Path(tempfile.gettempdir()) / "gazette-spools" / f"{settings.zone}-{settings.id}"
+def _spool_dir(settings: BrokerSettings) -> Path | None:
+    """Return the directory of spools, or None for the default one.
+
+    Raises:
+        ConfigurationError: there is no default for a broker that serves other machines.
+    """
+    is_public = settings.bind_host != "localhost" and not settings.port.startswith("unix://")
+    if is_public and not settings.spool_dir:
+        raise ConfigurationError(
+            "a broker that serves other machines must not keep its spools below the temporary "
+            "directory: set --broker.spool-dir to a directory of its own, on a disk that survives "
+            "a restart"
+        )
+    return Path(settings.spool_dir) if settings.spool_dir else None
 
 
 def _path(text: str) -> Path | None:

@@ -93,6 +93,11 @@ class Claims:
     selector: pb.LabelSelector
     expires_at: float
 
+    @property
+    def allows_every_journal(self) -> bool:
+        """True if the selector is empty."""
+        return not self.selector.include.labels and not self.selector.exclude.labels
+
 
 @dataclass(frozen=True, slots=True)
 class RequestedClaims:

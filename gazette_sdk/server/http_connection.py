@@ -19,6 +19,10 @@ __all__ = ["BODY_PAUSE_S", "HEADERS_TIMEOUT_S", "KEEPALIVE_TIMEOUT_S", "HttpConn
 
 _log = logging.getLogger(__name__)
 
+LINGERING_TIMEOUT_S = 0.2
+"""Seconds for which the rest of a body is read and dropped once the request was answered. Most
+clients see the answer in that time, instead of a reset connection; a flood does not end sooner."""
+
 KEEPALIVE_TIMEOUT_S = 75.0
 """Seconds for which an idle connection is kept open."""
 
@@ -48,6 +52,7 @@ class HttpConnection(web.RequestHandler):
             server,
             loop=asyncio.get_running_loop(),
             keepalive_timeout=KEEPALIVE_TIMEOUT_S,
+            lingering_time=LINGERING_TIMEOUT_S,
             access_log=None,  # type: ignore[arg-type] # None turns it off
             auto_decompress=False,
         )

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import cast
 
 from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.server.acceptor import Acceptor
 from gazette_sdk.server.peer_limits import PeerLimits
 
 __all__ = ["HTTP_OPENINGS", "OPENING_TIMEOUT_S", "Listener", "PortProtocol", "find_protocol"]
@@ -107,7 +108,7 @@ class Listener:
         self._tls = tls
         self._protocols: list[PortProtocol] = []
         self._sockets: list[socket.socket] = []
-        self._servers: list[asyncio.Server] = []
+        self._acceptors: list[Acceptor] = []
         self._opening: set[_Opening] = set()
         self._is_closed = False
 
@@ -202,31 +203,23 @@ class Listener:
 
     async def start(self) -> None:
         """Begin to accept connections."""
-        loop = asyncio.get_running_loop()
-        for bound in self._sockets:
-            tls = self._tls if self.path is None else None
-            self._servers.append(
-                await loop.create_server(
-                    lambda: _Opening(self),
-                    sock=bound,
-                    backlog=BACKLOG,
-                    ssl=tls,
-                    ssl_handshake_timeout=OPENING_TIMEOUT_S if tls else None,
-                )
+        self._acceptors += [
+            Acceptor(
+                bound,
+                lambda: _Opening(self),
+                tls=self._tls if self.path is None else None,
+                handshake_timeout_s=OPENING_TIMEOUT_S,
             )
+            for bound in self._sockets
+        ]
         self._sockets.clear()
 
     def close(self) -> None:
         """Accept no further connections, and abort those of which no protocol is known yet."""
         self._is_closed = True
-        for server in self._servers:
-            loop = server.get_loop()
-            for bound in server.sockets:
-                loop.remove_reader(bound.fileno())
-            # Before 3.12 a connection that is accepted, and not made yet, is never closed once
-            # its server is. Those are made in this iteration of the loop.
-            loop.call_soon(server.close)
-        self._servers.clear()
+        for acceptor in self._acceptors:
+            acceptor.close()
+        self._acceptors.clear()
         for bound in self._sockets:
             bound.close()
         self._sockets.clear()

@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.protocol.authorization import AllowAll, Authority
 from gazette_sdk.server.debug import DebugPages
 from gazette_sdk.server.grpc_server import DEFAULT_MAX_RECEIVE_BYTES, GrpcServer
 from gazette_sdk.server.http import HttpHost
@@ -85,10 +86,10 @@ class Server:
         self._directory: Path | None = None
         self._splicer: Splicer | None = None
 
-        pages = DebugPages(self.grpc)
-        self._debug_http.mount("/debug/", pages)
+        self._debug_pages = DebugPages(self.grpc)
+        self._debug_http.mount("/debug/", self._debug_pages)
         if not debug_private:
-            self.http.mount("/debug/", pages)
+            self.http.mount("/debug/", self._debug_pages)
         elif not debug_port:
             _log.warning(
                 "diagnostics are unreachable: they are private but have no port of their own; "
@@ -101,6 +102,16 @@ class Server:
         if self._endpoint is None:
             raise ConfigurationError("the server is not bound yet: call bind() first")
         return self._endpoint
+
+    def require_tokens(self, authority: Authority | AllowAll) -> None:
+        """Require tokens of the diagnostics, and of large frames. Call before :meth:`start`.
+
+        The services check the token of each call themselves.
+
+        Args:
+            authority: verifies the tokens.
+        """
+        self._debug_pages.authority = self.stream.authority = authority
 
     def bind(self) -> str:
         """Bind the port (and that of the diagnostics) and return the endpoint.

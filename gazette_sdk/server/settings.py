@@ -217,6 +217,13 @@ class BrokerSettings(ProcessSettings):
         Literal["off", "refusals", "all"],
         Option("Audit", "Calls in the audit log: none, refused ones, or also appends and changes"),
     ] = "refusals"
+    allow_store: Annotated[
+        tuple[str, ...],
+        Option(
+            "AllowStore",
+            "Fragment store that tokens with a selector may give to journals; repeatable",
+        ),
+    ] = ()
     auto_suspend: Annotated[
         bool, Option("AutoSuspend", "Suspend journals whose fragments are all persisted")
     ] = False
@@ -225,7 +232,8 @@ class BrokerSettings(ProcessSettings):
         Option(
             "SpoolDir",
             "Directory of spools: what is appended and not stored yet, which a restarted broker "
-            "of the same zone and id finds again; empty for one below the temporary directory",
+            "of the same zone and id finds again; empty for one below the temporary directory, "
+            "which only a broker on loopback may use",
         ),
     ] = ""
     durability: Annotated[

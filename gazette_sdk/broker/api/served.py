@@ -42,6 +42,7 @@ class ServedBroker:
         self.server = server
         self.endpoint = server.bind()
         self.broker = Broker(configure(self.endpoint))
+        server.require_tokens(self.broker.authority)
         self._allow_origins = tuple(allow_origins)
         self._waits_for_routes = waits_for_routes
         self._guard: GuardedJournals | None = None
@@ -64,7 +65,12 @@ class ServedBroker:
         self.server.grpc.add(journal_methods(service))
         self.server.stream.add(stream_methods(service))
         self.server.stream.introduce(self.broker.config.zone, self.broker.config.suffix)
-        self.server.http.mount("/v1/", JsonGateway(service, allow_origins=self._allow_origins))
+        self.server.http.mount(
+            "/v1/",
+            JsonGateway(
+                service, authority=self.broker.authority, allow_origins=self._allow_origins
+            ),
+        )
         gateway = HttpGateway(service, waits_for_routes=self._waits_for_routes)
         self.server.http.mount("/", with_call_limit(gateway))
         await self.server.start()

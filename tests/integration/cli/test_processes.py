@@ -196,6 +196,45 @@ def test_a_named_host_is_advertised_and_all_interfaces_are_bound(etcd, tmp_path)
         assert process.wait(TIMEOUT_S) == 0
 
 
+def test_a_broker_for_other_machines_is_refused_without_a_spool_directory(tmp_path):
+    arguments = ["--etcd.address=http://localhost:1", "--broker.host", "h.example"]
+    with serve(tmp_path, *arguments) as process:
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert b"set --broker.spool-dir to a directory of its own" in errors
+
+
+def test_the_default_spool_directory_is_private_and_of_this_cluster(etcd, tmp_path):
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    arguments = ["--etcd.address", etcd.address, "--broker.id", "broker-7"]
+    root = shared / f"gazette-spools-{os.geteuid()}"
+    for prefix in ("/one", "/two"):
+        environ = {"TMPDIR": str(shared), "ETCD_PREFIX": prefix}
+        with serve(tmp_path, *arguments, environ=environ) as process:
+            served_at(process)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(TIMEOUT_S) == 0
+    assert root.stat().st_mode & 0o777 == 0o700
+    assert len({lock.parent for lock in root.glob("*/local,broker-7/lock")}) == 2
+
+
+def test_a_default_spool_directory_that_was_prepared_by_another_is_refused(etcd, tmp_path):
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "prepared").mkdir()
+    (shared / f"gazette-spools-{os.geteuid()}").symlink_to(shared / "prepared")
+    with serve(
+        tmp_path, "--etcd.address", etcd.address, environ={"TMPDIR": str(shared)}
+    ) as process:
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert b"cannot be used for spools: it is no directory" in errors
+    assert not list((shared / "prepared").iterdir())
+
+
 def test_a_broker_that_still_waits_for_etcd_ends_at_the_first_signal(tmp_path):
     with serve(tmp_path, "--etcd.address=http://localhost:1", "--broker.spool-dir=s") as process:
         logged = b""

@@ -32,6 +32,7 @@ OPTIONS = [
     ("broker.auth-keys", "AuthKeys", "BROKER_AUTH_KEYS", ""),
     ("broker.auth-keys-file", "AuthKeysFile", "BROKER_AUTH_KEYS_FILE", ""),
     ("broker.audit", "Audit", "BROKER_AUDIT", "refusals"),
+    ("broker.allow-store", "AllowStore", "BROKER_ALLOW_STORE", ()),
     ("broker.auto-suspend", "AutoSuspend", "BROKER_AUTO_SUSPEND", False),
     ("broker.spool-dir", "SpoolDir", "BROKER_SPOOL_DIR", ""),
     ("broker.durability", "Durability", "BROKER_DURABILITY", "replicated"),
