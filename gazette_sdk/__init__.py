@@ -14,11 +14,14 @@ The rooms, from the ground up; each package's own docstring lists its modules:
 - ``message``: publishing and reading messages; ``broker``: the bundled broker
 - ``embedded``: a cluster inside this process
 - ``testing``: a pytest plugin; ``cli``: the commands ``gazette`` and ``gazctl``
+
+``__version__`` is the version of the installed distribution.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from gazette_sdk.journals import Journals
     from gazette_sdk.message import Envelope, JsonMessage, Publisher, Reader, Receipt, mapping
     from gazette_sdk.transport import Transport, connect
+
+    __version__: str
 
 __all__ = [
     "Envelope",
@@ -60,11 +65,22 @@ def __getattr__(name: str) -> object:
     """Import a name when it is first used: the command-line tools need few of them."""
     if name == "framing":
         return importlib.import_module("gazette_sdk.framing")
+    if name == "__version__":
+        globals()[name] = version = _installed_version()
+        return version
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(_MODULES[name]), name)
     globals()[name] = found
     return found
+
+
+def _installed_version() -> str:
+    """Return the version in the metadata of the distribution; of a bare checkout, a word."""
+    try:
+        return importlib.metadata.version("gazette-sdk")
+    except importlib.metadata.PackageNotFoundError:
+        return "development"
 
 
 def __dir__() -> list[str]:

@@ -9,13 +9,18 @@
 
 All data is in one directory: ``etcd/``, ``fragments/`` (the root of ``file://`` stores) and
 ``spools/``. A second start with the same directory continues with its data, also after ``kill -9``.
+
+A broker loses its lease when this process is paused for longer than the lease (SIGSTOP, a debugger,
+a suspended laptop). The cluster then replaces it by a new broker at the same port, over the same
+spools. Clients see an outage of some seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, suppress
 from pathlib import Path
 from types import TracebackType
@@ -33,11 +38,13 @@ from gazette_sdk.errors import (
     ClosedError,
     ConfigurationError,
     EtcdUnavailableError,
+    GazetteError,
     LeaseLostError,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.journal_spec import desired_replication
+from gazette_sdk.server.http import is_local_name
 from gazette_sdk.server.process import Server
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, Transport
@@ -100,7 +107,8 @@ class EmbeddedCluster:
         self._config = {"durability": durability, **config}
         self._etcd_server = EtcdServer(self.data / "etcd", sync_writes=sync_etcd)
         self._brokers: list[ServedBroker] = []
-        self._transport: Transport | None = None
+        self._keepers: list[asyncio.Task[None]] = []
+        self._transport: InProcessTransport | None = None
 
     @property
     def address(self) -> str:
@@ -192,19 +200,29 @@ class EmbeddedCluster:
             ) from error
         await self._etcd_server.start()
         try:
-            await _revoke_old_leases(self._etcd_server.endpoint)
+            # This process has just started Etcd and holds the lock of its directory, so all holders
+            # of leases are dead. Otherwise the cluster would wait until the leases expire.
+            await _revoke_leases(self._etcd_server.endpoint)
             for index in range(self._broker_count):
-                broker = self._make_broker(index)
+                broker = self._make_broker(index, self._port if index == 0 else 0)
                 self._brokers.append(broker)
                 await broker.start()
             self._transport = InProcessTransport(self._brokers[0].broker.service)
             await self._resumed()
+            self._keepers = [
+                asyncio.create_task(self._keep(index), name=f"keep broker {index}")
+                for index in range(self._broker_count)
+            ]
         except BaseException:
             await self.astop()
             raise
 
     async def astop(self) -> None:
         """Stop the cluster, on the SDK's event loop."""
+        keepers, self._keepers = self._keepers, []
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
         brokers, self._brokers = self._brokers, []
         transport, self._transport = self._transport, None
         try:
@@ -221,7 +239,7 @@ class EmbeddedCluster:
             GazetteError: the failure.
         """
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._etcd_ended())]
-        waits += [asyncio.ensure_future(asyncio.shield(b.broker.ended)) for b in self._brokers]
+        waits += [asyncio.ensure_future(asyncio.shield(keeper)) for keeper in self._keepers]
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for future in done:
@@ -239,6 +257,63 @@ class EmbeddedCluster:
                     await self._served(item.id)
         except TimeoutError:
             _log.warning("some journals are not served yet: they may require more brokers")
+
+    async def _keep(self, index: int) -> None:
+        """Replace a broker each time when it lost its lease.
+
+        Raises:
+            GazetteError: the broker has failed for another reason, or cannot be replaced.
+        """
+        while True:
+            try:
+                await asyncio.shield(self._brokers[index].broker.ended)
+            except LeaseLostError as error:
+                _log.warning(
+                    "broker %d of the embedded cluster joins the cluster again: %s. A pause of "
+                    "this process or of etcd for longer than the lease causes this",
+                    index,
+                    error,
+                )
+            else:
+                return
+            lost_at = time.monotonic()
+            try:
+                await self._rejoin(index)
+            except GazetteError:
+                _log.exception(
+                    "broker %d of the embedded cluster cannot join the cluster again; stop the "
+                    "cluster and start it again: it continues with its data",
+                    index,
+                )
+                raise
+            _log.warning(
+                "broker %d of the embedded cluster serves again after %.1f s",
+                index,
+                time.monotonic() - lost_at,
+            )
+
+    async def _rejoin(self, index: int) -> None:
+        """Replace a broker by a new one with the same id, port and spools."""
+        old = self._brokers[index]
+        if index == 0 and self._transport is not None:
+            self._transport.suspend()
+        stopping = asyncio.create_task(old.stop(grace_s=0))
+        try:
+            await asyncio.shield(stopping)
+        except asyncio.CancelledError:
+            await stopping
+            raise
+        config = old.broker.config
+        entry = old.broker.keyspace.member(config.zone, config.suffix)
+        if entry is not None:
+            # Etcd was paused, too, and has not noticed yet that the lease ran out.
+            with suppress(EtcdUnavailableError):  # then the new broker waits for Etcd
+                await _revoke_leases(config.etcd_endpoint, [entry.lease])
+        assert old.server.listener.port is not None, "embedded brokers serve on TCP ports"
+        self._brokers[index] = self._make_broker(index, old.server.listener.port)
+        await self._brokers[index].start()
+        if index == 0 and self._transport is not None:
+            self._transport.resume(self._brokers[0].broker.service)
 
     async def _etcd_ended(self) -> None:
         """Wait for the end of Etcd, and raise an error if brokers are running."""
@@ -259,9 +334,9 @@ class EmbeddedCluster:
                 return
             await keyspace.wait_for_update()
 
-    def _make_broker(self, index: int) -> ServedBroker:
+    def _make_broker(self, index: int, port: int) -> ServedBroker:
         suffix = f"broker-{index:03d}"
-        server = Server(host=self._host, port=str(self._port if index == 0 else 0))
+        server = Server(host=self._host, port=str(port), local_names_only=is_local_name(self._host))
 
         def configure(endpoint: str) -> BrokerConfig:
             return BrokerConfig(
@@ -303,14 +378,10 @@ class EmbeddedCluster:
         await sdk_loop.on_sdk_loop(self.astop())
 
 
-async def _revoke_old_leases(endpoint: str) -> None:
-    """Revoke the leases that brokers of a killed process left.
-
-    This process has just started Etcd and holds the lock of its directory, so all holders of leases
-    are dead. Otherwise the cluster would wait until the leases expire.
-    """
+async def _revoke_leases(endpoint: str, leases: Iterable[int] | None = None) -> None:
+    """Revoke leases of brokers that do not serve any more; by default all leases."""
     async with aclosing(await Etcd.connect(endpoint)) as etcd:
-        for lease in await etcd.leases():
+        for lease in await etcd.leases() if leases is None else leases:
             with suppress(LeaseLostError):  # it has just expired
                 await etcd.revoke(lease)
 

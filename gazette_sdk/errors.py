@@ -271,7 +271,9 @@ class OffsetNotYetAvailableError(StatusError):
     """
 
     status = STATUS_NAMES.index("OFFSET_NOT_YET_AVAILABLE")
-    remedy = "read with block=True to wait for it"
+    remedy = (
+        'read with block=True to wait for it; Reader(on_missing="begin") or "end" begins elsewhere'
+    )
 
 
 class WrongRouteError(StatusError):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from dataclasses import dataclass
+
+from google.protobuf.message import DecodeError
 
 from gazette_sdk.broker.authorize import admit_change
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
-from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Operation, Put
-from gazette_sdk.errors import EtcdError
+from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Get, Operation, Put
+from gazette_sdk.errors import EtcdError, UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.non_null_fields import complete
@@ -39,11 +41,13 @@ class Listing:
         keyspace: the mirror of Etcd.
         etcd: takes changes.
         local_id: this broker.
+        allowed_stores: URLs of stores that any caller may give to its journals.
     """
 
     keyspace: BrokerKeySpace
     etcd: Etcd
     local_id: pb.ProcessSpec.ID
+    allowed_stores: Collection[str] = ()
 
     def header(self) -> pb.Header:
         """Return the header of answers without a journal."""
@@ -115,11 +119,12 @@ class Listing:
             EtcdError: Etcd failed, or refused.
         """
         changes = request.changes
-        for change in changes:
-            admit_change(claims, change)
+        compares = _compares(self.keyspace, changes)
+        if not claims.allows_every_journal:
+            compares += await self._admit(request, claims)
         try:
             result = await self.etcd.txn(
-                _compares(self.keyspace, changes), _operations(self.keyspace, changes)
+                dict.fromkeys(compares), _operations(self.keyspace, changes)
             )
         except EtcdError as error:
             if "too many operations" not in str(error):
@@ -138,6 +143,38 @@ class Listing:
             response.header.CopyFrom(self.header())
         response.header.etcd.revision = result.revision
         return complete(response)
+
+    async def _admit(self, request: pb.ApplyRequest, claims: Claims) -> list[Compare]:
+        """Check that claims with a selector allow the changes.
+
+        The current specs are read from Etcd, because the mirror may be behind.
+
+        Returns:
+            conditions that the specs are still those that were checked.
+
+        Raises:
+            UnauthenticatedError: the claims do not allow a change.
+        """
+        keys = [self.keyspace.item_key(c.delete or c.upsert.name) for c in request.changes]
+        found = (await self.etcd.txn((), map(Get, keys))).responses
+        compares: list[Compare] = []
+        for change, key, result in zip(request.changes, keys, found, strict=True):
+            assert result is not None, "the response of a get"
+            existing: pb.JournalSpec | None = None
+            revision = 0
+            if result.entries:
+                (entry,) = result.entries
+                revision = entry.mod_revision
+                try:
+                    existing = pb.JournalSpec.FromString(entry.value)
+                except DecodeError as error:
+                    raise UnauthenticatedError(
+                        f"the spec of {change.delete or change.upsert.name} in Etcd cannot be "
+                        "read; use a token without a selector to replace it"
+                    ) from error
+            admit_change(claims, change, existing, allowed_stores=self.allowed_stores)
+            compares.append(Compare.mod_revision(key, revision))
+        return compares
 
 
 def _compares(keyspace: BrokerKeySpace, changes: Iterable[pb.ApplyRequest.Change]) -> list[Compare]:

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from gazette_sdk.broker.api.in_process import InProcessTransport
@@ -32,6 +33,7 @@ from gazette_sdk.broker.recovery.quarantine import Quarantine
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.resolver import Resolver
 from gazette_sdk.broker.service import JournalService
+from gazette_sdk.broker.spool.default_root import make_default_root
 from gazette_sdk.broker.spool.directory import CompletedSpool, SpoolDirectory
 from gazette_sdk.cluster.allocator.loop import run_allocator
 from gazette_sdk.cluster.broker_keys import (
@@ -43,8 +45,9 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.membership import Membership
 from gazette_sdk.errors import ConfigurationError, EtcdUnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.authorization import authority_for
+from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.protocol.routes import validate_broker_spec
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wires.stream import ChosenTransport
@@ -83,6 +86,7 @@ class Broker:
     Attributes:
         service: the service of its fronts, from :meth:`start` on.
         keyspace: its mirror of Etcd.
+        authority: verifies the tokens of callers, and signs those of its own calls.
         ended: done when it has drained, or with a fatal error, such as
             :class:`~gazette_sdk.errors.LeaseLostError`. Stop it then.
 
@@ -104,7 +108,7 @@ class Broker:
         self.keyspace = BrokerKeySpace(config.etcd_prefix)
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._id = pb.ProcessSpec.ID(zone=config.zone, suffix=config.suffix)
-        self._authority = authority_for(config.auth_keys)
+        self.authority = authority_for(config.auth_keys)
         self._etcd: Etcd | None = None
         self._membership: Membership | None = None
         self._stores: StoreRegistry | None = None
@@ -115,6 +119,12 @@ class Broker:
         self._is_composed = False
         self._is_stopped = False
         self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def etcd_version(self) -> tuple[int, ...]:
+        """Version of the connected Etcd server, from :meth:`start` on."""
+        assert self._etcd is not None
+        return self._etcd.version
 
     # ---------------------------------------------------------------- start
 
@@ -134,11 +144,13 @@ class Broker:
             journal_limit=config.journal_limit,
         )
         validate_broker_spec(spec)
-        spools = self._spools = await asyncio.to_thread(
-            lambda: SpoolDirectory(config.spool_dir, durability=config.durability)
-        )
         self._stores = StoreRegistry(config.file_root, config.file_only)
+        if config.spool_dir is not None:  # its errors are reported before Etcd is waited for
+            self._spools = await self._open_spools(config.spool_dir)
         self._etcd = await self._connect()
+        spools = self._spools = self._spools or await self._open_spools(
+            await self._make_default_root(self._etcd)
+        )
         self._membership = Membership(
             self._etcd,
             self.keyspace.member_key(config.zone, config.suffix),
@@ -160,21 +172,36 @@ class Broker:
         self._run("recovery", self._quarantine.run())
         self._run("sweeper", self._sweep(self._stores))
 
+    async def _open_spools(self, root: Path) -> SpoolDirectory:
+        return await asyncio.to_thread(SpoolDirectory, root, durability=self.config.durability)
+
+    async def _make_default_root(self, etcd: Etcd) -> Path:
+        """Make the default directory of spools, which is named by the Etcd cluster."""
+        config = self.config
+        header = (await etcd.range(b"\0")).header
+        return await asyncio.to_thread(
+            make_default_root, header.cluster_id, config.etcd_prefix, config.zone, config.suffix
+        )
+
     async def _connect(self) -> Etcd:
-        config, is_first = self.config, True
+        config = self.config
+        outage = Outage(_log, "connection to Etcd")
         while True:
             try:
-                return await Etcd.connect(
+                etcd = await Etcd.connect(
                     config.etcd_endpoint,
                     dial_timeout_s=max(1.0, config.lease_ttl_s / 20),
                     cert_file=config.etcd_cert_file,
                     cert_key_file=config.etcd_cert_key_file,
                     trusted_ca_file=config.etcd_trusted_ca_file,
+                    user=config.etcd_user,
+                    password=config.etcd_password,
                 )
             except EtcdUnavailableError as error:
-                if is_first:
-                    _log.warning("waiting for Etcd: %s", error)
-                is_first = False
+                outage.failed(error)
+            else:
+                outage.ended()
+                return etcd
             await asyncio.sleep(DIAL_RETRY_S)
 
     def _compose(
@@ -192,7 +219,9 @@ class Broker:
             zone=config.zone,
             cache_size=0,
             tls=config.peer_tls,
-            auth_keys=config.auth_keys,
+            authorizer=self.authority if isinstance(self.authority, Authority) else None,
+            # Members of a cluster that is being moved to TLS; their addresses come from Etcd.
+            allow_plaintext_tokens=True,
             reconnect_backoff_max_s=RECONNECT_BACKOFF_MAX_S,
         )
         self._reads = ReadServer(stores)
@@ -235,11 +264,11 @@ class Broker:
         self.service = JournalService(
             resolver=self.resolver,
             appends=appends,
-            listing=Listing(self.keyspace, etcd, self._id),
+            listing=Listing(self.keyspace, etcd, self._id, config.allow_stores),
             reads=self._reads,
             stores=stores,
             peers=peers,
-            authorization=Authorization(self._authority),
+            authorization=Authorization(self.authority),
         )
         self._quarantine = Quarantine(
             spools,
@@ -248,7 +277,7 @@ class Broker:
             inventory=PeerInventory(
                 self.resolver,
                 peers=peers,
-                local=InProcessTransport(self.service, self._authority),
+                local=InProcessTransport(self.service, self.authority),
                 stores=stores,
                 max_replication=config.max_replication,
             ),
@@ -346,7 +375,7 @@ class Broker:
             _log.warning(
                 "%d fragments could not be uploaded; they stay in %s until the next start",
                 self.persister.pending,
-                self.config.spool_dir,
+                self._spools.root if self._spools is not None else "",
             )
             return False
         return True

@@ -240,7 +240,8 @@ class JournalService:
             claims = self._authorization.verify(call, Capability.READ)
             validate(request)
             async with self._authorization.bound(claims, call):
-                response = await check_store(request, self._stores)
+                specs = (item.value for item in self._listing.keyspace.items())
+                response = await check_store(request, self._stores, claims, specs)
             response.header.CopyFrom(self._listing.header())
             outcome.status = response.status
             return complete(response)

@@ -13,8 +13,8 @@ In reading order:
 
 - ``gazctl`` and ``gazette``: the two programs, each a table of commands
 - ``command``: commands; ``program``: parsing of command lines; ``usage``: help texts;
-  ``failure``: error messages; ``configuration``: ``print-config``; ``settings``: options of
-  ``print-config``, ``dev`` and ``attach-uuids``
+  ``failure``: error messages; ``configuration``: ``print-config``; ``completion``: scripts for
+  shells; ``settings``: options of ``print-config``, ``dev`` and ``attach-uuids``
 - ``client``: connections to brokers; ``concurrency``: concurrent calls; ``formats``: tables, JSON
   and protobuf text; ``progress``: progress bars
 - ``journals``: the commands of ``gazctl journals``; ``edit_loop``: editing of specs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
+from gazette_sdk.cli.command import TimeoutSettings
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.server.options import Group, Option, Seconds, Settings
 
@@ -15,6 +16,7 @@ __all__ = [
     "ADDRESS_ALIASES",
     "BROKER_CLIENT",
     "ZONE",
+    "BrokerClientSettings",
     "ConnectionSettings",
     "check_address",
     "open_broker",
@@ -27,8 +29,8 @@ CONNECT_TIMEOUT_S = 8.0
 """A call fails if no broker answers for this long."""
 
 
-class ZoneSettings(Settings):
-    """Zone of the tool."""
+class ZoneSettings(TimeoutSettings):
+    """Zone of the tool, and bound of its waits."""
 
     zone: Annotated[
         str, Option("Zone", "Availability zone of this tool; brokers of the same are preferred")

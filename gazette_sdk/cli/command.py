@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from gazette_sdk.server.options import Group, Settings, Sources, load
+from pydantic import Field
 
-__all__ = ["Command", "Invocation"]
+from gazette_sdk.server.options import Group, Option, Seconds, Settings, Sources, load
+
+__all__ = ["Command", "Invocation", "TimeoutSettings"]
 
 S = TypeVar("S", bound=Settings)
+
+
+class TimeoutSettings(Settings):
+    """Base of the options of commands that wait."""
+
+    timeout_s: Annotated[
+        Seconds,
+        Option(
+            "Timeout",
+            "Longest time of the command: then it gives up, with exit status 124; 0s for no limit",
+            env="GAZCTL_TIMEOUT",
+        ),
+        Field(ge=0),
+    ] = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +44,11 @@ class Command:
         arguments: positional arguments, as help shows them; empty for none.
         arguments_min: least number of positional arguments.
         arguments_max: greatest number of positional arguments; ``None`` for no limit.
+        completes: what a shell completes arguments with.
+        in_doubt: what may have happened in part if the command ends by its timeout; empty for
+            nothing.
+        keeps_time: True if its timeout does not cancel it: it ends by itself in time, or it waits
+            for a person.
         is_service: True if it runs unattended. Its failure is then written to its log.
     """
 
@@ -40,6 +61,9 @@ class Command:
     arguments: str = ""
     arguments_min: int = 0
     arguments_max: int | None = 0
+    completes: Literal["files", "journals", ""] = ""
+    in_doubt: str = ""
+    keeps_time: bool = False
     is_service: bool = False
 
 
@@ -76,6 +100,18 @@ class Invocation:
             values = self._loaded[key] = load(group, self.sources)
         assert isinstance(values, group.model)
         return values
+
+    @property
+    def timeout_s(self) -> float:
+        """Longest time of the command, in seconds; 0 for no limit."""
+        return max(
+            (
+                values.timeout_s
+                for values in map(self.settings, self.groups)
+                if isinstance(values, TimeoutSettings)
+            ),
+            default=0.0,
+        )
 
     @property
     def environ(self) -> Mapping[str, str]:

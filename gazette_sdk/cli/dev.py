@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from pathlib import Path
 
@@ -44,7 +45,12 @@ async def run(invocation: Invocation) -> None:
     """
     settings = invocation.settings(DEV)
     data = _directory(settings.data)
-    cluster = EmbeddedCluster(data, port=settings.port, brokers=settings.brokers)
+    cluster = EmbeddedCluster(
+        data,
+        port=settings.port,
+        brokers=settings.brokers,
+        lease_ttl_s=math.ceil(settings.lease_s),
+    )
     with StopSignal() as stop:
         work = asyncio.ensure_future(_serve(cluster, settings.port))
         signalled = asyncio.ensure_future(stop.wait())

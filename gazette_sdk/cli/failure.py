@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 from gazette_sdk.errors import GazetteError
+from gazette_sdk.protocol.durations import SECOND_NS, format_duration
 
-__all__ = ["TERMINATION_LOG", "CommandFailedError", "explain", "report"]
+__all__ = ["TERMINATION_LOG", "CommandFailedError", "TimedOutError", "explain", "report"]
 
 TERMINATION_LOG = Path("/dev/termination-log")
 """If this file exists, a supervisor (Kubernetes) reads from it why a process ended."""
@@ -18,6 +19,21 @@ _log = logging.getLogger("gazette_sdk.cli")
 
 class CommandFailedError(GazetteError):
     """Failure of a command, which ends with a status other than zero."""
+
+
+class TimedOutError(CommandFailedError):
+    """End of a command by ``--timeout``.
+
+    Args:
+        command: the command's name.
+        timeout_s: its longest time.
+        detail: what is known about its work; empty for nothing.
+    """
+
+    def __init__(self, command: str, timeout_s: float, detail: str = "") -> None:
+        limit = format_duration(round(timeout_s * SECOND_NS))
+        text = f"`{command}` did not end within {limit} (--timeout)"
+        super().__init__(f"{text}; {detail}" if detail else text)
 
 
 def explain(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.fragments import digest_of, is_zero_sum
 
 __all__ = ["NONE", "age", "fragment_json", "iec_bytes", "message_json", "proto_text", "write_table"]
 
@@ -27,24 +28,41 @@ TABLE_WIDTH_MAX = 1 << 20
 def write_table(
     headers: Sequence[str], rows: Iterable[Sequence[str]], file: TextIO | None = None
 ) -> None:
-    """Write a bordered table, each row on one line.
+    """Write a table, each row on one line: with borders on a terminal, else plain columns.
 
     Args:
         headers: of the columns; written in upper case.
         rows: cells of each row.
         file: output file; by default standard output.
     """
-    from rich.box import SQUARE  # noqa: PLC0415 - other formats need no rich
+    file = file or sys.stdout
+    headers = [header.upper() for header in headers]
+    if file.isatty():
+        _write_bordered(headers, rows, file)
+    else:
+        _write_columns([headers, *rows], file)
+
+
+def _write_columns(rows: Sequence[Sequence[str]], file: TextIO) -> None:
+    """Write cells in columns with two blanks between them."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        line = "  ".join(map(str.ljust, row, widths))
+        file.write(f"{line.rstrip()}\n")
+
+
+def _write_bordered(headers: Sequence[str], rows: Iterable[Sequence[str]], file: TextIO) -> None:
+    from rich.box import SQUARE  # noqa: PLC0415 - only terminals need rich
     from rich.console import Console  # noqa: PLC0415 - as above
     from rich.table import Table  # noqa: PLC0415 - as above
     from rich.text import Text  # noqa: PLC0415 - as above
 
     table = Table(box=SQUARE)
     for header in headers:
-        table.add_column(Text(header.upper()), no_wrap=True, overflow="ignore")
+        table.add_column(Text(header), no_wrap=True, overflow="ignore")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    Console(file=file or sys.stdout, width=TABLE_WIDTH_MAX).print(table)
+    Console(file=file, width=TABLE_WIDTH_MAX).print(table)
 
 
 def proto_text(message: Message) -> str:
@@ -88,7 +106,11 @@ def _value(field: Any, value: Any) -> Any:
 
 
 def fragment_json(fragment: pb.FragmentsResponse._Fragment) -> bytes:
-    """Return a listed fragment as one line of JSON, with plain numbers and without zero values."""
+    """Return a listed fragment as one line of JSON, with plain numbers and without zero values.
+
+    ``sha1`` is the sum of its content in hexadecimal. The parts of ``spec.sum`` have 64 bits, which
+    many readers of JSON round.
+    """
     spec = fragment.spec
     found = {
         "journal": spec.journal,
@@ -103,7 +125,8 @@ def fragment_json(fragment: pb.FragmentsResponse._Fragment) -> bytes:
         "path_postfix": spec.path_postfix,
     }
     found = {name: value for name, value in found.items() if value or name == "sum"}
-    return orjson.dumps(_nonzero({"spec": found, "signed_url": fragment.signed_url}))
+    sha1 = "" if is_zero_sum(spec.sum) else digest_of(spec.sum).hex()
+    return orjson.dumps(_nonzero({"spec": found, "signed_url": fragment.signed_url, "sha1": sha1}))
 
 
 def _nonzero(values: dict[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import sys
 
 from gazette_sdk.cli.client import ADDRESS_ALIASES, BROKER_CLIENT, ZONE
 from gazette_sdk.cli.command import Command
+from gazette_sdk.cli.completion import completion_command
 from gazette_sdk.cli.journals.commands import COMMANDS as JOURNALS
 from gazette_sdk.cli.program import Program
 from gazette_sdk.cli.settings import ATTACH_UUIDS, PRINT_CONFIG
@@ -34,6 +35,7 @@ _ATTACH_UUIDS = Command(
     ),
     arguments="[FILE...]",
     arguments_max=None,
+    completes="files",
 )
 
 _PRINT_CONFIG = Command(
@@ -48,7 +50,7 @@ _PRINT_CONFIG = Command(
 GAZCTL = Program(
     name="gazctl",
     summary="gazctl: inspect and change the journals of a Gazette cluster.",
-    commands=(*JOURNALS, _ATTACH_UUIDS, _PRINT_CONFIG),
+    commands=(*JOURNALS, _ATTACH_UUIDS, _PRINT_CONFIG, completion_command("gazctl")),
     ini="gazctl.ini",
     shared={"journals": (BROKER_CLIENT, ZONE, _JOURNALS_LOGGING)},
     aliases=ADDRESS_ALIASES,

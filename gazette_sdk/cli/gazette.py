@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 
 from gazette_sdk.cli.bench.settings import BENCH, BENCH_CLUSTER
+from gazette_sdk.cli.client import BrokerClientSettings
 from gazette_sdk.cli.command import Command
+from gazette_sdk.cli.completion import completion_command
 from gazette_sdk.cli.program import Program
 from gazette_sdk.cli.settings import DEV, PRINT_CONFIG
+from gazette_sdk.server.options import Group
 from gazette_sdk.server.settings import BROKER, DEBUG, ETCD, LOGGING
 
 __all__ = ["GAZETTE", "main"]
@@ -30,7 +33,7 @@ _SERVE = Command(
             "a broker for this machine, with an Etcd at localhost:2379",
         ),
         (
-            "gazette serve --broker.host 10.0.0.7 --broker.port 8080 --etcd.address http://etcd:2379",
+            "gazette serve --broker.host 10.0.0.7 --broker.spool-dir /spools --etcd.address http://etcd:2379",
             "a broker of a cluster",
         ),
     ),
@@ -92,11 +95,15 @@ _PRINT_CONFIG = Command(
     examples=(("gazette print-config > gazette.ini", "write a first INI file"),),
 )
 
+_BROKER_OF_CONSUMERS = Group("Broker", BrokerClientSettings)
+"""Options under which consumers, which read the same INI file, find their broker."""
+
 GAZETTE = Program(
     name="gazette",
     summary="gazette: brokers of append-only journals, and benchmarks.",
-    commands=(_SERVE, _DEV, _BENCH, _PRINT_CONFIG),
+    commands=(_SERVE, _DEV, _BENCH, _PRINT_CONFIG, completion_command("gazette")),
     ini="gazette.ini",
+    ini_guests=(_BROKER_OF_CONSUMERS,),
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import importlib.metadata
 import inspect
 import os
 import sys
@@ -12,24 +11,29 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import gazette_sdk
 from gazette_sdk.cli.command import Command, Invocation
-from gazette_sdk.cli.failure import report
+from gazette_sdk.cli.failure import TimedOutError, report
 from gazette_sdk.cli.usage import command_help, program_help
 from gazette_sdk.errors import ConfigurationError, GazetteError
-from gazette_sdk.server.ini import find_ini
+from gazette_sdk.server.ini import IniFile, find_ini, nearest
 from gazette_sdk.server.options import (
     Group,
     Sources,
     first_positional,
+    ini_keys,
     parse_arguments,
 )
 from gazette_sdk.server.settings import LoggingSettings
 from gazette_sdk.server.spinning_selector import new_loop
 
-__all__ = ["FAILED", "INTERRUPTED", "Program"]
+__all__ = ["FAILED", "INTERRUPTED", "TIMED_OUT", "Program"]
 
 FAILED = 1
 """Exit status of a command that failed, and of a wrong command line."""
+
+TIMED_OUT = 124
+"""Exit status of a command that ``--timeout`` ended, as of timeout(1)."""
 
 INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended, as in shells."""
@@ -44,6 +48,7 @@ class Program:
         summary: one line of help.
         commands: its commands.
         ini: name of its INI file.
+        ini_guests: options that other programs read from the same INI file.
         shared: options of all commands whose first word is the key. They may stand before or
             behind the words that follow.
         aliases: environment variables, each with the variable that replaces it if it is not set.
@@ -53,6 +58,7 @@ class Program:
     summary: str
     commands: tuple[Command, ...]
     ini: str
+    ini_guests: tuple[Group[Any], ...] = ()
     shared: Mapping[str, tuple[Group[Any], ...]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
 
@@ -84,7 +90,7 @@ class Program:
             return FAILED
         except (GazetteError, OSError) as error:
             report(self.name, error, in_log=in_log)
-            return FAILED
+            return TIMED_OUT if isinstance(error, TimedOutError) else FAILED
         except KeyboardInterrupt:
             return INTERRUPTED
         return 0
@@ -92,10 +98,7 @@ class Program:
     @property
     def version(self) -> str:
         """Installed version of the package."""
-        try:
-            return importlib.metadata.version("gazette-sdk")
-        except importlib.metadata.PackageNotFoundError:
-            return "development"
+        return gazette_sdk.__version__
 
     def all_groups(self) -> tuple[Group[Any], ...]:
         """Return the options of all commands, shared options first."""
@@ -122,7 +125,7 @@ class Program:
         invocation = Invocation(
             self.name,
             self.version,
-            Sources(parsed.values, find_ini(self.ini), self._environ()),
+            Sources(parsed.values, self._ini() if groups else None, self._environ()),
             tuple(parsed.positional),
             groups=groups,
             known=self.all_groups() if command.name == "print-config" else groups,
@@ -130,6 +133,19 @@ class Program:
         for group in groups:
             invocation.settings(group)  # report wrong values before the command does anything
         return command, invocation
+
+    def _ini(self) -> IniFile | None:
+        """Return the INI file, if there is one.
+
+        Raises:
+            ConfigurationError: it is malformed, or has an unknown key.
+        """
+        ini = find_ini(self.ini)
+        if ini is not None:
+            groups = [group for command in self.commands for group in command.groups]
+            shared = [group for each in self.shared.values() for group in each]
+            ini.check(ini_keys([*groups, *shared, *self.ini_guests]))
+        return ini
 
     def _words(self, arguments: list[str]) -> tuple[list[str], list[str]]:
         """Return the words that name a command, and the arguments without them."""
@@ -153,9 +169,14 @@ class Program:
         if not unknown and any(argument in {"-h", "--help"} for argument in arguments):
             self._print_help(text)
             return 0
+        if not unknown and "--version" in arguments:
+            sys.stdout.write(f"{self.name} version {self.version}\n")
+            return 0
         problem = "a command must be given"
         if unknown:
             problem = f"unknown command `{' '.join(words)}`"
+            if found := nearest(" ".join(words), [each.name for each in self.commands]):
+                problem += f"; did you mean `{found}`?"
         sys.stderr.write(f"{self.name}: {problem}\n\n{text}{self._version_line()}")
         return FAILED
 
@@ -204,13 +225,24 @@ def _run(command: Command, invocation: Invocation) -> None:
     outcome = getattr(importlib.import_module(module), name)(invocation)
     if inspect.isawaitable(outcome):
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            runner.run(_adopt_loop(outcome))
+            runner.run(_adopt_loop(outcome, command, invocation.timeout_s))
     sys.stdout.flush()
 
 
-async def _adopt_loop(work: Awaitable[None]) -> None:
-    """Run a command on the main thread's loop, which becomes the SDK's loop."""
+async def _adopt_loop(work: Awaitable[None], command: Command, timeout_s: float) -> None:
+    """Run a command on the main thread's loop, which becomes the SDK's loop.
+
+    Raises:
+        TimedOutError: the command did not end in time.
+    """
     from gazette_sdk.transport.loop import adopt_running_loop  # noqa: PLC0415 - lazy
 
     adopt_running_loop()
-    await work
+    bound = asyncio.timeout(None if command.keeps_time else timeout_s or None)
+    try:
+        async with bound:
+            await work
+    except TimeoutError:
+        if not bound.expired():
+            raise
+        raise TimedOutError(command.name, timeout_s, command.in_doubt) from None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,14 @@ from gazette_sdk.broker.api.served import ServedBroker
 from gazette_sdk.broker.process import BrokerConfig
 from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.cli.command import Invocation
-from gazette_sdk.protocol.authorization import authority_for
+from gazette_sdk.cluster.etcd_binary import safety_warning
+from gazette_sdk.errors import ConfigurationError, LeaseLostError
+from gazette_sdk.protocol.authorization import Authority, authority_for
+from gazette_sdk.server.audit import AUDIT
 from gazette_sdk.server.options import Group, public_values
 from gazette_sdk.server.process import configured_server
+from gazette_sdk.server.reload import ReloadedFiles
+from gazette_sdk.server.secrets import with_secrets
 from gazette_sdk.server.settings import (
     BROKER,
     DEBUG,
@@ -25,6 +29,7 @@ from gazette_sdk.server.settings import (
     pet_name,
 )
 from gazette_sdk.server.signals import StopSignal
+from gazette_sdk.server.tls import reload_certificates
 from gazette_sdk.transport.wires.grpc.transport import Tls
 
 __all__ = ["configuration_of", "run"]
@@ -44,28 +49,80 @@ async def run(invocation: Invocation) -> None:
     Raises:
         GazetteError: the broker cannot start, or has failed, for example by losing its lease.
     """
-    settings, etcd = invocation.settings(BROKER), invocation.settings(ETCD)
-    settings = settings.model_copy(update={"id": settings.id or pet_name()})
+    given, etcd = invocation.settings(BROKER), with_secrets(ETCD, invocation.settings(ETCD))
+    given = given.model_copy(update={"id": given.id or pet_name()})
+    settings = with_secrets(BROKER, given)
     authority_for(settings.auth_keys)  # report malformed keys before binding a port
+    _spool_dir(settings)
     groups: tuple[Group[Any], ...] = (BROKER, ETCD, DEBUG)
     configuration = {
         group.title: public_values(group, invocation.settings(group)) for group in groups
     }
     _log.info("broker configuration", extra={"version": invocation.version, **configuration})
+    AUDIT.setLevel(logging.INFO)  # --broker.audit decides on records, not --log.level
     server = configured_server(settings, invocation.settings(DEBUG))
+    _warn_of_strangers(settings)
     with StopSignal() as stop:
         broker = ServedBroker(
             server,
             lambda endpoint: configuration_of(settings, etcd, endpoint),
             allow_origins=settings.allow_origin,
         )
+        reloading = asyncio.create_task(_reloaded_files(broker, given).run())
         try:
             await _until_drained(broker, stop)
         except BaseException:
             await broker.stop()  # content that is not stored yet stays in the spool directory
             raise
+        finally:
+            reloading.cancel()
+            await asyncio.wait([reloading])
         await broker.stop(persist_timeout_s=PERSIST_TIMEOUT_S)
     _log.info("goodbye")
+
+
+def _warn_of_strangers(settings: BrokerSettings) -> None:
+    """Warn if other machines reach this broker without keys or without TLS."""
+    if settings.bind_host == "localhost" or settings.port.startswith("unix://"):
+        return
+    missing = [
+        text
+        for text, option in (
+            ("without keys, so everybody may read, append and delete", settings.auth_keys),
+            (
+                "without TLS, so everybody on the way may read content and tokens",
+                settings.server_cert_file,
+            ),
+        )
+        if not option
+    ]
+    for text in missing:
+        _log.warning(
+            "this broker serves other machines %s; set --broker.auth-keys-file and "
+            "--broker.server-cert-file, or serve loopback only",
+            text,
+        )
+
+
+def _reloaded_files(broker: ServedBroker, given: BrokerSettings) -> ReloadedFiles:
+    """Return the files of a broker that are read again when they change.
+
+    Args:
+        broker: the broker.
+        given: its options as given, without the content of files.
+    """
+    files = ReloadedFiles()
+    authority, tls = broker.broker.authority, broker.server.tls
+    if isinstance(authority, Authority):
+        files.add(
+            "authorization keys",
+            [given.auth_keys_file],
+            lambda: authority.replace(with_secrets(BROKER, given).auth_keys),
+        )
+    if tls is not None:
+        names = (given.server_cert_file, given.server_cert_key_file, given.server_ca_file)
+        files.add("certificates", names, lambda: reload_certificates(tls, *names))
+    return files
 
 
 def configuration_of(settings: BrokerSettings, etcd: EtcdSettings, endpoint: str) -> BrokerConfig:
@@ -86,6 +143,8 @@ def configuration_of(settings: BrokerSettings, etcd: EtcdSettings, endpoint: str
         etcd_cert_file=_path(etcd.cert_file),
         etcd_cert_key_file=_path(etcd.cert_key_file),
         etcd_trusted_ca_file=_path(etcd.trusted_ca_file),
+        etcd_user=etcd.user,
+        etcd_password=etcd.password,
         lease_ttl_s=math.ceil(etcd.lease_s),
         journal_limit=settings.limit,
         file_root=_path(settings.file_root),
@@ -95,7 +154,9 @@ def configuration_of(settings: BrokerSettings, etcd: EtcdSettings, endpoint: str
         min_append_rate=settings.min_append_rate,
         max_replication=settings.max_replication,
         watch_delay_s=settings.watch_delay_s,
+        audited=settings.audit,
         auth_keys=settings.auth_keys,
+        allow_stores=settings.allow_store,
         auto_suspend=settings.auto_suspend,
         peer_tls=Tls(
             trusted_ca_file=settings.peer_ca_file,
@@ -105,10 +166,20 @@ def configuration_of(settings: BrokerSettings, etcd: EtcdSettings, endpoint: str
     )
 
 
-def _spool_dir(settings: BrokerSettings) -> Path:
-    if settings.spool_dir:
-        return Path(settings.spool_dir)
-    return Path(tempfile.gettempdir()) / "gazette-spools" / f"{settings.zone}-{settings.id}"
+def _spool_dir(settings: BrokerSettings) -> Path | None:
+    """Return the directory of spools, or None for the default one.
+
+    Raises:
+        ConfigurationError: there is no default for a broker that serves other machines.
+    """
+    is_public = settings.bind_host != "localhost" and not settings.port.startswith("unix://")
+    if is_public and not settings.spool_dir:
+        raise ConfigurationError(
+            "a broker that serves other machines must not keep its spools below the temporary "
+            "directory: set --broker.spool-dir to a directory of its own, on a disk that survives "
+            "a restart"
+        )
+    return Path(settings.spool_dir) if settings.spool_dir else None
 
 
 def _path(text: str) -> Path | None:
@@ -124,6 +195,8 @@ async def _until_drained(broker: ServedBroker, stop: StopSignal) -> None:
         if not starting.done():
             return  # no journal is served yet
         await starting
+        if warning := safety_warning(broker.broker.etcd_version):
+            _log.warning(warning, extra={"address": broker.broker.config.etcd_endpoint})
         _log.info("serving", extra={"endpoint": broker.endpoint, **_identity(broker)})
         ended = broker.broker.ended
         await asyncio.wait([ended, signalled], return_when=asyncio.FIRST_COMPLETED)
@@ -136,7 +209,13 @@ async def _until_drained(broker: ServedBroker, stop: StopSignal) -> None:
                 "can leave",
                 extra=_identity(broker),
             )
-        await asyncio.shield(ended)
+        try:
+            await asyncio.shield(ended)
+        except LeaseLostError as error:
+            raise LeaseLostError(
+                f"{error}; this broker is no member of its cluster any more, and other brokers "
+                "take its journals over: start it again"
+            ) from error
     finally:
         starting.cancel()
         signalled.cancel()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from gazette_sdk.server.options import Group, Option, Settings
+from gazette_sdk.server.options import Group, Option, Seconds, Settings
 
 __all__ = [
     "ATTACH_UUIDS",
@@ -52,6 +52,15 @@ class DevSettings(Settings):
         int, Option("Port", "Port of the first broker; 0 for a free one"), Field(ge=0, le=65535)
     ] = 8080
     brokers: Annotated[int, Option("Brokers", "How many brokers to run"), Field(ge=1, le=32)] = 1
+    lease_s: Annotated[
+        Seconds,
+        Option(
+            "LeaseTTL",
+            "Lifetime of the brokers' leases in Etcd. After a longer pause of this process, the "
+            "brokers join the cluster again",
+        ),
+        Field(ge=1),
+    ] = 20.0
 
 
 ATTACH_UUIDS = Group("attach-uuids", AttachUuidsSettings)

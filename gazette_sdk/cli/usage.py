@@ -36,6 +36,7 @@ def program_help(program: str, summary: str, commands: Sequence[Command], parent
     lines = [summary, "", f"Usage: {called} COMMAND [OPTION...]", "", "Commands:"]
     lines += [f"  {command.name:{width}}{command.summary}" for command in commands]
     lines += ["", f"`{called} COMMAND --help` shows a command's options, with examples."]
+    lines += ["Exit status: 0 for success, 1 for a failure, 124 after --timeout, 130 after Ctrl-C."]
     return "\n".join(lines) + "\n"
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +23,12 @@ import grpc.aio
 
 from gazette_sdk.cluster._etcd3 import rpc, stubs
 from gazette_sdk.cluster.etcd_binary import MINIMUM_VERSION, parse_version
-from gazette_sdk.cluster.etcd_channel import error_of_status, error_of_text, open_channel
+from gazette_sdk.cluster.etcd_channel import (
+    EtcdTokenError,
+    error_of_status,
+    error_of_text,
+    open_channel,
+)
 from gazette_sdk.cluster.etcd_messages import (
     Compare,
     Delete,
@@ -44,11 +49,13 @@ from gazette_sdk.cluster.etcd_messages import (
 )
 from gazette_sdk.errors import (
     ClosedError,
+    ConfigurationError,
     EtcdCompactedError,
     EtcdError,
     EtcdUnavailableError,
     LeaseLostError,
 )
+from gazette_sdk.outage import Outage
 
 __all__ = [
     "Compare",
@@ -83,15 +90,24 @@ CallT = TypeVar("CallT", bound=grpc.aio.Call)
 
 
 class Etcd:
-    """A client of one Etcd cluster, on the event loop that :meth:`connect` ran on."""
+    """A client of one Etcd cluster, on the event loop that :meth:`connect` ran on.
+
+    Attributes:
+        address: its address.
+        version: version of the server that answered :meth:`connect`.
+    """
 
     def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
         self.address = address
+        self.version: tuple[int, ...] = (0,)
         self._channel = channel
         self._kv = stubs.KVStub(channel)
         self._lease = stubs.LeaseStub(channel)
         self._watch = stubs.WatchStub(channel)
         self._maintenance = stubs.MaintenanceStub(channel)
+        self._auth = stubs.AuthStub(channel)
+        self._credentials: tuple[str, str] | None = None
+        self._token = ""
         self._calls: set[grpc.aio.Call] = set()
         self._steps: set[asyncio.Future[Any]] = set()
         self._closed = False
@@ -105,6 +121,8 @@ class Etcd:
         cert_file: Path | str | None = None,
         cert_key_file: Path | str | None = None,
         trusted_ca_file: Path | str | None = None,
+        user: str = "",
+        password: str = "",
     ) -> Etcd:
         """Connect, and check that the server is new enough.
 
@@ -114,9 +132,12 @@ class Etcd:
             cert_file: client certificate (PEM), for https.
             cert_key_file: its key.
             trusted_ca_file: certificates of the authorities to trust instead of the system's.
+            user: user of Etcd, if it has authentication enabled; empty for none.
+            password: password of the user.
 
         Raises:
-            ConfigurationError: the address or a file can not be used.
+            ConfigurationError: the address or a file can not be used, or Etcd refuses the user or
+                the password.
             EtcdUnavailableError: no answer in time.
             EtcdError: the server is older than 3.5.
         """
@@ -127,8 +148,10 @@ class Etcd:
             trusted_ca_file=trusted_ca_file,
         )
         client = cls(channel, address)
+        client._credentials = (user, password) if user else None
         try:
             await client._check_version(dial_timeout_s)
+            await client._authenticate()
         except BaseException:
             await client.aclose()
             raise
@@ -233,25 +256,29 @@ class Etcd:
         """
         loop = asyncio.get_running_loop()
         expires_at = loop.time() + ttl_s
+        outage = Outage(_log, "renewal of the lease")
         while True:
             try:
                 # Counted from the moment of sending, so it is never later than Etcd's time.
                 async with asyncio.timeout_at(expires_at) as bound:
                     with self._errors("keep-alive"):
                         async for expires_at in self._renewals(lease, ttl_s / 3):
+                            outage.ended()
                             bound.reschedule(expires_at)
             except TimeoutError:
                 raise LeaseLostError(
                     f"unable to keep the lease alive: no renewal within {ttl_s:g} s"
                 ) from None
             except EtcdUnavailableError as error:
-                _log.warning("renewing the lease failed; trying again: %s", error)
+                outage.failed(error)
             await asyncio.sleep(min(RENEWAL_RETRY_S, ttl_s / 10))
 
     async def _renewals(self, lease: int, pause_s: float) -> AsyncIterator[float]:
         """Renew over one stream, and yield the loop time at which the lease may end."""
         loop = asyncio.get_running_loop()
-        with self._running(self._lease.LeaseKeepAlive(wait_for_ready=True)) as call:
+        metadata = await self._authenticate(renew=True)
+        renewals = self._lease.LeaseKeepAlive(metadata=metadata, wait_for_ready=True)
+        with self._running(renewals) as call:
             while True:
                 sent_at = loop.time()
                 await self._step(call.write(rpc.LeaseKeepAliveRequest(ID=lease)))
@@ -265,12 +292,23 @@ class Etcd:
 
     # -------------------------------------------------------------- watches
 
-    async def watch(self, prefix: bytes, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
+    async def watch(
+        self,
+        prefix: bytes,
+        start_revision: int,
+        *,
+        on_created: Callable[[], None] | None = None,
+    ) -> AsyncGenerator[WatchBatch, None]:
         """Yield changes of keys that begin with ``prefix``, from ``start_revision`` on.
 
         It requests progress notifications, and an error when the server loses the cluster's
         leader. It ends only by an error; close the iterator after use
         (:func:`contextlib.aclosing`).
+
+        Args:
+            prefix: beginning of the keys.
+            start_revision: first revision to send changes of.
+            on_created: called when the server has accepted the watch.
 
         Raises:
             EtcdUnavailableError: the connection or the server was lost: watch again.
@@ -283,7 +321,7 @@ class Etcd:
             start_revision=start_revision,
             progress_notify=True,
         )
-        metadata = (("hasleader", "true"),)
+        metadata = (("hasleader", "true"), *(await self._authenticate(renew=True)))
         with (
             self._errors("watch"),
             self._running(self._watch.Watch(metadata=metadata, wait_for_ready=True)) as call,
@@ -297,7 +335,10 @@ class Etcd:
                     )
                 if response.canceled:
                     raise error_of_text(response.cancel_reason or "watch cancelled")
-                if not response.created:
+                if response.created:
+                    if on_created is not None:
+                        on_created()
+                else:
                     yield watch_batch_of(response)
         raise EtcdUnavailableError("Etcd ended the watch")
 
@@ -319,7 +360,8 @@ class Etcd:
                 f"no Etcd answers at {self.address} ({reason}); check the address, "
                 "and that Etcd runs"
             ) from error
-        if parse_version(status.version)[: len(MINIMUM_VERSION)] < MINIMUM_VERSION:
+        self.version = parse_version(status.version)
+        if self.version[: len(MINIMUM_VERSION)] < MINIMUM_VERSION:
             minimum = ".".join(map(str, MINIMUM_VERSION))
             raise EtcdError(
                 f"Etcd at {self.address} is version {status.version}; upgrade it to {minimum} "
@@ -334,10 +376,49 @@ class Etcd:
         timeout_s: float = CALL_TIMEOUT_S,
     ) -> Any:
         """Send one unary request. The time limit includes the wait for a connection."""
-        with self._errors(type(request).__name__):
-            call = method(request, timeout=timeout_s, wait_for_ready=True)
-            with self._running(call):
-                return await call
+        for _ in range(2):  # an expired token is replaced once
+            metadata = await self._authenticate()
+            try:
+                with self._errors(type(request).__name__):
+                    call = method(
+                        request, timeout=timeout_s, metadata=metadata, wait_for_ready=True
+                    )
+                    with self._running(call):
+                        return await call
+            except EtcdTokenError as error:
+                refused = error
+        raise refused
+
+    async def _authenticate(self, *, renew: bool = False) -> tuple[tuple[str, str], ...]:
+        """Return the metadata of a call, with a token if there are credentials.
+
+        Args:
+            renew: get a new token. Etcd reports an expired token of a watch as lack of permission.
+
+        Raises:
+            ConfigurationError: Etcd refuses the user or the password.
+            EtcdUnavailableError: no answer.
+        """
+        if self._credentials is None:
+            return ()
+        if renew or not self._token:
+            user, password = self._credentials
+            request = rpc.AuthenticateRequest(name=user, password=password)
+            try:
+                with self._errors("Authenticate"):
+                    call = self._auth.Authenticate(
+                        request, timeout=CALL_TIMEOUT_S, wait_for_ready=True
+                    )
+                    with self._running(call):
+                        self._token = (await call).token
+            except EtcdUnavailableError:
+                raise
+            except EtcdError as error:
+                raise ConfigurationError(
+                    f"Etcd at {self.address} refuses user {user!r}: {error}; check --etcd.user and "
+                    "--etcd.password"
+                ) from error
+        return (("token", self._token),)
 
     @contextlib.contextmanager
     def _running(self, call: CallT) -> Iterator[CallT]:
@@ -386,5 +467,8 @@ class Etcd:
                 raise asyncio.CancelledError from error
             self._check_open(error)
             if isinstance(error, grpc.aio.AioRpcError):
-                raise error_of_status(error.code(), error.details() or "", what) from error
+                failure = error_of_status(error.code(), error.details() or "", what)
+                if isinstance(failure, EtcdTokenError):
+                    self._token = ""
+                raise failure from error
             raise EtcdUnavailableError(f"{what}: the call was ended ({error})") from error

@@ -18,10 +18,24 @@ from pathlib import Path
 
 from gazette_sdk.errors import ConfigurationError
 
-__all__ = ["MINIMUM_VERSION", "etcd_version", "find_etcd", "parse_version"]
+__all__ = [
+    "MINIMUM_VERSION",
+    "SAFE_VERSION",
+    "etcd_version",
+    "find_etcd",
+    "parse_version",
+    "safety_warning",
+]
 
 MINIMUM_VERSION = (3, 5)
 """Oldest accepted version, here and by other implementations' brokers."""
+
+SAFE_VERSION = (3, 5, 6)
+"""Oldest version without a known loss of data.
+
+A server of version 3.5.0 to 3.5.2 may lose acknowledged writes when it is killed. Before 3.5.6 a
+crash during a defragmentation may leave a server with another revision than its peers.
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -49,6 +63,19 @@ def find_etcd() -> Path:
         found = ".".join(map(str, versions[best]))
         raise ConfigurationError(f"{best} is etcd {found}, older than {minimum}; {remedy}")
     return best
+
+
+def safety_warning(version: tuple[int, ...]) -> str | None:
+    """Return the warning of a server's version, if it has a known loss of data."""
+    if version >= SAFE_VERSION:
+        return None
+    problem = (
+        "can lose acknowledged writes when it is killed"
+        if version <= (3, 5, 2)
+        else "can become inconsistent when it crashes during a defragmentation"
+    )
+    found, safe = (".".join(map(str, numbers)) for numbers in (version, SAFE_VERSION))
+    return f"Etcd is version {found}, which {problem}; upgrade it to {safe} or later"
 
 
 @functools.lru_cache(maxsize=16)

@@ -16,7 +16,7 @@ from gazette_sdk.errors import (
     LeaseLostError,
 )
 
-__all__ = ["error_of_status", "error_of_text", "open_channel"]
+__all__ = ["EtcdTokenError", "error_of_status", "error_of_text", "open_channel"]
 
 KEEPALIVE_S = 10.0
 """Pause between HTTP/2 pings on a silent connection. Etcd drops clients that ping every 5 s."""
@@ -34,6 +34,13 @@ _RETRYABLE = frozenset(
     }
 )
 """Statuses caused by the connection or the server's state, not by the request."""
+
+
+class EtcdTokenError(EtcdUnavailableError):
+    """Etcd does not accept the token any more: the next call gets a new one."""
+
+
+_TOKEN_ERRORS = ("invalid auth token", "revision of auth store is old")
 
 
 def open_channel(
@@ -117,6 +124,8 @@ def error_of_status(code: grpc.StatusCode, details: str, what: str) -> EtcdError
         return EtcdCompactedError(text)
     if "requested lease not found" in details:
         return LeaseLostError(text)
+    if any(reason in details for reason in _TOKEN_ERRORS):
+        return EtcdTokenError(text)
     if code in _RETRYABLE:
         return EtcdUnavailableError(text)
     return EtcdError(text)

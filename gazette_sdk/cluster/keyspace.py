@@ -19,6 +19,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from gazette_sdk.cluster.etcd import Etcd, KeyValue, WatchBatch, WatchEvent, prefix_end
 from gazette_sdk.errors import ConfigurationError, EtcdError, EtcdUnavailableError, GazetteError
+from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 
 __all__ = ["Change", "Decoder", "Entry", "KeySpace", "check_root", "restart_delay_s"]
@@ -224,11 +225,14 @@ class KeySpace:
     async def _follow(self, etcd: Etcd, delay_s: float) -> None:
         resume = self.header.revision + 1
         attempt = 0
+        outage = Outage(_log, f"watch of {self.root} in Etcd")
         while True:
             await asyncio.sleep(restart_delay_s(attempt))
             attempt += 1
             queue: asyncio.Queue[WatchBatch | GazetteError] = asyncio.Queue(QUEUE_BATCHES_MAX)
-            reader = asyncio.create_task(_read_watch(etcd, self.root.encode(), resume, queue))
+            reader = asyncio.create_task(
+                _read_watch(etcd, self.root.encode(), resume, queue, outage)
+            )
             try:
                 failure: GazetteError | None = None
                 while failure is None:
@@ -254,7 +258,7 @@ class KeySpace:
                 await asyncio.wait([reader])
             if not isinstance(failure, EtcdUnavailableError):
                 raise failure
-            _log.warning("the watch of %s broke and is resumed: %s", self.root, failure)
+            outage.failed(failure)
 
     # -------------------------------------------------------------- applying
 
@@ -399,11 +403,15 @@ def check_root(root: str) -> None:
 
 
 async def _read_watch(
-    etcd: Etcd, prefix: bytes, start: int, queue: asyncio.Queue[WatchBatch | GazetteError]
+    etcd: Etcd,
+    prefix: bytes,
+    start: int,
+    queue: asyncio.Queue[WatchBatch | GazetteError],
+    outage: Outage,
 ) -> None:
     """Put the batches of a watch into ``queue``, and at last the error that ended it."""
     try:
-        async with aclosing(etcd.watch(prefix, start)) as batches:
+        async with aclosing(etcd.watch(prefix, start, on_created=outage.ended)) as batches:
             async for batch in batches:
                 await queue.put(batch)
     except GazetteError as error:

@@ -22,6 +22,7 @@ from typing import Protocol, Self
 
 from gazette_sdk.cluster.etcd import Compare, Etcd, Get, Put, TxnResult
 from gazette_sdk.errors import EtcdError, EtcdUnavailableError, GazetteError, LeaseLostError
+from gazette_sdk.outage import Outage
 
 __all__ = ["ANNOUNCE_RETRY_S", "LEASE_TTL_S", "MemberSpec", "Membership"]
 
@@ -131,6 +132,7 @@ class Membership:
         """
         put = Put(self._key, spec.SerializeToString(), self._lease)
         key = self._key.decode()
+        outage = Outage(_log, f"announcement of {key}")
         while True:
             if self.lost.done():
                 await asyncio.shield(self.lost)
@@ -141,13 +143,14 @@ class Membership:
             except LeaseLostError:
                 raise
             except EtcdError as error:
-                _log.warning("announcing %s failed; trying again: %s", key, error)
+                outage.failed(error)
             else:
                 revision = self._own_revision(result)
                 if revision:
+                    outage.ended()
                     self._revision, self._spec = revision, spec
                     return revision
-                _log.warning("%s is held by another process; waiting until its lease ends", key)
+                outage.failed("the key is held by another process; it is free when its lease ends")
             await self._pause()
 
     def _own_revision(self, result: TxnResult) -> int:

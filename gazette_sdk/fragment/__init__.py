@@ -11,7 +11,8 @@ In reading order:
 - :mod:`~gazette_sdk.fragment.stores`: directories, S3, Google and Azure behind one small interface.
 - :mod:`~gazette_sdk.fragment.listing`: listing of a journal's stored fragments.
 - :mod:`~gazette_sdk.fragment.content`: reading and verifying a stored fragment.
-- :mod:`~gazette_sdk.fragment.remote`: reading a fragment by the URL that a broker sent.
+- :mod:`~gazette_sdk.fragment.remote`: reading a fragment by the URL that a broker sent;
+  :mod:`~gazette_sdk.fragment.url_fetch`: its GET, which follows no redirect.
 - :mod:`~gazette_sdk.fragment.health`: health checks of a store in the background.
 - :mod:`~gazette_sdk.fragment.registry`: the stores of a process, one for each URL.
 - :mod:`~gazette_sdk.fragment.metrics`: metrics of stores.

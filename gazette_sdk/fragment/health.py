@@ -16,7 +16,6 @@ import io
 import logging
 import random
 import threading
-import urllib.request
 from collections.abc import Callable
 from typing import BinaryIO, Final, TypeVar
 from urllib.parse import urlsplit
@@ -24,6 +23,7 @@ from urllib.parse import urlsplit
 from gazette_sdk.errors import GazetteError, StoreError
 from gazette_sdk.fragment import metrics
 from gazette_sdk.fragment.stores.base import Store, describe
+from gazette_sdk.fragment.url_fetch import open_without_redirects
 
 __all__ = ["CHECK_PENDING", "StoreHealth", "check_delete", "check_store", "next_delay"]
 
@@ -164,7 +164,7 @@ def _find_probe(store: Store) -> None:
 
 
 def _fetch_probe(url: str) -> None:
-    with urllib.request.urlopen(url, timeout=_FETCH_TIMEOUT_S) as answer:  # noqa: S310 - http(s)
+    with open_without_redirects(url, _FETCH_TIMEOUT_S) as answer:
         if answer.status != 200:
             raise ValueError(f"HTTP status {answer.status}, expected 200")
         _expect(answer.read(len(_PROBE_CONTENT) + 1), "content behind the signed URL")
@@ -227,6 +227,11 @@ class StoreHealth:
     async def changed(self) -> None:
         """Wait for the next outcome of a check, even if it equals the last one."""
         await asyncio.shield(self._changed)
+
+    async def ended(self) -> None:
+        """Wait until no check runs any more: each ends by its time limit."""
+        while self._running:
+            await asyncio.wait(set(self._running))
 
     def request_soon(self) -> None:
         """Request frequent checks, because an append needs the store.

@@ -11,6 +11,7 @@ __all__ = [
     "STORE_OPERATIONS",
     "STORE_OPERATION_SECONDS",
     "STORE_PUT_BYTES",
+    "remove_store",
 ]
 
 STORE_ACTIVE = Gauge("gazette_store_active", "Fragment stores which are open.")
@@ -46,3 +47,15 @@ STORE_HEALTH_CHECKS = Counter(
     "Health checks of fragment stores.",
     ["store", "status"],
 )
+
+
+def remove_store(url: str) -> None:
+    """Remove the series of a store."""
+    for metric in (
+        STORE_OPERATIONS,
+        STORE_OPERATION_SECONDS,
+        STORE_PUT_BYTES,
+        STORE_LIST_ITEMS,
+        STORE_HEALTH_CHECKS,
+    ):
+        metric.remove_by_labels({"store": url})

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gazette_sdk.errors import ClosedError, StoreError, ValidationError
@@ -12,7 +13,10 @@ from gazette_sdk.fragment import metrics
 from gazette_sdk.fragment.health import StoreHealth
 from gazette_sdk.fragment.stores import Store, open_store
 
-__all__ = ["StoreRegistry"]
+__all__ = ["TEMPORARY_CHECKS_MAX", "StoreRegistry"]
+
+TEMPORARY_CHECKS_MAX = 4
+"""Greatest number of stores that are checked at a time without being in use."""
 
 
 class StoreRegistry:
@@ -42,6 +46,8 @@ class StoreRegistry:
         self._stores: dict[str, Store] = {}
         self._health: dict[str, StoreHealth] = {}
         self._used: set[str] = set()  # URLs used since the last sweep
+        self._temporary = asyncio.Semaphore(TEMPORARY_CHECKS_MAX)
+        self._ending: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def get(self, url: str) -> Store:
@@ -71,6 +77,45 @@ class StoreRegistry:
             self._health[url] = StoreHealth(url, lambda: self._obtain(url))
         return self._health[url]
 
+    @asynccontextmanager
+    async def temporary_health(self, url: str) -> AsyncIterator[StoreHealth]:
+        """Check a store that is not in use, for as long as the context is open.
+
+        Nothing of it remains. Only few such checks run at a time; others wait.
+        """
+        await self._temporary.acquire()
+        stores: list[Store] = []
+
+        def obtain() -> Store:
+            if not stores:
+                stores.append(self._open(url))
+            return stores[0]
+
+        try:
+            self._ensure_open()
+            health = StoreHealth(url, obtain)
+        except BaseException:
+            self._temporary.release()
+            raise
+        try:
+            yield health
+        finally:
+            # A check that hangs keeps its place until its time limit: threads stay bounded.
+            ending = asyncio.get_running_loop().create_task(self._end_temporary(health, stores))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+
+    async def _end_temporary(self, health: StoreHealth, stores: list[Store]) -> None:
+        try:
+            await health.aclose()
+            await health.ended()
+            for store in stores:
+                await asyncio.to_thread(store.close)
+        finally:
+            if health.url not in self._stores:
+                metrics.remove_store(health.url)
+            self._temporary.release()
+
     async def sweep(self) -> None:
         """Close stores that were not used since the last sweep. Servers call it hourly."""
         with self._lock:
@@ -89,6 +134,9 @@ class StoreRegistry:
         unwatched = list(self._health.values())
         self._health.clear()
         await self._release(dropped, unwatched)
+        for ending in tuple(self._ending):
+            ending.cancel()
+        await asyncio.gather(*self._ending, return_exceptions=True)
 
     # -------------------------------------------------------------- inside
 

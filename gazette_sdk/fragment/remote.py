@@ -20,6 +20,7 @@ from gazette_sdk.errors import (
 from gazette_sdk.fragment.content import FragmentReader, decode_fragment
 from gazette_sdk.fragment.stores.base import StoredContent, describe
 from gazette_sdk.fragment.stores.file import resolve_below
+from gazette_sdk.fragment.url_fetch import open_without_redirects
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_name
 
@@ -81,10 +82,17 @@ def _get(url: str, public: str, fragment: pb.Fragment) -> StoredContent:
     journal = fragment.journal
     what = f"{journal}: GET of fragment {content_name(fragment)} from {public}"
     try:
-        answer = urllib.request.urlopen(request, timeout=URL_TIMEOUT_S)  # noqa: S310 - http(s)
+        answer = open_without_redirects(request, URL_TIMEOUT_S)
     except urllib.error.HTTPError as error:
         text = f"{what}: HTTP status {error.code} {error.reason}"
         error.close()
+        if 300 <= error.code < 400:
+            raise StoreError(
+                f"{text}; redirects are not followed, because they may lead anywhere: give the "
+                "store's own host in its URL, or read through the broker",
+                store=public,
+                journal=journal,
+            ) from None
         if error.code in {404, 410}:
             raise FragmentNotFoundError(
                 f"{text}; it was removed: read on through the broker", store=public, journal=journal

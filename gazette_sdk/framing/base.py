@@ -12,7 +12,10 @@ import numpy.typing as npt
 
 from gazette_sdk.errors import FramingError
 
-__all__ = ["Buffer", "Frames", "Framing"]
+__all__ = ["FRAME_BYTES_MAX", "Buffer", "Frames", "Framing"]
+
+FRAME_BYTES_MAX = 64 * 1024 * 1024
+"""Default of :attr:`Framing.frame_bytes_max`."""
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
 
@@ -65,6 +68,9 @@ class Framing(abc.ABC):
             between a message's class and payloads.
         header_bytes: length of a frame's header before the payload.
         trailer_bytes: length of a frame's trailer behind the payload.
+        frame_bytes_max: greatest length of a frame that is read. The end of a longer one is not
+            waited for: content that is no frame would fill memory. Set it on a class, or on a
+            framing that you register, to read longer messages.
         newline_delimited: True if a frame is its payload and a newline, and payloads hold no
             newline.
     """
@@ -74,6 +80,7 @@ class Framing(abc.ABC):
     header_bytes: ClassVar[int] = 0
     trailer_bytes: ClassVar[int] = 0
     newline_delimited: ClassVar[bool] = False
+    frame_bytes_max: int = FRAME_BYTES_MAX
 
     @abc.abstractmethod
     def encode(self, payload: bytes, out: bytearray) -> None:

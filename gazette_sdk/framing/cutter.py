@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from gazette_sdk.errors import FramingError, TornFrameError
 from gazette_sdk.framing.base import Buffer, Frames, Framing
 
-__all__ = ["FRAME_BYTES_MAX", "Cut", "Cutter"]
-
-FRAME_BYTES_MAX = 1 << 30
-"""Greatest length of a frame: a longer one must be corrupt, and waiting for its end would only
-fill memory. Brokers bound one append to less by default."""
+__all__ = ["Cut", "Cutter"]
 
 
 @dataclass(slots=True)
@@ -35,21 +31,21 @@ class Cutter:
     Args:
         framing: the journal's framing.
         offset: begin of the content, at the boundary of a frame.
-        frame_bytes_max: longer frames are an error.
+        frame_bytes_max: longer frames are an error; by default the framing's bound.
 
     Attributes:
         offset: the journal's offset behind the last frame, to resume reading from.
     """
 
     def __init__(
-        self, framing: Framing, offset: int = 0, *, frame_bytes_max: int = FRAME_BYTES_MAX
+        self, framing: Framing, offset: int = 0, *, frame_bytes_max: int | None = None
     ) -> None:
         self.offset = offset
         self._framing = framing
         self._stream = framing.stream()
         self._pending: Buffer = b""
         self._searched = 0
-        self._frame_bytes_max = frame_bytes_max
+        self._frame_bytes_max = frame_bytes_max or framing.frame_bytes_max
 
     @property
     def pending_bytes(self) -> int:
@@ -103,7 +99,9 @@ class Cutter:
             self._searched = len(buffer)
             if len(buffer) > self._frame_bytes_max and frames.error is None:
                 frames.error = FramingError(
-                    f"a frame of more than {self._frame_bytes_max} bytes", offset=self.offset
+                    f"a frame of more than {self._frame_bytes_max} bytes; if such messages are "
+                    f"legal, set {type(self._framing).__name__}.frame_bytes_max before reading",
+                    offset=self.offset,
                 )
         else:
             self._pending = bytes(buffer[consumed:])

@@ -9,6 +9,7 @@ __all__ = [
     "TICK",
     "UNIX_EPOCH",
     "Clock",
+    "clock_of_time",
     "clock_of_unix_ns",
     "time_of_clock",
     "unix_100ns_of_clock",
@@ -26,6 +27,12 @@ _MASK = (1 << 64) - 1
 def clock_of_unix_ns(unix_ns: int) -> int:
     """Return the clock at a time in nanoseconds since 1970."""
     return ((unix_ns // 100 + UNIX_EPOCH) << 4) & _MASK
+
+
+def clock_of_time(time: datetime) -> int:
+    """Return the least clock of a time, which has a time zone; times before 1970 are 1970."""
+    micros = (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    return clock_of_unix_ns(max(0, micros) * 1000)
 
 
 def unix_100ns_of_clock(clock: int) -> int:

@@ -11,6 +11,7 @@ import binascii
 import json
 import math
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Any, Protocol
@@ -34,12 +35,17 @@ __all__ = [
     "FixedToken",
     "RequestedClaims",
     "authority_for",
+    "check_key_lengths",
     "claims_for",
+    "key_ids",
     "parse_keys",
 ]
 
 LEEWAY_S = 5.0
 """Greatest difference between the clocks of signer and verifier."""
+KEY_BYTES_MIN = 8
+"""Least length of a server's key. Verifying tokens needs none, and 32 bytes are recommended."""
+
 PASS_THROUGH_KEY = "AA=="  # noqa: S105 - it is no key
 """Entry of the keys that admits requests without a token."""
 PASS_THROUGH_TTL_S = 3600.0
@@ -86,6 +92,11 @@ class Claims:
     capability: int
     selector: pb.LabelSelector
     expires_at: float
+
+    @property
+    def allows_every_journal(self) -> bool:
+        """True if the selector is empty."""
+        return not self.selector.include.labels and not self.selector.exclude.labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +178,9 @@ class Authority:
 
     Args:
         keys: standard-base64 keys, separated by white space or commas. The first one signs,
-            all verify. ``AA==`` among them admits requests without a token.
+            all verify. ``AA==`` among them admits requests without a token. A key may have an id:
+            ``ID:KEY``. Then tokens that it signs have the header ``kid``, and a token with that
+            header is verified with this key alone. Other tokens are verified with all keys.
 
     Raises:
         ConfigurationError: a key is not base64, or there is none beside ``AA==``.
@@ -175,7 +188,18 @@ class Authority:
 
     def __init__(self, keys: str) -> None:
         self._keys, self._pass_through = parse_keys(keys)
+        self._ids = key_ids(keys)
         self._verified: OrderedDict[str, _Verified] = OrderedDict()
+
+    def replace(self, keys: str) -> None:
+        """Sign and verify with other keys from now on.
+
+        Raises:
+            ConfigurationError: as the constructor. The earlier keys stay in use.
+        """
+        self._keys, self._pass_through = parse_keys(keys)
+        self._ids = key_ids(keys)
+        self._verified.clear()
 
     @property
     def key_count(self) -> int:
@@ -198,7 +222,10 @@ class Authority:
             "iat": int(now),
         }
         return _JWS.encode(
-            json.dumps(payload, separators=(",", ":")).encode(), self._keys[0], "HS256"
+            json.dumps(payload, separators=(",", ":")).encode(),
+            self._keys[0],
+            "HS256",
+            headers={"kid": self._ids[0]} if self._ids[0] else None,
         )
 
     def header(
@@ -236,6 +263,20 @@ class Authority:
             )
         return verified.claims
 
+    def identity(self, header: str | None) -> tuple[str, str]:
+        """Return the claim ``sub`` of a caller's token, and its ``jti`` or else its key id.
+
+        They are empty if the token has none, or if its signature is not good.
+        """
+        if header is None or not header.startswith(_SCHEME):
+            return "", ""
+        token = header[len(_SCHEME) :]
+        try:
+            verified = self._verify_signature(token)
+        except UnauthenticatedError:
+            return "", ""
+        return verified.subject, verified.token_id or str(_key_id(token) or "")
+
     def _verify_signature(self, token: str) -> _Verified:
         known = self._verified.get(token)
         if known is not None:
@@ -248,15 +289,31 @@ class Authority:
         return verified
 
     def _payload(self, token: str) -> bytes:
-        for key in self._keys:
+        for key in self._keys_of(token):
             try:
                 payload: bytes = _JWS.decode(token, key, algorithms=["HS256", "HS384"])
             except jwt.InvalidSignatureError:
                 continue
             except jwt.InvalidTokenError as error:
                 raise UnauthenticatedError(f"invalid token: {error}") from None
+            except UnicodeEncodeError:  # a header of HTTP holds any bytes
+                raise UnauthenticatedError("invalid token: it is not ASCII text") from None
             return payload
         raise UnauthenticatedError("invalid token: no configured key made its signature")
+
+    def _keys_of(self, token: str) -> Sequence[bytes]:
+        """Return the keys that may have signed a token."""
+        if any(self._ids) and (key_id := _key_id(token)) in self._ids and key_id:
+            return [key for key, name in zip(self._keys, self._ids, strict=True) if name == key_id]
+        return self._keys
+
+
+def _key_id(token: str) -> object:
+    """Return the id of the key that signed a token, as its header has it."""
+    try:
+        return jwt.get_unverified_header(token).get("kid")
+    except jwt.InvalidTokenError:
+        return None  # verification finds the reason
 
 
 _EVERYTHING = Claims(int(Capability.ALL), pb.LabelSelector(), math.inf)
@@ -286,14 +343,34 @@ class AllowAll:
         """Return claims of every capability over all journals, which never expire."""
         return _EVERYTHING
 
+    def identity(self, header: str | None) -> tuple[str, str]:  # noqa: ARG002 - no header is checked
+        """Return empty texts: nobody is known."""
+        return "", ""
+
 
 def authority_for(keys: str | None) -> Authority | AllowAll:
-    """Return the authority of a string of keys; :class:`AllowAll` where it is absent or blank.
+    """Return the authority of a string of keys; :class:`AllowAll` where it is absent or empty.
 
     Raises:
-        ConfigurationError: as :class:`Authority`.
+        ConfigurationError: as :class:`Authority`. A blank string is refused, too: a secret that was
+            not filled in must not open a cluster to everybody.
     """
-    return Authority(keys) if keys and keys.strip() else AllowAll()
+    return Authority(keys) if keys else AllowAll()
+
+
+def check_key_lengths(keys: str) -> None:
+    """Check that keys are long enough to protect a server.
+
+    Raises:
+        ConfigurationError: as :class:`Authority`, or a key has less than :data:`KEY_BYTES_MIN`
+            bytes.
+    """
+    for index, key in enumerate(parse_keys(keys)[0]):
+        if len(key) < KEY_BYTES_MIN:
+            raise ConfigurationError(
+                f"authorization key {index + 1} has {len(key)} bytes, less than {KEY_BYTES_MIN}: "
+                "everybody can guess it; make one with `openssl rand -base64 32`"
+            )
 
 
 def parse_keys(keys: str) -> tuple[tuple[bytes, ...], bool]:
@@ -309,7 +386,7 @@ def parse_keys(keys: str) -> tuple[tuple[bytes, ...], bool]:
             pass_through = True
             continue
         try:
-            found.append(base64.b64decode(text, validate=True))
+            found.append(base64.b64decode(text.rpartition(":")[2], validate=True))
         except binascii.Error as error:
             raise ConfigurationError(
                 f"authorization key {index + 1} is not standard base64 ({error}): make one with "
@@ -320,6 +397,12 @@ def parse_keys(keys: str) -> tuple[tuple[bytes, ...], bool]:
             "at least one authorization key is required: make one with `openssl rand -base64 32`"
         )
     return tuple(found), pass_through
+
+
+def key_ids(keys: str) -> tuple[str, ...]:
+    """Return the ids of the keys of a string, in order; empty for a key without an id."""
+    texts = keys.replace(",", " ").split()
+    return tuple(text.rpartition(":")[0] for text in texts if text != PASS_THROUGH_KEY)
 
 
 # ---------------------------------------------------------------- tokens
@@ -350,6 +433,8 @@ class _Verified:
     claims: Claims
     issued_at: float
     not_before: float
+    subject: str
+    token_id: str
 
     def check_times(self, now: float) -> None:
         if now >= self.claims.expires_at + LEEWAY_S:
@@ -378,6 +463,8 @@ def _parse_payload(payload: bytes) -> _Verified:
         ),
         issued_at=_number(claims, "iat", -math.inf),
         not_before=_number(claims, "nbf", -math.inf),
+        subject=str(claims.get("sub", "")),
+        token_id=str(claims.get("jti", "")),
     )
 
 

@@ -77,6 +77,12 @@ def parse_content_path(journal: str, relative_path: str) -> pb.Fragment:
         raise ValidationError(
             f"wrong format ({final!r}; expected BEGIN-END-SUM)", kind="wrong_format"
         )
+    try:
+        postfix.encode()
+    except UnicodeEncodeError:  # a directory's name is any bytes
+        raise ValidationError(
+            f"wrong format ({postfix!r} is no text)", kind="wrong_format"
+        ) from None
     fragment = pb.Fragment(
         journal=journal,
         begin=_parse_offset(parts[0], "Begin"),

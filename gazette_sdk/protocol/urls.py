@@ -8,6 +8,7 @@ store for tests and notebooks.
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ __all__ = [
     "STORE_SCHEMES",
     "StoreURL",
     "dial_address",
+    "is_local",
     "is_tls",
     "parse_store_url",
     "rewrite_path",
@@ -280,6 +282,22 @@ def dial_address(endpoint: str) -> str:
 def is_tls(endpoint: str) -> bool:
     """Return True if connections to an endpoint use TLS."""
     return endpoint.partition(":")[0].lower() == "https"
+
+
+def is_local(endpoint: str) -> bool:
+    """Return True if connections to an endpoint stay on this machine: a socket, or loopback.
+
+    Raises:
+        ValidationError: the endpoint is no URL.
+    """
+    parts = _split(endpoint, "")
+    if parts.scheme == "unix":
+        return True
+    host = parts.hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 # ---------------------------------------------------------------- URLs

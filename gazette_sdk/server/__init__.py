@@ -10,14 +10,16 @@ In reading order:
 - `call`: metadata of one call for a service.
 - `process`: :class:`Server`, all of the following together.
 - `listener`: the public port; `splice`: its connections to the gRPC server; `tls`: certificates.
+- `peer_limits`: limits of each peer; `audit`: the audit log.
 - `outcomes`: errors to status codes, the same for every protocol.
 - `grpc_server`: services on gRPC, with an orderly end of streams.
 - `stream_server`: services on the stream transport, with `stream_connection`, `stream_serving`,
   `stream_method` and `stream_output`.
-- `http`: mounts, canonical paths, trailers; `content_type`: media types of bodies.
+- `http`: mounts, canonical paths, trailers; `http_connection`: bounds in time of one connection;
+  `content_type`: media types of bodies.
 - `debug`: ``/debug/…``; `profiling`: its dumps and profiles; `metrics`: the Prometheus text.
 - `settings`: option groups of a server; `options`: tables of options and sources of values;
-  `ini`: INI files.
+  `ini`: INI files; `secrets`: options from files; `reload`: files that are read again.
 - `limits`: open files.
 - `logging`: records as text, JSON or in colour; `signals`: the first SIGTERM or SIGINT.
 """

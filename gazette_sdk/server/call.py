@@ -28,15 +28,21 @@ class Call:
         authorization: value of the caller's ``authorization`` metadata or header.
         timeout_s: seconds which the caller is ready to wait; ``None`` for no limit.
         chunk_bytes: greatest content of one read message.
+        peer: IP address of the caller; empty if it is unknown.
     """
 
     authorization: str | None = None
     timeout_s: float | None = None
     chunk_bytes: int = FOREIGN_CHUNK_BYTES
+    peer: str = ""
 
 
 def call_of(
-    metadata: Iterable[tuple[str, str]], *, timeout_s: float | None, chunk_bytes: int
+    metadata: Iterable[tuple[str, str]],
+    *,
+    timeout_s: float | None,
+    chunk_bytes: int,
+    peer: str = "",
 ) -> Call:
     """Return the call that metadata describe.
 
@@ -44,6 +50,7 @@ def call_of(
         metadata: names, in lower case, and values.
         timeout_s: seconds which the caller is ready to wait.
         chunk_bytes: greatest content of a read message where the caller does not say.
+        peer: IP address of the caller.
 
     Raises:
         CallError: a size is no number.
@@ -59,4 +66,4 @@ def call_of(
                     code="INVALID_ARGUMENT",
                 )
             chunk_bytes = min(max(int(value[:20]), FOREIGN_CHUNK_BYTES), MAX_CHUNK_BYTES)
-    return Call(authorization, timeout_s, chunk_bytes)
+    return Call(authorization, timeout_s, chunk_bytes, peer)

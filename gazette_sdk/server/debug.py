@@ -10,25 +10,27 @@
 ``/debug/events``             the latest warnings and errors logged
 ============================  ==================================================================
 
-Any other path is left to later mounts.
+Any other path is left to later mounts. Where authorization keys are configured, every page but
+``/debug/ready`` requires a token with the capability LIST and without a selector: the pages show
+all journals of the process.
 """
 
 from __future__ import annotations
 
-import asyncio
 import math
 import sys
-import threading
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 
 import orjson
 from aiohttp import web
 
-from gazette_sdk.errors import ValidationError
+from gazette_sdk.errors import CallError, UnauthenticatedError, ValidationError
+from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability
 from gazette_sdk.server import metrics, profiling
 from gazette_sdk.server.grpc_server import GrpcServer
-from gazette_sdk.server.http import Target
+from gazette_sdk.server.http import Target, text_error
 from gazette_sdk.server.logging import RECENT, redact
 
 __all__ = ["DebugPages"]
@@ -36,8 +38,9 @@ __all__ = ["DebugPages"]
 PROFILE_DEFAULT_S = 10.0
 """Default seconds of a CPU profile."""
 
-PROFILE_MAX_S = 300.0
-"""Greatest duration of a CPU profile."""
+PROFILE_MAX_S = 60.0
+"""Greatest duration of a CPU profile. No other profile can be taken meanwhile, and each sample
+stops all threads."""
 
 _INDEX = """<!DOCTYPE html><title>/debug/pprof/</title>
 <ul>
@@ -56,12 +59,15 @@ class DebugPages:
 
     Args:
         grpc: the server whose calls ``/debug/requests`` lists.
+
+    Attributes:
+        authority: verifies the tokens of requests.
     """
 
     def __init__(self, grpc: GrpcServer) -> None:
+        self.authority: Authority | AllowAll = AllowAll()
         self._grpc = grpc
         self._pages: dict[str, Callable[[], web.Response]] = {
-            "/debug/ready": web.Response,
             "/debug/metrics": _metrics,
             "/debug/vars": _variables,
             "/debug/pprof/": lambda: web.Response(text=_INDEX, content_type="text/html"),
@@ -78,15 +84,32 @@ class DebugPages:
             "/debug/pprof/cmdline": lambda: "\0".join(map(redact, _arguments())),
         }
 
-    async def __call__(self, _request: web.Request, target: Target) -> web.StreamResponse | None:
-        """Answer a request, or return None for a later mount."""
-        if target.path == "/debug/pprof/profile":
+    async def __call__(self, request: web.Request, target: Target) -> web.StreamResponse | None:
+        """Answer a request, or return None for a later mount.
+
+        Raises:
+            UnauthenticatedError: the page requires a token, and the request has none that suffices.
+        """
+        if target.path == "/debug/ready":
+            return web.Response()
+        page, text = self._pages.get(target.path), self._texts.get(target.path)
+        is_profile = target.path == "/debug/pprof/profile"
+        if page is None and text is None and not is_profile:
+            return None
+        self._authorize(request)
+        if is_profile:
             return await _profile(target)
-        if (page := self._pages.get(target.path)) is not None:
-            return page()
-        if (text := self._texts.get(target.path)) is not None:
-            return _text(text())
-        return None
+        return page() if page is not None else _text(text()) if text is not None else None
+
+    def _authorize(self, request: web.Request) -> None:
+        """Check the token of a request, where keys are configured."""
+        claims = self.authority.verify(
+            request.headers.get("Authorization"), Capability.LIST, time.time()
+        )
+        if not claims.allows_every_journal:
+            raise UnauthenticatedError(
+                "the diagnostics show all journals: use a token without a selector"
+            )
 
     def _requests(self) -> str:
         now_s = time.monotonic()
@@ -122,11 +145,12 @@ async def _profile(target: Target) -> web.Response:
         name, _, value = pair.partition("=")
         if name == "seconds":
             duration_s = _seconds(value)
-    stopped = threading.Event()
     try:
-        return _text(await asyncio.to_thread(profiling.sample_stacks, duration_s, stopped))
-    finally:
-        stopped.set()
+        return _text(await profiling.profile(duration_s))
+    except CallError as error:
+        response = text_error(HTTPStatus.TOO_MANY_REQUESTS, str(error))
+        response.headers["Retry-After"] = f"{PROFILE_MAX_S:.0f}"
+        return response
 
 
 def _seconds(text: str) -> float:

@@ -28,6 +28,7 @@ from gazette_sdk.protocol.service import ERROR_METADATA, Rpc
 from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, Call, call_of
 from gazette_sdk.server.metrics import meters_of
 from gazette_sdk.server.outcomes import SUCCESS, Outcome, malformed, outcome_of
+from gazette_sdk.server.peer_limits import peer_of_splice
 
 __all__ = ["DEFAULT_MAX_RECEIVE_BYTES", "ActiveCall", "GrpcServer", "Method"]
 
@@ -231,6 +232,7 @@ class _Handler:
                     context.invocation_metadata(),
                     timeout_s=context.time_remaining(),
                     chunk_bytes=FOREIGN_CHUNK_BYTES,
+                    peer=peer_of_splice(context.peer()),
                 )
             )
         except asyncio.CancelledError:

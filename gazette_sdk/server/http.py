@@ -2,24 +2,26 @@
 
 aiohttp implements the protocol. Its router is not used: a journal's name is a path, with rules of
 its own. A path that is not canonical is redirected. The mounts get a request in order until one
-answers.
+answers. :mod:`~gazette_sdk.server.http_connection` has the bounds of a connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import html
+import ipaddress
 import logging
 import posixpath
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import quote, unquote_to_bytes, urlsplit
 
 from aiohttp import hdrs, web
 from aiohttp.http_writer import StreamWriter
 
 from gazette_sdk.errors import GazetteError, UnauthenticatedError, ValidationError
+from gazette_sdk.server.http_connection import HttpConnection
 
 __all__ = [
     "HttpHandler",
@@ -27,6 +29,7 @@ __all__ = [
     "Target",
     "TrailedResponse",
     "clean_path",
+    "is_local_name",
     "parse_target",
     "quote_path",
     "text_error",
@@ -34,11 +37,15 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-KEEPALIVE_TIMEOUT_S = 75.0
-"""Seconds for which an idle connection is kept open."""
-
 MAX_BUFFERED_BODY_BYTES = 4 * 1024 * 1024
 """Greatest body of a request that is read as a whole (JSON); streamed bodies have no bound."""
+
+_STATUS_OF_ERROR: dict[type[Exception], int] = {
+    web.RequestPayloadError: 400,
+    ValidationError: 400,
+    UnauthenticatedError: 401,
+    GazetteError: 500,
+}
 
 _PATH_SAFE = "/-_.~$&+,:;=@"
 """Bytes of a path which need no escape."""
@@ -109,12 +116,26 @@ def quote_path(path: str) -> str:
 
 def text_error(status: int, text: str) -> web.Response:
     """Return a plain text answer with an error message."""
-    response = web.Response(
-        status=status, text=text + "\n", headers={"X-Content-Type-Options": "nosniff"}
-    )
+    response = web.Response(status=status, text=text + "\n")
     if status == HTTPStatus.UNAUTHORIZED:
         response.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
     return response
+
+
+def is_local_name(host: str | None) -> bool:
+    """Return True if a ``Host`` header is absent, or a name of this machine's loopback."""
+    if host is None:
+        return True  # browsers always send it
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 class TrailedResponse(web.StreamResponse):
@@ -140,9 +161,15 @@ class TrailedResponse(web.StreamResponse):
 
 
 class HttpHost:
-    """aiohttp server of connections from the listener."""
+    """aiohttp server of connections from the listener.
 
-    def __init__(self) -> None:
+    Args:
+        local_names_only: refuse requests whose ``Host`` is no name of this machine's loopback. A
+            web page cannot reach a server on loopback by a name of its own then (DNS rebinding).
+    """
+
+    def __init__(self, *, local_names_only: bool = False) -> None:
+        self._local_names_only = local_names_only
         self._mounts: list[tuple[str, HttpHandler]] = []
         self._runner: web.AppRunner | None = None
 
@@ -157,7 +184,7 @@ class HttpHost:
         """Return a protocol object for one connection."""
         server = self._runner.server if self._runner is not None else None
         assert server is not None, "connections come only between start and stop"
-        return server()
+        return HttpConnection(server)
 
     async def start(self) -> None:
         """Make the aiohttp server."""
@@ -168,9 +195,7 @@ class HttpHost:
         self._runner = web.AppRunner(
             application,
             handle_signals=False,
-            access_log=None,
             handler_cancellation=True,
-            keepalive_timeout=KEEPALIVE_TIMEOUT_S,
         )
         await self._runner.setup()
 
@@ -192,22 +217,28 @@ class HttpHost:
         handler: Callable[[web.Request], Awaitable[web.StreamResponse]],  # noqa: ARG002 - mounts answer
     ) -> web.StreamResponse:
         try:
-            return await self._dispatch(request)
+            with HttpConnection.of(request).serving(request):
+                return await self._dispatch(request)
         except web.HTTPException as error:
             return text_error(error.status, error.text or error.reason)
-        except ValidationError as error:
-            return text_error(400, str(error))
-        except UnauthenticatedError as error:
-            return text_error(401, str(error))
-        except GazetteError as error:
-            return text_error(500, str(error))
+        except tuple(_STATUS_OF_ERROR) as error:
+            known = (_STATUS_OF_ERROR.get(kind) for kind in type(error).mro())
+            return text_error(next(filter(None, known)), str(error))
         except Exception as error:
+            if isinstance(error, ConnectionError) and HttpConnection.of(request).is_closing:
+                raise  # the client has left
             _log.exception("request failed unexpectedly", extra={"path": request.raw_path})
             if request.writer.output_size:
                 raise ConnectionError("the answer had begun: the connection is closed") from error
             return text_error(500, f"{type(error).__name__}: {error}")
 
     async def _dispatch(self, request: web.Request) -> web.StreamResponse:
+        if self._local_names_only and not is_local_name(request.headers.get(hdrs.HOST)):
+            return text_error(
+                403,
+                f"this server has no name {request.headers[hdrs.HOST]!r}: it serves this machine "
+                "only; use localhost, 127.0.0.1 or [::1] in the URL",
+            )
         target = parse_target(request.raw_path)
         path = clean_path(target.path)
         if path != target.path:
@@ -221,8 +252,9 @@ class HttpHost:
 
 
 async def _prepare(_request: web.Request, response: web.StreamResponse) -> None:
-    """Remove the headers that aiohttp adds by default."""
+    """Remove the headers that aiohttp adds by default. Forbid browsers to guess media types."""
     response.headers.popall(hdrs.SERVER, None)
+    response.headers["X-Content-Type-Options"] = "nosniff"
     if isinstance(response, TrailedResponse):
         response.headers.popall(hdrs.CONTENT_TYPE, None)
         if response.media_type:

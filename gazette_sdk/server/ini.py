@@ -2,20 +2,41 @@
 
 ``[Section]``, ``Key = value``, comments behind ``;`` or ``#`` on lines of their own, values
 optionally in double quotes with escapes, keys repeated for lists. Sections are compared without
-regard to case; unknown sections and keys are ignored.
+regard to case.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from gazette_sdk.errors import ConfigurationError
 
-__all__ = ["IniFile", "find_ini", "ini_value", "parse_ini"]
+__all__ = ["IniEntry", "IniFile", "find_ini", "ini_value", "nearest", "parse_ini"]
+
+_SECTION_RATIO_MIN = 0.85
+"""Least similarity of an unknown section to a known one that makes it a typing error."""
+
+
+class IniEntry(NamedTuple):
+    """Entry of an INI file.
+
+    Attributes:
+        section: its section, in lower case.
+        key: its key, as it is written.
+        value: its value, without quotes.
+        line: number of its line, from 1.
+    """
+
+    section: str
+    key: str
+    value: str
+    line: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +45,60 @@ class IniFile:
 
     Attributes:
         path: the file.
-        entries: section in lower case, key, value; in the file's order.
+        entries: its entries, in the file's order.
     """
 
     path: Path
-    entries: list[tuple[str, str, str]] = field(default_factory=list)
+    entries: list[IniEntry] = field(default_factory=list)
 
     def values_of(self, section: str, names: Sequence[str]) -> list[str]:
         """Return all values in a section under any of ``names``."""
         section = section.lower()
-        return [value for where, key, value in self.entries if where == section and key in names]
+        return [
+            entry.value for entry in self.entries if entry.section == section and entry.key in names
+        ]
+
+    def check(self, known: Mapping[str, Collection[str]]) -> None:
+        """Refuse keys that a known section does not have.
+
+        Other programs have sections of their own in the file. So an unknown section is refused
+        only if its name is nearly that of a known one.
+
+        Args:
+            known: keys of each section.
+
+        Raises:
+            ConfigurationError: an entry is unknown; it has the line, and the nearest known name.
+        """
+        keys_of = {title.lower(): keys for title, keys in known.items()}
+        title_of = {title.lower(): title for title in known}
+        for entry in self.entries:
+            where = f"{self.path}:{entry.line}"
+            keys = keys_of.get(entry.section)
+            if keys is None:
+                if found := nearest(entry.section, known, ratio_min=_SECTION_RATIO_MIN):
+                    raise ConfigurationError(
+                        f"{where}: unknown section [{entry.section}]; did you mean [{found}]?"
+                    )
+            elif entry.key not in keys:
+                found = nearest(entry.key, keys)
+                hint = f"did you mean {found}?" if found else "`print-config` shows all keys"
+                raise ConfigurationError(
+                    f"{where}: [{title_of[entry.section]}] has no key {entry.key!r}; {hint}"
+                )
+
+
+def nearest(name: str, known: Iterable[str], *, ratio_min: float = 0.6) -> str:
+    """Return the known name that is most like an unknown one; empty if none is.
+
+    Args:
+        name: the unknown name. Case makes no difference.
+        known: the known names.
+        ratio_min: least similarity, from 0 to 1.
+    """
+    by_lower = {each.lower(): each for each in known}
+    found = difflib.get_close_matches(name.lower(), by_lower, 1, ratio_min)
+    return by_lower[found[0]] if found else ""
 
 
 def find_ini(name: str, directories: Iterable[Path] | None = None) -> IniFile | None:
@@ -85,9 +150,10 @@ def parse_ini(text: str, path: Path) -> IniFile:
         if not equals:
             raise ConfigurationError(f"{path}:{number}: write `Key = value`, not {line!r}")
         try:
-            ini.entries.append((section, key.strip(), _unquoted(value.strip())))
+            text = _unquoted(value.strip())
         except ValueError as error:
             raise ConfigurationError(f"{path}:{number}: the quoted value is malformed") from error
+        ini.entries.append(IniEntry(section, key.strip(), text, number))
     return ini
 
 

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import cast
 
 from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.server.acceptor import Acceptor
+from gazette_sdk.server.peer_limits import PeerLimits
 
 __all__ = ["HTTP_OPENINGS", "OPENING_TIMEOUT_S", "Listener", "PortProtocol", "find_protocol"]
 
@@ -28,6 +30,10 @@ _log = logging.getLogger(__name__)
 OPENING_TIMEOUT_S = 5.0
 """Seconds within which a new connection has to finish TLS and send its first bytes: less than the
 bound of a graceful stop, so that silent connections never delay one."""
+
+REFUSED_TIMEOUT_S = 1.0
+"""Seconds within which a connection beyond its peer's limit has to send its first bytes, so that
+the refusal can be written in its protocol."""
 
 BACKLOG = 1024
 """Connections that the kernel queues until they are accepted."""
@@ -55,12 +61,14 @@ class PortProtocol:
         factory: makes the protocol object of a connection. Its ``connection_made`` is called,
             and then it gets all bytes read so far, the opening included.
         alpn: its name in TLS. A connection that agreed on it needs no opening.
+        refusal: makes the bytes that refuse a connection, with a reason.
     """
 
     name: str
     openings: tuple[bytes, ...]
     factory: ProtocolFactory
     alpn: str | None = None
+    refusal: Callable[[str], bytes] | None = None
 
 
 def find_protocol(
@@ -88,15 +96,19 @@ class Listener:
 
     Args:
         tls: TLS to terminate on TCP connections. Unix sockets never use it.
+        limits: limits of the connections of each peer.
     """
 
-    def __init__(self, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, *, tls: ssl.SSLContext | None = None, limits: PeerLimits | None = None
+    ) -> None:
+        self.limits = limits or PeerLimits()
         self.port: int | None = None
         self.path: Path | None = None
         self._tls = tls
         self._protocols: list[PortProtocol] = []
         self._sockets: list[socket.socket] = []
-        self._servers: list[asyncio.Server] = []
+        self._acceptors: list[Acceptor] = []
         self._opening: set[_Opening] = set()
         self._is_closed = False
 
@@ -191,31 +203,23 @@ class Listener:
 
     async def start(self) -> None:
         """Begin to accept connections."""
-        loop = asyncio.get_running_loop()
-        for bound in self._sockets:
-            tls = self._tls if self.path is None else None
-            self._servers.append(
-                await loop.create_server(
-                    lambda: _Opening(self),
-                    sock=bound,
-                    backlog=BACKLOG,
-                    ssl=tls,
-                    ssl_handshake_timeout=OPENING_TIMEOUT_S if tls else None,
-                )
+        self._acceptors += [
+            Acceptor(
+                bound,
+                lambda: _Opening(self),
+                tls=self._tls if self.path is None else None,
+                handshake_timeout_s=OPENING_TIMEOUT_S,
             )
+            for bound in self._sockets
+        ]
         self._sockets.clear()
 
     def close(self) -> None:
         """Accept no further connections, and abort those of which no protocol is known yet."""
         self._is_closed = True
-        for server in self._servers:
-            loop = server.get_loop()
-            for bound in server.sockets:
-                loop.remove_reader(bound.fileno())
-            # Before 3.12 a connection that is accepted, and not made yet, is never closed once
-            # its server is. Those are made in this iteration of the loop.
-            loop.call_soon(server.close)
-        self._servers.clear()
+        for acceptor in self._acceptors:
+            acceptor.close()
+        self._acceptors.clear()
         for bound in self._sockets:
             bound.close()
         self._sockets.clear()
@@ -233,13 +237,16 @@ class _Opening(asyncio.Protocol):
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._seen = b""
+        self._refusal = ""
         self._transport: asyncio.Transport
         self._timer: asyncio.TimerHandle
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._listener._opening.add(self)  # noqa: SLF001 - of this module
-        self._timer = asyncio.get_running_loop().call_later(OPENING_TIMEOUT_S, self.abort)
+        self._refusal = self._listener.limits.connected(transport)
+        timeout_s = REFUSED_TIMEOUT_S if self._refusal else OPENING_TIMEOUT_S
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self.abort)
         if self._listener._is_closed:  # noqa: SLF001 - of this module
             self.abort()
             return
@@ -278,6 +285,11 @@ class _Opening(asyncio.Protocol):
 
     def _hand_over(self, found: PortProtocol) -> None:
         self._forget()
+        if self._refusal:
+            if found.refusal is not None:
+                self._transport.write(found.refusal(self._refusal))
+            self._transport.close()
+            return
         protocol = found.factory()
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)

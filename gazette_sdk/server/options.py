@@ -26,7 +26,7 @@ from pydantic import ValidationError as PydanticValidationError
 
 from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.protocol.durations import SECOND_NS, format_duration, parse_duration
-from gazette_sdk.server.ini import IniFile, ini_value
+from gazette_sdk.server.ini import IniFile, ini_value, nearest
 
 __all__ = [
     "Arguments",
@@ -37,6 +37,7 @@ __all__ = [
     "Settings",
     "Sources",
     "first_positional",
+    "ini_keys",
     "load",
     "parse_arguments",
     "print_config",
@@ -227,6 +228,16 @@ def load(group: Group[S], sources: Sources, *, partial: bool = False) -> S:
         raise ConfigurationError(_explain(group, error, origins)) from error
 
 
+def ini_keys(groups: Iterable[Group[Any]]) -> dict[str, list[str]]:
+    """Return the names that options have in an INI file, by section."""
+    found: dict[str, list[str]] = {}
+    for group in groups:
+        keys = found.setdefault(group.title, [])
+        for bound in group.options:
+            keys += filter(None, (bound.option.key, bound.long, bound.option.short))
+    return found
+
+
 def _find(
     group: Group[Any], bound: BoundOption, sources: Sources
 ) -> tuple[Sequence[str], str] | None:
@@ -256,8 +267,35 @@ def _explain(group: Group[Any], error: PydanticValidationError, origins: Mapping
         else:
             where = origins.get(bound.field, f"--{bound.long}")
             hint = f" (one of: {', '.join(bound.choices)})" if bound.choices else ""
-            problems.append(f"{where}: {reason}{hint}")
+            problems.append(f"{where}: {_mistake(bound, problem) or reason}{hint}")
     return "; ".join(problems)
+
+
+def _mistake(bound: BoundOption, problem: Mapping[str, Any]) -> str:
+    """Return what is wrong with a value; empty if only pydantic can say it."""
+    if (text := _MISTAKES.get(problem["type"])) is not None:
+        return text.format(problem["input"])
+    for limit, text in _LIMITS.items():
+        if limit in problem.get("ctx", {}):
+            return text.format(problem["input"], _texts(bound, problem["ctx"][limit])[0])
+    return ""
+
+
+_MISTAKES = {
+    "bool_parsing": "{!r} is no boolean; write true or false",
+    "float_parsing": "{!r} is no number",
+    "int_parsing": "{!r} is no integer",
+    "literal_error": "{!r} is not allowed",
+}
+"""Texts about values of another type, by the type of the problem in pydantic."""
+
+_LIMITS = {
+    "le": "{} is more than {}, the greatest allowed",
+    "ge": "{} is less than {}, the least allowed",
+    "lt": "{} is not allowed: give less than {}",
+    "gt": "{} is not allowed: give more than {}",
+}
+"""Texts about values that exceed limits, by the limit's name in pydantic."""
 
 
 # ------------------------------------------------------------- command line
@@ -301,7 +339,9 @@ def parse_arguments(groups: Sequence[Group[Any]], arguments: Sequence[str]) -> A
             name, value = _split(argument)
             option = by_name.get(name)
             if option is None:
-                raise ConfigurationError(f"unknown option {name}; --help lists those there are")
+                found = nearest(name, by_name, ratio_min=0.75)
+                hint = f"did you mean {found}?" if found else "--help shows all options"
+                raise ConfigurationError(f"unknown option {name}; {hint}")
             parsed.values.setdefault(option.long, []).append(_text(option, name, value, rest))
     return Arguments(parsed.values, parsed.positional, wants_help)
 

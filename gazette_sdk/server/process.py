@@ -12,10 +12,12 @@ import tempfile
 from pathlib import Path
 
 from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.protocol.authorization import AllowAll, Authority
 from gazette_sdk.server.debug import DebugPages
 from gazette_sdk.server.grpc_server import DEFAULT_MAX_RECEIVE_BYTES, GrpcServer
 from gazette_sdk.server.http import HttpHost
 from gazette_sdk.server.listener import HTTP_OPENINGS, Listener, PortProtocol
+from gazette_sdk.server.peer_limits import PeerLimits, http_refusal
 from gazette_sdk.server.settings import DebugSettings, ProcessSettings
 from gazette_sdk.server.splice import Splicer
 from gazette_sdk.server.stream_server import StreamServer
@@ -49,6 +51,9 @@ class Server:
         debug_port: further port of the diagnostics, over plain HTTP, in the forms of ``port``;
             empty for none.
         debug_private: keep the diagnostics off the public port.
+        local_names_only: answer HTTP requests for names of loopback only, see
+            :class:`~gazette_sdk.server.http.HttpHost`.
+        limits: limits of each peer; by default none.
     """
 
     def __init__(
@@ -61,11 +66,15 @@ class Server:
         max_receive_bytes: int = DEFAULT_MAX_RECEIVE_BYTES,
         debug_port: str = "",
         debug_private: bool = False,
+        local_names_only: bool = False,
+        limits: PeerLimits | None = None,
     ) -> None:
         self.grpc = GrpcServer(max_receive_bytes=max_receive_bytes)
         self.stream = StreamServer(active=self.grpc.active)
-        self.http = HttpHost()
-        self.listener = Listener(tls=tls)
+        self.http = HttpHost(local_names_only=local_names_only)
+        self.limits = limits or PeerLimits()
+        self.listener = Listener(tls=tls, limits=self.limits)
+        self.tls = tls
         self._host = host
         self._port = port or "0"
         self._advertise_host = advertise_host or host or socket.gethostname()
@@ -77,10 +86,10 @@ class Server:
         self._directory: Path | None = None
         self._splicer: Splicer | None = None
 
-        pages = DebugPages(self.grpc)
-        self._debug_http.mount("/debug/", pages)
+        self._debug_pages = DebugPages(self.grpc)
+        self._debug_http.mount("/debug/", self._debug_pages)
         if not debug_private:
-            self.http.mount("/debug/", pages)
+            self.http.mount("/debug/", self._debug_pages)
         elif not debug_port:
             _log.warning(
                 "diagnostics are unreachable: they are private but have no port of their own; "
@@ -93,6 +102,16 @@ class Server:
         if self._endpoint is None:
             raise ConfigurationError("the server is not bound yet: call bind() first")
         return self._endpoint
+
+    def require_tokens(self, authority: Authority | AllowAll) -> None:
+        """Require tokens of the diagnostics, and of large frames. Call before :meth:`start`.
+
+        The services check the token of each call themselves.
+
+        Args:
+            authority: verifies the tokens.
+        """
+        self._debug_pages.authority = self.stream.authority = authority
 
     def bind(self) -> str:
         """Bind the port (and that of the diagnostics) and return the endpoint.
@@ -136,8 +155,10 @@ class Server:
         self._splicer = Splicer(socket_path)
         await self.grpc.start(socket_path)
         await self.http.start()
-        self.listener.add(PortProtocol("grpc", (_GRPC_OPENING,), self._splicer, alpn="h2"))
-        self.listener.add(PortProtocol("http", HTTP_OPENINGS, self.http))
+        self.listener.add(
+            PortProtocol("grpc", (_GRPC_OPENING,), self._splicer, alpn="h2", refusal=http_refusal)
+        )
+        self.listener.add(PortProtocol("http", HTTP_OPENINGS, self.http, refusal=http_refusal))
         if self.stream.methods:
             self.listener.add(self.stream.wire())
         await self.listener.start()
@@ -193,6 +214,9 @@ def configured_server(settings: ProcessSettings, debug: DebugSettings) -> Server
         max_receive_bytes=settings.max_grpc_recv_size,
         debug_port=debug.port,
         debug_private=debug.private,
+        limits=PeerLimits(
+            connections_max=settings.max_peer_connections, calls_max=settings.max_peer_calls
+        ),
     )
 
 

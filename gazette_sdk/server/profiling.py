@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import gc
 import sys
 import threading
@@ -16,7 +17,16 @@ from typing import Any
 
 from prometheus_client import REGISTRY
 
-__all__ = ["dump_tasks", "dump_threads", "heap_statistics", "memory_statistics", "sample_stacks"]
+from gazette_sdk.errors import CallError
+
+__all__ = [
+    "dump_tasks",
+    "dump_threads",
+    "heap_statistics",
+    "memory_statistics",
+    "profile",
+    "sample_stacks",
+]
 
 _SUSPENDED = ("cr", "ag", "gi")
 """Prefixes of the attributes of coroutines, asynchronous and plain generators."""
@@ -26,6 +36,9 @@ SAMPLE_INTERVAL_S = 0.01
 
 TOP_TYPES = 50
 """Number of types in the heap statistics."""
+
+_profiling = threading.Lock()
+"""Held while a CPU profile of this process is taken: each sample stops all threads."""
 
 
 def dump_tasks() -> str:
@@ -90,6 +103,42 @@ def heap_statistics() -> str:
     else:
         lines.append("for allocations by line, start the process with PYTHONTRACEMALLOC=1")
     return "\n".join([*lines, ""])
+
+
+async def profile(duration_s: float) -> str:
+    """Take a CPU profile of the process, as :func:`sample_stacks`. Cancelling ends the sampling.
+
+    It is taken on a thread of its own. The event loop's thread pool, which is small, must never
+    wait for a profile: the broker's own work needs it.
+
+    Raises:
+        CallError: ``RESOURCE_EXHAUSTED``: another profile is being taken.
+    """
+    if not _profiling.acquire(blocking=False):
+        raise CallError(
+            "another profile is being taken; try again when it has ended",
+            code="RESOURCE_EXHAUSTED",
+        )
+    stopped = threading.Event()
+    taken: concurrent.futures.Future[str] = concurrent.futures.Future()
+
+    def sample() -> None:
+        try:
+            stacks = sample_stacks(duration_s, stopped)
+        finally:
+            _profiling.release()
+        if taken.set_running_or_notify_cancel():
+            taken.set_result(stacks)
+
+    try:
+        threading.Thread(target=sample, name="profile", daemon=True).start()
+    except RuntimeError:  # the system refuses a further thread
+        _profiling.release()
+        raise
+    try:
+        return await asyncio.wrap_future(taken)
+    finally:
+        stopped.set()
 
 
 def sample_stacks(duration_s: float, stopped: threading.Event) -> str:

@@ -6,8 +6,10 @@ import random
 import socket
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.protocol.authorization import check_key_lengths
 from gazette_sdk.server.options import Group, Option, Seconds, Settings
 
 __all__ = [
@@ -56,6 +58,13 @@ class EtcdSettings(Settings):
     trusted_ca_file: Annotated[
         str, Option("TrustedCAFile", "Authorities that sign Etcd's certificate, PEM")
     ] = ""
+    user: Annotated[str, Option("User", "User of Etcd, if Etcd has authentication enabled")] = ""
+    password: Annotated[str, Option("Password", "Its password", secret=True), Field(repr=False)] = (
+        ""
+    )
+    password_file: Annotated[
+        str, Option("PasswordFile", "File with the password instead of Password")
+    ] = ""
     lease_s: Annotated[
         Seconds,
         Option("LeaseTTL", "Lifetime of this process's lease in Etcd", env="LEASE_TTL"),
@@ -64,6 +73,26 @@ class EtcdSettings(Settings):
     prefix: Annotated[str, Option("Prefix", "Prefix of the cluster's keys in Etcd")] = (
         "/gazette/cluster"
     )
+
+    @model_validator(mode="after")
+    def _certificates_are_used(self) -> Self:
+        files = {
+            "--etcd.cert-file": self.cert_file,
+            "--etcd.cert-key-file": self.cert_key_file,
+            "--etcd.trusted-ca-file": self.trusted_ca_file,
+        }
+        given = [flag for flag, path in files.items() if path]
+        if given and not self.address.startswith("https://"):
+            raise ValueError(
+                f"{given[0]} has no effect with --etcd.address {self.address}, which is reached "
+                f"without TLS: write an https:// address, or leave out {' and '.join(given)}"
+            )
+        if bool(self.cert_file) != bool(self.cert_key_file):
+            given_flag, missing = "--etcd.cert-file", "--etcd.cert-key-file"
+            if self.cert_key_file:
+                given_flag, missing = missing, given_flag
+            raise ValueError(f"{given_flag} has no effect alone: set {missing}, too")
+        return self
 
 
 class ProcessSettings(Settings):
@@ -101,6 +130,23 @@ class ProcessSettings(Settings):
     max_grpc_recv_size: Annotated[
         int, Option("MaxGRPCRecvSize", "Greatest gRPC message accepted, in bytes"), Field(ge=1)
     ] = 4194304
+    max_peer_connections: Annotated[
+        int,
+        Option(
+            "MaxPeerConnections",
+            "Greatest number of connections of one IP address; 0: no limit",
+        ),
+        Field(ge=0),
+    ] = 4096
+    max_peer_calls: Annotated[
+        int,
+        Option(
+            "MaxPeerCalls",
+            "Greatest number of concurrent calls of one IP address, without appends of the stream "
+            "transport that are in flight on a connection; 0: no limit",
+        ),
+        Field(ge=0),
+    ] = 16384
     allow_origin: Annotated[
         tuple[str, ...],
         Option("AllowOrigin", "Origin that may call /v1/ from browsers; repeatable"),
@@ -153,12 +199,31 @@ class BrokerSettings(ProcessSettings):
         str,
         Option(
             "AuthKeys",
-            "Base64 keys, separated by spaces or commas: the first signs, all verify; the extra "
-            "key AA== admits requests without a token",
+            "Base64 keys, separated by spaces or commas: the first signs, all verify; ID:KEY gives "
+            "a key an id; the extra key AA== admits requests without a token",
             secret=True,
         ),
         Field(repr=False),
     ] = ""
+    auth_keys_file: Annotated[
+        str,
+        Option(
+            "AuthKeysFile",
+            "File with the keys instead of AuthKeys; it is read again when it changes, and at "
+            "SIGHUP",
+        ),
+    ] = ""
+    audit: Annotated[
+        Literal["off", "refusals", "all"],
+        Option("Audit", "Calls in the audit log: none, refused ones, or also appends and changes"),
+    ] = "refusals"
+    allow_store: Annotated[
+        tuple[str, ...],
+        Option(
+            "AllowStore",
+            "Fragment store that tokens with a selector may give to journals; repeatable",
+        ),
+    ] = ()
     auto_suspend: Annotated[
         bool, Option("AutoSuspend", "Suspend journals whose fragments are all persisted")
     ] = False
@@ -167,7 +232,8 @@ class BrokerSettings(ProcessSettings):
         Option(
             "SpoolDir",
             "Directory of spools: what is appended and not stored yet, which a restarted broker "
-            "of the same zone and id finds again; empty for one below the temporary directory",
+            "of the same zone and id finds again; empty for one below the temporary directory, "
+            "which only a broker on loopback may use",
         ),
     ] = ""
     durability: Annotated[
@@ -185,6 +251,35 @@ class BrokerSettings(ProcessSettings):
                 "a file root must be defined when using --broker.file-only: set --broker.file-root"
             )
         return self
+
+    @model_validator(mode="after")
+    def _certificates_are_used(self) -> Self:
+        for given, path, needed, other in (
+            ("server-ca-file", self.server_ca_file, "server-cert-file", self.server_cert_file),
+            (
+                "server-cert-key-file",
+                self.server_cert_key_file,
+                "server-cert-file",
+                self.server_cert_file,
+            ),
+            ("peer-cert-key-file", self.peer_cert_key_file, "peer-cert-file", self.peer_cert_file),
+        ):
+            if path and not other:
+                raise ValueError(
+                    f"--broker.{given} has no effect without --broker.{needed}: set that, too, or "
+                    f"leave out --broker.{given}"
+                )
+        return self
+
+    @field_validator("auth_keys")
+    @classmethod
+    def _keys_protect(cls, keys: str) -> str:
+        if keys:
+            try:
+                check_key_lengths(keys)
+            except ConfigurationError as error:
+                raise ValueError(str(error)) from None
+        return keys
 
 
 _LOOPBACK_NAMES = frozenset({"", "localhost", "127.0.0.1", "::1"})

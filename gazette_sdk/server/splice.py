@@ -15,12 +15,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+from gazette_sdk.server.peer_limits import peer_of, splice_address
+
 __all__ = ["READ_BYTES", "Splicer"]
 
 _log = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
 """Greatest read: beyond it fewer system calls bring nothing."""
+
+HALF_CLOSED_TIMEOUT_S = 10.0
+"""Seconds in which the other side must end, too, once one side has ended. While the process has no
+free descriptor, the gRPC server accepts nothing: connections to it would never end by themselves,
+and hold two descriptors each."""
+
+WARN_PERIOD_S = 60.0
+"""Period of the warnings while the gRPC server cannot be reached."""
 
 WRITE_HIGH_BYTES = 1024 * 1024
 """Bytes that may wait for one side before the other side is no longer read."""
@@ -37,6 +47,18 @@ class Splicer:
         self.path = path
         self.fronts: set[asyncio.Transport] = set()
         self.connecting: set[asyncio.Task[None]] = set()
+        self._quiet_until_s = 0.0
+
+    def warn(self, error: OSError) -> None:
+        """Log that the server cannot be reached, once per period."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._quiet_until_s:
+            self._quiet_until_s = now_s + WARN_PERIOD_S
+            _log.warning(
+                "cannot connect to the gRPC server of this process: %s; its callers are "
+                "disconnected; if descriptors ran out, raise the limit of open files (ulimit -n)",
+                error,
+            )
 
     def __call__(self) -> asyncio.Protocol:
         """Return a protocol object for one connection."""
@@ -85,9 +107,9 @@ class _Front(asyncio.Protocol):
         front.other, back.other = back, front
         front.connection_made(transport)
         try:
-            await loop.create_unix_connection(lambda: back, str(self._splicer.path))
+            await loop.create_unix_connection(lambda: back, sock=await self._dial())
         except OSError as error:
-            _log.warning("cannot connect to the gRPC server of this process: %s", error)
+            self._splicer.warn(error)
             transport.abort()
             return
         if transport.is_closing():
@@ -96,6 +118,20 @@ class _Front(asyncio.Protocol):
         back.transport.write(self._opening)
         transport.set_protocol(front)
         transport.resume_reading()
+
+    async def _dial(self) -> socket.socket:
+        """Return a connection to the gRPC server, whose own address names the peer."""
+        dialled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            dialled.setblocking(False)
+            peer = peer_of(self._transport.get_extra_info("peername"))
+            if (address := splice_address(peer)) is not None:
+                dialled.bind(address)
+            await asyncio.get_running_loop().sock_connect(dialled, str(self._splicer.path))
+        except BaseException:
+            dialled.close()
+            raise
+        return dialled
 
 
 class _Side(asyncio.BufferedProtocol):
@@ -110,6 +146,7 @@ class _Side(asyncio.BufferedProtocol):
         self.other: _Side
         self._lost = lost
         self._ended = False
+        self._expiry: asyncio.TimerHandle | None = None
         self._buffer = memoryview(bytearray(READ_BYTES))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -137,10 +174,20 @@ class _Side(asyncio.BufferedProtocol):
         if not self.other.transport.can_write_eof():
             return False
         self.other.transport.write_eof()
+        self._expiry = asyncio.get_running_loop().call_later(
+            HALF_CLOSED_TIMEOUT_S, self._abort_both
+        )
         return not self.other._ended  # noqa: SLF001 - of this class
+
+    def _abort_both(self) -> None:
+        self.other.transport.abort()
+        self.transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost()
+        self._buffer = memoryview(b"")  # the pair is a reference cycle, which is collected late
+        if self._expiry is not None:
+            self._expiry.cancel()
         if error is not None:
             self.other.transport.abort()
         else:

@@ -3,16 +3,23 @@
 The loop's callback decodes the received bytes (`FrameBuffer`), applies the frames to the state of
 the calls (`ServerCalls`), and queues new calls for `stream_serving`. Reading stops while more than
 2 MiB wait to be taken, or while the greatest number of calls is open.
+
+A connection must earn its memory and its place. Until one of its calls had a good token, it may
+send only small frames, and has 5 s. A frame that began must be completed in time. A connection
+without calls is closed after some minutes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
+import time
 from typing import Protocol, cast
 
-from gazette_sdk.errors import StreamProtocolError
+from gazette_sdk.errors import StreamProtocolError, UnauthenticatedError
+from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability
 from gazette_sdk.protocol.stream_calls import (
     Aborted,
     CallBegan,
@@ -27,6 +34,7 @@ from gazette_sdk.protocol.stream_calls import (
 from gazette_sdk.protocol.stream_frames import PREFACE, Frame, FrameBuffer, Kind, MethodTraits
 from gazette_sdk.server.grpc_server import ActiveCall
 from gazette_sdk.server.outcomes import Outcome
+from gazette_sdk.server.peer_limits import peer_of
 from gazette_sdk.server.stream_method import StreamMethod
 from gazette_sdk.server.stream_output import StreamOutput
 from gazette_sdk.server.stream_serving import Intake, StreamCall, StreamServing
@@ -36,7 +44,25 @@ __all__ = ["StreamConnection", "StreamHost"]
 _log = logging.getLogger(__name__)
 
 FIRST_CALL_TIMEOUT_S = 5.0
-"""A connection whose first call doesn't arrive within this time is closed."""
+"""A connection is closed if none of its calls had a good token within this time."""
+
+UNAUTHORIZED_FRAME_BYTES = 64 << 10
+"""Greatest frame until a call of the connection had a good token. Enough for any call; strangers
+must not make this process hold the 16 MiB of the greatest frame."""
+
+UNAUTHORIZED_FRAMES_MAX = 256
+"""Frames that a connection may send before a call with a good token: a flood of PINGs, or of calls
+that are refused, must not occupy the event loop."""
+
+FRAME_TICKS_MAX = 20
+"""Seconds in which a small frame must be complete, once its first byte arrived."""
+
+FRAME_BYTES_PER_TICK = 64 << 10
+"""A greater frame has one more second for each of these: the least rate of appends."""
+
+IDLE_TICKS_MAX = 300
+"""Seconds without a call after which a connection is closed. Clients dial again at no great cost,
+while each connection holds a descriptor and some memory."""
 
 CLOSE_TIMEOUT_S = 1.0
 """Time a client may take to close a connection that we leave, or that broke the rules."""
@@ -64,6 +90,7 @@ class StreamHost(Protocol):
 
     methods: dict[int, StreamMethod]
     traits: dict[int, MethodTraits]
+    authority: Authority | AllowAll
     zone: str
     suffix: str
     active: set[ActiveCall]
@@ -92,7 +119,10 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self.serving: StreamServing
         self._missing_preface = len(PREFACE)
-        self._awaits_first_call = True
+        self._is_authorized = False  # a call had a good token
+        self._unauthorized_frames = 0
+        self._intake_high_bytes = UNAUTHORIZED_FRAME_BYTES
+        self._is_over_limit = False  # a large frame began before that
         self._timer: asyncio.TimerHandle | None = None
         self._scratch: bytearray | None = None  # receives the bytes of a broken connection
         self._is_lost = False
@@ -102,6 +132,8 @@ class StreamConnection(asyncio.BufferedProtocol):
 
         self._received_any = False
         self._silent_ticks = 0
+        self._frame_ticks = 0
+        self._idle_ticks = 0
 
     # --------------------------------------------------------------- connection
 
@@ -109,7 +141,8 @@ class StreamConnection(asyncio.BufferedProtocol):
         """Begin, with a connection from the listener."""
         self._transport = cast("asyncio.Transport", transport)
         self._output = StreamOutput(self._transport)
-        self.serving = StreamServing(self, self._calls, self._output, self._host.active)
+        peer = peer_of(transport.get_extra_info("peername"))
+        self.serving = StreamServing(self, self._calls, self._output, self._host.active, peer)
         self._transport.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
         )
@@ -119,7 +152,9 @@ class StreamConnection(asyncio.BufferedProtocol):
             return
         self._timer = self._loop.call_later(
             FIRST_CALL_TIMEOUT_S,
-            lambda: self._fail(f"no call came within {FIRST_CALL_TIMEOUT_S:.0f} s"),
+            lambda: self._fail(
+                f"no call with a good token came within {FIRST_CALL_TIMEOUT_S:.0f} s"
+            ),
         )
 
     def get_buffer(self, sizehint: int) -> memoryview | bytearray:
@@ -141,6 +176,8 @@ class StreamConnection(asyncio.BufferedProtocol):
             self._take(frames)
         if error is not None:
             self._fail(error.reason)
+        elif not self._is_authorized:
+            self._check_limits(len(frames))
 
     def eof_received(self) -> bool:
         """End all calls: the client has closed its side."""
@@ -197,12 +234,32 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._output.write(self._calls.goaway(reason))
         # Closing while bytes arrive would reset the connection, and take the GOAWAY with it.
         if self._transport.can_write_eof() and not self._transport.is_closing():
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # it is not connected any more
+                self._transport.write_eof()
         self._end_within(CLOSE_TIMEOUT_S)
         self._update_reading()
 
+    def _check_limits(self, frames: int) -> None:
+        """Check what an unknown client has sent."""
+        self._unauthorized_frames += frames
+        if self._unauthorized_frames > UNAUTHORIZED_FRAMES_MAX:
+            self._fail(f"{UNAUTHORIZED_FRAMES_MAX} frames came before a call with a good token")
+        elif self._buffer.frame_bytes > UNAUTHORIZED_FRAME_BYTES:
+            self._is_over_limit = True
+            self._update_reading()
+            self._fail_if_over_limit()
+
+    def _fail_if_over_limit(self) -> None:
+        """End the connection for a large frame, after the calls before it are answered."""
+        if not self._calls.open_calls:
+            self._fail(
+                f"a frame of {self._buffer.frame_bytes} bytes came before a call with a good "
+                f"token; until then {UNAUTHORIZED_FRAME_BYTES} are allowed"
+            )
+
     def _give_up(self) -> None:
-        """Cancel all calls."""
+        """Cancel all calls, and drop what was received."""
+        self._buffer = FrameBuffer(PREFACE)  # tasks that end slowly must not hold 16 MiB
         self._behind.clear()
         self._newest = None
         self.serving.cancel()
@@ -216,7 +273,16 @@ class StreamConnection(asyncio.BufferedProtocol):
         self._timer = timer
 
     def tick(self) -> None:
-        """Check for silence; called once a second."""
+        """Check for silence, idleness and slow frames; called once a second."""
+        if self._buffer.frame_bytes and (self._is_over_limit or self._transport.is_reading()):
+            self._frame_ticks += 1
+            allowed = FRAME_TICKS_MAX + self._buffer.frame_bytes // FRAME_BYTES_PER_TICK
+            if self._frame_ticks > allowed:
+                self._fail(f"a frame was not complete {allowed} s after it began; send faster")
+        if not self._calls.open_calls:
+            self._idle_ticks += 1
+            if self._idle_ticks == IDLE_TICKS_MAX:
+                self.leave(f"no call came within {IDLE_TICKS_MAX} s; dial again")
         if self._received_any or not self._calls.open_calls:
             self._received_any = False
             self._silent_ticks = 0
@@ -235,6 +301,7 @@ class StreamConnection(asyncio.BufferedProtocol):
 
     def _take(self, frames: list[Frame]) -> None:
         """Take frames of the client."""
+        self._frame_ticks = 0
         if self._behind:
             self._behind += frames
             return
@@ -244,7 +311,7 @@ class StreamConnection(asyncio.BufferedProtocol):
             self._fail(error.reason)
             return
         self.serving.serve()
-        if self._intake.waiting_bytes > INTAKE_HIGH_BYTES or self._behind:
+        if self._intake.waiting_bytes > self._intake_high_bytes or self._behind:
             self._update_reading()
 
     def _receive(self, frames: list[Frame]) -> None:
@@ -274,7 +341,7 @@ class StreamConnection(asyncio.BufferedProtocol):
     def _receive_other(self, event: ServerEvent) -> None:
         if isinstance(event, CallRefused):
             self._newest = None
-            self._queue(event)
+            self.serving.add(event)
         elif isinstance(event, Aborted):
             if self._newest is not None:
                 self._newest.end()
@@ -292,13 +359,25 @@ class StreamConnection(asyncio.BufferedProtocol):
         if began.head.timeout_ms:
             call.deadline_s = self._loop.time() + began.head.timeout_ms / 1000
         self._newest = call
-        self._queue(call)
-
-    def _queue(self, call: StreamCall | CallRefused) -> None:
-        if self._awaits_first_call:
-            self._awaits_first_call = False
-            self._set_timer(None)
+        self._idle_ticks = 0
+        if not self._is_authorized:
+            self._authorize(call)
         self.serving.add(call)
+
+    def _authorize(self, call: StreamCall) -> None:
+        """Lift the limits of unknown clients if a call has a good token.
+
+        The service checks the token of each call itself, with the capability that it requires.
+        """
+        try:
+            self._host.authority.verify(
+                call.metadata.get("authorization"), Capability(0), time.time()
+            )
+        except UnauthenticatedError:
+            return
+        self._is_authorized = True
+        self._intake_high_bytes = INTAKE_HIGH_BYTES
+        self._set_timer(None)
 
     # ---------------------------------------------------------------------- for serving
 
@@ -318,6 +397,8 @@ class StreamConnection(asyncio.BufferedProtocol):
             self._update_reading()
         if self._calls.leaving:
             self._close_if_drained()
+        if self._is_over_limit:
+            self._fail_if_over_limit()
 
     def stopped(self) -> None:
         """Leave: the server stops, and has cancelled a call."""
@@ -330,8 +411,12 @@ class StreamConnection(asyncio.BufferedProtocol):
         if self._transport.is_closing():
             return
         intake = self._intake
-        reading = self._scratch is not None or not (
-            self._behind or intake.waiting_bytes > INTAKE_HIGH_BYTES
+        # An unknown client that broke the rules is not read until the end: it may send a flood.
+        reading = (self._scratch is not None and self._is_authorized) or not (
+            self._scratch is not None
+            or self._behind
+            or self._is_over_limit
+            or intake.waiting_bytes > self._intake_high_bytes
         )
         if reading == intake.paused:
             intake.paused = not reading

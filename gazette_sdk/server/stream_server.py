@@ -16,6 +16,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
+from gazette_sdk.protocol.authorization import AllowAll, Authority
+from gazette_sdk.protocol.stream_calls import ServerCalls
 from gazette_sdk.protocol.stream_frames import METHODS, PREFACE, MethodTraits
 from gazette_sdk.server.grpc_server import ActiveCall
 from gazette_sdk.server.listener import PortProtocol
@@ -48,6 +50,7 @@ class StreamServer:
     Attributes:
         methods: methods served, by number.
         traits: shapes of these methods.
+        authority: verifies the token of a connection's first calls.
         zone: zone of the server's member key; empty if it is no member.
         suffix: suffix of the same.
     """
@@ -58,6 +61,7 @@ class StreamServer:
         self.methods: dict[int, StreamMethod] = {}
         self.traits: dict[int, MethodTraits] = {}
         self.zone = ""
+        self.authority: Authority | AllowAll = AllowAll()
         self.suffix = ""
         self.active: set[ActiveCall] = set() if active is None else active
         self._connections_max = connections_max
@@ -80,7 +84,10 @@ class StreamServer:
 
     def wire(self) -> PortProtocol:
         """Return the protocol to add to a listener."""
-        return PortProtocol("stream", (PREFACE,), self, alpn=ALPN)
+        return PortProtocol("stream", (PREFACE,), self, alpn=ALPN, refusal=self._refusal)
+
+    def _refusal(self, reason: str) -> bytes:
+        return ServerCalls(self.traits).goaway(reason)
 
     def __call__(self) -> asyncio.BufferedProtocol:
         """Return a protocol object for one connection."""

@@ -34,8 +34,6 @@ __all__ = ["Intake", "StreamCall", "StreamServing"]
 INTAKE_LOW_BYTES = 256 << 10
 """A connection that is not read, since too much waits, is read again when only this much waits."""
 
-_NO_METADATA = Call(chunk_bytes=MAX_CHUNK_BYTES)
-
 _EXPIRED = Outcome("DEADLINE_EXCEEDED", "the call's time is over")
 _NOT_BEGUN = Outcome("DEADLINE_EXCEEDED", "the call's time was over before its turn came", NOT_RUN)
 _STOPPED = Outcome("CANCELLED", "the server gave the call up, since it stops")
@@ -51,6 +49,7 @@ class StreamServing:
         calls: state machine of the connection's calls.
         output: what is sent goes there.
         active: calls in progress on all connections, for the diagnostics.
+        peer: IP address of the client; empty if it is unknown.
     """
 
     def __init__(
@@ -59,11 +58,13 @@ class StreamServing:
         calls: ServerCalls,
         output: StreamOutput,
         active: set[ActiveCall],
+        peer: str = "",
     ) -> None:
         self._connection = connection
         self._calls = calls
         self._output = output
         self._active = active
+        self._without_metadata = Call(chunk_bytes=MAX_CHUNK_BYTES, peer=peer)
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[StreamCall | CallRefused] = deque()
         self._in_flight: deque[tuple[StreamCall, _Task]] = deque()
@@ -84,7 +85,7 @@ class StreamServing:
 
     def serve(self) -> None:
         """Answer or begin calls, until one has to wait for those before it."""
-        if self._is_serving:
+        if self._is_serving or self._is_stopped:
             return  # called while a call was ended: the loop below goes on
         self._is_serving = True
         try:
@@ -167,10 +168,15 @@ class StreamServing:
             CallError: its metadata are malformed.
         """
         if call.deadline_s is None and not call.metadata:
-            return _NO_METADATA
+            return self._without_metadata
         timeout_s = None if call.deadline_s is None else call.deadline_s - self._loop.time()
         metadata = call.metadata.items()
-        return call_of(metadata, timeout_s=timeout_s, chunk_bytes=MAX_CHUNK_BYTES)
+        return call_of(
+            metadata,
+            timeout_s=timeout_s,
+            chunk_bytes=MAX_CHUNK_BYTES,
+            peer=self._without_metadata.peer,
+        )
 
     def _is_late(self, call: StreamCall) -> bool:
         return call.deadline_s is not None and call.deadline_s <= self._loop.time()
@@ -213,7 +219,9 @@ class StreamServing:
         while self._in_flight and self._in_flight[0][1].done():
             call, task = self._in_flight.popleft()
             outcome, answer = _outcome(call, task)
-            if not self._connection.is_over and not self._is_stopped:
+            if self._connection.is_over:
+                self._is_stopped = True  # later calls must not begin: this one stays the oldest
+            if not self._is_stopped:
                 self._answer(call, outcome, answer)
             self._active.discard(call.active)
             self._count(call, outcome, call.active.begun_s)

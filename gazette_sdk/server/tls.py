@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gazette_sdk.errors import ConfigurationError
 
-__all__ = ["server_context"]
+__all__ = ["reload_certificates", "server_context"]
 
 
 def server_context(
@@ -57,3 +57,19 @@ def server_context(
                 f"server-ca-file: {ca_file} holds no usable PEM certificates: {error}"
             ) from error
     return context
+
+
+def reload_certificates(
+    context: ssl.SSLContext, cert_file: str, key_file: str, ca_file: str = ""
+) -> None:
+    """Read the files of a server's TLS context again, for new connections.
+
+    Authorities are added only: to revoke one, restart the server.
+
+    Raises:
+        ConfigurationError: as :func:`server_context`. The context stays as it was.
+    """
+    server_context(cert_file, key_file, ca_file)  # a failure must not leave half of a change
+    context.load_cert_chain(cert_file, key_file or None)
+    if ca_file:
+        context.load_verify_locations(ca_file)

@@ -191,7 +191,7 @@ class FragmentStoreTransport(Transport):
             return
         offset = cover.end if request.offset < 0 else request.offset
         while not request.end_offset or offset < request.end_offset:
-            fragment = _fragment_at(cover, offset, request.begin_mod_time, time.time())
+            fragment, offset = _fragment_at(cover, offset, request.begin_mod_time, time.time())
             if fragment is None:
                 if not request.block:
                     yield pb.ReadResponse(
@@ -204,7 +204,6 @@ class FragmentStoreTransport(Transport):
                 await asyncio.sleep(self._refresh_interval_s)
                 cover = await self._cover(journal, age_max_s=0)
                 continue
-            offset = max(offset, fragment.begin)
             if request.end_offset and offset >= request.end_offset:
                 return
             try:
@@ -348,8 +347,10 @@ def _wanted(selector: pb.LabelSelector) -> list[tuple[str, str]]:
 
 def _fragment_at(
     cover: CoverSet, offset: int, begin_mod_time: int, now: float
-) -> pb.Fragment | None:
-    """Return the fragment to read at ``offset``, or behind content that is gone for good.
+) -> tuple[pb.Fragment | None, int]:
+    """Return the fragment to read, or None, and the offset at which reading goes on.
+
+    That is ``offset``, or behind content that is gone for good or was stored too early.
 
     Content that is missing may still be on its way to the store while later content is already
     there; so only old gaps, and what stands before the first fragment, are passed over, as
@@ -358,10 +359,10 @@ def _fragment_at(
     while True:
         index, found = cover.longest_overlap(offset)
         if index == len(cover):
-            return None
+            return None, offset
         fragment = cover[index]
         if not found and index > 0 and fragment.mod_time > now - GAP_AGE_S:
-            return None
+            return None, offset
         if fragment.mod_time >= begin_mod_time:
-            return fragment
+            return fragment, max(offset, fragment.begin)
         offset = fragment.end

@@ -19,6 +19,7 @@ from gazette_sdk.errors import (
     JournalNotFoundError,
     for_status,
 )
+from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.selectors import journal_selector, parse_selector
@@ -256,9 +257,11 @@ class WatchedList:
 
     async def _watch(self) -> None:
         attempt = 0
+        outage = Outage(logger, "watch of journals")
         while True:
             try:
                 async for snapshot in self._snapshots():
+                    outage.ended()
                     self.snapshot, self.error = snapshot, None
                     self._request.watch_resume.CopyFrom(snapshot.header)
                     attempt = 0
@@ -271,7 +274,7 @@ class WatchedList:
                 self.error = error
                 self._signal.set()
                 if attempt > 0:
-                    logger.warning("watch of journals is begun again: %s", error)
+                    outage.failed(error)
                 await self._pause(attempt)
                 attempt += 1
             else:

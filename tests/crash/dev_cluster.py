@@ -17,8 +17,10 @@ __all__ = ["DevCluster"]
 class DevCluster:
     """A `gazette dev` process over one directory. ``with`` starts it, and kills it in the end."""
 
-    def __init__(self, data: Path) -> None:
+    def __init__(self, data: Path, *options: str) -> None:
         self.data = data
+        self.options = options
+        self.output: list[bytes] = []
         self.port = free_port()
         self.address = f"http://localhost:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -28,7 +30,9 @@ class DevCluster:
             [
                 *(sys.executable, "-m", "gazette_sdk.cli.gazette", "dev"),
                 *("--data", str(self.data), "--port", str(self.port)),
+                *self.options,
             ],
+            start_new_session=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
@@ -40,12 +44,25 @@ class DevCluster:
                 break
         else:
             raise AssertionError(f"gazette dev did not start: {output.decode()}")
-        self._drain = threading.Thread(target=self._process.stdout.read, daemon=True)
+        self._drain = threading.Thread(
+            target=lambda: self.output.extend(self._process.stdout), daemon=True
+        )
         self._drain.start()
 
     def kill(self) -> None:
         os.kill(self._process.pid, signal.SIGKILL)
         self._ended(10)
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to the process group of `gazette dev`, and to its etcd."""
+        os.killpg(self._process.pid, number)
+        self.signal_etcd(number)
+
+    def signal_etcd(self, number: signal.Signals) -> None:
+        os.kill(int((self.data / "etcd" / "lock").read_text()), number)
+
+    def signal_process(self, number: signal.Signals) -> None:
+        os.kill(self._process.pid, number)
 
     def apply(self, specs: str) -> None:
         """Create journals."""

@@ -420,7 +420,9 @@ def test_a_lone_broker_without_journals_ends_at_once(seen) -> None:
     assert found.status == there["exit_code"] == 0
     assert found.seconds < there["seconds"] + BUSY_S
     assert found.log[-1]["msg"] == there["log"][-1]["msg"] == "goodbye"
-    assert {record["level"] for record in found.log} == {"info"}
+    # Ours also warns of an Etcd that can lose data, as the bundled one is.
+    records = [record for record in found.log if "Etcd is version" not in record["msg"]]
+    assert {record["level"] for record in records} == {"info"}
     assert {record["level"] for record in RECORDED["start_of_a_broker"]["log"]} == {"info"}
     assert found.more["left"] == []
 

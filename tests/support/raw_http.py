@@ -24,6 +24,14 @@ class Answer:
     def status(self) -> int:
         return int(self.status_line.split(" ")[1]) if self.status_line else 0
 
+    def headers_beside(self, recorded: list[list[str]]) -> list[tuple[str, str]]:
+        """Headers to compare with recorded ones: all answers of ours forbid sniffing."""
+        ours = "x-content-type-options"
+        if any(name.lower() == ours for name, _ in recorded):
+            return self.headers
+        assert not self.headers or self.header(ours) == "nosniff"
+        return [(name, value) for name, value in self.headers if name.lower() != ours]
+
     def header(self, name: str) -> str | None:
         found = [value for key, value in self.headers if key.lower() == name.lower()]
         return found[0] if found else None
@@ -37,6 +45,7 @@ async def exchange(
     headers: tuple[str, ...] = (),
     body: bytes | None = None,
     http: str = "1.1",
+    host: str = "",
     leave_after: bytes | None = None,
     leave_after_s: float | None = None,
     ssl: Any = None,
@@ -45,6 +54,7 @@ async def exchange(
     """Send one request and read its answer until the connection closes.
 
     Args:
+        host: value of ``Host``; by default that of the endpoint.
         leave_after: leave as soon as these bytes have come.
         leave_after_s: leave after so many seconds.
     """
@@ -52,7 +62,12 @@ async def exchange(
     reader, writer = await asyncio.open_connection(url.hostname, url.port, ssl=ssl)
     try:
         names = {line.partition(":")[0].lower() for line in headers}
-        lines = [f"{method} {target} HTTP/{http}", "Host: test", "Connection: close", *headers]
+        lines = [
+            f"{method} {target} HTTP/{http}",
+            f"Host: {host or url.netloc}",
+            "Connection: close",
+            *headers,
+        ]
         chunked = "Transfer-Encoding: chunked" in headers
         if body is not None and not chunked and "content-length" not in names:
             lines.append(f"Content-Length: {len(body)}")
@@ -61,7 +76,10 @@ async def exchange(
         if "expect" in names:
             interim = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), timeout_s)
         if body is not None:
-            writer.write(b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body) if chunked else body)
+            if chunked:
+                chunk = b"%x\r\n%s\r\n" % (len(body), body) if body else b""
+                body = chunk + b"0\r\n\r\n"
+            writer.write(body)
         received = await _received(reader, leave_after, leave_after_s, timeout_s)
     finally:
         writer.transport.abort()

@@ -23,6 +23,7 @@ from gazette_sdk.broker.api.http_gateway import HttpGateway
 from gazette_sdk.broker.api.json_gateway import JsonGateway
 from gazette_sdk.broker.api.stream import stream_methods
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.authorization import Authority
 from gazette_sdk.protocol.fragments import sum_of
 from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.server.call import Call
@@ -134,13 +135,18 @@ class ScriptedJournals:
 
 @asynccontextmanager
 async def serving(
-    journals: Any, *, allow_origins: tuple[str, ...] = (), **options: Any
+    journals: Any,
+    *,
+    allow_origins: tuple[str, ...] = (),
+    authority: Authority | None = None,
+    **options: Any,
 ) -> AsyncIterator[Server]:
     """A server with all fronts of a journal service."""
     server = Server(**options)
     server.grpc.add(journal_methods(journals))
     server.stream.add(stream_methods(journals))
-    server.http.mount("/v1/", JsonGateway(journals, allow_origins=allow_origins))
+    gateway = JsonGateway(journals, authority=authority, allow_origins=allow_origins)
+    server.http.mount("/v1/", gateway)
     server.http.mount("/", HttpGateway(journals))
     await server.start()
     try:

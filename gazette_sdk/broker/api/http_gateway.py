@@ -1,7 +1,8 @@
 """Journals as files over HTTP: GET reads, HEAD looks, PUT appends (broker section 16).
 
 The path is the journal's name. A GET answers 206 and streams content; why the body ended stands
-in the trailer ``X-Close-Error``. A PUT is one append, acknowledged with 204.
+in the trailer ``X-Close-Error``. A PUT is one append, acknowledged with 204. Its body may have the
+``Content-Encoding`` gzip or deflate.
 
 Where keys are configured the caller's own bearer token is required, as on every other front.
 """
@@ -18,6 +19,7 @@ from urllib.parse import SplitResult, unquote_plus, urlsplit
 
 from aiohttp import web
 
+from gazette_sdk.broker.api.content_encoding import decoder_of
 from gazette_sdk.broker.api.fronts import Chunk, Journals, chunks
 from gazette_sdk.errors import GazetteError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -32,6 +34,7 @@ from gazette_sdk.server.http import (
     quote_path,
     text_error,
 )
+from gazette_sdk.server.peer_limits import peer_of
 from gazette_sdk.transport.base import AppendItem
 
 __all__ = ["HttpGateway", "append_request", "read_request", "route_token"]
@@ -82,7 +85,9 @@ class HttpGateway:
                 authorized, or the call failed.
         """
         call = Call(
-            authorization=request.headers.get("Authorization"), chunk_bytes=HTTP_CHUNK_BYTES
+            authorization=request.headers.get("Authorization"),
+            chunk_bytes=HTTP_CHUNK_BYTES,
+            peer=peer_of((request.remote or "",)),
         )
         if request.method in {"GET", "HEAD"}:
             read = read_request(request.method, target)
@@ -198,11 +203,18 @@ class _Body:
 
     async def items(self) -> AsyncGenerator[AppendItem]:
         """Yield the append's messages. A body that breaks off raises, and so rolls back."""
+        decoder = decoder_of(self._request.headers.get("Content-Encoding", ""))
         yield self._opening
         self.is_begun = True
-        async for content in self._request.content.iter_any():
-            if content:
+        async for encoded in self._request.content.iter_any():
+            if decoder is None:
+                if encoded:
+                    yield encoded
+                continue
+            for content in decoder.feed(encoded):
                 yield content
+        if decoder is not None:
+            decoder.finish()
         yield pb.AppendRequest()
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from gazette_sdk.broker.api.fronts import Chunk, Journals, chunks
-from gazette_sdk.errors import ClosedError
+from gazette_sdk.errors import ClosedError, GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authorizer, claims_for
 from gazette_sdk.server.call import Call
@@ -24,6 +24,8 @@ CHUNK_BYTES = 256 << 10
 """Content of one item: it is copied once, so that bigger ones gain little."""
 
 _CLOSED = "the transport was closed; connect again"
+
+_SUSPENDED = "the broker joins its cluster again after it lost its lease; try again"
 
 T = TypeVar("T")
 
@@ -43,12 +45,24 @@ class InProcessTransport(Transport):
         self._authorizer = authorizer
         self._loop = asyncio.get_running_loop()
         self._closed = False
+        self._is_suspended = False
         self._calls: set[_WaitingCall] = set()
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """See :meth:`Transport.loop`: the broker's."""
         return self._loop
+
+    def suspend(self) -> None:
+        """End running calls and refuse new ones with UnavailableError, until :meth:`resume`."""
+        self._is_suspended = True
+        for call in tuple(self._calls):
+            call.end(UnavailableError(_SUSPENDED))
+
+    def resume(self, service: Journals) -> None:
+        """Reach journals through ``service`` from now on."""
+        self._service = service
+        self._is_suspended = False
 
     async def list(self, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse]:
         """See :meth:`Transport.list`."""
@@ -119,18 +133,22 @@ class InProcessTransport(Transport):
         """See :meth:`Transport.aclose`. The broker goes on."""
         self._closed = True
         for call in tuple(self._calls):
-            call.end()
+            call.end(ClosedError(_CLOSED))
 
     async def _next(self, items: AsyncGenerator[T]) -> T | None:
         """Return the next item of a call; ``None`` at its end."""
-        if self._closed:
-            raise ClosedError(_CLOSED)
+        self._require_open()
         with _WaitingCall(self._calls):
             return await anext(items, None)
 
-    def _call(self, opening: Message) -> Call:
+    def _require_open(self) -> None:
         if self._closed:
             raise ClosedError(_CLOSED)
+        if self._is_suspended:
+            raise UnavailableError(_SUSPENDED)
+
+    def _call(self, opening: Message) -> Call:
+        self._require_open()
         authorization: str | None = None
         if self._authorizer is not None:
             wanted = claims_for(opening)
@@ -141,9 +159,9 @@ class InProcessTransport(Transport):
 
 
 class _WaitingCall:
-    """Scope of a call that waits for the broker. Closing the transport ends the call."""
+    """Scope of a call that waits for the broker. Closing or suspending the transport ends it."""
 
-    __slots__ = ("_calls", "_cancelling", "_is_ended", "_task")
+    __slots__ = ("_calls", "_cancelling", "_error", "_task")
 
     def __init__(self, calls: set[_WaitingCall]) -> None:
         self._calls = calls
@@ -153,13 +171,13 @@ class _WaitingCall:
         assert task is not None, "calls are made by coroutines"
         self._task = task
         self._cancelling = task.cancelling()
-        self._is_ended = False
+        self._error: GazetteError | None = None
         self._calls.add(self)
 
-    def end(self) -> None:
-        """End it by :class:`ClosedError`."""
-        if not self._is_ended:
-            self._is_ended = True
+    def end(self, error: GazetteError) -> None:
+        """End it by ``error``."""
+        if self._error is None:
+            self._error = error
             self._task.cancel()
 
     def __exit__(
@@ -169,11 +187,11 @@ class _WaitingCall:
         traceback: TracebackType | None,
     ) -> None:
         self._calls.discard(self)
-        if not self._is_ended:
+        if self._error is None:
             return
         others_cancel = self._task.uncancel() > self._cancelling
         if isinstance(error, asyncio.CancelledError) and not others_cancel:
-            raise ClosedError(_CLOSED) from None
+            raise self._error from None
 
 
 async def _after(opening: T, requests: AsyncIterator[T]) -> AsyncIterator[T]:

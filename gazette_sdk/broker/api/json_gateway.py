@@ -7,6 +7,7 @@ of the call's stream, each on its own line.
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from http import HTTPStatus
@@ -20,13 +21,19 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from gazette_sdk.broker.api.fronts import Chunk, Journals, chunks
-from gazette_sdk.errors import CallError, GazetteError
+from gazette_sdk.errors import CallError, GazetteError, UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability
 from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, Call
 from gazette_sdk.server.http import Target
+from gazette_sdk.server.peer_limits import peer_of
 
 __all__ = ["JsonGateway", "message_json"]
+
+BODY_BYTES_MAX = 16 << 10
+"""Greatest body of a request. A request is parsed on the event loop, for about a millisecond per
+KiB, and the longest of them is a selector."""
 
 _GRPC_CODES = {
     "CANCELLED": (1, 408),
@@ -48,6 +55,8 @@ _GRPC_CODES = {
 }
 """gRPC status codes: their numbers, and the HTTP statuses they map to."""
 
+_CAPABILITIES = {"/v1/journals/list": Capability.LIST, "/v1/journals/read": Capability.READ}
+
 _CORS_METHODS = "GET, POST, OPTIONS"
 _CORS_HEADERS = (
     "Cache-Control, Content-Language, Content-Length, Content-Type, Expires, Last-Modified, "
@@ -60,11 +69,19 @@ class JsonGateway:
 
     Args:
         service: the journal service to ask.
+        authority: verifies tokens before a request is parsed. The service checks them again.
         allow_origins: origins whose pages may call from a browser.
     """
 
-    def __init__(self, service: Journals, *, allow_origins: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        service: Journals,
+        *,
+        authority: Authority | AllowAll | None = None,
+        allow_origins: Iterable[str] = (),
+    ) -> None:
         self._service = service
+        self._authority = authority or AllowAll()
         self._allow_origins = frozenset(allow_origins)
 
     async def __call__(self, request: web.Request, target: Target) -> web.StreamResponse:
@@ -72,17 +89,25 @@ class JsonGateway:
         cors = self._cors(request.headers.get("Origin", ""))
         if request.method == "OPTIONS":
             return web.Response(headers=cors)
-        call = Call(authorization=request.headers.get("Authorization"))
+        call = Call(
+            authorization=request.headers.get("Authorization"),
+            peer=peer_of((request.remote or "",)),
+        )
+        if request.method != "POST" or target.path not in _CAPABILITIES:
+            return _refusal(501, 12, "Not Implemented", cors)
+        capability = _CAPABILITIES[target.path]
         messages: AsyncGenerator[Message]
         try:
-            if (request.method, target.path) == ("POST", "/v1/journals/list"):
+            self._authority.verify(call.authorization, capability, time.time())
+            if capability == Capability.LIST:
                 messages = self._service.list(await _parsed(request, pb.ListRequest()), call)
-            elif (request.method, target.path) == ("POST", "/v1/journals/read"):
-                messages = self._read(await _parsed(request, pb.ReadRequest()), call)
             else:
-                return _refusal(501, 12, "Not Implemented", cors)
+                messages = self._read(await _parsed(request, pb.ReadRequest()), call)
         except json_format.ParseError as error:
             return _refusal(400, 3, str(error), cors)
+        except UnauthenticatedError as error:
+            status, body = _failure(error)
+            return _answer(status, body, cors)
         async with aclosing(messages):
             return await _stream(request, messages, cors)
 
@@ -113,8 +138,17 @@ async def _parsed(request: web.Request, message: M) -> M:
 
     Raises:
         json_format.ParseError: it is not the JSON of such a message.
+        web.HTTPRequestEntityTooLarge: it is too long.
     """
-    body = await request.read()
+    body = b""
+    async for chunk in request.content.iter_any():
+        body += chunk
+        if len(body) > BODY_BYTES_MAX:
+            raise web.HTTPRequestEntityTooLarge(
+                max_size=BODY_BYTES_MAX,
+                actual_size=len(body),
+                text=f"the body is longer than {BODY_BYTES_MAX} bytes; use a shorter selector",
+            )
     if not body.strip():
         return message
     try:
@@ -169,7 +203,10 @@ def _failure(error: GazetteError) -> tuple[int, bytes]:
 
 def _refusal(status: int, code: int, text: str, cors: dict[str, str]) -> web.Response:
     """Return the answer to a request which is no call."""
-    body = _json({"code": code, "message": text, "details": []})
+    return _answer(status, _json({"code": code, "message": text, "details": []}), cors)
+
+
+def _answer(status: int, body: bytes, cors: dict[str, str]) -> web.Response:
     return web.Response(
         status=status, body=body, headers={"Content-Type": "application/json", **cors}
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from gazette_sdk.broker.api.fronts import Journals
 from gazette_sdk.broker.api.grpc import journal_methods
+from gazette_sdk.broker.api.guarded import AuditedCalls, GuardedJournals, with_call_limit
 from gazette_sdk.broker.api.http_gateway import HttpGateway
 from gazette_sdk.broker.api.json_gateway import JsonGateway
 from gazette_sdk.broker.api.stream import stream_methods
@@ -40,8 +42,10 @@ class ServedBroker:
         self.server = server
         self.endpoint = server.bind()
         self.broker = Broker(configure(self.endpoint))
+        server.require_tokens(self.broker.authority)
         self._allow_origins = tuple(allow_origins)
         self._waits_for_routes = waits_for_routes
+        self._guard: GuardedJournals | None = None
 
     async def start(self) -> None:
         """Start the broker, then answer on its port. After an error, or to give up: stop.
@@ -51,12 +55,24 @@ class ServedBroker:
         """
         raise_open_files_limit()
         await self.broker.start()
-        service = self.broker.service
+        service: Journals = self.broker.service
+        limits, audited = self.server.limits, AuditedCalls(self.broker.config.audited)
+        if limits.calls_max or audited is not AuditedCalls.OFF:
+            self._guard = GuardedJournals(
+                service, self.broker.authority, limits=limits, audited=audited
+            )
+            service = self._guard
         self.server.grpc.add(journal_methods(service))
         self.server.stream.add(stream_methods(service))
         self.server.stream.introduce(self.broker.config.zone, self.broker.config.suffix)
-        self.server.http.mount("/v1/", JsonGateway(service, allow_origins=self._allow_origins))
-        self.server.http.mount("/", HttpGateway(service, waits_for_routes=self._waits_for_routes))
+        self.server.http.mount(
+            "/v1/",
+            JsonGateway(
+                service, authority=self.broker.authority, allow_origins=self._allow_origins
+            ),
+        )
+        gateway = HttpGateway(service, waits_for_routes=self._waits_for_routes)
+        self.server.http.mount("/", with_call_limit(gateway))
         await self.server.start()
 
     async def stop(
@@ -71,3 +87,5 @@ class ServedBroker:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.broker.stop(persist_timeout_s=persist_timeout_s))
             group.create_task(self.server.stop(grace_s))
+        if self._guard is not None:
+            self._guard.audit.close()

@@ -23,6 +23,7 @@ from gazette_sdk.broker.spool.directory import CompletedSpool
 from gazette_sdk.cluster.broker_keys import JournalEntry
 from gazette_sdk.errors import CorruptFragmentError, GazetteError, StoreError
 from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path, digest_of, length_of
 from gazette_sdk.protocol.postfix import PostfixTemplate
@@ -52,6 +53,7 @@ _log = logging.getLogger(__name__)
 class _Backlog:
     """Spools that wait for a failed store, or for a journal whose upload fails otherwise."""
 
+    outage: Outage
     spools: deque[CompletedSpool] = field(default_factory=deque)
     failures: int = 0  # of probes, one after the other
     probe_at: float = 0.0
@@ -140,6 +142,7 @@ class Persister:
 
         It can be cancelled at any time: spools stay in the spool directory until the next start.
         """
+        outage = Outage(_log, "upload of the last fragments")
         while self.pending:
             for queue in self._queues:
                 self._start_all(queue)
@@ -148,8 +151,9 @@ class Persister:
             while self._attempts:
                 await asyncio.wait(list(self._attempts))
             if self.pending:
-                _log.warning("%d fragments are not uploaded yet; trying again", self.pending)
+                outage.failed(f"{self.pending} fragments are not uploaded yet")
                 await asyncio.sleep(_FINISH_PAUSE_S)
+        outage.ended()
 
     async def aclose(self) -> None:
         """Cancel uploads. Spools which are not uploaded stay in their directory."""
@@ -196,22 +200,23 @@ class Persister:
         self, spool: CompletedSpool, key: str, error: Exception, probed: _Backlog | None
     ) -> None:
         """Return a spool to the backlog. Only a failed probe lengthens the pause."""
-        backlog = self._backlogs.setdefault(key, _Backlog())
+        backlog = self._backlogs.get(key)
+        if backlog is None:
+            outage = Outage(_log, f"upload of fragments ({key})")
+            backlog = self._backlogs[key] = _Backlog(outage)
         backlog.spools.append(spool)
         if backlog.failures > 0 and backlog is not probed:
             return
         delay_s = self._retry_delay(backlog.failures)
         backlog.failures += 1
         backlog.probe_at = asyncio.get_running_loop().time() + delay_s
-        _log.warning(
-            "cannot persist %s (again in %.1f s, %d wait for %s): %s",
-            content_path(spool.fragment), delay_s, len(backlog.spools), key, error,
-        )  # fmt: skip
+        backlog.outage.failed(f"{content_path(spool.fragment)}: {error}")
         self._wake.set()
 
     def _succeeded(self, key: str) -> None:
         backlog = self._backlogs.pop(key, None)
         if backlog is not None:
+            backlog.outage.ended()
             self._start_all(backlog.spools)
 
     # ------------------------------------------------------------- attempts

@@ -13,6 +13,7 @@ from gazette_sdk.errors import GazetteError
 from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.fragment.listing import list_fragments
 from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import to_seconds
 
@@ -44,6 +45,7 @@ async def refresh_index(
         journal_of: returns a journal's current key; ``None`` once it is deleted.
     """
     failures = 0
+    outage = Outage(_log, f"listing of the fragments of {journal}")
     while (entry := journal_of(journal)) is not None:
         fragments = entry.value.fragment
         interval_s = to_seconds(fragments.refresh_interval)
@@ -54,10 +56,9 @@ async def refresh_index(
             delay_s = retry_delay(failures, interval_s, is_first=not index.first_refresh.is_set())
             failures += 1
             index.refresh_failure = str(error)
-            _log.warning(
-                "cannot list the fragments of %s (again in %.1f s): %s", journal, delay_s, error
-            )
+            outage.failed(error)
         else:
+            outage.ended()
             failures = 0
             index.replace_remote(remote)
         await asyncio.sleep(delay_s)

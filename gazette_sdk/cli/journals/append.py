@@ -13,13 +13,13 @@ from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.journals.input import BLOCK_BYTES, blocks, length_of, open_input
 from gazette_sdk.cli.journals.records import Record, Records
+from gazette_sdk.cli.journals.selection import Selection, selection_of
 from gazette_sdk.cli.journals.settings import APPEND, AppendSettings
 from gazette_sdk.cli.progress import Progress, open_progress
 from gazette_sdk.errors import ConfigurationError, GazetteError, MappingError
 from gazette_sdk.message import mapping as mappings
 from gazette_sdk.message.mapping import Partitions
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.selectors import parse_selector
 from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.append.service import AppendService, PendingAppend
 from gazette_sdk.transport.base import Transport
@@ -38,22 +38,26 @@ async def run(invocation: Invocation) -> None:
     """Append the input as a whole, or record by record."""
     settings = invocation.settings(APPEND)
     _check(settings)
-    selector = parse_selector(settings.selector)
+    selection = selection_of(invocation, settings)
     with open_input(settings.input) as file:
         async with (
             open_broker(invocation) as transport,
-            WatchedList(transport, selector) as watched,
+            WatchedList(transport, selection.selector) as watched,
         ):
             listing = await watched.first_snapshot()
+            selection.check(listing)
             if not listing.journals:
                 raise MappingError(
-                    f"no journals match the selector {settings.selector!r}; "
+                    f"no journals match the selector {selection.text!r}; "
                     "`gazctl journals list` shows all"
                 )
             with open_progress("bytes") as progress:
                 progress.begin("Appending")
-                append_it = _append_whole if settings.framing == "none" else _append_records
-                await append_it(transport, watched, settings, file, progress)
+                mapper = _Mapper(settings, selection, watched)
+                if settings.framing == "none":
+                    await _append_whole(transport, mapper, file, progress)
+                else:
+                    await _append_records(transport, mapper, settings, file, progress)
 
 
 def _check(settings: AppendSettings) -> None:
@@ -72,14 +76,10 @@ def _check(settings: AppendSettings) -> None:
 
 
 async def _append_whole(
-    transport: Transport,
-    watched: WatchedList,
-    settings: AppendSettings,
-    file: BinaryIO,
-    progress: Progress,
+    transport: Transport, mapper: _Mapper, file: BinaryIO, progress: Progress
 ) -> None:
     """Append the whole input as one append, and retry until it succeeds."""
-    journal = _Mapper(settings, watched).journal_of(b"")
+    journal = mapper.journal_of(b"")
     with tempfile.SpooledTemporaryFile(INPUT_MEMORY_BYTES) as spooled:
         length, source = length_of(file), file
         if length is None:
@@ -113,7 +113,7 @@ async def _append_whole(
 
 async def _append_records(
     transport: Transport,
-    watched: WatchedList,
+    mapper: _Mapper,
     settings: AppendSettings,
     file: BinaryIO,
     progress: Progress,
@@ -123,7 +123,6 @@ async def _append_records(
     records = Records(
         settings.framing, has_keys=settings.mapping != "random", base64_keys=settings.base64
     )
-    mapper = _Mapper(settings, watched)
     service = AppendService(transport)
     length, done = length_of(file), 0
     failure: GazetteError | OSError | None = None
@@ -178,8 +177,10 @@ def _raise_if_failed(appended: PendingAppend) -> None:
 class _Mapper:
     """Mapping from keys to journals of the current listing."""
 
-    def __init__(self, settings: AppendSettings, watched: WatchedList) -> None:
-        self._selector = settings.selector
+    def __init__(
+        self, settings: AppendSettings, selection: Selection, watched: WatchedList
+    ) -> None:
+        self._selector = selection.text
         self._watched = watched
         self._snapshot: pb.ListResponse | None = None
         self._partitions = Partitions(())

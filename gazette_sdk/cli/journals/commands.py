@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Literal, TypedDict
+
 from gazette_sdk.cli.command import Command
 from gazette_sdk.cli.journals import settings
 
 __all__ = ["COMMANDS"]
 
+
+class _Names(TypedDict):
+    arguments: str
+    arguments_max: None
+    completes: Literal["journals"]
+
+
 _SELECTORS = (
-    "Selectors are label requirements joined by commas: a=b, a!=b, a in (x, y), a notin (x, y), a, "
-    "!a. `name` and `prefix` (which ends in /) match the journal's name; a:prefix=b matches "
-    "values that begin with b."
+    "Without names and selector, all journals. Selectors are label requirements joined by commas: "
+    "a=b, a!=b, a in (x, y), a notin (x, y), a, !a. `name` and `prefix` (which ends in /) match "
+    "the journal's name; a:prefix=b matches values that begin with b."
 )
+
+_NAMES: _Names = {"arguments": "[NAME...]", "arguments_max": None, "completes": "journals"}
+"""Arguments of commands that select journals by names or by a selector."""
 
 COMMANDS = (
     Command(
@@ -19,12 +31,17 @@ COMMANDS = (
         "List journals",
         "gazette_sdk.cli.journals.list:run",
         (settings.LIST,),
+        **_NAMES,
         details=(
             f"{_SELECTORS}\n\n"
-            "`-o yaml` writes specs for `apply`, `-o json` one object, `-o proto` protobuf text."
+            "`-o yaml` writes specs for `apply`, `-o json` one object, `-o proto` protobuf text. "
+            "Tables have borders on a terminal, and are plain columns elsewhere. --heads and "
+            "`-o wide` ask a broker of each journal for its write head, which takes a while for "
+            "thousands of journals; SIZE is the length of what can be read."
         ),
         examples=(
             ("gazctl journals list", "all journals"),
+            ("gazctl journals list orders/part-000 -o wide", "one journal, with all columns"),
             (
                 "gazctl journals list -l topic=orders -L part --rf -p -r --stores",
                 "journals of a topic, with a label, replication, members and stores",
@@ -84,6 +101,7 @@ COMMANDS = (
         "Create, change or delete journals by a YAML document",
         "gazette_sdk.cli.journals.apply:run",
         (settings.APPLY,),
+        in_doubt="changes may have been applied; `gazctl journals list` shows them",
         details=(
             "Shows for each journal whether it was created, updated, deleted, or is unchanged: a "
             "journal that is as described already is in no transaction, whatever its revision."
@@ -110,6 +128,7 @@ COMMANDS = (
         "Edit specs of journals in an editor, and apply them",
         "gazette_sdk.cli.journals.edit:run",
         (settings.EDIT,),
+        keeps_time=True,
         details=(
             "Runs $GAZ_EDITOR, else $EDITOR, else vi. If the saved specs cannot be applied, the "
             "editor opens again with the reason. Quit it without a change to cancel."
@@ -127,6 +146,8 @@ COMMANDS = (
         "Append a file or standard input to journals",
         "gazette_sdk.cli.journals.append:run",
         (settings.APPEND,),
+        **_NAMES,
+        in_doubt="some of the input, or all, may have been appended",
         details=(
             "With framing none the whole input is one atomic append to a random matching journal. "
             "Otherwise each record is atomic, and records of one journal keep their order. A "
@@ -137,8 +158,8 @@ COMMANDS = (
             "record. It is hashed over the matching journals; with direct it is the name of one."
         ),
         examples=(
-            ("gazctl journals append -l name=app/log -i backup.log", "a file, as one append"),
-            ("tail -f app.log | gazctl journals append -l name=app/log -f lines", "line by line"),
+            ("gazctl journals append app/log -i backup.log", "a file, as one append"),
+            ("tail -f app.log | gazctl journals append app/log -f lines", "line by line"),
             (
                 "jq -r '.id, tojson' o.json | gazctl journals append -l topic=o -f lines -m modulo",
                 "JSON lines behind their keys, over the partitions of a topic",
@@ -150,15 +171,26 @@ COMMANDS = (
         "Read journals to a file or standard output",
         "gazette_sdk.cli.journals.read:run",
         (settings.READ,),
+        **_NAMES,
+        keeps_time=True,
         details=(
-            "Reads all matching journals at once: to their write heads, or with --block until "
+            "Reads all selected journals at once: to their write heads, or with --block until "
             "Ctrl-C. Appends are written whole.\n\n"
+            "-n and --since are about messages as they are written, acknowledgements and "
+            "duplicates included: those of the journal's content type, or lines if it has none. "
+            "--since leaves out fragments stored before, then messages whose UUID is of an earlier "
+            "time. Messages without UUID, or in protobuf, are left out by fragment only.\n\n"
             "With one file for --offsets and --offsets-out, each run begins where the last one "
             "ended. The file is replaced atomically; the old one is kept as .previous."
         ),
         examples=(
-            ("gazctl journals read -l name=app/log", "a whole journal"),
+            ("gazctl journals read app/log", "a whole journal"),
+            ("gazctl journals read -l topic=orders --since 2h -n 10", "ten messages"),
             ("gazctl journals read -l topic=orders --tail --block", "only new content"),
+            (
+                "gazctl journals read app/log --tail --block -n 1 --timeout 30s",
+                "wait for a message; exit status 124 if there is none",
+            ),
             (
                 "gazctl journals read -l topic=o --offsets o.json --offsets-out o.json -o new",
                 "content since the last run; begin with `echo '{}' > o.json`",
@@ -170,9 +202,10 @@ COMMANDS = (
         "List fragments of journals",
         "gazette_sdk.cli.journals.fragments:run",
         (settings.FRAGMENTS,),
+        **_NAMES,
         details=(
-            "`-o json` is one object per line and fragment. Fragments without a time are not "
-            "stored yet."
+            "`-o json` is one object per line and fragment, with the SHA-1 in hexadecimal as "
+            "`sha1`. Fragments without a time are not stored yet."
         ),
         examples=(
             ("gazctl journals fragments -l topic=orders", "a table"),
@@ -187,6 +220,7 @@ COMMANDS = (
         "Remove stored fragments that are older than their journal's retention",
         "gazette_sdk.cli.journals.prune:run",
         (settings.PRUNE,),
+        **_NAMES,
         details=(
             "Removes fragments from the stores directly, with the credentials of this tool. "
             "Journals with a retention of 0 keep everything. Fragments which others cover are "
@@ -206,6 +240,7 @@ COMMANDS = (
         "Reset write heads behind all stored content, after a loss of all replicas",
         "gazette_sdk.cli.journals.reset_head:run",
         (settings.RESET_HEAD,),
+        **_NAMES,
         details=(
             "After the loss of all replicas of a journal, appends fail with "
             "INDEX_HAS_GREATER_OFFSET: its stored fragments end behind the offset that brokers "
@@ -222,6 +257,7 @@ COMMANDS = (
         "Suspend journals until the next append",
         "gazette_sdk.cli.journals.suspend:run",
         (settings.SUSPEND,),
+        **_NAMES,
         details=(
             "A journal whose fragments are all stored loses its replicas. Other journals do not "
             "change or, with --force, keep one replica until their fragments are stored."

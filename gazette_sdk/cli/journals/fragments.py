@@ -9,7 +9,7 @@ from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.concurrency import for_each
 from gazette_sdk.cli.formats import age, fragment_json, iec_bytes, proto_text, write_table
-from gazette_sdk.cli.journals.selection import select
+from gazette_sdk.cli.journals.selection import select, selection_of
 from gazette_sdk.cli.journals.settings import FRAGMENTS, FragmentsSettings
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import from_seconds
@@ -25,11 +25,12 @@ _SUM_DIGITS = 12
 async def run(invocation: Invocation) -> None:
     """List the fragments of journals."""
     settings = invocation.settings(FRAGMENTS)
+    selection = selection_of(invocation, settings, is_required=False)
     template = pb.FragmentsRequest(begin_mod_time=settings.from_time, end_mod_time=settings.to_time)
     if settings.url_ttl_s > 0:
         template.signatureTTL.CopyFrom(from_seconds(settings.url_ttl_s))
     async with open_broker(invocation) as transport:
-        journals = await select(transport, settings.selector)
+        journals = await select(transport, selection)
         responses = await fragments_of(transport, journals, template)
     show(responses, settings)
 

@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.command import Invocation
-from gazette_sdk.cli.formats import NONE, message_json, proto_text, write_table
+from gazette_sdk.cli.formats import NONE, iec_bytes, message_json, proto_text, write_table
+from gazette_sdk.cli.journals.extents import Extent, extents_of
+from gazette_sdk.cli.journals.selection import selection_of
 from gazette_sdk.cli.journals.settings import LIST, ListSettings
-from gazette_sdk.errors import GazetteError
+from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.labels import values_of
 from gazette_sdk.protocol.non_null_fields import complete
-from gazette_sdk.protocol.selectors import parse_selector
+from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import WatchedList, list_journals
 
 __all__ = ["run", "yaml_of"]
 
 
 async def run(invocation: Invocation) -> None:
-    """List journals: once, or with ``--watch`` until interrupted."""
+    """List journals: once, or with ``--watch`` until interrupted.
+
+    Raises:
+        CommandFailedError: a journal that was named does not exist.
+    """
     settings = invocation.settings(LIST)
-    selector = parse_selector(settings.selector)
+    if settings.heads and settings.format not in {"table", "wide"}:
+        raise ConfigurationError("--heads needs -o table or wide: other formats are of specs alone")
+    selection = selection_of(invocation, settings, is_required=False)
     async with open_broker(invocation) as transport:
         if not settings.watch:
-            show(await list_journals(transport, selector), settings)
+            listing = await list_journals(transport, selection.selector)
+            if listing.journals or not selection.names:
+                await show(transport, listing, settings)
+            selection.check(listing)
             return
-        async with WatchedList(transport, selector) as watched:
+        async with WatchedList(transport, selection.selector) as watched:
             shown = await watched.first_snapshot()
-            show(shown, settings)
+            selection.check(shown)
+            await show(transport, shown, settings)
             while True:
                 try:
                     await watched.changed()
@@ -39,14 +51,16 @@ async def run(invocation: Invocation) -> None:
                 assert watched.snapshot is not None
                 if watched.snapshot is not shown:
                     shown = watched.snapshot
-                    show(shown, settings)
+                    await show(transport, shown, settings)
 
 
-def show(listing: pb.ListResponse, settings: ListSettings) -> None:
+async def show(transport: Transport, listing: pb.ListResponse, settings: ListSettings) -> None:
     """Write a listing to standard output."""
     match settings.format:
-        case "table":
-            write_table(*_table(listing, settings))
+        case "table" | "wide":
+            has_extents = settings.heads or settings.format == "wide"
+            extents = await extents_of(transport, listing) if has_extents else {}
+            write_table(*_table(listing, settings, extents))
         case "yaml":
             sys.stdout.write(yaml_of(listing))
         case "json":
@@ -64,25 +78,28 @@ def yaml_of(listing: pb.ListResponse) -> str:
 
 
 def _table(
-    listing: pb.ListResponse, settings: ListSettings
+    listing: pb.ListResponse, settings: ListSettings, extents: Mapping[str, Extent]
 ) -> tuple[list[str], Iterator[list[str]]]:
+    is_wide = settings.format == "wide"
     wanted = {
         "Name": True,
-        "RF": settings.rf,
-        "Primary": settings.primary,
-        "Replicas": settings.replicas,
-        "Stores": settings.stores,
+        "RF": settings.rf or is_wide,
+        "Primary": settings.primary or is_wide,
+        "Replicas": settings.replicas or is_wide,
+        "Stores": settings.stores or is_wide,
+        "Head": settings.heads or is_wide,
+        "Size": settings.heads or is_wide,
     }
     columns = [name for name, is_wanted in wanted.items() if is_wanted]
     rows = (
-        [_cell(journal, column) for column in columns]
+        [_cell(journal, column, extents) for column in columns]
         + [_label(journal.spec, name) for name in settings.label_columns]
         for journal in listing.journals
     )
     return [*columns, *settings.label_columns], rows
 
 
-def _cell(journal: pb.ListResponse.Journal, column: str) -> str:
+def _cell(journal: pb.ListResponse.Journal, column: str, extents: Mapping[str, Extent]) -> str:
     spec, route = journal.spec, journal.route
     match column:
         case "RF":
@@ -100,6 +117,11 @@ def _cell(journal: pb.ListResponse.Journal, column: str) -> str:
             )
         case "Stores":
             return spec.fragment.stores[0] if spec.fragment.stores else NONE
+        case "Head" | "Size":
+            extent = extents[spec.name]
+            value = extent.head if column == "Head" else extent.size_bytes
+            text = str if column == "Head" else iec_bytes
+            return NONE if value is None else text(value)
         case _:
             return spec.name
 

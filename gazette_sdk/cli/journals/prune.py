@@ -17,6 +17,7 @@ from gazette_sdk.cli.journals.selection import (
     is_fully_suspended,
     list_some,
     missing_file_root,
+    selection_of,
 )
 from gazette_sdk.cli.journals.settings import PRUNE
 from gazette_sdk.errors import FragmentNotFoundError
@@ -50,10 +51,11 @@ class _Totals:
 async def run(invocation: Invocation) -> None:
     """Remove fragments older than their journal's retention from their stores."""
     settings = invocation.settings(PRUNE)
+    selection = selection_of(invocation, settings)
     root = file_root_of(settings.file_root)
     totals = _Totals()
     async with open_broker(invocation) as transport, aclosing(StoreRegistry(root)) as stores:
-        listing = await list_some(transport, settings.selector)
+        listing = await list_some(transport, selection)
         for journal in listing.journals:
             if is_fully_suspended(journal.spec):
                 continue

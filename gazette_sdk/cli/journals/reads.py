@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
+from gazette_sdk.cli.journals.messages import MessageCutter
 from gazette_sdk.cli.journals.selection import is_fully_suspended, missing_file_root
 from gazette_sdk.cli.progress import Progress
 from gazette_sdk.errors import (
@@ -46,6 +47,9 @@ class ReadOptions:
         tail: begin at the write head of journals without an offset.
         do_not_proxy: read from the journals' own brokers, and from fragments directly.
         begin_mod_time: skip fragments stored before this unix time; 0 for none.
+        since_clock: leave out messages of an earlier clock, in journals without an offset; 0 for
+            none.
+        messages_max: stop after so many messages; None for no limit.
         file_root: local directory of ``file://`` stores, if there is one.
     """
 
@@ -53,6 +57,8 @@ class ReadOptions:
     tail: bool = False
     do_not_proxy: bool = False
     begin_mod_time: int = 0
+    since_clock: int = 0
+    messages_max: int | None = None
     file_root: Path | None = None
 
 
@@ -100,6 +106,7 @@ class ConcurrentReads:
         output: output of their content.
         offsets: offset by journal at which a read begins, and afterwards ended.
         progress: shows the number of bytes read.
+        messages: number of messages that were written, if they are counted.
     """
 
     transport: Transport
@@ -107,13 +114,15 @@ class ConcurrentReads:
     output: Output
     offsets: dict[str, int]
     progress: Progress
+    messages: int = 0
+    _enough: asyncio.Event = field(default_factory=asyncio.Event)
     _reads: dict[str, _Read] = field(default_factory=dict)
     _ended: dict[str, pb.ListResponse] = field(default_factory=dict)
     _done_bytes: int = 0
     _heads: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     async def run(self, watched: WatchedList, stopped: Callable[[], Awaitable[Any]]) -> None:
-        """Read until all journals have ended, or until ``stopped`` returns.
+        """Read until all journals have ended, enough messages are written, or ``stopped`` returns.
 
         Args:
             watched: the listing.
@@ -128,14 +137,16 @@ class ConcurrentReads:
             return
         changed = asyncio.ensure_future(watched.changed())
         stop = asyncio.ensure_future(stopped())
+        enough = asyncio.ensure_future(self._enough.wait())
         try:
             while True:
                 self._follow(watched)
                 if not self._reads:
                     return
                 tasks: list[asyncio.Future[Any]] = [read.task for read in self._reads.values()]
-                await asyncio.wait([*tasks, changed, stop], return_when=asyncio.FIRST_COMPLETED)
-                if stop.done():
+                waits = [*tasks, changed, stop, enough]
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                if stop.done() or enough.done():
                     break
                 if changed.done():
                     # The watch logs its failures and begins again.
@@ -149,10 +160,11 @@ class ConcurrentReads:
         finally:
             changed.cancel()
             stop.cancel()
+            enough.cancel()
             tasks = [read.task for read in self._reads.values()]
             for task in tasks:
                 task.cancel()
-            await asyncio.wait([*tasks, changed, stop])
+            await asyncio.wait([*tasks, changed, stop, enough])
 
     def _follow(self, watched: WatchedList) -> None:
         """Begin reads of new journals, and end reads of deleted journals."""
@@ -164,13 +176,14 @@ class ConcurrentReads:
             # A suspended or deleted journal may return, which only a later listing shows.
             ended = self._ended.get(name)
             if ended is None or (self.options.block and ended is not watched.snapshot):
-                self._begin(name)
+                self._begin(spec)
         for name, read in self._reads.items():
             if name not in listed:
                 read.reader.cancel()
 
-    def _begin(self, journal: str) -> None:
-        options = self.options
+    def _begin(self, spec: pb.JournalSpec) -> None:
+        options, journal = self.options, spec.name
+        has_offset = journal in self.offsets
         offset = self.offsets.get(journal, -1 if options.tail else 0)
         reader = RetryReader(
             self.transport,
@@ -181,7 +194,7 @@ class ConcurrentReads:
                 # otherwise the offset at which it ends would be unknown.
                 block=options.block and offset >= 0,
                 do_not_proxy=options.do_not_proxy,
-                begin_mod_time=options.begin_mod_time,
+                begin_mod_time=0 if options.since_clock and has_offset else options.begin_mod_time,
             ),
             new_reader=lambda request, last: ByteReader(
                 self.transport,
@@ -191,7 +204,10 @@ class ConcurrentReads:
             ),
         )
         _log.info("read started", extra={"journal": journal, "offset": offset})
-        task = asyncio.create_task(self._copy(reader), name=f"read of {journal}")
+        messages = None
+        if options.messages_max is not None or options.since_clock:
+            messages = MessageCutter(spec, offset, 0 if has_offset else options.since_clock)
+        task = asyncio.create_task(self._copy(reader, messages), name=f"read of {journal}")
         self._reads[journal] = _Read(reader, task)
 
     def _open_fragment(self, url: str, fragment: pb.Fragment, offset: int) -> FragmentReader:
@@ -212,26 +228,32 @@ class ConcurrentReads:
             self._ended[journal] = watched.snapshot
             _log.info("read finished", extra={"journal": journal, "offset": read.reader.offset})
 
-    async def _copy(self, reader: RetryReader) -> None:
-        """Copy a journal's content to the output, until its end."""
+    async def _copy(self, reader: RetryReader, messages: MessageCutter | None) -> None:
+        """Copy a journal's content, or the messages in it, to the output until its end."""
         journal = reader.journal
         self.offsets[journal] = reader.offset
         try:
-            while True:
+            while not self._enough.is_set():
                 try:
                     content = await reader.read()
                 except OffsetJumpError as jump:
                     _log.info("%s", jump, extra={"journal": journal})
+                    if messages is not None:
+                        messages.begin(reader.offset)
                     continue
                 except OffsetNotYetAvailableError:
-                    self.offsets[journal] = reader.offset
                     if reader.block or not self.options.block:
+                        async with self.output.lock:
+                            await self._write_rest(reader, messages)
                         return
+                    if self.offsets[journal] < 0 and messages is not None:
+                        messages.begin(reader.offset)
+                    self.offsets[journal] = reader.offset if messages is None else messages.offset
                     reader.block = True
                     continue
                 assert content is not None  # the request has no end offset
                 async with self.output.lock:
-                    await self._write_appends(reader, content)
+                    await self._write_appends(reader, messages, content)
         except (SuspendedError, CallCancelledError):
             pass
         except JournalNotFoundError as error:
@@ -241,21 +263,55 @@ class ConcurrentReads:
                 del self.offsets[journal]
             await reader.aclose()
 
-    async def _write_appends(self, reader: RetryReader, content: bytes) -> None:
+    async def _write_appends(
+        self, reader: RetryReader, messages: MessageCutter | None, content: bytes
+    ) -> None:
         """Write content, and the content behind it up to the end of an append."""
-        while True:
-            await self.output.write(content)
-            self.offsets[reader.journal] = reader.offset
-            self._show_progress(reader, len(content))
+        while not self._enough.is_set():
+            await self._write(reader, messages, content)
             response = reader.response
             if response is None or reader.offset >= response.fragment.end:
                 return
             try:
                 more = await reader.read()
-            except (OffsetJumpError, OffsetNotYetAvailableError):
-                return  # the next read continues there, or raises it again
+            except OffsetJumpError:
+                if messages is not None:
+                    messages.begin(reader.offset)
+                return  # the next read continues there
+            except OffsetNotYetAvailableError:
+                return  # the next read raises it again
             assert more is not None
             content = more
+
+    async def _write(
+        self, reader: RetryReader, messages: MessageCutter | None, content: bytes
+    ) -> None:
+        """Write content, or the messages that it completes. The caller holds the output's lock."""
+        offset, size = reader.offset, len(content)
+        if messages is not None:
+            content, count = messages.feed(content, self._count_left())
+            offset = messages.offset
+            self.messages += count
+        if content:
+            await self.output.write(content)
+        self.offsets[reader.journal] = offset
+        self._show_progress(reader, size)
+        if self._count_left() == 0:
+            self._enough.set()
+
+    async def _write_rest(self, reader: RetryReader, messages: MessageCutter | None) -> None:
+        """Write what is left at a write head. The caller holds the output's lock."""
+        if self._enough.is_set():
+            return
+        if messages is not None and (rest := messages.finish()):
+            self.messages += 1
+            await self.output.write(rest)
+        self.offsets[reader.journal] = reader.offset
+
+    def _count_left(self) -> int | None:
+        """Return the number of messages that may still be written; None for no limit."""
+        limit = self.options.messages_max
+        return None if limit is None else limit - self.messages
 
     def _show_progress(self, reader: RetryReader, size: int) -> None:
         self._done_bytes += size

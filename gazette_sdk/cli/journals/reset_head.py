@@ -10,12 +10,13 @@ from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.concurrency import for_each
 from gazette_sdk.cli.failure import CommandFailedError
-from gazette_sdk.cli.journals.selection import select
+from gazette_sdk.cli.journals.selection import select, selection_of
 from gazette_sdk.cli.journals.settings import RESET_HEAD
-from gazette_sdk.errors import CallError, GazetteError, WrongAppendOffsetError, for_status
+from gazette_sdk.errors import GazetteError, WrongAppendOffsetError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.read.metadata import read_metadata
 
 __all__ = ["run"]
 
@@ -31,8 +32,9 @@ async def run(invocation: Invocation) -> None:
     Raises:
         CommandFailedError: some journals failed; each failure was logged.
     """
+    selection = selection_of(invocation, invocation.settings(RESET_HEAD))
     async with open_broker(invocation) as transport:
-        journals = await select(transport, invocation.settings(RESET_HEAD).selector)
+        journals = await select(transport, selection)
         names = [each.spec.name for each in journals]
         reasons = await for_each(names, functools.partial(_reset, transport))
     failed = [reason for reason in reasons if reason]
@@ -47,7 +49,7 @@ async def _reset(transport: Transport, journal: str) -> str:
     fields = {"journal": journal}
     try:
         async with asyncio.timeout(JOURNAL_TIMEOUT_S):
-            head = await _index_head(transport, journal)
+            head = (await read_metadata(transport, journal, -1)).offset
             request = pb.AppendRequest(
                 journal=journal, offset=head, suspend=pb.AppendRequest.SUSPEND_KEEP
             )
@@ -64,14 +66,3 @@ async def _reset(transport: Transport, journal: str) -> str:
     else:
         _log.info("reset write head", extra={**fields, "offset": head})
     return ""
-
-
-async def _index_head(transport: Transport, journal: str) -> int:
-    """Return the end of a journal's content by its brokers' fragment indices."""
-    request = pb.ReadRequest(journal=journal, offset=-1, metadata_only=True)
-    async for response in transport.read(request):
-        assert isinstance(response, pb.ReadResponse)  # the request asks for no content
-        if response.status not in (pb.OK, pb.OFFSET_NOT_YET_AVAILABLE):
-            raise for_status(response.status, journal=journal)
-        return response.offset
-    raise CallError(f"{journal}: a read ended without a response", journal=journal)

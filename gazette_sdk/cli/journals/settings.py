@@ -28,7 +28,7 @@ __all__ = [
     "ReadSettings",
 ]
 
-_SELECTOR = Option("Selector", "Label selector of the journals", short="l")
+_SELECTOR = Option("Selector", "Label selector of the journals, instead of names", short="l")
 
 _MAX_TXN_SIZE = Option(
     "MaxTxnSize", "Greatest number of changes in one transaction; 0 for all in one"
@@ -38,12 +38,21 @@ _MAX_TXN_SIZE = Option(
 _FORMAT = Option("Format", "Output format; json is one object per line and journal", short="o")
 
 
-class ListSettings(Settings):
+class SelectionSettings(Settings):
+    """Base of the options of commands that select journals."""
+
+    selector: Annotated[str, _SELECTOR] = ""
+    name: Annotated[
+        tuple[str, ...], Option("Name", "Name of a journal, as an argument", in_ini=False)
+    ] = ()
+
+
+class ListSettings(SelectionSettings):
     """Options of ``list``."""
 
-    selector: Annotated[str, Option("Selector", "Label selector; empty for all", short="l")] = ""
     format: Annotated[
-        Literal["table", "yaml", "json", "proto"], Option("Format", "Output format", short="o")
+        Literal["table", "wide", "yaml", "json", "proto"],
+        Option("Format", "Output format; wide is a table with all columns", short="o"),
     ] = "table"
     label_columns: Annotated[
         tuple[str, ...], Option("Labels", "Label to show as a column of the table", short="L")
@@ -56,6 +65,10 @@ class ListSettings(Settings):
     ] = False
     rf: Annotated[bool, Option("RF", "Show the replication factor in the table")] = False
     stores: Annotated[bool, Option("Stores", "Show the first fragment store in the table")] = False
+    heads: Annotated[
+        bool,
+        Option("Heads", "Show write head and size in the table; asks a broker of each journal"),
+    ] = False
     watch: Annotated[bool, Option("Watch", "List again on every change, until interrupted")] = False
 
 
@@ -135,10 +148,9 @@ class EditSettings(Settings):
     max_txn_size: Annotated[int, _MAX_TXN_SIZE, Field(ge=0)] = 0
 
 
-class AppendSettings(Settings):
+class AppendSettings(SelectionSettings):
     """Options of ``append``."""
 
-    selector: Annotated[str, _SELECTOR]
     input: Annotated[str, Option("Input", "File to append; - for standard input", short="i")] = "-"
     framing: Annotated[
         Literal["none", "lines", "fixed"],
@@ -155,16 +167,33 @@ class AppendSettings(Settings):
     base64: Annotated[bool, Option("Base64", "Keys are base64 (with framing lines)")] = False
 
 
-class ReadSettings(Settings):
+class ReadSettings(SelectionSettings):
     """Options of ``read``."""
 
-    selector: Annotated[str, _SELECTOR]
     block: Annotated[bool, Option("Block", "Follow the journals, until interrupted", short="b")] = (
         False
     )
     tail: Annotated[bool, Option("Tail", "Begin at write heads of journals without an offset")] = (
         False
     )
+    messages_max: Annotated[
+        int,
+        Option(
+            "MaxMessages",
+            "Stop after so many messages, of all journals together; 0 for no limit",
+            long="max-messages",
+            short="n",
+        ),
+        Field(ge=0),
+    ] = 0
+    since: Annotated[
+        str,
+        Option(
+            "Since",
+            "Begin with messages of this time, as 2026-01-31T12:00:00Z, or 2h for two hours ago, "
+            "in journals without an offset",
+        ),
+    ] = ""
     output: Annotated[
         str, Option("OutputPath", "File to write, replaced; - for standard output", short="o")
     ] = "-"
@@ -184,10 +213,9 @@ class ReadSettings(Settings):
     ] = 0
 
 
-class FragmentsSettings(Settings):
+class FragmentsSettings(SelectionSettings):
     """Options of ``fragments``."""
 
-    selector: Annotated[str, Option("Selector", "Label selector; empty for all", short="l")] = ""
     format: Annotated[
         Literal["table", "json", "proto"], Option("Format", "Output format", short="o")
     ] = "table"
@@ -206,26 +234,22 @@ class FragmentsSettings(Settings):
     ] = 0.0
 
 
-class PruneSettings(Settings):
+class PruneSettings(SelectionSettings):
     """Options of ``prune``."""
 
-    selector: Annotated[str, _SELECTOR]
     dry_run: Annotated[bool, Option("DryRun", "Log fragments instead of removing them")] = False
     file_root: Annotated[
         str, Option("FileRoot", "Directory of the brokers' file:// stores on this machine")
     ] = ""
 
 
-class ResetHeadSettings(Settings):
+class ResetHeadSettings(SelectionSettings):
     """Options of ``reset-head``."""
 
-    selector: Annotated[str, _SELECTOR]
 
-
-class SuspendSettings(Settings):
+class SuspendSettings(SelectionSettings):
     """Options of ``suspend``."""
 
-    selector: Annotated[str, _SELECTOR]
     force: Annotated[
         bool, Option("Force", "Suspend journals with fragments that are not stored, too", short="f")
     ] = False

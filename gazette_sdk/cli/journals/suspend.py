@@ -7,7 +7,7 @@ import logging
 from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.concurrency import for_each
-from gazette_sdk.cli.journals.selection import select
+from gazette_sdk.cli.journals.selection import select, selection_of
 from gazette_sdk.cli.journals.settings import SUSPEND
 from gazette_sdk.errors import SuspendedError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -25,6 +25,7 @@ async def run(invocation: Invocation) -> None:
         GazetteError: that failure.
     """
     settings = invocation.settings(SUSPEND)
+    selection = selection_of(invocation, settings)
     mode = pb.AppendRequest.SUSPEND_NOW if settings.force else pb.AppendRequest.SUSPEND_IF_FLUSHED
     async with open_broker(invocation) as transport:
 
@@ -36,5 +37,5 @@ async def run(invocation: Invocation) -> None:
                 status = "SUSPENDED"
             _log.info("journal suspension status", extra={"journal": journal, "status": status})
 
-        journals = await select(transport, settings.selector)
+        journals = await select(transport, selection)
         await for_each([each.spec.name for each in journals], suspend)

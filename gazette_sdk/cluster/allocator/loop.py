@@ -18,6 +18,7 @@ from gazette_sdk.cluster.allocator.txn import TXN_MAX, BatchedTxn
 from gazette_sdk.cluster.etcd import Compare, Etcd
 from gazette_sdk.cluster.item_keyspace import ItemKeySpace, MemberEntry
 from gazette_sdk.errors import EtcdError, LeaseLostError
+from gazette_sdk.outage import Outage
 
 __all__ = ["OnRound", "run_allocator"]
 
@@ -110,6 +111,7 @@ class _Allocator:
         self._keyspace = keyspace
         self._allocation = allocation
         self._max_operations = max_operations
+        self._outage = Outage(_log, "allocation of journals")
         self._solved: object = None
         self._desired: list[list[int]] = []
         self._shortage = (0, 0)
@@ -134,8 +136,9 @@ class _Allocator:
                 await txn.checkpoint(checkpoint)
             await txn.flush()
         except EtcdError as error:
-            _log.warning("a round of the allocator failed: %s", error)
+            self._outage.failed(error)
             return _Outcome(succeeded=False, revision=txn.revision)
+        self._outage.ended()
         metrics.CONVERGE.inc()
         metrics.ITEMS.set(len(state.items))
         metrics.MEMBERS.set(len(state.members))

@@ -7,4 +7,5 @@ In reading order:
   queue between them; ``positions``: where the reads of journals begin
 - ``batch_reader``: batches of messages for the consumer, over ``journal_decoder`` (content to
   envelopes) and ``delivery`` (which messages are delivered, and the reader's position)
+- ``since``: messages since a time
 """

@@ -20,7 +20,15 @@ from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.message.sequencing.run import Message, Run, ShortRun
 from gazette_sdk.message.sequencing.sequencer import ReplayRange, Sequencer
 
-__all__ = ["HORIZON_S", "RING_BYTES_MAX", "Batch", "CommittedDelivery", "Delivery", "Select"]
+__all__ = [
+    "HORIZON_S",
+    "RING_BYTES_MAX",
+    "Batch",
+    "CommittedDelivery",
+    "Delivery",
+    "Select",
+    "chosen",
+]
 
 T = TypeVar("T")
 
@@ -141,7 +149,8 @@ class Delivery(Generic[T]):
         return self.offsets(0)
 
 
-def _at(items: Sequence[T], indices: npt.NDArray[np.intp]) -> Sequence[T]:
+def chosen(items: Sequence[T], indices: npt.NDArray[np.intp]) -> Sequence[T]:
+    """Return the items of a list at indices."""
     return list(map(items.__getitem__, indices.tolist()))
 
 
@@ -181,7 +190,7 @@ class CommittedDelivery(Delivery[T]):
         *,
         offsets: Mapping[str, int] | None = None,
         acknowledgements: bool = False,
-        select: Select[T] = _at,
+        select: Select[T] = chosen,
     ) -> None:
         for journal, offset in (offsets or {}).items():
             sequencer.offsets.setdefault(journal, offset)

@@ -108,7 +108,7 @@ class Fetcher:
         self._slots = asyncio.Semaphore(CONCURRENT_READS_MAX)
         self._task: asyncio.Task[None] | None = None
         self._is_stopped = False
-        self._positions = Positions(plan, transport, FAILING_MAX_S)
+        self._positions = Positions(plan, transport)
         self._replays: set[asyncio.Task[None]] = set()
         self.loop.call_soon_threadsafe(self._start)
 

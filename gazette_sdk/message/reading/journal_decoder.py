@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import logging
+from collections.abc import Callable
 from itertools import repeat
 from typing import Generic, TypeVar
 
@@ -54,6 +55,7 @@ class ContentDecoder(abc.ABC, Generic[T]):
 
     Attributes:
         offset: offset behind the last frame that was decoded or skipped.
+        select_run: returns the messages of a run that are wanted; None if all are.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class ContentDecoder(abc.ABC, Generic[T]):
         self.framing = framing
         self.offset = offset
         self.described = described
+        self.select_run: Callable[[Run[T]], Run[T]] | None = None
         self._empty = empty
         self._cutter = Cutter(framing, offset)
         # Frames behind a bad one, and the error behind all frames.
@@ -86,8 +89,8 @@ class ContentDecoder(abc.ABC, Generic[T]):
         """
         if self._rest is not None or self._behind is not None:
             assert not content, "what stands behind an error comes first"
-            return self._decode_rest()
-        return self._decode_cut(self._cutter.feed(content))
+            return self._selected(*self._decode_rest())
+        return self._selected(*self._decode_cut(self._cutter.feed(content)))
 
     def finish(self) -> tuple[Run[T], FramingError | None]:
         """Decode the last content, behind which the journal has no more for now.
@@ -96,7 +99,7 @@ class ContentDecoder(abc.ABC, Generic[T]):
             A message that only the end of content made whole, and an error, if there is content
             left that is no message.
         """
-        return self._decode_cut(self._cutter.finish())
+        return self._selected(*self._decode_cut(self._cutter.finish()))
 
     def jump(self, offset: int) -> FramingError | None:
         """Go on at a later offset: the content between was deleted.
@@ -120,6 +123,11 @@ class ContentDecoder(abc.ABC, Generic[T]):
                 offset,
             )
         return None
+
+    def _selected(
+        self, run: Run[T], error: FramingError | None
+    ) -> tuple[Run[T], FramingError | None]:
+        return (run if self.select_run is None else self.select_run(run)), error
 
     def _decode_cut(self, cut: Cut) -> tuple[Run[T], FramingError | None]:
         frames = cut.frames

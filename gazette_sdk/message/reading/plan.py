@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal, TypeAlias
 
 from gazette_sdk.errors import ConfigurationError, ValidationError
@@ -16,8 +17,9 @@ from gazette_sdk.protocol.selectors import parse_selector
 
 __all__ = ["Offsets", "OnMissing", "Plan", "plan_of"]
 
-Offsets: TypeAlias = Literal["begin", "end"] | Mapping[str, int] | None
-"""Offsets at which a reader begins: the begin of all journals, their write heads, or by journal."""
+Offsets: TypeAlias = Literal["begin", "end"] | Mapping[str, int] | datetime | None
+"""Offsets at which a reader begins: the begin of all journals, their write heads, by journal, or
+at the first message since a time."""
 
 OnMissing: TypeAlias = Literal["raise", "begin", "end"]
 """Treatment of a position that its journal does not have: raise an error, or begin at the journal's
@@ -36,6 +38,7 @@ class Plan:
         begin: offset at which journals begin that ``offsets`` does not name; -1 is the head.
         offsets: offsets at which journals begin, by journal.
         end_offsets: offsets at which journals end, by journal.
+        since: time of the first message of journals that ``offsets`` does not name; None for all.
         revisions: create revisions of journals that were read before, by journal. One that was
             created anew is read from its begin.
         item_bytes_max: limit of the content of a journal that is decoded at once.
@@ -50,6 +53,7 @@ class Plan:
     begin: int
     offsets: Mapping[str, int]
     end_offsets: Mapping[str, int]
+    since: datetime | None = None
     revisions: Mapping[str, int] = dataclasses.field(default_factory=dict)
     item_bytes_max: int = CONTENT_BYTES_MAX
     on_missing: OnMissing = "raise"
@@ -118,8 +122,16 @@ def plan_of(
     begin = -1 if offsets == "end" else 0
     by_journal: Mapping[str, int] = {}
     if isinstance(offsets, str) and offsets not in {"begin", "end"}:
-        raise ConfigurationError(f"offsets={offsets!r}: use 'begin', 'end', or a mapping")
-    if offsets is not None and not isinstance(offsets, str):
+        raise ConfigurationError(
+            f"offsets={offsets!r}: use 'begin', 'end', a mapping, or a datetime"
+        )
+    since = offsets if isinstance(offsets, datetime) else None
+    if since is not None and since.utcoffset() is None:
+        raise ConfigurationError(
+            f"offsets={offsets!r} has no time zone; give it one, as datetime.now(UTC) has, or"
+            " with .astimezone() if it is local time"
+        )
+    if offsets is not None and not isinstance(offsets, str | datetime):
         by_journal = dict(offsets)
     ends = dict(end_offsets or {})
     for journal, offset in [*by_journal.items(), *ends.items()]:
@@ -129,7 +141,7 @@ def plan_of(
             )
     if on_missing not in {"raise", "begin", "end"}:
         raise ConfigurationError(f"on_missing={on_missing!r}: use 'raise', 'begin' or 'end'")
-    return Plan(wanted, name, text, block, begin, by_journal, ends, on_missing=on_missing)
+    return Plan(wanted, name, text, block, begin, by_journal, ends, since, on_missing=on_missing)
 
 
 def _is_name(text: str) -> bool:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import datetime
 from typing import NamedTuple
 
 from gazette_sdk.errors import (
     CheckpointMismatchError,
     GazetteError,
+    JournalNotFoundError,
     OffsetNotYetAvailableError,
+    SuspendedError,
 )
 from gazette_sdk.message.reading.plan import Plan
+from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.read.retry_reader import write_head
+from gazette_sdk.transport.read.metadata import begin_mod_time_of, read_metadata
 
 __all__ = ["HEAD_LAG_MAX_S", "Positions", "Start"]
 
@@ -24,9 +28,12 @@ HEAD_LAG_MAX_S = 5.0
 """Time for which an offset behind the write head is looked up again before it is missing. A broker
 that just took the journal over may not have listed all its fragments."""
 
-ON_MISSING = (
-    'Reader(on_missing="begin") reads it from its begin, and on_missing="end" from its write head'
-)
+ATTEMPTS_MAX = 5
+"""Attempts to find where a journal begins or ends. If none is answered, the read itself meets the
+same failure, and has its own patience."""
+
+ANSWER_TIMEOUT_S = 5.0
+"""Time for each of them."""
 
 
 class Start(NamedTuple):
@@ -49,13 +56,11 @@ class Positions:
     Args:
         plan: what to read.
         transport: how to reach the journals.
-        patience_s: time for which attempts to find a write head may fail, in seconds.
     """
 
-    def __init__(self, plan: Plan, transport: Transport, patience_s: float) -> None:
+    def __init__(self, plan: Plan, transport: Transport) -> None:
         self._plan = plan
         self._transport = transport
-        self._patience_s = patience_s
         # By name and create revision: where the read of a journal that left the listing ended.
         self._ended_at: dict[tuple[str, int], int] = {}
         self._revisions = dict(plan.revisions)
@@ -87,7 +92,9 @@ class Positions:
             return Start(ended_at, continues=True)
         offset = self._plan.offsets.get(name, 0 if is_new else self._plan.begin)
         if name not in self._unverified:
-            return Start(0 if is_other else offset)
+            if is_other or is_new or name in self._plan.offsets or self._plan.since is None:
+                return Start(0 if is_other else offset)
+            return Start(await self._offset_since(name, self._plan.since))
         self._unverified.discard(name)
         missing = (
             _mismatch(name, offset) if is_other else await self._behind_write_head(name, offset)
@@ -105,24 +112,50 @@ class Positions:
             return None
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + HEAD_LAG_MAX_S
-        attempt = 0
-        while (head := await write_head(self._transport, name, self._patience_s)) < offset:
+        while True:
+            found = await self._metadata(name, -1)
+            head = 0 if found is None else max(found.write_head, found.offset)
+            if found is None or head >= offset:
+                return None
             if loop.time() >= ends_at:
                 return OffsetNotYetAvailableError(
-                    f"offset {offset} is behind the write head, which is {head}: content was lost,"
-                    f" or the offset is of another journal; {ON_MISSING}",
+                    f"offset {offset} is behind the write head, which is {head}:"
+                    " content was lost, or the offset is of another journal",
                     journal=name,
                     offset=offset,
                 )
-            await pause(attempt)
-            attempt += 1
+            await pause(1)
+
+    async def _offset_since(self, name: str, since: datetime) -> int:
+        """Return an offset before the first message since a time, by the age of fragments.
+
+        If a broker does not answer, it is 0: decoders leave out earlier messages in any case.
+        """
+        found = await self._metadata(name, 0, begin_mod_time=begin_mod_time_of(since))
+        return 0 if found is None else found.offset
+
+    async def _metadata(
+        self, name: str, offset: int, *, begin_mod_time: int = 0
+    ) -> pb.ReadResponse | None:
+        """Return metadata of a journal; None if it is suspended, or no broker answers."""
+        for attempt in range(ATTEMPTS_MAX):
+            try:
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    return await read_metadata(
+                        self._transport, name, offset, begin_mod_time=begin_mod_time
+                    )
+            except (SuspendedError, JournalNotFoundError):
+                break
+            except (GazetteError, TimeoutError):
+                await pause(attempt)
         return None
 
 
 def _mismatch(name: str, offset: int) -> GazetteError:
     return CheckpointMismatchError(
         f"{name}: the checkpoint is of an earlier journal of this name, which was deleted;"
-        f" {ON_MISSING}; if the content is the same, give offsets=checkpoint.offsets instead",
+        ' Reader(on_missing="begin") reads it from its begin, and on_missing="end" from its write'
+        " head; if the content is the same, give offsets=checkpoint.offsets instead",
         journal=name,
         offset=offset,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from operator import length_hint
@@ -11,18 +11,22 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, Literal, Self, TypeAlias, TypeVar
 
 from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.message.clock import clock_of_time
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.kinds import validator_of
 from gazette_sdk.message.reading.batch_reader import BatchReader, OnError
+from gazette_sdk.message.reading.content_queue import Opened
 from gazette_sdk.message.reading.delivery import (
     HORIZON_S,
     RING_BYTES_MAX,
     CommittedDelivery,
     Delivery,
     Select,
+    chosen,
 )
-from gazette_sdk.message.reading.journal_decoder import journal_decoder
+from gazette_sdk.message.reading.journal_decoder import ContentDecoder, journal_decoder
 from gazette_sdk.message.reading.plan import Offsets, OnMissing, plan_of
+from gazette_sdk.message.reading.since import decoders_since
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.message.sequencing.sequencer import Sequencer
 from gazette_sdk.transport.base import Transport
@@ -81,7 +85,9 @@ class Reader(Generic[M]):
             is closed.
         offsets: offsets at which journals begin: ``"begin"`` (as None), ``"end"`` for the write
             heads, or a mapping by journal, with 0 for others. The :attr:`offsets` of another
-            reader can be given here.
+            reader can be given here. A ``datetime``, which must have a time zone, delivers the
+            messages that were published at that time or later, and messages without UUID beside
+            them.
         end_offsets: offsets at which journals end, by journal, each between two messages.
             Messages of transactions that are open there are not delivered.
         isolation: ``"committed"`` or ``"uncommitted"``; see above.
@@ -148,10 +154,9 @@ class Reader(Generic[M]):
         self._ring_size = ring_size
         self._restored = restored
         delivery: Delivery[Envelope[M]] = self._new_delivery()
-        # Decoders hold no reader, so that one that is dropped ends its reads.
-        new_decoder = partial(journal_decoder, message_type, sequenced=self._is_committed)
+        new_decoder = partial(journal_decoder, message_type, sequenced=self._parses_uuids)
         self._batches: BatchReader[Envelope[M]] = BatchReader(
-            self._plan, transport, new_decoder, delivery, on_error=on_error
+            self._plan, transport, self._decoders(new_decoder), delivery, on_error=on_error
         )
         self._left: Iterator[Envelope[M]] = iter(())
         self._columns: RecordBatches | None = None
@@ -167,6 +172,29 @@ class Reader(Generic[M]):
             offsets=self._plan.offsets,
             acknowledgements=self._acknowledgements,
             **({} if select is None else {"select": select}),
+        )
+
+    @property
+    def _parses_uuids(self) -> bool:
+        """True if UUIDs are parsed with the messages, to be sequenced or for their time."""
+        return self._is_committed or self._plan.since is not None
+
+    def _decoders(
+        self, new_decoder: Callable[[Opened], ContentDecoder[T]], select: Select[T] = chosen
+    ) -> Callable[[Opened], ContentDecoder[T]]:
+        """Return a function that makes decoders of the messages since the plan's time, if any.
+
+        Decoders hold no reader, so that one that is dropped ends its reads.
+        """
+        since = self._plan.since
+        if since is None:
+            return new_decoder
+        return decoders_since(
+            new_decoder,
+            clock_of_time(since),
+            exempt=self._plan.offsets,
+            select=select,
+            keeps_acknowledgements=self._is_committed,
         )
 
     @property
@@ -257,12 +285,12 @@ class Reader(Generic[M]):
                     "messages were taken from the reader already: make another one for columns"
                 )
             new_decoder = partial(
-                decoders.column_decoder, self._type, wanted, sequenced=self._is_committed
+                decoders.column_decoder, self._type, wanted, sequenced=self._parses_uuids
             )
             batches = BatchReader(
                 dataclasses.replace(self._plan, item_bytes_max=record_batches.ITEM_BYTES_MAX),
                 self._transport,
-                new_decoder,
+                self._decoders(new_decoder, rows.selected),
                 self._new_delivery(rows.selected),
                 on_error=self._on_error,
             )

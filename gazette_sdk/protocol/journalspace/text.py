@@ -24,6 +24,14 @@ _DEPTH_MOST = 64
 """Greatest depth of nested directories: a document that contains itself is refused with a clear
 error, before the interpreter's stack overflows."""
 
+_ALIASED_MOST = 100_000
+"""Greatest number of values that aliases may add to a document: aliases of aliases would multiply a
+document of a few lines to any size."""
+
+_SCALAR_CHARACTERS_MOST = 100
+"""Longer scalars are text: converting them to numbers takes a time that grows with the square of
+their length, and none fits into 64 bits."""
+
 # ---------------------------------------------------------------- reading
 
 
@@ -35,7 +43,8 @@ def parse(text: str | bytes) -> Node:
     Raises:
         ValidationError: the text is not YAML (kind ``yaml_parse``), has an unknown or a repeated
             key (``unknown_key``, ``duplicate_key``), a value of the wrong type (``wrong_type``),
-            an unknown name (``unknown_enum_name``) or no duration (``invalid_duration``).
+            an unknown name (``unknown_enum_name``) or no duration (``invalid_duration``), or its
+            aliases expand it beyond measure (``wrong_type``).
     """
     try:
         document = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -43,7 +52,53 @@ def parse(text: str | bytes) -> Node:
         raise ValidationError(f"not YAML: {error}", kind="yaml_parse") from None
     except RecursionError:
         raise ValidationError("not YAML: nested too deeply", kind="yaml_parse") from None
-    return Node() if document is None else _node(document, "", 0)
+    if document is None:
+        return Node()
+    _check_aliases(document, {})
+    return _node(document, "", 0)
+
+
+def _check_aliases(value: yaml.Node, counts: dict[int, int]) -> int:
+    """Return the number of values that aliases add to a node of the document.
+
+    Args:
+        value: the node.
+        counts: number of values of each node that was visited, by its identity, with aliases
+            expanded; zero for nodes that contain this one.
+
+    Raises:
+        ValidationError: there are too many, or a node contains itself.
+    """
+    counts[id(value)] = 0
+    added, total = 0, 1
+    items = value.value if isinstance(value, yaml.CollectionNode) else ()
+    if isinstance(value, yaml.MappingNode):
+        items = [node for pair in value.value for node in pair]
+    for item in items:
+        known = counts.get(id(item))
+        if known == 0:
+            _fail(
+                value,
+                "",
+                f"this contains itself by an alias: nested deeper than {_DEPTH_MOST} directories",
+                "wrong_type",
+            )
+        if known is None:
+            added += _check_aliases(item, counts)
+            total += counts[id(item)]
+        else:
+            added += known
+            total += known
+        if added > _ALIASED_MOST:
+            _fail(
+                value,
+                "",
+                f"aliases expand this to more than {_ALIASED_MOST} values: write them out, or "
+                "give journals of one directory their values in common",
+                "wrong_type",
+            )
+    counts[id(value)] = total
+    return added
 
 
 def flag_text(flag: int) -> str | int:
@@ -241,6 +296,8 @@ def _scalar(value: _Value) -> object:
     """Return the value of a scalar; its text if it has none of the types that keys hold."""
     if not isinstance(value, yaml.ScalarNode):
         return None
+    if len(value.value) > _SCALAR_CHARACTERS_MOST:
+        return value.value
     try:
         found: object = yaml.constructor.SafeConstructor().construct_object(value)
     except (yaml.YAMLError, ValueError):

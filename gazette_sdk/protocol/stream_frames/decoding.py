@@ -81,6 +81,12 @@ class FrameBuffer:
         """Return True if the bytes so far end inside the opening or inside a frame."""
         return self._begin < self._end or bool(self._opening)
 
+    @property
+    def frame_bytes(self) -> int:
+        """Length of the incomplete frame, as far as it is known; 0 if there is none."""
+        buffered = self._end - self._begin
+        return buffered + self.missing if buffered else 0
+
     def get_buffer(self, _sizehint: int = -1) -> memoryview:
         """Return the memory for the next bytes: never empty, valid until :meth:`updated`."""
         return self._view[self._end :]

@@ -29,6 +29,7 @@ from gazette_sdk.errors import (
     WrongAppendOffsetError,
     for_status,
 )
+from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rpc
 from gazette_sdk.protocol.labels import pairs_of
@@ -176,12 +177,16 @@ async def append(
     """
     check_opening(request)
     attempt = 0
+    outage = Outage(logger, f"append to {request.journal}")
     while True:
         try:
-            return await append_once(transport, request, _read_all(sources))
+            response = await append_once(transport, request, _read_all(sources))
         except TRANSIENT as error:
             if attempt > 0 or isinstance(error, UnavailableError):
-                logger.warning("append failed, and is tried again: %s", error)
+                outage.failed(error)
+        else:
+            outage.ended()
+            return response
         await pause(attempt)
         attempt += 1
 

@@ -34,6 +34,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from gazette_sdk.errors import ClosedError, GazetteError
+from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import metrics
 from gazette_sdk.transport.append.append import is_terminal, is_transient, status_error
@@ -105,6 +106,7 @@ class JournalAppender:
         self._timer: asyncio.TimerHandle | None = None
         self._waits_for: AnyFuture | None = None
         self._linger = Linger()
+        self._outage = Outage(logger, f"append to {journal}")
         self._is_awaiting_more = False  # the loop does nothing before the next write or answer
 
     # ------------------------------------------------------------------ adding
@@ -343,9 +345,8 @@ class JournalAppender:
         """Begin what the window allows. On the loop, without the lock."""
         self._is_awaiting_more = False
         self.service.watch_delivery()
-        failure = GazetteError(self.journal)
         while self._task is None:
-            append = None
+            append = failure = None
             with self._lock:
                 if self._sender is not Sender.LOOP:
                     return
@@ -359,12 +360,9 @@ class JournalAppender:
                     append = self._next()
                 except DependencyFailedError as error:
                     failure = error
-                else:
-                    if append is None:
-                        return
-            if append is None:
+            if failure is not None:
                 self.fail(failure)
-            elif not self._begin(append):
+            elif append is None or not self._begin(append):
                 return
 
     def _next(self) -> PendingAppend | None:
@@ -443,6 +441,7 @@ class JournalAppender:
             terminal = isinstance(outcome, Exception) and is_terminal(outcome)
         effect = self.queue.answered(append, outcome, is_terminal=terminal)
         if effect is QueueEffect.SETTLE:
+            self._outage.ended()
             self.service.settled([append], None)
             return [append], outcome
         return self._drained(effect)
@@ -456,7 +455,7 @@ class JournalAppender:
         error = self.queue.error
         if effect is QueueEffect.RETRY:
             if self.queue.attempt > 1 or not is_transient(error):
-                logger.warning("append to %s failed, and is tried again: %s", self.journal, error)
+                self._outage.failed(error)
             self._to_loop()
         elif effect is QueueEffect.FAIL:
             assert error is not None

@@ -11,7 +11,6 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 from gazette_sdk.errors import (
@@ -29,6 +28,7 @@ from gazette_sdk.errors import (
     UnauthenticatedError,
     ValidationError,
 )
+from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rpc
 from gazette_sdk.transport.backoff import Pause, pause
@@ -39,7 +39,7 @@ from gazette_sdk.transport.read.reader import (
     SeekRequiresNewReaderError,
 )
 
-__all__ = ["RetryReader", "write_head"]
+__all__ = ["RetryReader"]
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +102,7 @@ class RetryReader:
         self._attempt = 0
         self._patience_s = patience_s
         self._failing_since: float | None = None
+        self._outage = Outage(logger, f"read of {request.journal}")
         self._begun_at = request.offset  # of the read under way
         self._task: asyncio.Task[object] | None = None
         self._is_idle = asyncio.Event()
@@ -236,6 +237,7 @@ class RetryReader:
             if content is None or content:
                 self._failing_since = None
             if content is not None:
+                self._outage.ended()
                 self._is_broken = False
                 self._attempt = 0 if content else self._attempt
                 return content
@@ -270,9 +272,9 @@ class RetryReader:
                 return False
         elif isinstance(error, NotJournalBrokerError | InsufficientJournalBrokersError):
             if self._attempt > 0:
-                logger.warning("read is begun again: %s", error)
+                self._outage.failed(error)
         else:
-            logger.warning("read of %s is begun again: %s", self.journal, error)
+            self._outage.failed(error)
         return True
 
     def _is_too_late(self) -> bool:
@@ -295,28 +297,6 @@ class RetryReader:
 
     def _cancellation(self) -> CallCancelledError:
         return CallCancelledError(f"read of {self.journal} was cancelled", journal=self.journal)
-
-
-async def write_head(transport: Transport, journal: str, patience_s: float) -> int:
-    """Return the offset behind the last byte of a journal.
-
-    Args:
-        transport: how to reach the journal.
-        journal: name of the journal.
-        patience_s: time for which attempts may fail, in seconds.
-
-    Raises:
-        GazetteError: as :meth:`RetryReader.read`.
-    """
-    request = pb.ReadRequest(journal=journal, offset=-1)
-    reader = RetryReader(transport, request, patience_s=patience_s)
-    try:
-        with suppress(OffsetJumpError, OffsetNotYetAvailableError, SuspendedError):
-            await reader.read()
-    finally:
-        await reader.aclose()
-    head = 0 if reader.response is None else reader.response.write_head
-    return max(head, reader.offset)
 
 
 def _is_out_of_reach(error: GazetteError | OSError) -> bool:

@@ -19,6 +19,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rpc
 from gazette_sdk.protocol.authorization import Authorizer, FixedToken, authority_for
 from gazette_sdk.protocol.service import RPCS_BY_NAME, Rpc
+from gazette_sdk.protocol.urls import is_tls
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.routing.route_cache import DEFAULT_SIZE, DEFAULT_TTL_S, RouteCache
 from gazette_sdk.transport.routing.router import BrokerRoute, Router
@@ -71,6 +72,10 @@ class RoutedTransport(Transport):
         tls: certificates, for ``https``.
         auth_keys: base64 keys of the cluster; the first signs a token for each call.
         auth_token: a ready-made bearer token; used only where no keys are given.
+        authorizer: signs the tokens, instead of ``auth_keys`` and ``auth_token``.
+        allow_plaintext_tokens: send tokens also to brokers without TLS that a route names, where
+            the service address is ``https``. By default such a call raises
+            :class:`~gazette_sdk.errors.ConfigurationError`, unless the broker is on loopback.
         max_receive_bytes: greatest message to accept.
         reconnect_backoff_max_s: longest wait between two dials of a lost connection; brokers
             among themselves use 0.5.
@@ -101,6 +106,8 @@ class RoutedTransport(Transport):
         tls: Tls | None = None,
         auth_keys: str = "",
         auth_token: str = "",
+        authorizer: Authorizer | None = None,
+        allow_plaintext_tokens: bool = False,
         max_receive_bytes: int = MAX_RECEIVE_BYTES,
         reconnect_backoff_max_s: float = RECONNECT_BACKOFF_MAX_S,
         connect_timeout_s: float = CONNECT_TIMEOUT_S,
@@ -120,13 +127,19 @@ class RoutedTransport(Transport):
                 call_timeout_s=call_timeout_s,
             )
         )
-        authorizer: Authorizer | None = None
-        if auth_keys.strip():
+        if authorizer is None and auth_keys.strip():
             authorizer = authority_for(auth_keys)
-        elif auth_token:
+        elif authorizer is None and auth_token:
             authorizer = FixedToken(auth_token)
         self.routes = RouteCache(cache_size, cache_ttl_s)
-        self.router = Router(address, self.wire, self.routes, zone=zone, authorizer=authorizer)
+        self.router = Router(
+            address,
+            self.wire,
+            self.routes,
+            zone=zone,
+            authorizer=authorizer,
+            requires_tls=is_tls(address) and not allow_plaintext_tokens,
+        )
 
     @staticmethod
     @abc.abstractmethod

@@ -12,12 +12,13 @@ from functools import partial
 
 from google.protobuf.message import Message
 
-from gazette_sdk.errors import UnavailableError
+from gazette_sdk.errors import ConfigurationError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rpc
 from gazette_sdk.protocol.authorization import Authorizer, claims_for
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.service import RPCS_BY_NAME, Rpc
+from gazette_sdk.protocol.urls import is_local, is_tls
 from gazette_sdk.transport.append.route import AppendRoute
 from gazette_sdk.transport.routing.dispatcher import candidates, choose, where
 from gazette_sdk.transport.routing.route_cache import RouteCache
@@ -44,6 +45,7 @@ class Router:
         routes: remembered routes.
         zone: the client's own zone; reads prefer brokers in it.
         authorizer: makes tokens; None for none.
+        requires_tls: tokens are not sent without TLS, but to brokers on loopback.
 
     Attributes:
         wire: carries the calls.
@@ -58,12 +60,14 @@ class Router:
         *,
         zone: str,
         authorizer: Authorizer | None,
+        requires_tls: bool,
     ) -> None:
         self.wire = wire
         self.routes = routes
         self._address = address
         self._zone = zone
         self._authorizer = authorizer
+        self._requires_tls = requires_tls
 
     def destination(
         self,
@@ -85,6 +89,7 @@ class Router:
 
         Raises:
             UnavailableError: the target's member has no endpoint.
+            ConfigurationError: the broker has no TLS, while the service has.
         """
         if journal is not None and target.route is None and target.member is None:
             target = Target(self.routes.route(journal))
@@ -93,9 +98,10 @@ class Router:
         except UnavailableError as error:
             raise self._forget(journal, SERVICE, error, target) from error
         peer = choose(peers, self._zone, self.wire.health)
-        return Destination(
-            call, journal, peer, where(peer, self._address), self._authorization(opening)
-        )
+        authorization = self._authorization(opening)
+        if authorization is not None and self._requires_tls and peer != SERVICE:
+            self._check_secrecy(journal, peer)
+        return Destination(call, journal, peer, where(peer, self._address), authorization)
 
     def prepare_append(
         self, request: pb.AppendRequest, target: Target = ANYWHERE
@@ -168,6 +174,22 @@ class Router:
             f"{error}; check that a broker runs at {self._address}, or set GAZETTE_ADDRESS to the "
             "address of one",
             journal=journal,
+        )
+
+    def _check_secrecy(self, journal: str | None, peer: Peer) -> None:
+        """Refuse to send a token without TLS to a broker that a route names.
+
+        Raises:
+            ConfigurationError: it would be readable on the network.
+        """
+        if is_tls(peer.endpoint) or is_local(peer.endpoint):
+            return
+        if journal is not None:
+            self.routes.invalidate(journal)
+        raise ConfigurationError(
+            f"the token is not sent to {where(peer, self._address)}: it has no TLS, while the "
+            f"service {self._address} has; serve TLS on that broker, or connect with "
+            "allow_plaintext_tokens=True"
         )
 
     def _authorization(self, opening: Message) -> str | None:

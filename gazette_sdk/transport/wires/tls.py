@@ -40,6 +40,16 @@ class Tls:
         except OSError as error:
             raise ConfigurationError(f"cannot read the PEM file {path}: {error}") from error
 
+    def stamps(self) -> tuple[int, ...]:
+        """Return the times of modification of the files, 0 for a missing one."""
+        found = []
+        for path in (self.trusted_ca_file, self.cert_file, self.cert_key_file):
+            try:
+                found.append(Path(path).stat().st_mtime_ns if path else 0)
+            except OSError:
+                found.append(0)
+        return tuple(found)
+
     def context(self, protocols: Sequence[str]) -> ssl.SSLContext:
         """Return the context for connections of the stream transport.
 

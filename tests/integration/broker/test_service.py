@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
+from prometheus_client import generate_latest
 
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED, WRITE_HEAD
@@ -282,6 +284,74 @@ def test_a_store_is_told_healthy_or_not(etcd, tmp_path):
                 assert response.status == status
                 assert response.header.process_id.suffix == "broker-1"
                 assert response.header.route.primary == -1
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("capability", "selector", "stores_checked"),
+    [
+        (Capability.READ, "", {"file:///ours/", "file:///theirs/"}),
+        (Capability.READ, f"name={JOURNAL}", {"file:///ours/"}),
+        (Capability.READ, "prefix=a/", {"file:///ours/"}),
+        (Capability.READ, "name=no/such", set()),
+        (Capability.READ | Capability.APPLY, f"name={JOURNAL}", {"file:///ours/"}),
+        (
+            Capability.READ | Capability.APPLY,
+            "",
+            {"file:///ours/", "file:///theirs/", "file:///nobodys/"},
+        ),
+    ],
+)
+def test_a_token_has_the_stores_of_its_journals_checked(
+    etcd, tmp_path, capability, selector, stores_checked
+):
+    async def scenario():
+        async with a_broker(etcd, tmp_path, auth_keys=KEYS) as (broker, _):
+            for name in ("ours", "theirs", "nobodys"):
+                (tmp_path / "fragments" / name).mkdir()
+            client = Client(InProcessTransport(broker.service, AUTHORITY))
+            await client.apply(
+                journal_spec(JOURNAL, stores=["file:///ours/"]),
+                journal_spec("another/journal", stores=["file:///theirs/"]),
+            )
+            for store in ("file:///ours/", "file:///theirs/", "file:///nobodys/"):
+                checking = broker.service.fragment_store_health(
+                    pb.FragmentStoreHealthRequest(fragment_store=store),
+                    signed(capability, selector),
+                )
+                if store in stores_checked:
+                    assert (await checking).status == pb.OK
+                else:
+                    with pytest.raises(UnauthenticatedError, match="create the journal first"):
+                        await checking
+
+    run(scenario())
+
+
+def test_checks_of_stores_that_no_journal_has_leave_nothing_behind(etcd, tmp_path):
+    async def scenario():
+        async with a_broker(etcd, tmp_path) as (broker, client):
+
+            async def check(number):
+                url = f"file:///none/?number={number}"  # refused when it is opened
+                if number % 2:
+                    url = f"file:///none/{number}/"  # fails when it is used
+                request = pb.FragmentStoreHealthRequest(fragment_store=url)
+                response = await client.transport.fragment_store_health(request)
+                assert response.status == pb.FRAGMENT_STORE_UNHEALTHY
+                return url
+
+            await check(0)
+            before = len(asyncio.all_tasks()), threading.active_count()
+            urls = await asyncio.gather(*map(check, range(100)))
+            async with asyncio.timeout(LIMIT_S):
+                while broker._stores._ending:
+                    await asyncio.wait(broker._stores._ending)
+            assert len(asyncio.all_tasks()) <= before[0] + 2
+            assert threading.active_count() <= before[1] + 12  # those of asyncio.to_thread
+            shown = generate_latest().decode()
+            assert not any(url in shown for url in urls)
 
     run(scenario())
 

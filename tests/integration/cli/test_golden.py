@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -195,16 +196,24 @@ def compare(case, text):
     if wanted == "" or kind == "text":
         assert text == wanted, name
     elif kind == "table":
-        assert cells(text) == cells(wanted), name
+        assert plain_cells(text) == cells(wanted), name
     elif kind == "yaml":
         assert without_revisions(yaml.safe_load(text)) == without_revisions(yaml.safe_load(wanted))
     elif kind == "json":
         assert [settled(json.loads(line)) for line in text.splitlines()] == [
-            settled(json.loads(line)) for line in wanted.splitlines()
+            with_sha1(settled(json.loads(line))) for line in wanted.splitlines()
         ], name
         assert text.endswith("\n")
     else:
         assert settled_proto(case["args"], text) == settled_proto(case["args"], wanted), name
+
+
+def with_sha1(line):
+    """Ours adds the sum of a fragment in hexadecimal to what was recorded."""
+    parts = line.get("spec", {}).get("sum")
+    if not parts:
+        return line
+    return {**line, "sha1": "{part1:016x}{part2:016x}{part3:08x}".format(**parts)}
 
 
 def form_of(arguments):
@@ -229,8 +238,21 @@ def cells(text):
         if line.startswith("│")
     ]
     rows[0] = [header.replace(" ", "") for header in rows[0]]
-    for row in rows[1:]:
-        row[:] = [cell.replace("broker-000", "broker-1") for cell in row]
+    return rows
+
+
+def plain_cells(text):
+    """The cells of plain columns: each is where its header begins, two blanks behind others."""
+    lines = text.splitlines()
+    begins = [match.start() for match in re.finditer(r"(?:^|(?<=  ))\S", lines[0])]
+    rows = [
+        [
+            line[begin:end].rstrip().replace("broker-000", "broker-1")
+            for begin, end in zip(begins, [*begins[1:], None], strict=True)
+        ]
+        for line in lines
+    ]
+    assert not set(text) & set("│┌─└\x1b")
     return rows
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gazette_sdk.cli.failure import explain
+from gazette_sdk.cluster.etcd_binary import SAFE_VERSION
 from support.etcd import etcd, etcd_server, run
 from support.tools import read_until, start_tool
 
@@ -167,7 +168,7 @@ def test_a_broker_is_configured_by_its_environment_and_drains(etcd, tmp_path):
         "BROKER_ID": "broker-7",
         "BROKER_FILE_ROOT": str(tmp_path),
         "BROKER_SPOOL_DIR": str(tmp_path / "spools"),
-        "BROKER_AUTH_KEYS": "c2VjcmV0,AA==",
+        "BROKER_AUTH_KEYS": "c2VjcmV0LWtleQ==,AA==",
     }
     with serve(tmp_path, environ=environ) as process:
         endpoint, logged = served_at(process)
@@ -195,10 +196,49 @@ def test_a_named_host_is_advertised_and_all_interfaces_are_bound(etcd, tmp_path)
         assert process.wait(TIMEOUT_S) == 0
 
 
+def test_a_broker_for_other_machines_is_refused_without_a_spool_directory(tmp_path):
+    arguments = ["--etcd.address=http://localhost:1", "--broker.host", "h.example"]
+    with serve(tmp_path, *arguments) as process:
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert b"set --broker.spool-dir to a directory of its own" in errors
+
+
+def test_the_default_spool_directory_is_private_and_of_this_cluster(etcd, tmp_path):
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    arguments = ["--etcd.address", etcd.address, "--broker.id", "broker-7"]
+    root = shared / f"gazette-spools-{os.geteuid()}"
+    for prefix in ("/one", "/two"):
+        environ = {"TMPDIR": str(shared), "ETCD_PREFIX": prefix}
+        with serve(tmp_path, *arguments, environ=environ) as process:
+            served_at(process)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(TIMEOUT_S) == 0
+    assert root.stat().st_mode & 0o777 == 0o700
+    assert len({lock.parent for lock in root.glob("*/local,broker-7/lock")}) == 2
+
+
+def test_a_default_spool_directory_that_was_prepared_by_another_is_refused(etcd, tmp_path):
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "prepared").mkdir()
+    (shared / f"gazette-spools-{os.geteuid()}").symlink_to(shared / "prepared")
+    with serve(
+        tmp_path, "--etcd.address", etcd.address, environ={"TMPDIR": str(shared)}
+    ) as process:
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert b"cannot be used for spools: it is no directory" in errors
+    assert not list((shared / "prepared").iterdir())
+
+
 def test_a_broker_that_still_waits_for_etcd_ends_at_the_first_signal(tmp_path):
     with serve(tmp_path, "--etcd.address=http://localhost:1", "--broker.spool-dir=s") as process:
         logged = b""
-        while b"waiting for Etcd" not in logged:
+        while b"connection to Etcd failed" not in logged:
             logged += process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT_S) == 0
@@ -212,7 +252,35 @@ def test_a_lost_lease_ends_a_broker_with_status_1(etcd, tmp_path):
         _, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 1
     assert b"level=fatal" in errors
+    assert b"is no member of its cluster any more" in errors
+    assert b"start it again" in errors
     assert b"Traceback" not in errors
+
+
+def test_a_paused_broker_does_not_join_again_but_ends_with_status_1(etcd, tmp_path):
+    arguments = ["--etcd.address", etcd.address, "--broker.spool-dir=s", "--etcd.lease=1s"]
+    with serve(tmp_path, *arguments) as process:
+        served_at(process)
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(3)  # the lease has to run out
+        process.send_signal(signal.SIGCONT)
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert b"start it again" in errors
+
+
+def test_an_etcd_that_can_lose_data_is_warned_of(etcd, tmp_path):
+    arguments = ["--etcd.address", etcd.address, "--broker.spool-dir=s", "--log.level=info"]
+    with serve(tmp_path, *arguments) as process:
+        _, log = served_at(process)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(TIMEOUT_S) == 0
+
+    async def version():
+        async with etcd.client() as client:
+            return client.version
+
+    assert ("upgrade it to 3.5.6" in log) == (run(version()) < SAFE_VERSION)
 
 
 def revoke_leases(etcd):
@@ -232,6 +300,10 @@ def revoke_leases(etcd):
         (["--broker.port=http"], "is no port"),
         (["--broker.port=unix://"], "names no socket"),
         (["--broker.auth-keys=?"], "key"),
+        (["--broker.auth-keys= "], "--broker.auth-keys: at least one"),
+        (["--broker.auth-keys=AQ=="], "--broker.auth-keys: authorization key 1 has 1 bytes"),
+        (["--broker.server-ca-file=ca.pem"], "set that, too"),
+        (["--etcd.trusted-ca-file=ca.pem"], "write an https:// address"),
         (["--broker.server-cert-file=/no/such"], "/no/such"),
         (["--broker.limit=200000"], "--broker.limit"),
         (["--etcd.lease=0s"], "--etcd.lease"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from urllib.parse import urlsplit
 
 import pytest
@@ -129,7 +130,7 @@ def test_a_watch_resumes_over_broken_connections_without_loss_or_repetition(etcd
     run(scenario())
 
 
-def test_a_watch_resumes_when_etcd_was_killed_and_started_again(tmp_path):
+def test_a_watch_resumes_when_etcd_was_killed_and_started_again(tmp_path, caplog):
     async def scenario():
         server = EtcdServer(tmp_path)
         await server.start()
@@ -147,7 +148,11 @@ def test_a_watch_resumes_when_etcd_was_killed_and_started_again(tmp_path):
             await client.aclose()
             await server.stop()
 
-    run(scenario())
+    with caplog.at_level(logging.WARNING):
+        run(scenario())
+    first, last = caplog.messages
+    assert first.startswith("watch of /root in Etcd failed, and is tried again until it succeeds:")
+    assert last.startswith("watch of /root in Etcd works again after an outage of")
 
 
 def test_a_watch_that_fell_behind_a_compaction_ends(etcd):
@@ -176,7 +181,7 @@ def test_progress_leaves_the_revision_alone_and_moves_the_place_to_resume_at(mon
         class Quiet:
             """An Etcd that tells only of progress, and loses the connection at once."""
 
-            async def watch(self, _prefix, start):
+            async def watch(self, _prefix, start, **_):
                 starts.append(start)
                 yield module.WatchBatch(pb.Header.Etcd(revision=start + 9), ())
                 if len(starts) == 3:

@@ -102,7 +102,9 @@ def test_an_announcement_is_tried_again_after_any_error(etcd, monkeypatch, caplo
             assert not failures
 
     run(scenario())
-    assert caplog.text.count("trying again") == 2
+    assert caplog.text.count("tried again until it succeeds") == 1
+    assert "works again after an outage of" in caplog.text
+    assert "(2 failures)" in caplog.text
 
 
 def test_an_announcement_of_our_own_lease_is_found_again(etcd):

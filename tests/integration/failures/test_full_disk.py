@@ -63,7 +63,7 @@ def test_a_full_disk_of_a_store_keeps_fragments_local_until_there_is_room(
                     writer.append()
                 except FragmentStoreUnhealthyError as error:
                     assert "mend the store" in str(error)  # noqa: PT017 - it may be accepted, too
-            wait_until(lambda: warnings_of("cannot persist"), "an upload fails")
+            wait_until(lambda: warnings_of("upload of fragments"), "an upload fails")
             writer.check()
             assert not large_files()
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 
@@ -18,6 +19,7 @@ from gazette_sdk.cli.formats import (
 )
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import from_seconds
+from gazette_sdk.protocol.fragments import sum_of
 
 
 @pytest.mark.parametrize(
@@ -56,15 +58,40 @@ def test_ages_are_in_words(elapsed_s, text):
     assert age(1_700_000_000, 1_700_000_000 + elapsed_s) == text
 
 
-def test_rows_of_tables_are_never_wrapped_and_show_markup_as_it_is():
-    out = io.StringIO()
-    write_table(["Name", "a-label"], [["x" * 500, "[red]"], ["y", ""]], out)
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("label", ["[red]", "x" * 500])
+def test_tables_have_borders_on_a_terminal_and_show_cells_as_they_are(label):
+    out = Terminal()
+    write_table(["Name", "a-label"], [["x" * 500, label], ["y", ""]], out)
     lines = out.getvalue().splitlines()
     assert len(lines) == 6
+    assert lines[0].startswith("┌")
     assert "NAME" in lines[1]
     assert "A-LABEL" in lines[1]
     assert "x" * 500 in lines[3]
-    assert "[red]" in lines[3]
+    assert label in lines[3]
+
+
+def test_tables_are_plain_columns_elsewhere():
+    out = io.StringIO()
+    rows = [["x" * 500, "[red]", "5"], ["y", "", "12"], ["a longer name", "b", ""]]
+    write_table(["Name", "a-label", "Head"], rows, out)
+    assert out.getvalue().splitlines() == [
+        f"NAME{' ' * 498}A-LABEL  HEAD",
+        f"{'x' * 500}  [red]    5",
+        f"y{' ' * 501}         12",
+        f"a longer name{' ' * 489}b",
+    ]
+
+
+def test_a_table_without_rows_is_its_header():
+    out = io.StringIO()
+    write_table(["Name"], [], out)
+    assert out.getvalue() == "NAME\n"
 
 
 def listing() -> pb.ListResponse:
@@ -118,5 +145,14 @@ def test_fragments_are_json_of_plain_numbers_without_zeros():
             "end": 1 << 60,
             "sum": {"part1": (1 << 64) - 1},
             "compression_codec": 4,
-        }
+        },
+        "sha1": "ffffffffffffffff" + 24 * "0",
     }
+
+
+def test_sums_that_json_readers_would_round_are_in_hexadecimal_too():
+    digest = hashlib.sha1(b"content").digest()
+    fragment = pb.FragmentsResponse._Fragment(spec=pb.Fragment(journal="a", sum=sum_of(digest)))
+    assert json.loads(fragment_json(fragment))["sha1"] == digest.hex()
+    fragment.spec.ClearField("sum")
+    assert "sha1" not in json.loads(fragment_json(fragment))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+
 import pytest
 
+import gazette_sdk
 from gazette_sdk.cli import failure
 from gazette_sdk.cli.gazctl import GAZCTL
 from gazette_sdk.cli.gazette import GAZETTE
@@ -27,6 +30,15 @@ def test_help_of_every_command_has_examples_and_ends_well(gazctl, gazette, comma
     assert "version" in outcome.stderr
 
 
+def test_the_version_is_that_of_the_installed_distribution(gazctl, gazette):
+    version = importlib.metadata.version("gazette-sdk")
+    assert gazette_sdk.__version__ == version
+    for tool, name in ((gazctl, "gazctl"), (gazette, "gazette")):
+        outcome = tool.ok("--version")
+        assert (outcome.text, outcome.stderr) == (f"{name} version {version}\n", "")
+    assert gazctl.ok("journals", "--version").text == f"gazctl version {version}\n"
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["journals", "--help"]])
 def test_help_of_a_program_lists_its_commands(gazctl, arguments):
     outcome = gazctl(*arguments)
@@ -38,6 +50,7 @@ def test_help_of_a_program_lists_its_commands(gazctl, arguments):
     ("arguments", "problem"),
     [
         ([], "a command must be given"),
+        (["journals", "lst"], "unknown command `journals lst`; did you mean `journals list`?"),
         (["journals"], "a command must be given"),
         (["nope"], "unknown command `nope`"),
         (["journals", "nope"], "unknown command `journals nope`"),
@@ -55,8 +68,24 @@ def test_without_a_command_help_goes_to_standard_error(gazctl, arguments, proble
     ("arguments", "problem"),
     [
         (["journals", "list", "--nope"], "unknown option --nope"),
-        (["journals", "list", "--format=xml"], "table, yaml, json, proto"),
-        (["journals", "list", "surplus"], "takes no argument 'surplus'"),
+        (["journals", "list", "--format=xml"], "table, wide, yaml, json, proto"),
+        (["journals", "store-health", "s3://a/", "surplus"], "takes no argument 'surplus'"),
+        (["journals", "list", "--wath"], "unknown option --wath; did you mean --watch?"),
+        (["journals", "list", "a name"], "'a name'"),
+        (["journals", "list", "an/example", "-l", "topic=a"], "not both"),
+        (["journals", "list", "--heads", "-o", "json"], "--heads needs -o table or wide"),
+        (["journals", "list", "--timeout=-1s"], "--timeout: -1s is less than 0s, the least"),
+        (
+            ["journals", "read", "an/example", "-n", "-1"],
+            "--max-messages: -1 is less than 0, the least",
+        ),
+        (
+            ["journals", "read", "an/example", "--since=noon"],
+            "--since: 'noon' is no time; write 2026-",
+        ),
+        (["journals", "read", "an/example", "--since=2026-01-31T12:00:00"], "has no time zone"),
+        (["journals", "read", "an/example", "--since=1h", "--tail"], "--since and --tail"),
+        (["journals", "read", "an/example", "--since=1h", "--from=1"], "--since and --from"),
         (["journals", "list", "--watch=true"], "--watch is a flag"),
         (["journals", "apply", "--max-txn-size=-1"], "--max-txn-size"),
         (["journals", "read"], "the required option --selector was not given"),
@@ -145,7 +174,7 @@ def test_each_kind_of_option_has_its_layers(gazette, option, layers):
     if "flag" in layers:
         arguments.append(f"{flag}={of_flag}" if of_flag else flag)
     if "ini" in layers:
-        (gazette.directory / "gazette.ini").write_text(f"[Broker]\n{key} = {of_ini}\nOdd = 1\n")
+        (gazette.directory / "gazette.ini").write_text(f"[Broker]\n{key} = {of_ini}\n")
     if "env" in layers:
         environ[variable] = of_env
     text = gazette(*arguments, environ=environ).text
@@ -171,6 +200,39 @@ def test_the_first_existing_ini_file_is_used_and_an_unreadable_one_is_told_of(ga
     assert "gazctl.ini:1" in outcome.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[journals.broker]\nAdress = a", "2: [journals.Broker] has no key 'Adress'; did you mean"),
+        ("\n[journals]\nzone=a\nzoen=a", "4: [journals] has no key 'zoen'; did you mean zone?"),
+        ("[journals.read]\nQuux = 1", "has no key 'Quux'; `print-config` shows all keys"),
+        ("[journals.raed]\nBlock = true", "2: unknown section [journals.raed]; did you mean ["),
+    ],
+)
+def test_unknown_keys_of_a_file_are_refused_with_the_nearest_known(gazctl, text, problem):
+    (gazctl.directory / "gazctl.ini").write_text(text)
+    for arguments in (["journals", "list"], ["print-config"], ["attach-uuids"]):
+        outcome = gazctl(*arguments)
+        assert (outcome.status, outcome.stdout) == (1, b"")
+        assert f"gazctl.ini:{problem}" in outcome.stderr or problem in outcome.stderr
+    assert gazctl("journals", "list", "--help").status == 0
+
+
+def test_sections_of_other_programs_are_left_alone(gazctl, gazette):
+    (gazctl.directory / "gazctl.ini").write_text("[shards.list]\nLag = true\n[shards]\nZone = a\n")
+    gazctl.ok("print-config")
+    ini = "[Broker]\nZone = a\nAddress = http://a:1\n[Consumer]\nLimit = 1\n[My App]\nKey = 1\n"
+    (gazette.directory / "gazette.ini").write_text(ini)
+    assert "\nZone = a\n" in gazette.ok("print-config").text
+
+
+def test_a_refused_value_states_the_limit(gazette):
+    outcome = gazette("serve", "--broker.limit=200000")
+    assert "--broker.limit: 200000 is more than 131072, the greatest allowed" in outcome.stderr
+    outcome = gazette("bench", "--duration=0s")
+    assert "--duration: 0s is not allowed: give more than 0s" in outcome.stderr
+
+
 def test_a_required_option_is_satisfied_by_the_ini_file_but_not_that_of_edit(gazctl):
     ini = gazctl.directory / "gazctl.ini"
     ini.write_text("[journals.read]\nSelector = a b c\n[journals.edit]\nSelector = a b c\n")
@@ -189,15 +251,15 @@ def test_print_config_is_an_ini_file_with_the_same_effect(gazctl):
     assert "\nLabels = a\nLabels = b\n" in first
     ini.write_text(first)
     assert gazctl.ok("print-config").text == first
-    sections = {section for section, _, _ in parse_ini(first, ini).entries}
+    sections = {entry.section for entry in parse_ini(first, ini).entries}
     assert sections == {"journals.list", "journals.read", "attach-uuids"}
 
 
 def test_print_config_keeps_secrets_unless_asked(gazette):
-    environ = {"BROKER_AUTH_KEYS": "c2VjcmV0"}
-    assert "c2VjcmV0" not in gazette("print-config", environ=environ).text
+    environ = {"BROKER_AUTH_KEYS": "c2VjcmV0LWtleQ=="}
+    assert "c2VjcmV0LWtleQ==" not in gazette("print-config", environ=environ).text
     shown = gazette("print-config", "--show-secrets", environ=environ).text
-    assert "AuthKeys = c2VjcmV0" in shown
+    assert "AuthKeys = c2VjcmV0LWtleQ==" in shown
 
 
 def test_failures_are_records_where_the_log_is_json(gazctl):

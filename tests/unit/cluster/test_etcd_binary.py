@@ -5,7 +5,7 @@ import os
 import pytest
 
 from gazette_sdk.cluster import etcd_binary as module
-from gazette_sdk.cluster.etcd_binary import find_etcd, parse_version
+from gazette_sdk.cluster.etcd_binary import find_etcd, parse_version, safety_warning
 from gazette_sdk.errors import ConfigurationError
 
 
@@ -55,3 +55,19 @@ def test_a_program_that_does_not_run_has_no_version(tmp_path, caplog):
     broken.chmod(0o755)
     assert module.etcd_version(broken, 1) == (0,)
     assert "--version failed" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("version", "problem"),
+    [
+        ((3, 5, 0), "lose acknowledged writes"),
+        ((3, 5, 2), "lose acknowledged writes"),
+        ((3, 5, 5), "inconsistent"),
+        ((3, 5, 6), None),
+        ((3, 6, 0), None),
+    ],
+)
+def test_versions_that_can_lose_data_are_warned_of(version, problem):
+    warning = safety_warning(version)
+    assert (warning is None) == (problem is None)
+    assert problem is None or (problem in warning and "upgrade it to 3.5.6" in warning)

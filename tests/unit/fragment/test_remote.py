@@ -15,7 +15,7 @@ from gazette_sdk.errors import (
     StoreAuthorizationError,
     StoreError,
 )
-from gazette_sdk.fragment import open_url
+from gazette_sdk.fragment import health, open_url
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
 from support.vectors import cases
@@ -177,3 +177,15 @@ def test_a_file_url_does_not_lead_out_of_the_root(tmp_path, path):
 def test_other_schemes_are_refused():
     with pytest.raises(ConfigurationError, match="scheme is not"):
         open_url("ftp://host/x", fragment(), 100)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_not_followed(status):
+    with serving(lambda _: (200, {}, gzip.compress(GOOD, mtime=0))) as (elsewhere, asked):
+        headers = {"Location": elsewhere}
+        with serving(lambda _: (status, headers, b"")) as (url, _):
+            with pytest.raises(StoreError, match=rf"status {status} .*read through the broker"):
+                open_url(url, fragment(), 100)
+            with pytest.raises(OSError, match=str(status)):
+                health._fetch_probe(url)
+        assert not asked

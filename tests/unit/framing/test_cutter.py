@@ -100,6 +100,28 @@ def test_a_frame_longer_than_the_limit_is_an_error_with_its_offset():
     assert error.offset == 73
 
 
+@pytest.mark.parametrize("framing", [JsonLines(), FixedProtobuf(), Csv()])
+def test_content_that_is_no_frame_fills_no_memory(framing):
+    head = MAGIC + b"\xff\xff\xff\xff" if isinstance(framing, FixedProtobuf) else b'"'
+    cutter = Cutter(framing)
+    errors = [cutter.feed(head + b"x" * (1 << 22)).frames.error]
+    while errors[-1] is None:
+        errors.append(cutter.feed(b"x" * (1 << 22)).frames.error)
+    assert "more than 67108864 bytes" in str(errors[-1])
+    assert "frame_bytes_max" in str(errors[-1])
+    assert cutter.pending_bytes <= (1 << 26) + (1 << 22) + len(head)
+
+
+def test_a_registered_framing_has_its_own_bound():
+    class Short(JsonLines):
+        frame_bytes_max = 10
+
+    assert Cutter(Short()).feed(b"x" * 11).frames.error is not None
+    framing = JsonLines()
+    framing.frame_bytes_max = 1 << 40
+    assert Cutter(framing).feed(b"x" * 11).frames.error is None
+
+
 def test_a_jump_between_frames_goes_on_at_the_new_offset():
     cutter = Cutter(JsonLines(), 10)
     cutter.feed(b"{}\n")

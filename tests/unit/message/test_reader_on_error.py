@@ -15,7 +15,7 @@ from gazette_sdk.errors import (
     GazetteError,
     TornFrameError,
 )
-from gazette_sdk.framing import Cutter, framing_for
+from gazette_sdk.framing import Framing, framing_for
 from gazette_sdk.message.flags import CONTINUE_TXN
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.memory_transport import MemoryTransport
@@ -216,7 +216,7 @@ def test_a_frame_torn_by_a_jump_is_passed_over():
 
 
 def test_a_frame_without_end_cannot_be_passed_over(monkeypatch):
-    monkeypatch.setitem(Cutter.__init__.__kwdefaults__, "frame_bytes_max", 10)
+    monkeypatch.setattr(Framing, "frame_bytes_max", 10)
     reader = Reader(dict, name="a/journal", transport=transport_of(b"x" * 100), on_error="skip")
     with pytest.raises(FramingError, match="more than 10 bytes"):
         numbers(reader)

@@ -17,6 +17,7 @@ from gazette_sdk.protocol.authorization import (
     Capability,
     FixedToken,
     authority_for,
+    check_key_lengths,
     claims_for,
     parse_keys,
 )
@@ -220,13 +221,31 @@ def test_bad_keys_are_a_configuration_error(keys):
 
 
 def test_without_keys_everything_is_allowed():
-    for keys in (None, "", "  "):
+    for keys in (None, ""):
         authority = authority_for(keys)
         assert isinstance(authority, AllowAll)
         claims = authority.verify("whatever", Capability.APPLY, NOW)
         assert (claims.capability, claims.expires_at) == (Capability.ALL, math.inf)
         assert authority.header(2, pb.LabelSelector(), 1, NOW) is None
     assert isinstance(authority_for(KEYS), Authority)
+
+
+@pytest.mark.parametrize("keys", [" ", "\n", ",", " , ", "AA==", " AA=="])
+def test_keys_that_are_blank_are_refused(keys):
+    with pytest.raises(ConfigurationError, match="openssl rand"):
+        authority_for(keys)
+
+
+@pytest.mark.parametrize(("length", "is_enough"), [(1, False), (7, False), (8, True), (32, True)])
+def test_a_short_key_is_refused(length, is_enough):
+    keys = f"AA== {base64.b64encode(bytes(32)).decode()},{base64.b64encode(bytes(length)).decode()}"
+    if length == 1:  # as the key AA== it would admit everybody
+        keys = keys.removesuffix("AA==") + "AQ=="
+    if is_enough:
+        check_key_lengths(keys)
+    else:
+        with pytest.raises(ConfigurationError, match=f"key 2 has {length} bytes, less than 8"):
+            check_key_lengths(keys)
 
 
 def test_a_fixed_token_is_attached_and_not_shown():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -228,6 +229,49 @@ def test_bad_documents_are_refused_with_line_and_key(text, kind, path, words):
     assert caught.value.kind == kind
     assert path is None or caught.value.path == path
     assert words in str(caught.value)
+
+
+LAUGHS = "children:\n- name: a\n  labels: &a0 [{name: x, value: y}]\n" + "".join(
+    f"- name: b{level}\n  children: &a{level} [{f'{{children: *a{level - 1}}}, ' * 10}]\n"
+    for level in range(1, 10)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (LAUGHS, "line 13: aliases expand this to more than 100000 values"),
+        (
+            "children: &loop\n- children: *loop\n- children: *loop\n",
+            "line 2: this contains itself by an alias",
+        ),
+        ("labels: &a\n- *a\n", "contains itself"),
+    ],
+)
+def test_aliases_do_not_expand_without_bound(text, words):
+    begun = time.monotonic()
+    with pytest.raises(ValidationError) as caught:
+        journalspace.parse(text)
+    assert time.monotonic() - begun < 2
+    assert words in str(caught.value)
+
+
+def test_aliases_may_share_values():
+    root = journalspace.parse(
+        "children:\n"
+        "- name: a\n  fragment: &f {length: 1024, stores: &s [file:///]}\n"
+        "- name: b\n  fragment: *f\n"
+        "- name: c\n  fragment: {stores: *s}\n"
+    )
+    assert [list(child.spec.fragment.stores) for child in root.children] == [["file:///"]] * 3
+    assert root.children[1].spec.fragment.length == 1024
+
+
+def test_a_very_long_number_is_refused_at_once():
+    begun = time.monotonic()
+    with pytest.raises(ValidationError, match="expected an integer"):
+        journalspace.parse("replication: " + ":".join(["1"] * 100_000))
+    assert time.monotonic() - begun < 2
 
 
 def test_documents_may_be_written_freely():

@@ -1,17 +1,27 @@
 import asyncio
+import base64
 import json
 import logging
 import sys
+import time
 
 import grpc.aio
 import pytest
 
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.authorization import Authority, Capability
+from gazette_sdk.protocol.selectors import parse_selector
 from gazette_sdk.server.logging import RECENT
 from gazette_sdk.transport.loop import run
 from support.raw_http import exchange
 from support.scripted_journals import ScriptedJournals, items, serving, stub
 from support.vectors import golden
+
+AUTHORITY = Authority(base64.b64encode(b"a secret of the cluster").decode())
+PAGES = (
+    *("metrics", "vars", "requests", "events", "pprof/", "pprof/tasks", "pprof/threads"),
+    *("pprof/goroutine", "pprof/heap", "pprof/cmdline", "pprof/profile?seconds=0.1"),
+)
 
 
 def ask(*targets: str, **options):
@@ -102,6 +112,91 @@ def test_profiles_show_the_process(page, holds):
 def test_a_bad_duration_of_a_profile_is_refused(seconds):
     (answer,) = ask(f"/debug/pprof/profile?seconds={seconds}")
     assert answer.status == 400
+
+
+def test_profiles_leave_the_thread_pool_to_the_broker():
+    async def scenario():
+        async with serving(ScriptedJournals()) as server:
+            profile = "/debug/pprof/profile?seconds=5"
+            asked = [
+                asyncio.create_task(exchange(server.endpoint, "GET", profile)) for _ in range(40)
+            ]
+            refused = 0
+            for answered in asyncio.as_completed(asked):
+                refused += (await answered).status == 429
+                if refused == len(asked) - 1:
+                    break
+            await asyncio.wait_for(asyncio.to_thread(lambda: None), 1)
+            for task in asked:
+                task.cancel()
+
+    run(scenario(), 4)
+
+
+def test_a_second_profile_is_refused_until_the_first_ended():
+    async def scenario():
+        async with serving(ScriptedJournals()) as server:
+
+            async def ask(seconds):
+                return await exchange(
+                    server.endpoint, "GET", f"/debug/pprof/profile?seconds={seconds}"
+                )
+
+            together = await asyncio.gather(ask(0.5), ask(0.5))
+            return sorted(together, key=lambda answer: answer.status), await ask(0.01)
+
+    (taken, refused), later = run(scenario(), 20)
+    assert (taken.status, later.status) == (200, 200)
+    assert (refused.status, refused.header("Retry-After")) == (429, "60")
+    assert b"try again when it has ended" in refused.body
+
+
+def test_a_client_that_leaves_ends_its_profile():
+    async def scenario():
+        async with serving(ScriptedJournals()) as server:
+            profile = "/debug/pprof/profile?seconds=60"
+            await exchange(server.endpoint, "GET", profile, leave_after_s=0.1)
+            short = "/debug/pprof/profile?seconds=0.01"
+            while (await exchange(server.endpoint, "GET", short)).status == 429:
+                pass
+
+    run(scenario(), 10)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_diagnostics_require_a_token_for_all_journals_where_keys_are_set(page):
+    async def scenario():
+        async with serving(ScriptedJournals(), debug_port="0") as server:
+            server.require_tokens(AUTHORITY)
+            own = f"http://localhost:{server._debug_listener.port}"
+
+            async def ask(endpoint, capability=None, selector=""):
+                headers = ()
+                if capability is not None:
+                    token = AUTHORITY.sign(capability, parse_selector(selector), 60, time.time())
+                    headers = (f"Authorization: Bearer {token}",)
+                answer = await exchange(endpoint, "GET", f"/debug/{page}", headers=headers)
+                return answer.status
+
+            return [
+                await ask(server.endpoint),
+                await ask(own),
+                await ask(server.endpoint, Capability.APPEND),
+                await ask(server.endpoint, Capability.LIST, "name=a/journal"),
+                await ask(server.endpoint, Capability.LIST),
+                await ask(own, Capability.LIST),
+            ]
+
+    assert run(scenario(), 20) == [401, 401, 401, 401, 200, 200]
+
+
+def test_readiness_requires_no_token():
+    async def scenario():
+        async with serving(ScriptedJournals()) as server:
+            server.require_tokens(AUTHORITY)
+            return await exchange(server.endpoint, "GET", "/debug/ready")
+
+    assert run(scenario(), 20).status == 200
 
 
 def test_calls_under_way_are_listed():

@@ -116,7 +116,7 @@ def test_a_file_names_options_in_three_ways_in_any_case_of_the_section(key, sect
     assert load(GROUP, layers(ini=f"[{section}]\n{key}=x\n")).name == "x"
 
 
-def test_unknown_entries_of_a_file_are_ignored():
+def test_values_of_a_group_do_not_depend_on_other_entries():
     ini = "[Other]\nName = wrong\n[Things.list]\nUnknown = 1\nOnlyFlag = no\nname = lower case\n"
     values = load(GROUP, layers(ini=ini))
     assert (values.name, values.only_flag) == ("default", "")
@@ -166,8 +166,8 @@ def test_a_wrong_command_line_is_explained(arguments, message):
 @pytest.mark.parametrize(
     ("sources", "message"),
     [
-        (layers(["--thing.count", "x"]), r"--thing.count: .*integer"),
-        (layers(["--thing.count", "-1"]), r"--thing.count: .*greater than or equal to 0"),
+        (layers(["--thing.count", "x"]), "--thing.count: 'x' is no integer"),
+        (layers(["--thing.count", "-1"]), "--thing.count: -1 is less than 0, the least allowed"),
         (layers(["--thing.wait", "20"]), r"--thing.wait: not a duration"),
         (
             layers(ini="[Things.list]\nKind = green"),
@@ -175,7 +175,7 @@ def test_a_wrong_command_line_is_explained(arguments, message):
         ),
         (
             layers(environ={"THING_DRY_RUN": "perhaps"}),
-            "environment variable THING_DRY_RUN: .*boolean",
+            "environment variable THING_DRY_RUN: 'perhaps' is no boolean",
         ),
     ],
 )
@@ -242,7 +242,7 @@ def test_the_first_existing_file_is_the_only_one(tmp_path):
     (third / "x.ini").write_text("[S]\nA = 3\nB = 3\n")
     ini = find_ini("x.ini", [first, second, third])
     assert ini is not None
-    assert ini.entries == [("s", "A", "2")]
+    assert [entry[:3] for entry in ini.entries] == [("s", "A", "2")]
     assert find_ini("y.ini", [first, second]) is None
 
 
@@ -252,9 +252,9 @@ def test_files_are_looked_for_here_and_at_home(tmp_path, monkeypatch):
     (home / "x.ini").write_text("[S]\nA = home\n")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
-    assert find_ini("x.ini").entries == [("s", "A", "home")]
+    assert [entry[:3] for entry in find_ini("x.ini").entries] == [("s", "A", "home")]
     (tmp_path / "x.ini").write_text("[S]\nA = here\n")
-    assert find_ini("x.ini").entries == [("s", "A", "here")]
+    assert [entry[:3] for entry in find_ini("x.ini").entries] == [("s", "A", "here")]
 
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path):
@@ -274,7 +274,7 @@ def test_comments_quotes_and_repetitions():
         C =
         D = a = b ; kept
     """
-    assert parse_ini(text, Path("x.ini")).entries == [
+    assert [entry[:3] for entry in parse_ini(text, Path("x.ini")).entries] == [
         ("one", "A", "1"),
         ("one", "A", "2"),
         ("one", "B", 'quoted ; # "text" \n'),

@@ -19,6 +19,8 @@ OPTIONS = [
     ("broker.peer-cert-key-file", "PeerCertKeyFile", "BROKER_PEER_CERT_KEY_FILE", ""),
     ("broker.peer-ca-file", "PeerCAFile", "BROKER_PEER_CA_FILE", ""),
     ("broker.max-grpc-recv-size", "MaxGRPCRecvSize", "BROKER_MAX_GRPC_RECV_SIZE", 4194304),
+    ("broker.max-peer-connections", "MaxPeerConnections", "BROKER_MAX_PEER_CONNECTIONS", 4096),
+    ("broker.max-peer-calls", "MaxPeerCalls", "BROKER_MAX_PEER_CALLS", 16384),
     ("broker.allow-origin", "AllowOrigin", "BROKER_ALLOW_ORIGIN", ()),
     ("broker.limit", "Limit", "BROKER_LIMIT", 1024),
     ("broker.file-root", "FileRoot", "BROKER_FILE_ROOT", ""),
@@ -28,6 +30,9 @@ OPTIONS = [
     ("broker.min-append-rate", "MinAppendRate", "BROKER_MIN_APPEND_RATE", 65536),
     ("broker.watch-delay", "WatchDelay", "BROKER_WATCH_DELAY", 0.03),
     ("broker.auth-keys", "AuthKeys", "BROKER_AUTH_KEYS", ""),
+    ("broker.auth-keys-file", "AuthKeysFile", "BROKER_AUTH_KEYS_FILE", ""),
+    ("broker.audit", "Audit", "BROKER_AUDIT", "refusals"),
+    ("broker.allow-store", "AllowStore", "BROKER_ALLOW_STORE", ()),
     ("broker.auto-suspend", "AutoSuspend", "BROKER_AUTO_SUSPEND", False),
     ("broker.spool-dir", "SpoolDir", "BROKER_SPOOL_DIR", ""),
     ("broker.durability", "Durability", "BROKER_DURABILITY", "replicated"),
@@ -35,6 +40,9 @@ OPTIONS = [
     ("etcd.cert-file", "CertFile", "ETCD_CERT_FILE", ""),
     ("etcd.cert-key-file", "CertKeyFile", "ETCD_CERT_KEY_FILE", ""),
     ("etcd.trusted-ca-file", "TrustedCAFile", "ETCD_TRUSTED_CA_FILE", ""),
+    ("etcd.user", "User", "ETCD_USER", ""),
+    ("etcd.password", "Password", "ETCD_PASSWORD", ""),
+    ("etcd.password-file", "PasswordFile", "ETCD_PASSWORD_FILE", ""),
     ("etcd.lease", "LeaseTTL", "ETCD_LEASE_TTL", 20.0),
     ("etcd.prefix", "Prefix", "ETCD_PREFIX", "/gazette/cluster"),
     ("log.level", "Level", "LOG_LEVEL", "warn"),
@@ -78,8 +86,55 @@ def test_values_out_of_range_are_refused(option, value):
 
 
 def test_keys_are_not_in_the_text_form():
-    values = load(BROKER, Sources({"broker.auth-keys": ["c2VjcmV0"]}))
+    values = load(BROKER, Sources({"broker.auth-keys": ["c2VjcmV0LWtleQ=="]}))
     assert "c2VjcmV0" not in repr(values)
+
+
+@pytest.mark.parametrize("keys", [" ", ",", "AA==", "AQ==", "c2VjcmV0", "c2VjcmV0LWtleQ== AQ=="])
+@pytest.mark.parametrize("source", ["flag", "environment"])
+def test_keys_that_do_not_protect_are_refused(keys, source):
+    sources, name = Sources({"broker.auth-keys": [keys]}), "--broker.auth-keys"
+    if source == "environment":
+        name = "BROKER_AUTH_KEYS"
+        sources = Sources(environ={name: keys})
+    with pytest.raises(ConfigurationError, match=f"{name}: .*openssl rand -base64 32"):
+        load(BROKER, sources)
+
+
+@pytest.mark.parametrize(
+    ("given", "missing"),
+    [
+        ("server-ca-file", "server-cert-file"),
+        ("server-cert-key-file", "server-cert-file"),
+        ("peer-cert-key-file", "peer-cert-file"),
+    ],
+)
+def test_a_file_without_its_certificate_is_refused(given, missing):
+    arguments = {f"broker.{given}": ["a.pem"]}
+    with pytest.raises(ConfigurationError, match=f"{given} has no .*--broker.{missing}: set"):
+        load(BROKER, Sources(arguments))
+    load(BROKER, Sources({**arguments, f"broker.{missing}": ["b.pem"]}))
+
+
+@pytest.mark.parametrize("given", ["cert-file", "cert-key-file", "trusted-ca-file"])
+@pytest.mark.parametrize("address", ["http://etcd:2379", "unix:///etcd", None])
+def test_certificates_for_an_etcd_without_tls_are_refused(given, address):
+    arguments = {f"etcd.{given}": ["a.pem"]}
+    if address is not None:
+        arguments["etcd.address"] = [address]
+    with pytest.raises(ConfigurationError, match=f"--etcd.{given} has no .*write an https://"):
+        load(ETCD, Sources(arguments))
+
+
+def test_a_certificate_for_etcd_needs_its_key():
+    https = {"etcd.address": ["https://etcd:2379"]}
+    load(ETCD, Sources({**https, "etcd.trusted-ca-file": ["ca.pem"]}))
+    files = {"etcd.cert-file": ["a.pem"], "etcd.cert-key-file": ["b.pem"]}
+    load(ETCD, Sources({**https, **files}))
+    with pytest.raises(ConfigurationError, match=r"set --etcd.cert-key-file, too"):
+        load(ETCD, Sources({**https, "etcd.cert-file": ["a.pem"]}))
+    with pytest.raises(ConfigurationError, match=r"set --etcd.cert-file, too"):
+        load(ETCD, Sources({**https, "etcd.cert-key-file": ["a.pem"]}))
 
 
 def test_a_random_name_has_two_words():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gazette_sdk.server import splice
 from gazette_sdk.server.listener import Listener, PortProtocol
 from gazette_sdk.server.splice import READ_BYTES, Splicer
 from gazette_sdk.transport.loop import run
@@ -174,3 +175,32 @@ def test_no_descriptor_is_left_behind(tmp_path):
         await until(lambda: open_files() <= before)
 
     run(scenario(), 20)
+
+
+def test_a_client_that_left_is_forgotten_while_the_server_behind_accepts_nothing(
+    tmp_path, monkeypatch
+):
+    """As the gRPC server does while the process has no free descriptor."""
+    monkeypatch.setattr(splice, "HALF_CLOSED_TIMEOUT_S", 0.1)
+
+    async def scenario():
+        behind = socket.socket(socket.AF_UNIX)
+        with behind:
+            behind.bind(str(tmp_path / "s"))
+            behind.listen()
+            splicer, listener = Splicer(tmp_path / "s"), Listener()
+            listener.add(PortProtocol("splice", (b"X",), splicer))
+            port = listener.bind("127.0.0.1", 0)
+            await listener.start()
+            before = open_files()
+            for _ in range(5):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"X")
+                await until(lambda: len(splicer.fronts) == 1 and not splicer.connecting)
+                writer.close()
+                await until(lambda: not splicer.fronts)
+            await until(lambda: open_files() == before)
+            listener.close()
+            await splicer.aclose()
+
+    run(scenario(), 10)

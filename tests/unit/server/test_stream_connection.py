@@ -15,6 +15,7 @@ from gazette_sdk.protocol.stream_frames import (
     Kind,
     StatusLine,
     decode_status,
+    decode_text,
 )
 from gazette_sdk.server.outcomes import CODES
 from gazette_sdk.server.stream_connection import StreamConnection
@@ -93,9 +94,12 @@ class Setting:
 
     def receive(self, *frames: bytes) -> None:
         data = b"".join(frames)
-        room = memoryview(self.connection.get_buffer(len(data)))
-        room[: len(data)] = data
-        self.connection.buffer_updated(len(data))
+        while data:
+            room = memoryview(self.connection.get_buffer(len(data)))
+            count = min(len(room), len(data))
+            room[:count] = data[:count]
+            self.connection.buffer_updated(count)
+            data = data[count:]
 
     async def receive_soon(self, *frames: bytes) -> list[StatusLine]:
         """Receive frames, and return the statuses that were sent some turns later."""
@@ -122,6 +126,26 @@ def with_connection(journals: ScriptedJournals, scenario: Any) -> None:
         await setting.end()
 
     asyncio.run(whole())
+
+
+def test_a_frame_may_take_the_time_of_the_least_append_rate():
+    async def scenario(setting: Setting) -> None:
+        call, content, end = append_frames("a/b", bytes(1 << 20))
+        for _ in range(2):  # each frame has its own time
+            setting.receive(call, content[:1000])
+            for position in range(1000, 1036):
+                setting.connection.tick()
+                setting.receive(content[position : position + 1])
+            assert await setting.receive_soon(content[1036:], end) == [StatusLine(0)]
+            setting.transport.frames.clear()
+        setting.receive(call, content[:1000])
+        for position in range(1000, 1037):
+            setting.connection.tick()
+            setting.receive(content[position : position + 1])
+        (goaway,) = setting.transport.frames
+        assert decode_text(goaway.payload).startswith("a frame was not complete 36 s after")
+
+    with_connection(ScriptedJournals(), scenario)
 
 
 def test_a_call_that_fails_is_answered_with_its_status():

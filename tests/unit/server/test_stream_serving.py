@@ -151,7 +151,7 @@ def test_a_call_with_a_deadline_is_in_flight_alone():
 def test_a_call_ends_at_its_deadline(declines):
     async def scenario(setting: Setting) -> None:
         setting.declines |= {"p/1"} if declines else set()
-        await setting.send("p/1", timeout_ms=1)
+        await setting.send("p/1", timeout_ms=50)
         await asyncio.wait([setting.tasks["p/1"]])
         await turns(TURNS)
         await setting.send("p/2")
@@ -330,6 +330,24 @@ def test_calls_in_flight_end_with_their_connection(how, ended):
         await setting.over()
         assert setting.ran == ["p/1", "p/2", "p/3"]
         assert setting.answers() == ["p/1"][:ended]
+
+    with_connection(scenario)
+
+
+@pytest.mark.parametrize("waiting", ["p/2", "q/2"])
+def test_no_call_begins_behind_one_that_could_not_be_answered(waiting):
+    async def scenario(setting: Setting) -> None:
+        failures = []
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: failures.append(context["exception"]))
+        setting.declines.add(waiting)
+        await setting.send("p/1", waiting)
+        setting.wire._closing = True  # a write has failed; connection_lost is called later
+        await setting.succeed("p/1")
+        assert failures == []
+        assert (setting.ran, setting.answers()) == (["p/1"], [])
+        setting.wire._closing = False
+        await setting.over()
 
     with_connection(scenario)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gazette_sdk.errors import StreamProtocolError, UnavailableError
+from gazette_sdk.errors import ConfigurationError, StreamProtocolError, UnavailableError
 from gazette_sdk.protocol import urls
 from gazette_sdk.protocol.stream_calls import ClientCalls
 from gazette_sdk.transport.wires.tls import Tls
@@ -33,6 +34,8 @@ __all__ = [
     "dial_blocking",
 ]
 
+_log = logging.getLogger(__name__)
+
 ALPN = "gzt/1"
 """This wire's name in TLS."""
 
@@ -45,7 +48,9 @@ class NotStreamError(UnavailableError):
 
 
 class TlsContext:
-    """TLS context of one client, made when it is first needed.
+    """TLS context of one client, made when it is first needed, and again when a file has changed.
+
+    If a changed file cannot be used, the earlier context stays in use.
 
     Args:
         tls: certificates, for endpoints of scheme ``https``.
@@ -54,6 +59,7 @@ class TlsContext:
     def __init__(self, tls: Tls) -> None:
         self._tls = tls
         self._context: ssl.SSLContext | None = None
+        self._stamps: tuple[int, ...] = ()
 
     def of(self, endpoint: str) -> ssl.SSLContext | None:
         """Return the context for connections to an endpoint; None if TLS is not spoken there.
@@ -63,8 +69,15 @@ class TlsContext:
         """
         if not urls.is_tls(endpoint):
             return None
-        if self._context is None:
-            self._context = self._tls.context(PROTOCOLS)
+        stamps = self._tls.stamps()
+        if self._context is None or stamps != self._stamps:
+            try:
+                self._context = self._tls.context(PROTOCOLS)
+            except ConfigurationError as error:
+                if self._context is None:
+                    raise
+                _log.error("the earlier certificates stay in use: %s", error)
+            self._stamps = stamps
         return self._context
 
 

@@ -1,6 +1,7 @@
 import asyncio
 import base64
 import json
+import time
 
 import pytest
 from google.protobuf import json_format
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from gazette_sdk.broker.api.json_gateway import _json, message_json
 from gazette_sdk.errors import CallError, UnauthenticatedError, UnavailableError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.protocol.durations import from_seconds
 from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.transport.loop import run
@@ -19,6 +21,9 @@ from support.vectors import golden
 
 CASES = golden("broker/http_json_v1.json")
 ORIGIN = "http://ui.example"
+
+
+AUTHORITY = Authority(base64.b64encode(b"a secret of the cluster").decode())
 
 
 def ask(journals, target, body=b"", *headers, method="POST", **options):
@@ -81,7 +86,7 @@ def test_recorded_answers_are_given_byte_by_byte(case):
     )
     assert answer.status_line == case["status_line"]
     recorded = {name.lower(): value for name, value in case["headers"]}
-    shown = {name.lower(): value for name, value in answer.headers}
+    shown = {name.lower(): value for name, value in answer.headers_beside(case["headers"])}
     for varying in ("date", "content-length"):
         recorded.pop(varying, None)
         shown.pop(varying, None)
@@ -190,7 +195,7 @@ def test_an_error_before_the_first_message_is_the_answer(error, code, status):
         b'{"offset": "x"}',
         b'{"offset": 1.5}',
         b"nope",
-        b"[" * 100_000,
+        b"[" * 16_000,
     ],
 )
 def test_a_body_that_is_no_request_is_refused(body):
@@ -229,3 +234,37 @@ def test_origins_are_allowed_on_every_kind_of_answer():
 def test_without_an_origin_nothing_is_allowed_even_when_nothing_is_configured():
     answer = ask(ScriptedJournals(), "/v1/journals/list", b"{}", "Origin: ")
     assert answer.header("Access-Control-Allow-Origin") is None
+
+
+@pytest.mark.parametrize("name", ["list", "read"])
+@pytest.mark.parametrize("capability", [None, Capability.APPEND])
+def test_a_request_without_a_good_token_is_refused_before_its_body_is_read(name, capability):
+    async def scenario():
+        async with serving(ScriptedJournals(), authority=AUTHORITY) as server:
+            headers = ["Content-Length: 2000000"]
+            if capability is not None:
+                token = AUTHORITY.sign(capability, pb.LabelSelector(), 60, time.time())
+                headers.append(f"Authorization: Bearer {token}")
+            return await exchange(
+                *(server.endpoint, "POST", f"/v1/journals/{name}"),
+                headers=tuple(headers),
+                body=b"{",  # the rest of it never comes
+                leave_after=b"grpcCode",
+            )
+
+    answer = run(scenario(), 5)
+    assert answer.status == 401
+    assert b'"grpcCode":16' in answer.body
+
+
+def test_a_long_body_is_refused_unparsed():
+    labels = [{"name": "a", "value": str(number)} for number in range(40_000)]
+    body = json.dumps({"selector": {"include": {"labels": labels}}}).encode()
+    assert len(body) > 1_000_000
+    journals = ScriptedJournals()
+    began_s = time.monotonic()
+    answer = ask(journals, "/v1/journals/list", body, leave_after=b"selector")
+    assert answer.status == 413
+    assert b"longer than 16384 bytes; use a shorter selector" in answer.body
+    assert time.monotonic() - began_s < 1
+    assert not journals.calls

@@ -122,7 +122,7 @@ def test_a_store_that_fails_leaves_the_index_as_it_is(tmp_path, caplog):
             await until(lambda: index.summary()[:2] == (0, 10))
             put(root, 10, 20)
             specs[0] = spec_of("file:///store/", "s3://bucket/?unknown=argument")
-            await until(lambda: "cannot list the fragments of a/journal" in caplog.text)
+            await until(lambda: "listing of the fragments of a/journal failed" in caplog.text)
             assert index.summary()[:2] == (0, 10), "a part of the truth is not adopted"
             specs[0] = spec_of("file:///store/")
             await until(lambda: index.summary()[:2] == (0, 20))
@@ -134,7 +134,7 @@ def test_a_failed_first_listing_does_not_set_first_refresh(tmp_path, caplog):
     async def scenario():
         index, specs = Index(), [spec_of("s3://bucket/?unknown=argument", interval_s=300)]
         async with refreshing(index, StoreRegistry(tmp_path), lambda _: specs[0]):
-            await until(lambda: "cannot list the fragments of a/journal" in caplog.text)
+            await until(lambda: "listing of the fragments of a/journal failed" in caplog.text)
             assert not index.first_refresh.is_set()
             specs[0] = spec_of("file:///store/")
             await asyncio.wait_for(index.first_refresh.wait(), 5)

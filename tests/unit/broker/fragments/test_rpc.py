@@ -1,19 +1,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
 from gazette_sdk.broker.fragments.index import Index
-from gazette_sdk.broker.fragments.rpc import check_store, list_page
+from gazette_sdk.broker.fragments.rpc import SIGNATURE_TTL_MAX_S, check_store, list_page
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.fragment.stores import FileStore, open_store
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.durations import from_ns
+from gazette_sdk.protocol.authorization import Capability, Claims
+from gazette_sdk.protocol.durations import from_ns, from_seconds
 from gazette_sdk.protocol.rpc import validate
 from support.vectors import cases
+
+EVERYTHING = Claims(int(Capability.ALL), pb.LabelSelector(), math.inf)
 
 
 def index_of(case):
@@ -58,6 +62,32 @@ def test_pages(case, tmp_path):
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    ("ttl_s", "is_signed"),
+    [(SIGNATURE_TTL_MAX_S, True), (SIGNATURE_TTL_MAX_S + 1, False), (300_000_000_000, False)],
+)
+def test_urls_are_signed_for_a_week_at_most(tmp_path, ttl_s, is_signed):
+    async def scenario():
+        index, stores = Index(), StoreRegistry(tmp_path)
+        fragment = pb.Fragment(
+            journal="a/journal", end=1, compression_codec=pb.NONE, backing_store="file:///"
+        )
+        index.replace_remote(CoverSet([fragment]))
+        request = pb.FragmentsRequest(journal="a/journal", signatureTTL=from_seconds(ttl_s))
+        validate(request)
+        try:
+            if is_signed:
+                page = await list_page(request, index, stores)
+                assert page.fragments[0].signed_url
+            else:
+                with pytest.raises(ValidationError, match="expected <= 168h0m0s"):
+                    await list_page(request, index, stores)
+        finally:
+            await stores.aclose()
+
+    asyncio.run(scenario())
+
+
 def test_a_page_waits_for_the_first_listing(tmp_path):
     async def scenario():
         index, stores = Index(), StoreRegistry(tmp_path)
@@ -98,7 +128,12 @@ def health(tmp_path, url="file:///store/", kind=FileStore, **request):
         stores = StoreRegistry(tmp_path, opener=opener)
         try:
             return await asyncio.wait_for(
-                check_store(pb.FragmentStoreHealthRequest(fragment_store=url, **request), stores),
+                check_store(
+                    pb.FragmentStoreHealthRequest(fragment_store=url, **request),
+                    stores,
+                    EVERYTHING,
+                    [],
+                ),
                 20,
             )
         finally:

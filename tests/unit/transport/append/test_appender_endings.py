@@ -229,3 +229,17 @@ def test_waiting_on_the_loop_that_receives_is_refused(journal):
         journal.thread.call(append.wait)
     journal.route.calls[0].answer()
     assert journal.thread.call(append.poll)
+
+
+def test_an_outage_is_logged_when_it_begins_and_when_it_is_over(journal, caplog):
+    append = journal.append_on_loop(b"1")
+    for attempt in range(1, 6):
+        until(lambda attempt=attempt: journal.route.contents() == [b"1"] * attempt)
+        journal.answer(LOST)
+    until(lambda: journal.route.contents() == [b"1"] * 6)
+    journal.answer()
+    assert append.wait(WAIT_S)
+    first, last = (text for text in caplog.messages if text.startswith("append to a/journal"))
+    assert "failed, and is tried again until it succeeds: the answer was lost" in first
+    assert "works again after an outage of" in last
+    assert "(4 failures)" in last, "the first failure of an append is usual when a broker ends"

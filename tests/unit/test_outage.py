@@ -1,0 +1,27 @@
+import logging
+
+from gazette_sdk.outage import Outage
+
+
+def test_an_outage_is_logged_when_it_begins_and_when_it_is_over(caplog):
+    outage = Outage(logging.getLogger("a"), "read of a/journal")
+    outage.ended()
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        for number in range(100):
+            outage.failed(f"error {number}")
+        outage.ended()
+        outage.ended()
+    first, last = (record.getMessage() for record in caplog.records)
+    assert first == "read of a/journal failed, and is tried again until it succeeds: error 0"
+    assert last.startswith("read of a/journal works again after an outage of 0.0 s")
+    assert last.endswith("(100 failures)")
+
+
+def test_a_second_outage_is_logged_again(caplog):
+    outage = Outage(logging.getLogger("a"), "read of a/journal")
+    for _ in range(2):
+        outage.failed("error")
+        outage.ended()
+    assert len(caplog.records) == 4
+    assert "(1 failure)" in caplog.records[-1].getMessage()
