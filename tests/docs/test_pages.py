@@ -1,4 +1,4 @@
-"""Every example of the documentation is run, against a real cluster."""
+"""Every example of the documentation is run, against a real cluster without journals."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from gazette_sdk.embedded import EmbeddedCluster
-from support.pages import ROOT, PageRun, blocks_of, commands_of, pages
+from support.pages import PageRun, blocks_of, commands_of, pages
 
 pytest_plugins = ["support.spark"]
-
-SPECS = "examples/orders.journals.yaml"
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
@@ -37,9 +35,6 @@ def test_the_examples_of_a_page_run_in_order(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     run = PageRun(page, cluster.address, cluster.etcd_endpoint, tmp_path)
-    creations = (f"apply --specs {SPECS}", "journals create", "Journals()")
-    if not any(text in block.text for block in runnable for text in creations):
-        cluster.apply((ROOT / SPECS).read_text(encoding="utf-8"))
     for block in blocks:
         try:
             run.run(block)
