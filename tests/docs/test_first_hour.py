@@ -1,0 +1,105 @@
+"""The first hour of a new user: an empty environment, the built wheel, and the README's lines."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.pages import DOCUMENTED_ADDRESS, ROOT, blocks_of, commands_of
+
+FIRST_READ_MAX_S = 60.0
+"""From the end of ``pip install`` to the message that was read."""
+
+INSTALL_TIMEOUT_S = 300
+NETWORK = re.compile(r"HOME$|PIP_|SSL_|REQUESTS_|.*_PROXY$", re.IGNORECASE)
+"""Settings of the machine that reach its package registry."""
+
+README = ROOT / "README.md"
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ``bin`` of an environment that has nothing but the built wheel and its dependencies."""
+    directory = tmp_path_factory.mktemp("first-hour")
+    pip = [sys.executable, "-m", "pip"]
+    run([*pip, "wheel", "-q", "--no-deps", "-w", str(directory), str(ROOT)], directory)
+    [wheel] = directory.glob("*.whl")
+    run([sys.executable, "-m", "venv", "--without-pip", str(directory / "venv")], directory)
+    python = directory / "venv" / "bin" / "python"
+    constraints = str(ROOT / "constraints.txt")
+    wanted = f"{wheel}[embedded]"
+    run([*pip, "--python", str(python), "install", "-q", "-c", constraints, wanted], directory)
+    return python.parent
+
+
+def run(command: list[str], directory: Path, **more: str) -> str:
+    """Run a command, as a user who has no clone and no settings; return what it prints."""
+    kept = {name: value for name, value in os.environ.items() if NETWORK.match(name)}
+    done = subprocess.run(
+        command,
+        cwd=directory,
+        env={**kept, "PATH": os.defpath, **more},
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@contextmanager
+def dev_cluster(environment: Path, directory: Path) -> Iterator[str]:
+    """``gazette dev``, up to its address."""
+    process = subprocess.Popen(
+        [environment / "gazette", "dev", "--port", "0"],
+        cwd=directory,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := re.search(r"http://(?:localhost|127\.0\.0\.1):\d+", line):
+                yield found[0]
+                break
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+@pytest.mark.timeout(INSTALL_TIMEOUT_S)
+def test_the_readme_works_with_nothing_but_the_wheel(environment: Path, tmp_path: Path):
+    begun = time.monotonic()
+    with dev_cluster(environment, tmp_path) as address:
+        settings = {
+            "GAZETTE_ADDRESS": address,
+            "PATH": f"{environment}{os.pathsep}{os.defpath}",
+        }
+        printed = ""
+        for block in blocks_of(README):
+            if block.marker or block.language not in {"python", "console"}:
+                continue
+            if "curl -N" in block.text:
+                continue  # it follows the journal until Ctrl-C
+            if block.language == "python":
+                program = tmp_path / f"line_{block.line}.py"
+                program.write_text(block.text, encoding="utf-8")
+                command = [str(environment / "python"), str(program)]
+            else:
+                script = commands_of(block.text).replace(DOCUMENTED_ADDRESS, address)
+                command = ["bash", "-euo", "pipefail", "-c", script]
+            printed += run(command, tmp_path, **settings)
+            if "Order(" in printed and begun:
+                assert time.monotonic() - begun < FIRST_READ_MAX_S
+    assert re.search(r"orders/part-\d{3} 0 Order\(customer='ada', cents=250", printed)
