@@ -176,7 +176,7 @@ class StreamConnection(asyncio.BufferedProtocol):
             self._take(frames)
         if error is not None:
             self._fail(error.reason)
-        elif not self._is_authorized:
+        elif not self._is_authorized and not isinstance(self._host.authority, AllowAll):
             self._check_limits(len(frames))
 
     def eof_received(self) -> bool:
