@@ -238,7 +238,10 @@ class EmbeddedCluster:
                 for item in list(keyspace.items()):
                     await self._served(item.id)
         except TimeoutError:
-            _log.warning("some journals are not served yet: they may require more brokers")
+            _log.warning(
+                "some journals are not served after %.0f s: they may require more brokers",
+                RESUME_TIMEOUT_S,
+            )
 
     async def _etcd_ended(self) -> None:
         """Wait for the end of Etcd, and raise an error if brokers are running."""

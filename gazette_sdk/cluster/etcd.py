@@ -256,9 +256,13 @@ class Etcd:
                 await self._step(call.write(rpc.LeaseKeepAliveRequest(ID=lease)))
                 response = await self._step(call.read())
                 if response is grpc.aio.EOF:
-                    raise EtcdUnavailableError("Etcd ended the stream of renewals")
+                    raise EtcdUnavailableError(
+                        f"Etcd ended the stream that renews lease {lease:x}: check that it runs"
+                    )
                 if response.TTL <= 0:
-                    raise LeaseLostError("the lease ran out or was revoked")
+                    raise LeaseLostError(
+                        f"the lease ran out or was revoked: lease {lease:x}; restart the process"
+                    )
                 yield sent_at + response.TTL
                 await asyncio.sleep(pause_s)
 
@@ -298,7 +302,9 @@ class Etcd:
                     raise error_of_text(response.cancel_reason or "watch cancelled")
                 if not response.created:
                     yield watch_batch_of(response)
-        raise EtcdUnavailableError("Etcd ended the watch")
+        raise EtcdUnavailableError(
+            f"Etcd ended the watch from revision {start_revision}: check that it runs"
+        )
 
     # -------------------------------------------------------------- calls
 
@@ -359,7 +365,7 @@ class Etcd:
 
     def _check_open(self, cause: BaseException | None = None) -> None:
         if self._closed:
-            raise ClosedError("the Etcd client was closed") from cause
+            raise ClosedError("the Etcd client was closed: make another one") from cause
 
     @contextlib.contextmanager
     def _errors(self, what: str) -> Iterator[None]:

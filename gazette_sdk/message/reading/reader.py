@@ -260,7 +260,9 @@ class Reader(Generic[M]):
         if batch_rows < 1:
             raise ConfigurationError(f"batch_rows={batch_rows}: use at least 1")
         if self._columns is not None and self._columns.schema != wanted:
-            raise ConfigurationError("the reader delivers columns of another schema already")
+            raise ConfigurationError(
+                "the reader delivers columns of another schema already: make another one"
+            )
         if self._columns is None:
             if self._batches.has_begun:
                 raise ConfigurationError(
