@@ -253,7 +253,9 @@ class Authority:
                 "missing authorization header: sign in with a token or the cluster's keys"
             )
         if not header.startswith(_SCHEME):
-            raise UnauthenticatedError("authorization header must begin with `Bearer `")
+            raise UnauthenticatedError(
+                "authorization header must begin with `Bearer `: send `Authorization: Bearer TOKEN`"
+            )
         verified = self._verify_signature(header[len(_SCHEME) :])
         verified.check_times(now)
         missing = required & ~verified.claims.capability
