@@ -19,6 +19,7 @@ from gazette_sdk.transport.wires.base import (
 )
 
 if TYPE_CHECKING:
+    from gazette_sdk.protocol.authorization import Authorizer
     from gazette_sdk.transport.wires.tls import Tls
 
 __all__ = ["ADDRESS_VARIABLE", "DEFAULT_ADDRESS", "REFRESH_INTERVAL_S", "WireName", "connect"]
@@ -66,6 +67,8 @@ def connect(
     connect_timeout_s: float = CONNECT_TIMEOUT_S,
     read_chunk_bytes: int | None = None,
     call_timeout_s: float = 0.0,
+    authorizer: Authorizer | None = None,
+    allow_plaintext_tokens: bool = False,
     content_type: str = "",
     refresh_interval_s: float = REFRESH_INTERVAL_S,
     port: int = 0,
@@ -101,6 +104,10 @@ def connect(
             the wire.
         call_timeout_s: brokers: time limit, in seconds, of an append, or of a call of one request
             and one response; 0 for none.
+        authorizer: brokers: signs the tokens, instead of ``auth_keys`` and ``auth_token``.
+        allow_plaintext_tokens: brokers: send tokens also to brokers without TLS that a route
+            names, where the address is ``https``; without it such a call is refused, unless the
+            broker is on loopback.
         content_type: fragment stores: label ``content-type`` of the journals, for readers of
             messages.
         refresh_interval_s: fragment stores: age in seconds from which a listing is made again.
@@ -136,6 +143,8 @@ def connect(
             "connect_timeout_s": connect_timeout_s,
             "read_chunk_bytes": read_chunk_bytes,
             "call_timeout_s": call_timeout_s,
+            "authorizer": authorizer,
+            "allow_plaintext_tokens": allow_plaintext_tokens,
         },
         "a fragment store": {
             "content_type": content_type,
