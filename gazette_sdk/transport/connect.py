@@ -220,7 +220,7 @@ _OPENERS: dict[str, Callable[[str, Mapping[str, object]], Transport]] = {
 """Opener of URLs of each kind. Modules that are costly to import, or belong to a floor above, are
 imported on first use."""
 
-_KINDS = {
+_SCHEMES = {
     **dict.fromkeys(("http", "https", "unix"), "a broker"),
     "embedded": "an embedded cluster",
     **dict.fromkeys(
@@ -237,11 +237,11 @@ def _kind_of(url: str, source: str) -> str:
         ConfigurationError: its scheme is unknown, or it is no URL.
     """
     scheme, separator, _ = url.partition("://")
-    kind = _KINDS.get(scheme.lower()) if separator else None
+    kind = _SCHEMES.get(scheme.lower()) if separator else None
     if kind is None:
         raise ConfigurationError(
             f"{source} {url!r} must begin with one of "
-            f"{', '.join(f'{known}://' for known in _KINDS)} (a broker's is like "
+            f"{', '.join(f'{known}://' for known in _SCHEMES)} (a broker's is like "
             f"{DEFAULT_ADDRESS})"
         )
     try:
