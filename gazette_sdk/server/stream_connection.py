@@ -292,7 +292,10 @@ class StreamConnection(asyncio.BufferedProtocol):
             return  # a client that reads slowly is not silent
         self._silent_ticks += 1
         if self._silent_ticks >= SILENT_TICKS_MAX and self._transport.is_reading():
-            _log.debug("dropping a client that went silent in a call")
+            _log.debug(
+                "dropping a client that is silent in a call",
+                extra={"peer": self._transport.get_extra_info("peername")},
+            )
             self._transport.abort()
         elif self._silent_ticks % PING_TICKS == 0:
             self._output.write(self._calls.ping(b"%d" % self._silent_ticks))
