@@ -256,7 +256,10 @@ class EmbeddedCluster:
                 for item in list(keyspace.items()):
                     await self._served(item.id)
         except TimeoutError:
-            _log.warning("some journals are not served yet: they may require more brokers")
+            _log.warning(
+                "some journals are not served after %.0f s: they may require more brokers",
+                RESUME_TIMEOUT_S,
+            )
 
     async def _keep(self, index: int) -> None:
         """Replace a broker each time when it lost its lease.

@@ -64,7 +64,10 @@ class Authorization:
         except TimeoutError:
             if not scope.expired():
                 raise
-            raise DeadlineExceededError("the call's time, or its token's, is over") from None
+            raise DeadlineExceededError(
+                "the time of the call, or of its token, is over: call again with a later"
+                " deadline, or with a new token"
+            ) from None
 
 
 def admit_change(

@@ -101,7 +101,9 @@ class Broker:
 
     def __init__(self, config: BrokerConfig, peers: Transport | None = None) -> None:
         if config.file_only and config.file_root is None:
-            raise ConfigurationError("a file root must be given to keep all stores in files")
+            raise ConfigurationError(
+                "file_only=True keeps all stores in files: give file_root, too"
+            )
         if config.file_root is not None and not config.file_root.is_dir():
             raise ConfigurationError(f"the file root {config.file_root} is no directory; create it")
         self.config = config
@@ -362,7 +364,10 @@ class Broker:
                 async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
                     await self.resolver.shutdowns(primaries=primaries)
             except TimeoutError:
-                _log.warning("replicas have not shut down: appends to them are still running")
+                _log.warning(
+                    "replicas have not shut down within %.0f s: appends to them are still running",
+                    SHUTDOWN_TIMEOUT_S,
+                )
             else:
                 return
 

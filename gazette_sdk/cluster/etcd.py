@@ -284,9 +284,13 @@ class Etcd:
                 await self._step(call.write(rpc.LeaseKeepAliveRequest(ID=lease)))
                 response = await self._step(call.read())
                 if response is grpc.aio.EOF:
-                    raise EtcdUnavailableError("Etcd ended the stream of renewals")
+                    raise EtcdUnavailableError(
+                        f"Etcd ended the stream that renews lease {lease:x}: check that it runs"
+                    )
                 if response.TTL <= 0:
-                    raise LeaseLostError("the lease ran out or was revoked")
+                    raise LeaseLostError(
+                        f"the lease ran out or was revoked: lease {lease:x}; restart the process"
+                    )
                 yield sent_at + response.TTL
                 await asyncio.sleep(pause_s)
 
@@ -340,7 +344,9 @@ class Etcd:
                         on_created()
                 else:
                     yield watch_batch_of(response)
-        raise EtcdUnavailableError("Etcd ended the watch")
+        raise EtcdUnavailableError(
+            f"Etcd ended the watch from revision {start_revision}: check that it runs"
+        )
 
     # -------------------------------------------------------------- calls
 
@@ -441,7 +447,7 @@ class Etcd:
 
     def _check_open(self, cause: BaseException | None = None) -> None:
         if self._closed:
-            raise ClosedError("the Etcd client was closed") from cause
+            raise ClosedError("the Etcd client was closed: make another one") from cause
 
     @contextlib.contextmanager
     def _errors(self, what: str) -> Iterator[None]:

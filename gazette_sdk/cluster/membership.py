@@ -223,7 +223,7 @@ class Membership:
             try:
                 await self._etcd.revoke(lease, timeout_s=REVOKE_TIMEOUT_S)
             except LeaseLostError:
-                _log.info("the lease had ended already")
+                _log.info("lease %x had ended already", lease)
             except EtcdUnavailableError as error:
                 _log.warning("the lease was not revoked, it will expire: %s", error)
 
@@ -234,7 +234,7 @@ class Membership:
             self._set_lost(error)
         except Exception as error:  # noqa: BLE001 -- the boundary of this task
             # A lease that is not renewed is lost, for any reason.
-            _log.exception("renewing the member lease failed")
+            _log.exception("renewing member lease %x of %s s failed", self._lease, self._ttl_s)
             self._set_lost(error)
 
     def _set_lost(self, error: Exception) -> None:

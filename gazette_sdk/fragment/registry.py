@@ -163,7 +163,7 @@ class StoreRegistry:
 
     def _ensure_open(self) -> None:
         if self._closed:
-            raise ClosedError("the registry of fragment stores is closed")
+            raise ClosedError("the registry of fragment stores is closed: make another one")
 
     def _open(self, url: str) -> Store:
         try:

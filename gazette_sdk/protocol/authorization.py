@@ -253,7 +253,9 @@ class Authority:
                 "missing authorization header: sign in with a token or the cluster's keys"
             )
         if not header.startswith(_SCHEME):
-            raise UnauthenticatedError("authorization header must begin with `Bearer `")
+            raise UnauthenticatedError(
+                "authorization header must begin with `Bearer `: send `Authorization: Bearer TOKEN`"
+            )
         verified = self._verify_signature(header[len(_SCHEME) :])
         verified.check_times(now)
         missing = required & ~verified.claims.capability
@@ -368,8 +370,8 @@ def check_key_lengths(keys: str) -> None:
     for index, key in enumerate(parse_keys(keys)[0]):
         if len(key) < KEY_BYTES_MIN:
             raise ConfigurationError(
-                f"authorization key {index + 1} has {len(key)} bytes, less than {KEY_BYTES_MIN}: "
-                "everybody can guess it; make one with `openssl rand -base64 32`"
+                f"authorization key {index + 1} has {len(key)} bytes, less than {KEY_BYTES_MIN}"
+                " bytes: everybody can guess it; make one with `openssl rand -base64 32`"
             )
 
 

@@ -160,7 +160,8 @@ def _seconds(text: str) -> float:
         value = math.nan
     if not 0 < value <= PROFILE_MAX_S:
         raise ValidationError(
-            f"must be a number of seconds up to {PROFILE_MAX_S:.0f}, not {text!r}", path="seconds"
+            f"must be a number of seconds, up to {PROFILE_MAX_S:.0f} s, not {text!r}",
+            path="seconds",
         )
     return value
 

@@ -176,7 +176,7 @@ class StreamConnection(asyncio.BufferedProtocol):
             self._take(frames)
         if error is not None:
             self._fail(error.reason)
-        elif not self._is_authorized:
+        elif not self._is_authorized and not isinstance(self._host.authority, AllowAll):
             self._check_limits(len(frames))
 
     def eof_received(self) -> bool:
@@ -292,7 +292,10 @@ class StreamConnection(asyncio.BufferedProtocol):
             return  # a client that reads slowly is not silent
         self._silent_ticks += 1
         if self._silent_ticks >= SILENT_TICKS_MAX and self._transport.is_reading():
-            _log.debug("dropping a client that went silent in a call")
+            _log.debug(
+                "dropping a client that is silent in a call",
+                extra={"peer": self._transport.get_extra_info("peername")},
+            )
             self._transport.abort()
         elif self._silent_ticks % PING_TICKS == 0:
             self._output.write(self._calls.ping(b"%d" % self._silent_ticks))

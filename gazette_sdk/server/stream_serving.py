@@ -467,6 +467,6 @@ def _check_length(response: bytes) -> None:
     """
     if len(response) > MESSAGE_BYTES_MAX:
         raise CallError(
-            f"a response of {len(response)} bytes exceeds {MESSAGE_BYTES_MAX}; ask for less",
+            f"a response of {len(response)} bytes exceeds {MESSAGE_BYTES_MAX} bytes; ask for less",
             code="RESOURCE_EXHAUSTED",
         )

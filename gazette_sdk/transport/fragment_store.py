@@ -33,13 +33,11 @@ from gazette_sdk.protocol.fragments import content_path, parse_content_path
 from gazette_sdk.protocol.names import strip_meta, validate_journal
 from gazette_sdk.protocol.selectors import matches_journal, rewrite_prefix
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.connect import REFRESH_INTERVAL_S
 from gazette_sdk.transport.read.read_ahead import ReadAhead
 from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, Target
 
 __all__ = ["FragmentStoreTransport"]
-
-REFRESH_INTERVAL_S = 10.0
-"""Age from which a listing is made again: what follows a journal sees new fragments that late."""
 
 COVERS_MAX = 256
 """Journals whose listings are remembered."""

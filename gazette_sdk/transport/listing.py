@@ -59,8 +59,16 @@ async def list_journals(
     async with aclosing(transport.list(request)) as responses:
         listing = await _read_snapshot(responses, is_watch=False)
     if listing is None:
-        raise CallError("a listing ended without a message", code="INTERNAL")
+        raise _broken("a listing ended without a message")
     return listing
+
+
+def _broken(problem: str) -> CallError:
+    """Return the error of a listing that breaks the protocol."""
+    return CallError(
+        f"{problem}: the peer is no Gazette broker, or a faulty one; check the address",
+        code="INTERNAL",
+    )
 
 
 async def get_journal(transport: Transport, name: str) -> pb.ListResponse.Journal:
@@ -320,7 +328,7 @@ async def _read_snapshot(
         elif is_watch:
             return snapshot
         else:
-            raise CallError("a message of a listing has no journals", code="INTERNAL")
+            raise _broken("a message of a listing has no journals")
     if is_watch:
-        raise CallError("a watch ended in the middle of a snapshot", code="INTERNAL")
+        raise _broken("a watch ended in the middle of a snapshot")
     return snapshot

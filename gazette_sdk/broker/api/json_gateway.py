@@ -106,8 +106,7 @@ class JsonGateway:
         except json_format.ParseError as error:
             return _refusal(400, 3, str(error), cors)
         except UnauthenticatedError as error:
-            status, body = _failure(error)
-            return _answer(status, body, cors)
+            return await _refuse(request, error, cors)
         async with aclosing(messages):
             return await _stream(request, messages, cors)
 
@@ -159,6 +158,18 @@ async def _parsed(request: web.Request, message: M) -> M:
         raise json_format.ParseError("the body must be a JSON object")
     json_format.ParseDict(value, message, ignore_unknown_fields=True)
     return message
+
+
+async def _refuse(
+    request: web.Request, error: GazetteError, cors: dict[str, str]
+) -> web.StreamResponse:
+    """Answer with an error, in the form of a stream that has failed."""
+    status, body = _failure(error)
+    headers = {"Content-Type": "application/json", **cors}
+    response = web.StreamResponse(status=status, headers=headers)
+    await response.prepare(request)
+    await response.write_eof(body)
+    return response
 
 
 async def _stream(

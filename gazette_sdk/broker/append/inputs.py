@@ -198,9 +198,9 @@ def next_proposal(
     begin, end = spool.begin, spool.end
     length = end - begin
     flush = length == 0 or length > terms.fragment_length or (roll_to not in (0, begin))
-    interval = terms.flush_interval_s
-    if not flush and first_append_s is not None and interval >= 1:
-        flush = first_append_s // interval != now // interval
+    interval_s = terms.flush_interval_s
+    if not flush and first_append_s is not None and interval_s >= 1:
+        flush = first_append_s // interval_s != now // interval_s
     if not flush:
         return spool
     begin = roll_to or end

@@ -217,7 +217,9 @@ class Quarantine:
         while entry.state not in SPOOL_ENDS:
             effect = entry.step(given)
             if effect is SpoolEffect.CONTINUE_WAITING:
-                raise UnavailableError("no broker has continued the journal yet")
+                raise UnavailableError(
+                    "no broker has continued the journal yet", journal=spool.fragment.journal
+                )
             try:
                 match effect:
                     case SpoolEffect.COMPARE:

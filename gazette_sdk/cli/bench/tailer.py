@@ -143,5 +143,5 @@ def _read(
                 break
     schedule = schedule or schedules.get()
     if schedule is None:
-        raise ClosedError("it was stopped before it began")
+        raise ClosedError("the reader was stopped before publishing began; run the benchmark again")
     return Tailed(reading.finish(first + schedule.count), latency, end_ns)

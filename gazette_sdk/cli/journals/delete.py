@@ -32,7 +32,7 @@ async def run(invocation: Invocation) -> None:
     names = sorted(set(invocation.arguments))
     if bool(names) == bool(settings.selector):
         raise ConfigurationError(
-            "`journals delete` needs either names of journals, or a label selector (-l)"
+            "`journals delete` needs either names of journals, or a label selector (-l): give one"
         )
     async with open_broker(invocation) as transport:
         found = await _select(transport, names, settings.selector)

@@ -87,7 +87,9 @@ def selection_of(
     """
     names = tuple(dict.fromkeys((*invocation.arguments, *settings.name)))
     if names and "selector" in invocation.sources.arguments:
-        raise ConfigurationError("give either names of journals or --selector, not both")
+        raise ConfigurationError(
+            "journals are selected twice: give either names of journals or --selector, not both"
+        )
     for name in names:
         validate_journal(name)
     if names:

@@ -4,6 +4,8 @@ In reading order:
 
 - ``record_batches``: the result of ``Reader.arrow``, over ``decoders`` (content to rows) and
   ``rows`` (references to rows, which are sequenced)
-- ``json_columns``, over ``lines`` (and their UUIDs) and ``layout`` (lines of one layout, which
-  need no parsing); ``csv_columns``, ``protobuf_columns``; ``metadata``: columns about messages
+- ``message_schema``: the schema of a class of messages
+- ``json_columns``, over ``lines`` (and their UUIDs), ``layout`` (lines of one layout, which need
+  no parsing) and ``json_objects`` (types that pyarrow does not parse)
+- ``csv_columns``, ``protobuf_columns``; ``metadata``: columns about messages
 """

@@ -10,10 +10,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pydantic
 
 from gazette_sdk.framing import Csv, Cut, Framing
 from gazette_sdk.message.columns.csv_columns import CsvColumns
 from gazette_sdk.message.columns.json_columns import JsonColumns
+from gazette_sdk.message.columns.json_objects import BytesForm
 from gazette_sdk.message.columns.lines import Lines
 from gazette_sdk.message.columns.metadata import (
     MISFITS,
@@ -155,7 +157,12 @@ class _JsonDecoder(ColumnDecoder):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         key = self.kind.key if isinstance(self.kind, JsonKind) else "UUID"
-        self._columns = JsonColumns(self.schema, key=key, strict=self.sequenced)
+        self._columns = JsonColumns(
+            self.schema,
+            key=key,
+            strict=self.sequenced,
+            bytes_form=_bytes_form(self.kind.message_type),
+        )
 
     def decode(self, cut: Cut) -> tuple[Run[Row], Exception | None]:
         """Decode lines in bulk."""
@@ -178,6 +185,13 @@ class _JsonDecoder(ColumnDecoder):
         ]
         ends = np.cumsum([len(line) for line in lines])
         return Lines(b"".join(lines), np.append(0, ends[:-1]), ends)
+
+
+def _bytes_form(message_type: type[Any]) -> BytesForm:
+    """Return the form in which publishers of a class of JSON messages write bytes."""
+    if issubclass(message_type, pydantic.BaseModel):
+        return message_type.model_config.get("ser_json_bytes", "utf8")
+    return "utf8" if issubclass(message_type, dict) else "base64"
 
 
 class _CsvDecoder(ColumnDecoder):

@@ -20,6 +20,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.json as pj
 
+from gazette_sdk.message.columns.json_objects import BytesForm, JsonObjects, is_parsed_by_arrow
 from gazette_sdk.message.columns.layout import sliced_columns
 from gazette_sdk.message.columns.lines import Lines, PlacedUuids, placed_uuids
 from gazette_sdk.message.columns.metadata import (
@@ -70,9 +71,17 @@ class JsonColumns:
             columns without a key are null.
         key: key of the UUID, beside ``UUID`` and ``uuid``.
         strict: a line with an invalid UUID is bad. Without it, such a line has no UUID.
+        bytes_form: form of bytes in JSON.
     """
 
-    def __init__(self, schema: pa.Schema, *, key: str = "UUID", strict: bool = True) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        *,
+        key: str = "UUID",
+        strict: bool = True,
+        bytes_form: BytesForm = "utf8",
+    ) -> None:
         fields = data_fields(schema)
         names = [field.name for field in fields]
         keys = _UUID_KEYS if key in _UUID_KEYS else (key, *_UUID_KEYS)
@@ -91,7 +100,9 @@ class JsonColumns:
         self._fields = pa.schema(fields or [pa.field("_", pa.null())])
         # A column of the UUID's own key is parsed like any other.
         self._place = None if key in names else UuidPlace(b'{"%b":"' % key.encode(), 2)
-        self._lacks_types = False
+        is_parsed = all(is_parsed_by_arrow(field.type, bytes_form) for field in self._fields)
+        self._bytes_form = bytes_form
+        self._objects = None if is_parsed else JsonObjects(self._fields, bytes_form)
 
     def parse(self, lines: Lines) -> Parsed:
         """Return the columns of lines, up to the first bad one."""
@@ -114,7 +125,7 @@ class JsonColumns:
         columns = self._sliced(lines, placed.are_bare())
         if columns is not None:
             return Parsed(columns, stamps, text_column(texts) if self._wants_uuids else None, None)
-        table, cause = self._read(placed.blanked(), self._fields)
+        table, cause = self._read(placed.blanked())
         if cause is not None:
             good = table.num_rows
             texts = texts[:good]
@@ -133,7 +144,7 @@ class JsonColumns:
 
     def _parse_any(self, lines: Lines) -> Parsed:
         """Parse lines that have their UUIDs anywhere, or none."""
-        table, cause = self._read(lines, self._fields)
+        table, cause = self._read(lines)
         good = table.num_rows
         if cause is not None:
             cause = self._explained(lines.line(good), cause)
@@ -177,45 +188,49 @@ class JsonColumns:
 
     # ----------------------------------------------------------------- columns
 
-    def _read(self, lines: Lines, schema: pa.Schema) -> tuple[pa.Table, Exception | None]:
+    def _read(self, lines: Lines) -> tuple[pa.Table, Exception | None]:
         """Return the table of all lines before the first bad one, and the error of that."""
         try:
-            return self._table(lines, schema), None
+            return self._table(lines), None
         except MISFITS as error:
             good, cause = first_misfit(
-                len(lines), lambda start, stop: self._table(lines.part(start, stop), schema), error
+                len(lines), lambda start, stop: self._table(lines.part(start, stop)), error
             )
-        best = self._table(lines.part(0, good), schema) if good else schema.empty_table()
+        best = self._table(lines.part(0, good)) if good else self._fields.empty_table()
         return best, cause
 
-    def _table(self, lines: Lines, schema: pa.Schema) -> pa.Table:
+    def _table(self, lines: Lines) -> pa.Table:
         """Return the table of lines.
 
         Raises:
             ArrowInvalid: or another of pyarrow's errors: a line is bad.
             ValueError: the same.
         """
-        if self._lacks_types:
-            return _table_of_objects([_object(lines.line(at)) for at in range(len(lines))], schema)
         if not _are_objects(lines):
             lines = _stripped(lines)
-        block = pa.py_buffer(lines.block)
-        try:
-            table = pj.read_json(
-                pa.BufferReader(block),
-                read_options=pj.ReadOptions(use_threads=False, block_size=max(block.size, 1)),
-                parse_options=pj.ParseOptions(
-                    explicit_schema=schema, unexpected_field_behavior="ignore"
-                ),
-            )
-        except pa.ArrowNotImplementedError:
-            # pyarrow cannot parse these types at all: from now on objects are converted.
-            self._lacks_types = True
-            return self._table(lines, schema)
+        table = self._parsed(lines.block)
         if table.num_rows != len(lines):
             raise ValueError("a line holds more than one object")
         _check_utf8(lines.block)  # pyarrow does not
         return table
+
+    def _parsed(self, content: bytes | bytearray | memoryview) -> pa.Table:
+        """Return the table of well-formed lines."""
+        if self._objects is not None:
+            return self._objects.table(content)
+        block = pa.py_buffer(content)
+        try:
+            return pj.read_json(
+                pa.BufferReader(block),
+                read_options=pj.ReadOptions(use_threads=False, block_size=max(block.size, 1)),
+                parse_options=pj.ParseOptions(
+                    explicit_schema=self._fields, unexpected_field_behavior="ignore"
+                ),
+            )
+        except pa.ArrowNotImplementedError:
+            # pyarrow cannot parse these types at all: from now on objects are decoded.
+            self._objects = JsonObjects(self._fields, self._bytes_form)
+            return self._objects.table(content)
 
     def _explained(self, line: bytes, cause: Exception) -> Exception:
         """Return the most specific error of a bad line."""
@@ -264,14 +279,6 @@ def _object(line: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"a JSON object is expected, not {type(found).__name__}")  # noqa: TRY004 - of the content
     return found
-
-
-def _table_of_objects(objects: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
-    """Return the table of objects, for types that pyarrow cannot parse."""
-    columns = [
-        pa.array([each.get(field.name) for each in objects], type=field.type) for field in schema
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:

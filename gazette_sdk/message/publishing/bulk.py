@@ -159,8 +159,8 @@ class _Batch:
         if length_bytes > sender.pending_bytes_max:
             raise BackPressureError(
                 f"the batch has {length_bytes} bytes of messages, and at most"
-                f" {sender.pending_bytes_max} may be pending; publish smaller batches, or raise"
-                " pending_bytes_max"
+                f" {sender.pending_bytes_max} bytes may be pending; publish smaller batches, or"
+                " raise pending_bytes_max"
             )
         with sender.lock:
             sender.wait_for_room()

@@ -330,7 +330,7 @@ class Sender:
         if not self.may_block:
             raise BackPressureError(
                 f"{appends.pending_bytes} bytes of messages are not acknowledged yet, of at most"
-                f" {self.pending_bytes_max}; `await publisher.apublish(message)`, wait for"
+                f" {self.pending_bytes_max} bytes; `await publisher.apublish(message)`, wait for"
                 " receipts, or raise pending_bytes_max"
             )
         self._room_waiters += 1

@@ -104,7 +104,9 @@ def plan_of(
         ValidationError: the selector, or the name, is malformed.
     """
     if (selector is None) == (name is None):
-        raise ConfigurationError("give a Reader either a selector or a name")
+        raise ConfigurationError(
+            "a Reader takes either a selector or a name: give one, such as Reader(dict, 'topic=t')"
+        )
     wanted = None
     if selector is None:
         assert name is not None

@@ -231,10 +231,15 @@ class Reader(Generic[M]):
 
     # --------------------------------------------------------------- columns
 
-    def arrow(self, schema: pa.Schema, *, batch_rows: int = BATCH_ROWS) -> RecordBatches:
+    def arrow(
+        self, schema: pa.Schema | None = None, *, batch_rows: int = BATCH_ROWS
+    ) -> RecordBatches:
         """Return the same messages as ``pyarrow.RecordBatch``es, several times as fast.
 
         ::
+
+            for batch in Reader(Order, "topic=orders").arrow():
+                print(batch.num_rows, batch.column("cents"))
 
             schema = pa.schema([("customer", pa.string()), ("cents", pa.int64())])
             for batch in Reader(dict, "topic=orders").arrow(schema):
@@ -254,19 +259,22 @@ class Reader(Generic[M]):
 
         Args:
             schema: columns wanted, with their types: a ``pyarrow.Schema``, or an argument of
-                ``pyarrow.schema()``.
+                ``pyarrow.schema()``. None for all fields of the class of messages but its UUID,
+                with the Arrow types of their Python types; ``dict`` and ``list`` have none.
             batch_rows: limit of the rows of a batch.
 
         Returns:
             An iterable and an asynchronous iterable; another iteration goes on where it stopped.
 
         Raises:
-            ConfigurationError: the schema is malformed, messages were taken from the reader
-                already, or pyarrow is not installed.
+            ConfigurationError: the schema is malformed, or is missing and the class has no
+                fields, or one that has no Arrow type; messages were taken from the reader
+                already; or pyarrow is not installed.
         """
         try:
             from gazette_sdk.message.columns import (  # noqa: PLC0415 - an extra
                 decoders,
+                message_schema,
                 record_batches,
                 rows,
             )
@@ -274,11 +282,15 @@ class Reader(Generic[M]):
             raise ConfigurationError(
                 f"columns need pyarrow ({error}): pip install 'gazette-sdk[arrow]'"
             ) from error
+        if schema is None:
+            schema = message_schema.schema_of(self._type)
         wanted = record_batches.checked_schema(schema)
         if batch_rows < 1:
             raise ConfigurationError(f"batch_rows={batch_rows}: use at least 1")
         if self._columns is not None and self._columns.schema != wanted:
-            raise ConfigurationError("the reader delivers columns of another schema already")
+            raise ConfigurationError(
+                "the reader delivers columns of another schema already: make another one"
+            )
         if self._columns is None:
             if self._batches.has_begun:
                 raise ConfigurationError(

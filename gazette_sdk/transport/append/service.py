@@ -220,7 +220,7 @@ class AppendService:
 
     async def aclose(self) -> None:
         """Give up what is pending; :meth:`flush` first to see it through. On the loop."""
-        self._closed_error = ClosedError("the append service was closed")
+        self._closed_error = ClosedError("the append service was closed: make another one")
         if self._expiry is not None:
             self._expiry.cancel()
         with self.lock:

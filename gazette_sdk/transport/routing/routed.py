@@ -24,30 +24,21 @@ from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.routing.route_cache import DEFAULT_SIZE, DEFAULT_TTL_S, RouteCache
 from gazette_sdk.transport.routing.router import BrokerRoute, Router
 from gazette_sdk.transport.target import ANYWHERE, AppendItem, Destination, ReadItem, Target
-from gazette_sdk.transport.wires.base import Wire, WireChoice, WireOptions
+from gazette_sdk.transport.wires.base import (
+    CONNECT_TIMEOUT_S,
+    MAX_RECEIVE_BYTES,
+    RECONNECT_BACKOFF_MAX_S,
+    Wire,
+    WireChoice,
+    WireOptions,
+)
 from gazette_sdk.transport.wires.tls import Tls
 
-__all__ = [
-    "CHUNK_BYTES_KEY",
-    "CONNECT_TIMEOUT_S",
-    "MAX_RECEIVE_BYTES",
-    "RECONNECT_BACKOFF_MAX_S",
-    "ROLLBACK_TIMEOUT_S",
-    "RoutedTransport",
-]
-
-MAX_RECEIVE_BYTES = 16 << 20
-"""Greatest message a client accepts (client section 1)."""
+__all__ = ["CHUNK_BYTES_KEY", "ROLLBACK_TIMEOUT_S", "RoutedTransport"]
 
 CHUNK_BYTES_KEY = "gazette-chunk-bytes"
 """Metadata that tells our own brokers what content per message this client takes. Brokers that
 don't know it send at most 32 KiB, as they always do."""
-
-CONNECT_TIMEOUT_S = 10.0
-"""Bound of the wait for a broker to be reachable: enough for one that is just starting."""
-
-RECONNECT_BACKOFF_MAX_S = 5.0
-"""Longest wait between two dials of a lost connection."""
 
 ROLLBACK_TIMEOUT_S = 10.0
 """Bound of the wait for the broker's answer that an append was rolled back."""

@@ -25,6 +25,9 @@ from gazette_sdk.transport.wires.grpc.codec import Chunk
 from gazette_sdk.transport.wires.tls import Tls
 
 __all__ = [
+    "CONNECT_TIMEOUT_S",
+    "MAX_RECEIVE_BYTES",
+    "RECONNECT_BACKOFF_MAX_S",
     "Answered",
     "AppendPipeline",
     "BlockingCall",
@@ -34,6 +37,15 @@ __all__ = [
     "WireChoice",
     "WireOptions",
 ]
+
+MAX_RECEIVE_BYTES = 16 << 20
+"""Greatest message a client accepts (client section 1)."""
+
+CONNECT_TIMEOUT_S = 10.0
+"""Bound of the wait for a broker to be reachable: enough for one that is just starting."""
+
+RECONNECT_BACKOFF_MAX_S = 5.0
+"""Longest wait between two dials of a lost connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

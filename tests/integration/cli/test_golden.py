@@ -181,7 +181,7 @@ def replay(tool, cluster, name, **changes):
     if expected:
         assert outcome.stderr.strip(), name
     if name in OUTCOMES:
-        assert [" ".join(row[:2]) for row in cells(outcome.text)[1:]] == OUTCOMES[name]
+        assert [" ".join(row[:2]) for row in plain_cells(outcome.text)[1:]] == OUTCOMES[name]
     elif name not in MENDED:
         compare(case, outcome.text)
         for file, content in case.get("files", {}).items():

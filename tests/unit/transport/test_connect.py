@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 
 import pytest
 
+from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.transport import Transport, connect
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
+from gazette_sdk.transport.routing.routed import RoutedTransport
 from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
 from gazette_sdk.transport.wires.stream import ChosenTransport
 from gazette_sdk.transport.wires.tls import Tls
@@ -53,6 +56,40 @@ def test_options_reach_the_transport():
     assert connect("http://localhost:8080", cache_size=0).routes.size == 0
 
 
+OWN = {"self", "address", "url", "data"}
+ONLY_OF_CLUSTERS = {"durability", "sync_etcd", "config"}
+
+
+def test_each_option_is_named_documented_and_has_the_default_of_its_transport():
+    parameters = dict(inspect.signature(connect).parameters)
+    assert parameters.pop("url").default is None
+    unknown = parameters.pop("unknown")
+    assert unknown.kind is inspect.Parameter.VAR_KEYWORD
+    assert unknown.annotation == "Never"  # so that mypy reports it
+    assert parameters.pop("wire").default is None
+    for parameter in parameters.values():
+        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        assert f"\n        {parameter.name}: " in connect.__doc__
+    taken = [
+        parameter
+        for owner in (RoutedTransport, FragmentStoreTransport, EmbeddedCluster)
+        for parameter in inspect.signature(owner.__init__).parameters.values()
+        if parameter.name not in OWN | ONLY_OF_CLUSTERS
+    ]
+    assert {each.name: (each.annotation, each.default) for each in taken} == {
+        name: (each.annotation, each.default) for name, each in parameters.items()
+    }
+
+
+def test_an_option_of_another_kind_of_url_may_have_its_default(tmp_path):
+    assert isinstance(connect(f"file://{tmp_path}", zone="", cache_size=256), Transport)
+
+
+def test_options_of_an_embedded_cluster_reach_it(tmp_path):
+    with pytest.raises(ConfigurationError, match="at least one broker, not 0"):
+        connect(f"embedded://{tmp_path}", brokers=0)
+
+
 @pytest.mark.parametrize("wire", ["grpc", "stream", "auto"])
 def test_every_wire_takes_the_same_options(wire):
     options = {
@@ -85,7 +122,12 @@ def test_grpc_is_not_imported_where_it_is_not_spoken():
     ("url", "options", "text"),
     [
         ("http://localhost:8080?wire=carrier-pigeon", {}, "wire=carrier-pigeon"),
-        ("http://localhost:8080?wire=stream", {"cache": 5}, "cache"),
+        ("http://localhost:8080", {"cache": 5}, "no option 'cache'; the nearest is 'cache_size'"),
+        ("memory://name/", {"content": "x"}, "no option 'content'; .*'content_type'"),
+        ("http://localhost:8080", {"qwerty": 5}, "no option 'qwerty'; use one of wire, zone"),
+        ("memory://name/", {"zone": "a"}, "zone='a' is an option of a broker.*takes content_type"),
+        ("http://localhost:8080", {"brokers": 3}, "brokers=3 is an option of an embedded cluster"),
+        ("http://localhost:8080", {"cache_size": "5"}, "has another type"),
         ("http://?wire=stream", {}, "not the address of a broker"),
         ("http://?wire=auto", {}, "not the address of a broker"),
         ("http://localhost:8080?wires=grpc", {}, "unknown argument 'wires'"),
@@ -93,7 +135,6 @@ def test_grpc_is_not_imported_where_it_is_not_spoken():
         ("http://", {}, "not the address of a broker"),
         ("localhost:8080", {}, "must begin with one of http://"),
         ("ftp://host/", {}, "must begin with one of http://"),
-        ("http://localhost:8080", {"cache": 5}, "cache"),
         ("http://localhost:8080", {"auth_keys": "%%"}, "authorization key 1"),
     ],
 )

@@ -254,7 +254,9 @@ class Channels:
                 f"{self.where(peer)} did not answer within {self._connect_timeout_s:g} s"
             ) from None
         except grpc.aio.UsageError as error:
-            raise ClosedError("the transport was closed while it connected") from error
+            raise ClosedError(
+                "the transport was closed while it connected; connect again"
+            ) from error
 
     def _sweep(self) -> None:
         for peer in self._marks.sweep(list(self._stubs)):

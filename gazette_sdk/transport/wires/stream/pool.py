@@ -311,7 +311,9 @@ class Pool:
                     self._dial_timeouts.discard(timeout)
         except TimeoutError:
             if self._is_closed:
-                raise ClosedError("the transport was closed while it connected") from None
+                raise ClosedError(
+                    "the transport was closed while it connected; connect again"
+                ) from None
             failure = endpoint.policy.failure
             cause = f": {failure}" if failure is not None else ""
             raise UnavailableError(
@@ -324,7 +326,7 @@ class Pool:
         if self._is_closed:
             connection.close()
             await connection.closed()
-            raise ClosedError("the transport was closed while it connected")
+            raise ClosedError("the transport was closed while it connected; connect again")
         connection.exclusive = exclusive
         endpoint.busy.add(connection)
         return connection

@@ -247,7 +247,7 @@ class StreamWire(Wire):
         if len(payload) > self._max_receive_bytes:
             raise CallError(
                 f"{to.rpc.name} at {to.where}: a response of {len(payload)} bytes exceeds "
-                f"{self._max_receive_bytes}; raise max_receive_bytes",
+                f"{self._max_receive_bytes} bytes; raise max_receive_bytes",
                 code="RESOURCE_EXHAUSTED",
                 journal=to.journal,
             )
