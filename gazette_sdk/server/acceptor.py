@@ -22,8 +22,8 @@ ACCEPTS_PER_TURN = 4
 """Connections accepted in one turn of the event loop. Thousands of new connections must not keep
 the loop from those that are served."""
 
-PACE_S = 0.002
-"""Pause after so many, if more may wait: at most 2,000 connections are made per second. Clients of
+PACE_S = 0.004
+"""Pause after so many, if more may wait: at most 1,000 connections are made per second. Clients of
 the stream transport wait one second for the answer to their preface, before they choose gRPC."""
 
 RETRY_S = 0.5

@@ -19,9 +19,12 @@ __all__ = ["BODY_PAUSE_S", "HEADERS_TIMEOUT_S", "KEEPALIVE_TIMEOUT_S", "HttpConn
 
 _log = logging.getLogger(__name__)
 
-LINGERING_TIMEOUT_S = 0.2
-"""Seconds for which the rest of a body is read and dropped once the request was answered. Most
-clients see the answer in that time, instead of a reset connection; a flood does not end sooner."""
+REFUSALS = frozenset({401, 403, 413, 429})
+"""Statuses of requests whose body is not read to its end: that costs as much as to serve it."""
+
+REFUSAL_PAUSE_S = 0.2
+"""Seconds until the connection of such a request is closed: time for the client to read the answer,
+which a reset would take from it."""
 
 KEEPALIVE_TIMEOUT_S = 75.0
 """Seconds for which an idle connection is kept open."""
@@ -52,7 +55,6 @@ class HttpConnection(web.RequestHandler):
             server,
             loop=asyncio.get_running_loop(),
             keepalive_timeout=KEEPALIVE_TIMEOUT_S,
-            lingering_time=LINGERING_TIMEOUT_S,
             access_log=None,  # type: ignore[arg-type] # None turns it off
             auto_decompress=False,
         )
@@ -126,6 +128,17 @@ class HttpConnection(web.RequestHandler):
         ):
             # The parser has failed inside of this body, and aiohttp would wait for its end.
             self._served.content.set_exception(web.RequestPayloadError("malformed chunk"))
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send an answer; close the connection if it refuses a body that is still coming."""
+        finished = await super().finish_response(request, resp, start_time)
+        if resp.status in REFUSALS and not request.content.is_eof():
+            self.pause_reading()
+            await asyncio.sleep(REFUSAL_PAUSE_S)
+            self.force_close()
+        return finished
 
     def pause_reading(self) -> None:
         """Stop reading: the body's buffer is full."""

@@ -183,3 +183,41 @@ def test_a_server_of_local_names_refuses_others(host, status, target):
         assert b"use localhost" in answer
     else:
         assert not answer.startswith(b"HTTP/1.1 403 ")
+
+
+@pytest.mark.parametrize("status", sorted(http_connection.REFUSALS))
+def test_the_body_of_a_refused_request_is_not_read(status):
+    """The client reads the answer; the server takes no more than the buffers of the sockets."""
+
+    async def scenario():
+        server = Server()
+        server.http.mount("/", lambda *_: _refused(status))
+        await server.start()
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.listener.port)
+            writer.write(b"PUT /a HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\n")
+            answer = await reader.readline()
+            sent = 0
+            try:
+                while sent < REFUSED_BYTES:
+                    writer.write(bytes(1 << 16))
+                    await writer.drain()
+                    sent += 1 << 16
+            except ConnectionError:
+                pass
+            writer.transport.abort()
+            return answer, sent
+        finally:
+            await server.stop(0)
+
+    answer, sent = run(asyncio.wait_for(scenario(), LIMIT_S), 2 * LIMIT_S)
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert sent < REFUSED_BYTES
+
+
+async def _refused(status):
+    return web.Response(status=status)
+
+
+REFUSED_BYTES = 64 << 20
+"""More than the kernel buffers for a connection, and less than a server reads in the time."""
