@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import Generic, NamedTuple, Self, TypeVar
 
 from crash.transactions import Message
-from gazette_sdk.errors import ClosedError
+from gazette_sdk.errors import ClosedError, UnavailableError
 from gazette_sdk.message import Reader
 
 __all__ = ["Follower", "read_all"]
 
 STOP_TIMEOUT_S = 60.0
 TAKEN_MAX = 1500
+REFUSED_PAUSE_S = 0.05
 """A reader is replaced after at most so many messages."""
 
 M = TypeVar("M")
@@ -108,9 +110,11 @@ class Follower(Generic[M]):
             reader = self._reader = self._make(block=True)
         stores_at = self._chance.randrange(TAKEN_MAX)
         ends_at = self._chance.randrange(1, TAKEN_MAX)
+        has_begun = False
         with reader:
             try:
                 for taken, envelope in enumerate(reader):
+                    has_begun = True
                     self._take(envelope.journal, envelope.message)
                     if taken == stores_at:
                         self._store(reader)
@@ -119,6 +123,12 @@ class Follower(Generic[M]):
             except ClosedError:
                 if not self._stopping:
                     raise
+            except UnavailableError:
+                if has_begun:
+                    raise
+                # Nobody listens at its address: the broker was killed. Only a reader that has
+                # begun waits for its broker.
+                time.sleep(REFUSED_PAUSE_S)
             if self._stopping or self._chance.random() < 0.5:
                 self._store(reader)
             else:
