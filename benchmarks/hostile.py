@@ -1,11 +1,11 @@
-"""Appends of an authorized client while strangers send whatever they like.
+"""Appends of an authorized client while unknown clients send whatever they like.
 
     python benchmarks/hostile.py [--seconds 60] [--connections 200] [--json]
 
 The broker, in a process of its own, requires tokens. Another process keeps up to 200 connections
 without a token: half frames, garbage, floods of calls and PINGs, large JSON, bodies that are never
 completed, gRPC that is none, resets. The program prints the rate of acknowledged appends beside the
-rate without strangers, and the growth of the broker's resident memory over its idle size.
+rate without them, and the growth of the broker's resident memory over its idle size.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WORKERS = 8
 RATE_RATIO_MIN = 0.5
 GROWTH_MIB_MAX = 150.0
 LIFETIME_S = 5.0
-"""Greatest lifetime of a stranger's connection: then it makes another one."""
+"""Greatest lifetime of an unknown client's connection: then it makes another one."""
 
 _APPEND = encode_call(Method.APPEND, pb.AppendRequest(journal=JOURNAL).SerializeToString())
 _LIST = encode_call(Method.LIST, b"")
@@ -76,7 +76,7 @@ ATTACKS: dict[str, tuple[bytes, bytes]] = {
 """Attacks by name: the bytes sent first, and those sent as long as the broker takes them."""
 
 
-# ---------------------------------------------------------------- strangers
+# ---------------------------------------------------------------- unknown clients
 
 
 async def _attack(address: str, opening: bytes, flood: bytes, until_s: float) -> None:
@@ -197,10 +197,10 @@ async def append_rate(transport: Transport, seconds: float) -> float:
 async def measure(
     target: Broker, *, seconds: float, connections: int
 ) -> tuple[float, float, float, float]:
-    """Measure with and without strangers.
+    """Measure with and without unknown clients.
 
     Returns:
-        the append rate with strangers and without, the idle memory in MiB, and its greatest growth.
+        the append rate with them and without, the idle memory in MiB, and its greatest growth.
     """
     transport = connect(target.address, auth_keys=KEYS)
     try:
@@ -209,8 +209,8 @@ async def measure(
         undisturbed = [await append_rate(transport, min(5.0, seconds))]
         idle_mib = target.resident_mib
         context = multiprocessing.get_context("spawn")
-        strangers = context.Process(target=attack, args=(target.address, connections, seconds + 2))
-        strangers.start()
+        attackers = context.Process(target=attack, args=(target.address, connections, seconds + 2))
+        attackers.start()
         await asyncio.sleep(1.5)  # they import and connect
         growth_mib = 0.0
         disturbed = []
@@ -218,7 +218,7 @@ async def measure(
         while time.monotonic() < until_s:
             disturbed.append(await append_rate(transport, 0.5))
             growth_mib = max(growth_mib, target.resident_mib - idle_mib)
-        await asyncio.to_thread(strangers.join)
+        await asyncio.to_thread(attackers.join)
         undisturbed.append(await append_rate(transport, min(5.0, seconds)))
     finally:
         await transport.aclose()
@@ -234,7 +234,7 @@ def main() -> None:
         )
     report(
         [
-            Figure("appends, with strangers", disturbed, undisturbed, "/s", RATE_RATIO_MIN),
+            Figure("appends, under attack", disturbed, undisturbed, "/s", RATE_RATIO_MIN),
             Figure(
                 "memory, over idle", growth_mib, GROWTH_MIB_MAX, "MiB", 1.0, more_is_better=False
             ),

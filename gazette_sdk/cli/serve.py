@@ -61,7 +61,7 @@ async def run(invocation: Invocation) -> None:
     _log.info("broker configuration", extra={"version": invocation.version, **configuration})
     AUDIT.setLevel(logging.INFO)  # --broker.audit decides on records, not --log.level
     server = configured_server(settings, invocation.settings(DEBUG))
-    _warn_of_strangers(settings)
+    _warn_of_open_access(settings)
     with StopSignal() as stop:
         broker = ServedBroker(
             server,
@@ -81,7 +81,7 @@ async def run(invocation: Invocation) -> None:
     _log.info("goodbye")
 
 
-def _warn_of_strangers(settings: BrokerSettings) -> None:
+def _warn_of_open_access(settings: BrokerSettings) -> None:
     """Warn if other machines reach this broker without keys or without TLS."""
     if settings.bind_host == "localhost" or settings.port.startswith("unix://"):
         return

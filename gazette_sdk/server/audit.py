@@ -2,7 +2,7 @@
 
 Equal events of one minute are one record. Its repetitions are counted, and are logged with the next
 one or at the end of the minute. So a loop of refused calls does not fill a disk. Different events
-are bounded in number, too: a stranger can choose the names in them.
+are bounded in number, too: unknown clients choose the names in them.
 """
 
 from __future__ import annotations

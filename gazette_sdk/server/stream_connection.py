@@ -47,8 +47,8 @@ FIRST_CALL_TIMEOUT_S = 5.0
 """A connection is closed if none of its calls had a good token within this time."""
 
 UNAUTHORIZED_FRAME_BYTES = 64 << 10
-"""Greatest frame until a call of the connection had a good token. Enough for any call; strangers
-must not make this process hold the 16 MiB of the greatest frame."""
+"""Greatest frame until a call of the connection had a good token. Unknown clients must not make
+this process hold the 16 MiB of the greatest frame."""
 
 UNAUTHORIZED_FRAMES_MAX = 256
 """Frames that a connection may send before a call with a good token: a flood of PINGs, or of calls

@@ -1,4 +1,4 @@
-"""A broker that requires tokens, while strangers send half frames and garbage for 3 s."""
+"""A broker that requires tokens, while unknown clients send half frames and garbage for 3 s."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def attack(address, seconds):
     hostile.attack(address, CONNECTIONS, seconds)
 
 
-def test_strangers_hold_no_memory_and_no_descriptors_and_appends_go_on():
+def test_unknown_clients_hold_no_memory_and_no_descriptors_and_appends_go_on():
     async def scenario(broker):
         transport = connect(broker.address, auth_keys=hostile.KEYS)
         try:
@@ -35,14 +35,14 @@ def test_strangers_hold_no_memory_and_no_descriptors_and_appends_go_on():
             await hostile.append_rate(transport, 0.5)
             idle_mib, idle_descriptors = broker.resident_mib, broker.descriptors
             context = multiprocessing.get_context("spawn")
-            strangers = context.Process(target=attack, args=(broker.address, ATTACK_S))
-            strangers.start()
+            attackers = context.Process(target=attack, args=(broker.address, ATTACK_S))
+            attackers.start()
             rates, connections = [], []
-            while strangers.is_alive():
+            while attackers.is_alive():
                 rates.append(await hostile.append_rate(transport, 0.5))
                 connections.append(broker.descriptors - idle_descriptors)
                 assert broker.resident_mib < idle_mib + GROWTH_MIB_MAX
-            assert strangers.exitcode == 0
+            assert attackers.exitcode == 0
             assert max(connections) > CONNECTIONS / 4
             assert min(rates) > 0
             async with asyncio.timeout(5):
