@@ -47,9 +47,8 @@ _LIST = encode_call(Method.LIST, b"")
 
 
 def _http(method: str, target: str, length: int, body: bytes = b"") -> bytes:
-    return (
-        f"{method} {target} HTTP/1.1\r\nHost: a\r\nContent-Length: {length}\r\n\r\n".encode() + body
-    )
+    head = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
+    return head.encode() + body
 
 
 ATTACKS: dict[str, tuple[bytes, bytes]] = {
@@ -67,7 +66,7 @@ ATTACKS: dict[str, tuple[bytes, bytes]] = {
         b'{"name":"a","value":"b"},' * 4000,
     ),
     "half of a body": (_http("PUT", f"/{JOURNAL}", 1 << 30), bytes(1 << 16)),
-    "half of a header": (b"GET / HTTP/1.1\r\nHost: a\r\n", b""),
+    "half of a header": (b"GET / HTTP/1.1\r\nHost: localhost\r\n", b""),
     "profiles": (_http("GET", "/debug/pprof/profile?seconds=60", 0), b""),
     "gRPC without frames": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b""),
     "gRPC with garbage": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes(1 << 16)),

@@ -63,7 +63,10 @@ def die_over_http(address: str, journal: str, content: bytes, history: History) 
     history.given_up.append(content)
     parts = urlsplit(address)
     with socket.create_connection((parts.hostname, parts.port), timeout=10) as connection:
-        head = f"PUT /{journal} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content) + 1}\r\n\r\n"
+        head = (
+            f"PUT /{journal} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+            f"Content-Length: {len(content) + 1}\r\n\r\n"
+        )
         connection.sendall(head.encode() + content)
         # A zero linger time makes close() a reset, as the kernel does for a killed process.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
