@@ -9,15 +9,13 @@ from typing import Any, TypeAlias, TypeVar, Unpack
 from gazette_sdk.errors import (
     ConfigurationError,
     DeadlineExceededError,
-    EtcdTransactionFailedError,
     JournalNotFoundError,
 )
-from gazette_sdk.journals.changes import Change, apply_in_transactions, list_named
-from gazette_sdk.journals.creation import ATTEMPTS_MAX, create_journals
+from gazette_sdk.journals.changes import Change, apply_in_transactions, list_named, retried
+from gazette_sdk.journals.creation import create_journals
 from gazette_sdk.journals.journal import Journal
 from gazette_sdk.journals.options import JournalOptions, apply_options, check_options
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.listing import list_journals
@@ -190,25 +188,17 @@ class Journals:
             )
 
         async def work(transport: Transport) -> Names:
-            for attempt in range(ATTEMPTS_MAX):
-                found = await _select(transport, wanted, requires_name=True)
-                changes = [change(each) for each in found]
-                changed = [
-                    made
-                    for made, each in zip(changes, found, strict=True)
-                    if made.delete or made.upsert != each.spec
-                ]
-                try:
-                    await apply_in_transactions(transport, changed)
-                except EtcdTransactionFailedError:
-                    if attempt == ATTEMPTS_MAX - 1:
-                        raise
-                    await pause(attempt)  # brokers list changes of others after some milliseconds
-                    continue
-                return [each.spec.name for each in found]
-            raise AssertionError("unreachable")
+            found = await _select(transport, wanted, requires_name=True)
+            changes = [change(each) for each in found]
+            changed = [
+                made
+                for made, each in zip(changes, found, strict=True)
+                if made.delete or made.upsert != each.spec
+            ]
+            await apply_in_transactions(transport, changed)
+            return [each.spec.name for each in found]
 
-        return await self._call(work)
+        return await self._call(lambda transport: retried(lambda: work(transport)))
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return run(work, loop=self._transport.loop if self._transport is not None else None)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 from gazette_sdk.errors import EtcdTransactionFailedError, UnauthenticatedError
 from gazette_sdk.journals.options import differences
@@ -14,6 +14,7 @@ from gazette_sdk.protocol.journalspace import shared_prefix
 from gazette_sdk.protocol.labels import NAME, PREFIX, add
 from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.protocol.rpc import ANY_REVISION
+from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import apply_in_batches, apply_journals, list_journals
 
@@ -24,7 +25,13 @@ __all__ = [
     "apply_changes",
     "apply_in_transactions",
     "list_named",
+    "retried",
 ]
+
+T = TypeVar("T")
+
+ATTEMPTS_MAX = 5
+"""Attempts of a change while other processes change the same journals."""
 
 TXN_CHANGES_MAX = 128
 """Changes in one transaction of Etcd, by its default limit of operations."""
@@ -177,6 +184,26 @@ def _applied(change: Change, existing: Existing | None) -> AppliedChange:
         return AppliedChange("applied", change.upsert)
     is_new = change.expect_mod_revision == 0 or (existing is not None and found is None)
     return AppliedChange("created" if is_new else "updated", change.upsert)
+
+
+async def retried(attempt: Callable[[], Awaitable[T]]) -> T:
+    """Make a change again while other processes change the same journals.
+
+    Args:
+        attempt: reads the journals, and applies the change.
+
+    Returns:
+        The result of the first attempt that succeeds.
+
+    Raises:
+        EtcdTransactionFailedError: the last of :data:`ATTEMPTS_MAX` attempts failed, too.
+    """
+    for number in range(ATTEMPTS_MAX - 1):
+        try:
+            return await attempt()
+        except EtcdTransactionFailedError:
+            await pause(number)  # brokers list changes of others after some milliseconds
+    return await attempt()
 
 
 def _refuse_conflicts(changes: Sequence[Change], existing: Existing) -> None:

@@ -17,6 +17,7 @@ from gazette_sdk.journals.changes import (
     Existing,
     apply_in_transactions,
     list_named,
+    retried,
 )
 from gazette_sdk.journals.options import (
     JSON_LINES,
@@ -32,7 +33,7 @@ from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import list_journals, store_health
 
-__all__ = ["ATTEMPTS_MAX", "PARTITIONS_MAX", "TOPIC", "create_journals", "partition_names"]
+__all__ = ["PARTITIONS_MAX", "TOPIC", "create_journals", "partition_names"]
 
 TOPIC = "topic"
 """Label of new journals that selectors use; its value is the name given to ``create``."""
@@ -48,9 +49,6 @@ DEFAULT_STORE = "file:///"
 
 ASSIGNMENT_TIMEOUT_S = 10.0
 """Limit of waiting for brokers to take new journals, which takes some tenths of a second."""
-
-ATTEMPTS_MAX = 5
-"""Attempts of a change while other processes change the same journals."""
 
 
 def partition_names(name: str, partitions: int) -> list[str]:
@@ -91,20 +89,15 @@ async def create_journals(
     names = partition_names(name, partitions)
     check_options(options)
     given = _with_default_labels(name, options)
-    for attempt in range(ATTEMPTS_MAX):
+
+    async def create() -> list[AppliedChange]:
         existing = await list_named(transport, names)
         _refuse_different(existing, given)
         specs = {each: listed.spec for each, listed in existing.items()}
         if len(specs) < len(names):
             base = await _base_spec(transport, existing, given)
             changes = [_creation(each, base, given) for each in names if each not in existing]
-            try:
-                await apply_in_transactions(transport, changes)
-            except EtcdTransactionFailedError:
-                if attempt == ATTEMPTS_MAX - 1:
-                    raise
-                await pause(attempt)  # brokers list changes of others after some milliseconds
-                continue
+            await apply_in_transactions(transport, changes)
             specs |= {change.upsert.name: change.upsert for change in changes}
             if not existing and given.get("replication") is None:
                 specs |= await _limit_replication(transport, names)
@@ -112,7 +105,8 @@ async def create_journals(
             AppliedChange("unchanged" if each in existing else "created", specs[each])
             for each in names
         ]
-    raise AssertionError("unreachable")
+
+    return await retried(create)
 
 
 def _with_default_labels(name: str, options: JournalOptions) -> JournalOptions:

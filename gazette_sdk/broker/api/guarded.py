@@ -156,7 +156,7 @@ _WRITES = frozenset({"Append", "Apply"})
 
 
 class _Record:
-    """What is recorded of one call, as far as it is known."""
+    """Record of one call, as far as it is known."""
 
     __slots__ = ("journal", "status")
 

@@ -16,12 +16,6 @@ KEY = "c2VjcmV0LWtleS1vZi10ZXN0cw=="
 
 
 @pytest.fixture
-def tool(gazctl, cluster):
-    gazctl.environ["BROKER_ADDRESS"] = cluster.address
-    return gazctl
-
-
-@pytest.fixture
 def name():
     return f"apply-{uuid.uuid4().hex[:8]}"
 

@@ -13,12 +13,6 @@ import pytest
 
 
 @pytest.fixture
-def tool(gazctl, cluster):
-    gazctl.environ["BROKER_ADDRESS"] = cluster.address
-    return gazctl
-
-
-@pytest.fixture
 def topic():
     return f"topic-{uuid.uuid4().hex[:8]}"
 

@@ -24,12 +24,6 @@ TIMEOUT_S = 30.0
 
 
 @pytest.fixture
-def tool(gazctl, cluster):
-    gazctl.environ["GAZETTE_ADDRESS"] = cluster.address
-    return gazctl
-
-
-@pytest.fixture
 def topic(tool):
     """A topic of its own, with four journals."""
     name = f"t{uuid.uuid4().hex[:8]}"

@@ -19,12 +19,6 @@ TIMEOUT_S = 30.0
 NOW = datetime.now(UTC)
 
 
-@pytest.fixture
-def tool(gazctl, cluster):
-    gazctl.environ["GAZETTE_ADDRESS"] = cluster.address
-    return gazctl
-
-
 def make(tool, *journals):
     """Journals with names that end in these, by the content types in pairs with them."""
     name = f"t{uuid.uuid4().hex[:8]}"

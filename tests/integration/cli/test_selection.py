@@ -22,12 +22,6 @@ TIMEOUT_S = 30.0
 
 
 @pytest.fixture
-def tool(gazctl, cluster):
-    gazctl.environ["GAZETTE_ADDRESS"] = cluster.address
-    return gazctl
-
-
-@pytest.fixture
 def topic(tool):
     """A topic of its own: two journals of JSON lines, with a message and none."""
     name = f"t{uuid.uuid4().hex[:8]}"

@@ -1,4 +1,4 @@
-"""What `gazette serve` knows of its peers: limits of their calls and connections, the audit log."""
+"""Peers of `gazette serve`: limits of their calls and connections, and the audit log."""
 
 from __future__ import annotations
 
