@@ -273,7 +273,7 @@ def test_many_items_are_placed_in_batches_and_a_lost_race_recovers(etcd, monkeyp
             for first in range(0, count, 100):
                 await apply(client, **{f"item-{n:03}": 1 for n in range(first, first + 100)})
             lone = Member(client, "a", "lone", limit=count + 1)
-            txn, sizes = client.txn, {True: [], False: []}
+            txn, sizes, all_answered = client.txn, {True: [], False: []}, asyncio.Event()
 
             async def racing_txn(compares, operations, *rest):
                 if compares and len(sizes[True]) == 1 and not sizes[False]:
@@ -283,11 +283,15 @@ def test_many_items_are_placed_in_batches_and_a_lost_race_recovers(etcd, monkeyp
                 result = await txn(compares, operations, *rest)
                 if compares:
                     sizes[result.succeeded].append(len(operations))
+                if sum(sizes[True]) == count:
+                    all_answered.set()
                 return result
 
             monkeypatch.setattr(client, "txn", racing_txn)
             await lone.start(marks=False)
             await until(lone, lambda: len(lone.keyspace.all_assignments()) == count)
+            # The watch may show the last batch before its transaction is answered.
+            await asyncio.wait_for(all_answered.wait(), 10)
             # 127 comparisons of members and that of the leader. The second did not succeed, and
             # may fail again until the mirror has the leader's change, too.
             assert sizes[True] == [127, 127, 46]
