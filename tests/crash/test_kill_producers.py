@@ -23,6 +23,7 @@ from support.threads import in_parallel
 KILLS = int(os.environ.get("PRODUCER_KILLS", "200"))
 SEED = int(os.environ.get("PRODUCER_KILLS_SEED", "4"))
 PRODUCERS = ("ada", "bob", "cyd", "dan")
+MORE_KILLS = 5
 CHECKPOINTS_CHECKED = 8
 TIMEOUT_S = 600.0
 
@@ -61,6 +62,17 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         yield cluster
 
 
+def phases_hit(victims: list[Victim], cluster: DevCluster) -> Counter[str]:
+    """Return how many kills fell into each phase."""
+    return sum((phases_of(victim.kills, cluster.address) for victim in victims), Counter())
+
+
+def spared(victims: list[Victim], cluster: DevCluster) -> list[str]:
+    """Return the phases into which no kill fell."""
+    phases = phases_hit(victims, cluster)
+    return [phase for phase in EVERY_PHASE if not phases[phase]]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S)
 def test_what_was_decided_is_seen_once_and_whole_and_nothing_else(
@@ -86,6 +98,10 @@ def test_what_was_decided_is_seen_once_and_whole_and_nothing_else(
         ]
         share = -(-KILLS // len(victims))
         in_parallel([partial(victim.kill_often, share) for victim in victims], TIMEOUT_S)
+        # A phase is short beside a kill's inaccuracy: how many it takes to hit all is chance.
+        while KILLS >= 200 and spared(victims, cluster) and share < KILLS:
+            share += MORE_KILLS
+            in_parallel([partial(victim.kill_often, share) for victim in victims], TIMEOUT_S)
         killed_s = time.monotonic() - begun_at
         in_parallel([partial(victim.finish, 3) for victim in victims])
 
@@ -99,7 +115,7 @@ def test_what_was_decided_is_seen_once_and_whole_and_nothing_else(
         )
         for ring_size in (8192, 16)
     } | {"the reader that followed": follower.delivered}
-    phases = sum((phases_of(victim.kills, cluster.address) for victim in victims), Counter())
+    phases = phases_hit(victims, cluster)
     print(
         f"{phases.total()} kills in {killed_s:.0f} s, {history.decided_count} transactions decided,"
         f" {len(history.acknowledged)} of them acknowledged,"
@@ -119,4 +135,4 @@ def test_what_was_decided_is_seen_once_and_whole_and_nothing_else(
     follower.check_checkpoints(CHECKPOINTS_CHECKED)
     assert phases.total() >= KILLS
     if KILLS >= 200:
-        assert not [phase for phase in EVERY_PHASE if not phases[phase]], "a phase was spared"
+        assert not spared(victims, cluster), "a phase was spared"
