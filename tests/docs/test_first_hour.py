@@ -1,4 +1,4 @@
-"""The first hour of a new user: an empty environment, the built wheel, and the README's lines."""
+"""The first hour of a new user: an empty environment, the built wheel, README and the tutorial."""
 
 from __future__ import annotations
 
@@ -24,6 +24,27 @@ NETWORK = re.compile(r"HOME$|PIP_|SSL_|REQUESTS_|.*_PROXY$", re.IGNORECASE)
 """Settings of the machine that reach its package registry."""
 
 README = ROOT / "README.md"
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+
+RUN_A_PAGE = """
+import os, sys
+from pathlib import Path
+
+import gazette_sdk
+from gazette_sdk.embedded import EmbeddedCluster
+from support.pages import PageRun, blocks_of
+
+assert Path(gazette_sdk.__file__).is_relative_to(sys.prefix), gazette_sdk.__file__
+page, directory = Path(sys.argv[1]), Path.cwd()
+sys.path.insert(0, str(directory))
+with EmbeddedCluster(directory / "cluster") as cluster:
+    os.environ["GAZETTE_ADDRESS"] = cluster.address
+    run = PageRun(page, cluster.address, cluster.etcd_endpoint, directory)
+    for block in blocks_of(page):
+        run.run(block)
+    run.finish()
+"""
+"""Program that runs the blocks of a page with the package of its own environment."""
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +57,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run([sys.executable, "-m", "venv", "--without-pip", str(directory / "venv")], directory)
     python = directory / "venv" / "bin" / "python"
     constraints = str(ROOT / "constraints.txt")
-    wanted = f"{wheel}[embedded]"
-    run([*pip, "--python", str(python), "install", "-q", "-c", constraints, wanted], directory)
+    wanted = [f"{wheel}[embedded]", "pytest"]
+    run([*pip, "--python", str(python), "install", "-q", "-c", constraints, *wanted], directory)
     return python.parent
 
 
@@ -103,3 +124,16 @@ def test_the_readme_works_with_nothing_but_the_wheel(environment: Path, tmp_path
             if "Order(" in printed and begun:
                 assert time.monotonic() - begun < FIRST_READ_MAX_S
     assert re.search(r"orders/part-\d{3} 0 Order\(customer='ada', cents=250", printed)
+
+
+@pytest.mark.timeout(INSTALL_TIMEOUT_S)
+def test_the_tutorial_works_with_nothing_but_the_wheel(environment: Path, tmp_path: Path):
+    settings = {
+        "PATH": f"{environment}{os.pathsep}{os.defpath}",
+        "PYTHONPATH": str(ROOT / "tests"),
+    }
+    program = tmp_path / "run_a_page.py"
+    program.write_text(RUN_A_PAGE, encoding="utf-8")
+    printed = run([str(environment / "python"), str(program), str(TUTORIAL)], tmp_path, **settings)
+    assert "0 new rides" in printed
+    assert "4 passed" in printed
