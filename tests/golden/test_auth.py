@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hmac
 import json
+import math
 import re
 import time
 from collections.abc import Iterator
@@ -130,9 +131,10 @@ def expiry(name: str, recorded_exp: Any, now: float) -> int | None:
     if recorded_exp == "in an hour":
         return int(now) + HOUR_S
     if (ago := re.fullmatch(r"expired (\d) s ago", name)) is not None:
-        return int(now) - int(ago.group(1))
+        # Rounded up: a part of a second that is dropped would be taken from the leeway.
+        return math.ceil(now) - int(ago.group(1))
     if name.endswith("ends with the token"):
-        return int(now) + LIFE_S
+        return math.ceil(now) + LIFE_S
     assert recorded_exp is None
     return None
 
