@@ -168,4 +168,7 @@ def test_a_new_journal_has_the_stored_fragments_of_a_deleted_one(tool, topic):
     assert "reset-head" in refused.stderr
     tool.ok("journals", "reset-head", "-l", f"topic={topic}")
     tool.ok(*append, stdin=b"z")
-    assert tool.ok("journals", "read", "-l", f"topic={topic}").stdout == b"x" * 2000 + b"z"
+    content = tool.ok("journals", "read", "-l", f"topic={topic}").stdout
+    # The last append is stored, too, where the flush interval of ten minutes ended before it was
+    # deleted: such intervals begin at round times of the clock.
+    assert content in {b"x" * 2000 + b"z", b"x" * 2000 + b"yz"}

@@ -18,6 +18,14 @@ fragment: {length: 65536, compression_codec: NONE, stores: ["file:///"], refresh
 OUTAGE_S = 4.0
 
 
+def watches(caplog):
+    return [text for text in caplog.messages if text.startswith("watch of journals")]
+
+
+def have_ended(lines):
+    return len(lines) == 2 * sum("works again" in line for line in lines)
+
+
 def test_a_client_logs_the_begin_and_the_duration_of_an_outage(tmp_path, caplog):
     with DevCluster(tmp_path / "data") as cluster:
         cluster.apply(SPEC)
@@ -33,6 +41,9 @@ def test_a_client_logs_the_begin_and_the_duration_of_an_outage(tmp_path, caplog)
             cluster.start()
             receipt.result(30)
             assert next(messages).message["n"] == 2
+            deadline = time.monotonic() + 30
+            while not have_ended(watches(caplog)) and time.monotonic() < deadline:
+                time.sleep(0.05)  # a watch begins again after its own pause
         reader.close()
         sdk_loop.run(transport.aclose())
     first, last = (text for text in caplog.messages if text.startswith("read of a/journal"))
