@@ -10,7 +10,7 @@ from gazette_sdk.cluster._etcd3 import rpc
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.cluster.membership import Membership
-from gazette_sdk.errors import ConfigurationError, EtcdError, EtcdUnavailableError
+from gazette_sdk.errors import ConfigurationError, EtcdError
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.etcd import run, within
 
@@ -25,7 +25,7 @@ async def etcd_with_a_user(directory):
     await server.start()
     admin = await Etcd.connect(server.endpoint)
     try:
-        auth = (await admin._connector.connection(1)).auth
+        auth = admin._auth
         await auth.UserAdd(rpc.AuthUserAddRequest(name="root", password="r"))
         await auth.UserAdd(rpc.AuthUserAddRequest(name=USER, password=PASSWORD))
         await auth.RoleAdd(rpc.AuthRoleAddRequest(name="root"))
@@ -43,14 +43,6 @@ async def etcd_with_a_user(directory):
         await server.stop()
 
 
-async def first_batch(client, revision):
-    """Watch again where a late renewal of the lease has replaced the connection."""
-    while True:
-        async with aclosing(client.watch(b"/root/", revision)) as batches:
-            with contextlib.suppress(EtcdUnavailableError):
-                return await anext(batches)
-
-
 def test_a_user_with_a_password_reads_writes_watches_and_holds_a_lease(tmp_path):
     async def scenario():
         async with (
@@ -60,8 +52,9 @@ def test_a_user_with_a_password_reads_writes_watches_and_holds_a_lease(tmp_path)
             spec = pb.BrokerSpec(journal_limit=3)
             async with Membership(client, b"/root/members/a#b", ttl_s=TTL_S) as membership:
                 first = await membership.announce(spec)
-                batch = await within(first_batch(client, first))
-                assert batch.events[0].kv.value == spec.SerializeToString()
+                async with aclosing(client.watch(b"/root/", first)) as batches:
+                    batch = await within(anext(batches))
+                    assert batch.events[0].kv.value == spec.SerializeToString()
                 await asyncio.sleep(TTL_S + 1)  # it outlives its time because it is renewed
                 assert (await client.range(b"/root/members/a#b")).entries
             with pytest.raises(EtcdError, match="permission denied"):
@@ -76,7 +69,7 @@ def test_an_expired_token_is_replaced(tmp_path):
             etcd_with_a_user(tmp_path) as address,
             aclosing(await Etcd.connect(address, user=USER, password=PASSWORD)) as client,
         ):
-            client._connector._token = "expired.1"  # as Etcd sees an expired one
+            client._token = "expired.1"  # as Etcd sees an expired one
             assert await client.put(b"/root/a", b"1")
 
     run(scenario())
