@@ -18,12 +18,15 @@ fragment: {length: 65536, compression_codec: NONE, stores: ["file:///"], refresh
 OUTAGE_S = 4.0
 
 
-def watches(caplog):
-    return [text for text in caplog.messages if text.startswith("watch of journals")]
+def lines_of(operation, caplog):
+    """Return the lines of an operation's outages, and those of their ends."""
+    lines = [text for text in caplog.messages if text.startswith(operation)]
+    return lines, [text for text in lines if "works again" in text]
 
 
-def have_ended(lines):
-    return len(lines) == 2 * sum("works again" in line for line in lines)
+def are_watches_back(caplog):
+    lines, ends = lines_of("watch of journals", caplog)
+    return len(lines) == 2 * len(ends)
 
 
 def test_a_client_logs_the_begin_and_the_duration_of_an_outage(tmp_path, caplog):
@@ -42,7 +45,7 @@ def test_a_client_logs_the_begin_and_the_duration_of_an_outage(tmp_path, caplog)
             receipt.result(30)
             assert next(messages).message["n"] == 2
             deadline = time.monotonic() + 30
-            while not have_ended(watches(caplog)) and time.monotonic() < deadline:
+            while not are_watches_back(caplog) and time.monotonic() < deadline:
                 time.sleep(0.05)  # a watch begins again after its own pause
         reader.close()
         sdk_loop.run(transport.aclose())
@@ -53,6 +56,5 @@ def test_a_client_logs_the_begin_and_the_duration_of_an_outage(tmp_path, caplog)
     assert float(duration[1]) >= OUTAGE_S - 0.5
     for operation in ("append to a/journal", "watch of journals"):
         # Each has a begin and an end. Reader and publisher watch one listing each.
-        lines = [text for text in caplog.messages if text.startswith(operation)]
-        ends = [text for text in lines if "works again" in text]
+        lines, ends = lines_of(operation, caplog)
         assert len(lines) == 2 * len(ends) <= 4
