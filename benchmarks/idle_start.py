@@ -43,7 +43,7 @@ async def _serve(data: str, specs: str, journal_count: int, pipe: Connection) ->
                 (found := keyspace.assignments(item.id)) and found[0].value.members
                 for item in list(keyspace.items())
             ):
-                await asyncio.sleep(0.1)
+                await keyspace.wait_for_update()
         pipe.send(cluster.address)
         await asyncio.to_thread(pipe.recv)
 
