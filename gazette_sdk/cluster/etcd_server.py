@@ -2,6 +2,9 @@
 
 The child listens on a free port of the loopback address, stores its files in the given directory,
 and dies with this process, even if that is killed. Two of them cannot run over one directory.
+
+A server is a cluster of one member, unless it is started as one of several members: see
+:class:`~gazette_sdk.cluster.etcd_cluster.EtcdCluster`.
 """
 
 from __future__ import annotations
@@ -17,12 +20,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from gazette_sdk.cluster.etcd_binary import find_etcd
 from gazette_sdk.errors import ConfigurationError, EtcdError
 
-__all__ = ["EtcdServer"]
+__all__ = ["EtcdServer", "Peers", "free_port"]
 
 HEARTBEAT_MS = 20
 """Raft tick. Small, because a single member waits for some ticks before it elects itself."""
@@ -50,6 +54,27 @@ _LAUNCHER = Path(__file__).with_name("_etcd_launcher.py")
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """Members of an Etcd cluster, as each of them knows them.
+
+    Attributes:
+        name: name of this member.
+        urls: name and peer URL of every member.
+        heartbeat_ms: Raft tick.
+        election_ms: election time-out; a new leader is elected after one to two of them.
+    """
+
+    name: str
+    urls: tuple[tuple[str, str], ...]
+    heartbeat_ms: int = HEARTBEAT_MS
+    election_ms: int = ELECTION_MS
+
+
+# A single member has no peers: a unix socket in the data directory listens on no port.
+_ALONE = Peers("embedded", (("embedded", "unix://peer:0"),))
+
+
 class EtcdServer:
     """One etcd process over one data directory.
 
@@ -61,6 +86,7 @@ class EtcdServer:
             etcd over it again, also after this one was killed.
         binary: the etcd to run; by default the one that
             :func:`~gazette_sdk.cluster.etcd_binary.find_etcd` returns.
+        peers: the members of its cluster; by default it is the only one.
         sync_writes: True to sync writes to disk before they are acknowledged. Only tests use
             False.
         start_timeout_s: longest time until etcd is ready.
@@ -72,12 +98,14 @@ class EtcdServer:
         data_dir: Path | str,
         *,
         binary: Path | None = None,
+        peers: Peers = _ALONE,
         sync_writes: bool = True,
         start_timeout_s: float = 30.0,
         stop_timeout_s: float = 10.0,
     ) -> None:
         self.data_dir = Path(data_dir).absolute()
         self._binary = binary
+        self._peers = peers
         self._sync_writes = sync_writes
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
@@ -161,7 +189,7 @@ class EtcdServer:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         for attempt in range(1, PORT_ATTEMPTS + 1):
             # A restarted server uses its earlier port if it can, since its clients use that.
-            port = self._port if self._port and attempt == 1 else _free_port()
+            port = self._port if self._port and attempt == 1 else free_port()
             child, problem = self._launch(binary, port)
             if problem is None:
                 self._port = port
@@ -223,8 +251,8 @@ class EtcdServer:
 
     def _command(self, binary: Path, port: int) -> list[str]:
         client = f"http://127.0.0.1:{port}"
-        # A single member has no peers: a unix socket in the data directory listens on no port.
-        peer = "unix://peer:0"
+        peers = self._peers
+        peer = dict(peers.urls)[peers.name]
         command = [
             sys.executable,
             "-I",
@@ -234,15 +262,15 @@ class EtcdServer:
             str(self._lock_path),
             str(LOCK_TIMEOUT_S),
             str(binary),
-            "--name=embedded",
+            f"--name={peers.name}",
             "--data-dir=data",
             f"--listen-client-urls={client}",
             f"--advertise-client-urls={client}",
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=embedded={peer}",
-            f"--heartbeat-interval={HEARTBEAT_MS}",
-            f"--election-timeout={ELECTION_MS}",
+            "--initial-cluster=" + ",".join(f"{name}={url}" for name, url in peers.urls),
+            f"--heartbeat-interval={peers.heartbeat_ms}",
+            f"--election-timeout={peers.election_ms}",
             "--auto-compaction-mode=revision",
             f"--auto-compaction-retention={HISTORY_REVISIONS}",
             "--log-level=warn",
@@ -348,7 +376,8 @@ class _Child:
             callback(status)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of the loopback address that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
