@@ -18,10 +18,11 @@ import enum
 import hashlib
 import mmap
 import threading
-from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
+
+from gazette_sdk.testing.append_pieces import AppendPiece, AppendPieces, piece_of, sha1_of
 
 __all__ = [
     "Copy",
@@ -37,9 +38,6 @@ Content: TypeAlias = bytes | bytearray | memoryview | mmap.mmap
 _COMPARED_BYTES: Final = 1 << 20
 _READ_BYTES: Final = 1 << 20
 """A reader's content is checked in ranges of this length, of which the checker keeps the sums."""
-
-_KEY_BYTES: Final = 32
-"""Appends whose outcome is unknown are looked up by so many of their first bytes."""
 
 _SHOWN_MAX: Final = 10
 """Number of violations in the text of an error; further ones are counted."""
@@ -135,26 +133,9 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """Append, by its sum.
-
-    Attributes:
-        length: in bytes.
-        sha1: of its content.
-        key: its first bytes, if its content is known.
-        client: who appended it, in words.
-    """
-
-    length: int
-    sha1: bytes
-    key: bytes
-    client: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Append:
     begin: int
-    piece: _Piece
+    piece: AppendPiece
     copies_max: int
 
     @property
@@ -189,8 +170,8 @@ class _Journal:
     """All that is known of a journal."""
 
     acknowledged: list[_Append] = field(default_factory=list)
-    uncertain: list[tuple[_Piece, int]] = field(default_factory=list)
-    rejected: list[_Piece] = field(default_factory=list)
+    uncertain: list[tuple[AppendPiece, int]] = field(default_factory=list)
+    rejected: list[AppendPiece] = field(default_factory=list)
     seen: list[_Seen] = field(default_factory=list)
     reading: dict[str, _Reader] = field(default_factory=dict)
     heads: dict[str, int] = field(default_factory=dict)
@@ -247,9 +228,10 @@ class JournalChecker:
             raise ValueError(f"{len(content)} bytes cannot be acknowledged at [{begin}, {end})")
         if content is None and len(sha1) != 20:
             raise ValueError("give the content, or its SHA-1 sum of 20 bytes")
-        piece = (
-            _Piece(end - begin, sha1, b"", client) if content is None else _piece(content, client)
-        )
+        if content is None:
+            piece = AppendPiece(end - begin, sha1, b"", client)
+        else:
+            piece = piece_of(content, client)
         with self._lock:
             self._of(journal).acknowledged.append(_Append(begin, piece, attempts))
 
@@ -261,12 +243,12 @@ class JournalChecker:
         It may stand in the journal, as a whole, once for each attempt, or not at all.
         """
         with self._lock:
-            self._of(journal).uncertain.append((_piece(content, client), attempts))
+            self._of(journal).uncertain.append((piece_of(content, client), attempts))
 
     def rejected(self, journal: str, content: bytes, *, client: str = "") -> None:
         """Take note of an append that was rolled back, or refused before it had an effect."""
         with self._lock:
-            self._of(journal).rejected.append(_piece(content, client))
+            self._of(journal).rejected.append(piece_of(content, client))
 
     def read(
         self,
@@ -356,8 +338,8 @@ class _Check:
 
     journal: str
     acknowledged: list[_Append]
-    uncertain: list[tuple[_Piece, int]]
-    rejected: list[_Piece]
+    uncertain: list[tuple[AppendPiece, int]]
+    rejected: list[AppendPiece]
     seen: list[_Seen]
     heads: dict[str, int]
     violations: list[Violation] = field(default_factory=list)
@@ -421,7 +403,7 @@ class _Check:
                     f"{_words(append)} was acknowledged, and {whole.source} has "
                     f"[{whole.begin}, {whole.end}) only",
                 )
-            elif _sha1(whole.between(append.begin, append.end)) != append.piece.sha1:
+            elif sha1_of(whole.between(append.begin, append.end)) != append.piece.sha1:
                 self._add(
                     Promise.UNCHANGED,
                     append.begin,
@@ -430,7 +412,7 @@ class _Check:
 
     def check_gaps(self, whole: Copy) -> None:
         """Check that all else consists of whole appends whose outcome is unknown."""
-        allowed, explained = _Pieces(), _Pieces()
+        allowed, explained = AppendPieces(), AppendPieces()
         for piece, attempts in self.uncertain:
             allowed.add(piece, attempts)
             explained.add(piece, 0)
@@ -449,8 +431,8 @@ class _Check:
         self,
         begin: int,
         gap: memoryview,
-        allowed: _Pieces,
-        explained: _Pieces,
+        allowed: AppendPieces,
+        explained: AppendPieces,
         rejected: Collection[tuple[int, bytes]],
     ) -> None:
         """Say what stands in a gap that does not consist of allowed appends."""
@@ -489,7 +471,7 @@ class _Check:
                     f"{words}, and the journal ends at {whole.end}",
                 )
             elif seen.begin >= whole.begin and (
-                _sha1(whole.between(seen.begin, seen.end)) != seen.sha1
+                sha1_of(whole.between(seen.begin, seen.end)) != seen.sha1
             ):
                 self._add(
                     Promise.READ_COMMITTED,
@@ -524,69 +506,6 @@ class _Check:
                 )
 
 
-class _Pieces:
-    """Appends that may stand somewhere, each so many times, by their first bytes."""
-
-    def __init__(self) -> None:
-        self._by_key: dict[bytes, list[_Piece]] = {}
-        self._key_lengths: set[int] = set()
-        self._left: Counter[tuple[int, bytes]] = Counter()
-
-    def add(self, piece: _Piece, count: int) -> None:
-        """Allow an append ``count`` times more."""
-        if not piece.key:
-            return  # it is empty, or only its sum is known
-        if (piece.length, piece.sha1) not in self._left:
-            self._by_key.setdefault(piece.key, []).append(piece)
-            self._key_lengths.add(len(piece.key))
-        self._left[piece.length, piece.sha1] += count
-
-    def take(self, piece: _Piece) -> None:
-        """Use one of an append."""
-        self._left[piece.length, piece.sha1] -= 1
-
-    def starting_at(self, content: memoryview, at: int, *, used_up: bool = False) -> list[_Piece]:
-        """Return the appends whose content begins at a place, the longest one first.
-
-        Args:
-            content: the content.
-            at: the place.
-            used_up: True for those, too, that may not stand there any more.
-        """
-        found = [
-            piece
-            for length in self._key_lengths
-            for piece in self._by_key.get(bytes(content[at : at + length]), ())
-            if at + piece.length <= len(content)
-            and (used_up or self._left[piece.length, piece.sha1] > 0)
-            and _sha1(content[at : at + piece.length]) == piece.sha1
-        ]
-        return sorted(found, key=lambda each: each.length, reverse=True)
-
-    def take_all(self, content: memoryview) -> bool:
-        """Use appends that make up some content, without a rest.
-
-        Returns:
-            False if there are none; then nothing is used.
-        """
-        path: list[tuple[list[_Piece], _Piece]] = []
-        choices = self.starting_at(content, 0) if content else []
-        at = 0
-        while at < len(content):
-            while not choices:
-                if not path:
-                    return False
-                choices, last = path.pop()
-                self._left[last.length, last.sha1] += 1
-                at -= last.length
-            piece, *rest = choices
-            self.take(piece)
-            path.append((rest, piece))
-            at += piece.length
-            choices = self.starting_at(content, at) if at < len(content) else []
-        return True
-
-
 def _gaps(appends: list[_Append], begin: int, end: int) -> Iterable[tuple[int, int]]:
     """Yield the ranges between ``begin`` and ``end`` that no append covers."""
     at = begin
@@ -610,14 +529,6 @@ def _first_difference(one: Copy, other: Copy) -> int | None:
             pairs = zip(left, right, strict=True)
             return at + next(index for index, (a, b) in enumerate(pairs) if a != b)
     return None
-
-
-def _piece(content: bytes, client: str) -> _Piece:
-    return _Piece(len(content), _sha1(content), bytes(content[:_KEY_BYTES]), client)
-
-
-def _sha1(content: bytes | memoryview) -> bytes:
-    return hashlib.sha1(content, usedforsecurity=False).digest()
 
 
 def _words(append: _Append) -> str:
