@@ -41,6 +41,7 @@ from gazette_sdk.errors import (
     GazetteError,
     LeaseLostError,
 )
+from gazette_sdk.local_cluster.names import broker_name
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.journal_spec import desired_replication
@@ -338,7 +339,7 @@ class EmbeddedCluster:
             await keyspace.wait_for_update()
 
     def _make_broker(self, index: int, port: int) -> ServedBroker:
-        suffix = f"broker-{index:03d}"
+        suffix = broker_name(self.data / "spools", index)
         server = Server(host=self._host, port=str(port), local_names_only=is_local_name(self._host))
 
         def configure(endpoint: str) -> BrokerConfig:

@@ -39,12 +39,15 @@ _log = logging.getLogger(__name__)
 PERSIST_TIMEOUT_S = 6 * 3600.0
 """Limit of uploading spools after a drain; supervisors allow six hours (operations section 8)."""
 
+QUIT_GRACE_S = 2.0
+"""Limit of open calls when the broker leaves without a drain."""
+
 DRAIN_NOTICE_S = 10.0
 """A longer drain is logged: usually no other broker can take the journals over."""
 
 
 async def run(invocation: Invocation) -> None:
-    """Serve until SIGTERM or SIGINT, then drain.
+    """Serve until SIGTERM or SIGINT, then drain. After SIGQUIT there is no drain.
 
     Raises:
         GazetteError: the broker cannot start, or has failed, for example by losing its lease.
@@ -77,7 +80,10 @@ async def run(invocation: Invocation) -> None:
         finally:
             reloading.cancel()
             await asyncio.wait([reloading])
-        await broker.stop(persist_timeout_s=PERSIST_TIMEOUT_S)
+        if stop.quits:
+            await broker.stop(grace_s=QUIT_GRACE_S)
+        else:
+            await broker.stop(persist_timeout_s=PERSIST_TIMEOUT_S)
     _log.info("goodbye")
 
 
@@ -190,6 +196,7 @@ async def _until_drained(broker: ServedBroker, stop: StopSignal) -> None:
     """Start the broker, serve until the first signal, and drain."""
     starting: asyncio.Future[Any] = asyncio.ensure_future(broker.start())
     signalled: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
+    quitted: asyncio.Future[Any] = asyncio.ensure_future(stop.wait_to_quit())
     try:
         await asyncio.wait([starting, signalled], return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -200,17 +207,22 @@ async def _until_drained(broker: ServedBroker, stop: StopSignal) -> None:
         _log.info("serving", extra={"endpoint": broker.endpoint, **_identity(broker)})
         ended = broker.broker.ended
         await asyncio.wait([ended, signalled], return_when=asyncio.FIRST_COMPLETED)
-        if not ended.done():
+        if not ended.done() and not stop.quits:
             await broker.broker.drain()
-            await asyncio.wait([ended], timeout=DRAIN_NOTICE_S)
-        if not ended.done():
+            await asyncio.wait(
+                [ended, quitted], timeout=DRAIN_NOTICE_S, return_when=asyncio.FIRST_COMPLETED
+            )
+        if not ended.done() and not stop.quits:
             _log.warning(
                 "still serving: other brokers with room must take over its journals before it "
                 "can leave",
                 extra=_identity(broker),
             )
+        await asyncio.wait([ended, quitted], return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            return
         try:
-            await asyncio.shield(ended)
+            await ended
         except LeaseLostError as error:
             raise LeaseLostError(
                 f"{error}; this broker is no member of its cluster any more, and other brokers "
@@ -219,7 +231,8 @@ async def _until_drained(broker: ServedBroker, stop: StopSignal) -> None:
     finally:
         starting.cancel()
         signalled.cancel()
-        await asyncio.wait([starting, signalled])
+        quitted.cancel()
+        await asyncio.wait([starting, signalled, quitted])
 
 
 def _identity(broker: ServedBroker) -> dict[str, str]:

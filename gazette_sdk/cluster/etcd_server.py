@@ -3,8 +3,7 @@
 The child listens on a free port of the loopback address, stores its files in the given directory,
 and dies with this process, even if that is killed. Two of them cannot run over one directory.
 
-A server is a cluster of one member, unless it is started as one of several members: see
-:class:`~gazette_sdk.cluster.etcd_cluster.EtcdCluster`.
+A server is a cluster of one member, unless it is started as one of several members.
 """
 
 from __future__ import annotations
@@ -14,15 +13,12 @@ import logging
 import os
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from gazette_sdk.cluster.child_process import ENDED, ChildProcess
 from gazette_sdk.cluster.etcd_binary import find_etcd
 from gazette_sdk.errors import ConfigurationError, EtcdError
 
@@ -40,16 +36,11 @@ HISTORY_REVISIONS = 50_000
 It is a number and not a time: a cluster that was stopped for a month keeps its last history.
 """
 
-LOCK_TIMEOUT_S = 5
-"""Longest wait for the lock of a killed predecessor; after that the directory is in use."""
-
 PORT_ATTEMPTS = 5
 """Number of attempts to start: another process may take a port that was free before."""
 
 LOG_TAIL_LINES = 5
 """Number of lines of etcd's own log in an error."""
-
-_LAUNCHER = Path(__file__).with_name("_etcd_launcher.py")
 
 _log = logging.getLogger(__name__)
 
@@ -91,6 +82,7 @@ class EtcdServer:
             False.
         start_timeout_s: longest time until etcd is ready.
         stop_timeout_s: longest time from SIGTERM to etcd's end, before it is killed.
+        port: port to serve on if it is free; 0 for any free one.
     """
 
     def __init__(
@@ -102,6 +94,7 @@ class EtcdServer:
         sync_writes: bool = True,
         start_timeout_s: float = 30.0,
         stop_timeout_s: float = 10.0,
+        port: int = 0,
     ) -> None:
         self.data_dir = Path(data_dir).absolute()
         self._binary = binary
@@ -109,8 +102,8 @@ class EtcdServer:
         self._sync_writes = sync_writes
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
-        self._port = 0
-        self._child: _Child | None = None
+        self._port = port
+        self._child: ChildProcess | None = None
 
     @property
     def endpoint(self) -> str:
@@ -210,17 +203,28 @@ class EtcdServer:
             child.kill()
             child.join(self._stop_timeout_s)
 
-    def _launch(self, binary: Path, port: int) -> tuple[_Child, str | None]:
+    def _launch(self, binary: Path, port: int) -> tuple[ChildProcess, str | None]:
         """Start one child, wait until it is ready, and return it with its failure, if any."""
         log_path = self.data_dir / "etcd.log"
+        log_path.write_bytes(b"")
         with tempfile.TemporaryDirectory(prefix="gazette-etcd-") as folder:
             # etcd implements systemd's protocol: it sends one datagram when it is ready. The
             # child's thread sends another one when the child has ended: one wait receives both.
             notify_path = f"{folder}/notify"
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
                 notify.bind(notify_path)
-                child = _Child(
-                    self._command(binary, port), self.data_dir, log_path, notify_path=notify_path
+                child = ChildProcess(
+                    self._command(binary, port),
+                    self.data_dir,
+                    lock_path=self._lock_path,
+                    log_path=log_path,
+                    # etcd reads ETCD_* as flags, but ETCD_ADDRESS and ETCD_PREFIX are settings of
+                    # this SDK.
+                    environment={
+                        **{k: v for k, v in os.environ.items() if not k.startswith("ETCD_")},
+                        "NOTIFY_SOCKET": notify_path,
+                    },
+                    notify_path=notify_path,
                 )
                 self._child = child
                 deadline = time.monotonic() + self._start_timeout_s
@@ -236,7 +240,7 @@ class EtcdServer:
                         )
                     if b"READY=1" in message:
                         return child, None
-                    if message == _ENDED:
+                    if message == ENDED:
                         break
         if child.status == -signal.SIGALRM:
             raise ConfigurationError(
@@ -254,13 +258,6 @@ class EtcdServer:
         peers = self._peers
         peer = dict(peers.urls)[peers.name]
         command = [
-            sys.executable,
-            "-I",
-            "-S",
-            str(_LAUNCHER),
-            str(os.getpid()),
-            str(self._lock_path),
-            str(LOCK_TIMEOUT_S),
             str(binary),
             f"--name={peers.name}",
             "--data-dir=data",
@@ -279,101 +276,6 @@ class EtcdServer:
         if not self._sync_writes:
             command.append("--unsafe-no-fsync")
         return command
-
-
-_ENDED = b"GAZETTE_ETCD_ENDED"
-
-_EndCallback = Callable[[int], None]
-
-
-class _Child:
-    """The etcd process and the thread that started it.
-
-    For the kernel the parent of a child is the *thread* that started it, and the child is killed
-    when that thread ends; so the thread waits for the child.
-    """
-
-    def __init__(
-        self, command: list[str], directory: Path, log_path: Path, *, notify_path: str
-    ) -> None:
-        self.status: int | None = None
-        self._lock = threading.Lock()
-        self._callbacks: list[_EndCallback] = []
-        self._process: subprocess.Popen[bytes] | None = None
-        self._started = threading.Event()
-        self._failure: OSError | None = None
-        self._thread = threading.Thread(
-            target=self._run,
-            args=(command, directory, log_path, notify_path),
-            name="gazette-etcd",
-            daemon=True,
-        )
-        self._thread.start()
-        self._started.wait()
-        if self._failure is not None:
-            raise EtcdError(f"etcd could not be started: {self._failure}")
-
-    def _run(self, command: list[str], directory: Path, log_path: Path, notify_path: str) -> None:
-        # etcd reads ETCD_* as flags, but ETCD_ADDRESS and ETCD_PREFIX are settings of this SDK.
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("ETCD_")}
-        environment["NOTIFY_SOCKET"] = notify_path
-        try:
-            with log_path.open("wb") as log:
-                process = subprocess.Popen(  # noqa: S603 -- our own command line
-                    command,
-                    cwd=directory,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    # Ctrl-C in a terminal must not reach etcd: it stops after its users.
-                    start_new_session=True,
-                )
-        except OSError as error:
-            self._failure = error
-            self._started.set()
-            return
-        self._process = process
-        self._started.set()
-        status = process.wait()
-        with self._lock:
-            self.status = status
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            callback(status)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
-            # After the start the socket is closed.
-            if notify.connect_ex(notify_path) == 0:
-                notify.send(_ENDED)
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def is_running(self) -> bool:
-        return self.status is None
-
-    def signal(self, number: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-
-    def join(self, timeout_s: float) -> bool:
-        self._thread.join(timeout_s)
-        return not self._thread.is_alive()
-
-    def call_when_ended(self, callback: _EndCallback) -> None:
-        """Call back from the child's thread with the exit status; at once if it has ended."""
-        with self._lock:
-            status = self.status
-            if status is None:
-                self._callbacks.append(callback)
-        if status is not None:
-            callback(status)
 
 
 def free_port() -> int:

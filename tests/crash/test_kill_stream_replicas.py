@@ -29,10 +29,8 @@ from gazette_sdk.cluster.broker_keys import BrokerKeySpace, is_consistent
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.stream_calls import NOT_RUN
 from gazette_sdk.protocol.stream_frames import CONTENT_BYTES_MAX
-from support.etcd import EtcdFixture, etcd, etcd_server, run
+from support.etcd import EtcdFixture, run
 from support.raw_stream import RawStream, append_frames, head_of
-
-__all__ = ["etcd", "etcd_server"]
 
 KILLS = int(os.environ.get("GAZETTE_KILLS", "6"))
 BROKERS = ("broker-1", "broker-2", "broker-3")

@@ -15,10 +15,8 @@ import pytest
 
 from gazette_sdk.cli.failure import explain
 from gazette_sdk.cluster.etcd_binary import SAFE_VERSION
-from support.etcd import etcd, etcd_server, run
+from support.etcd import run
 from support.tools import read_until, start_tool
-
-__all__ = ["etcd", "etcd_server"]
 
 GAZETTE = "gazette_sdk.cli.gazette"
 GAZCTL = "gazette_sdk.cli.gazctl"

@@ -24,9 +24,6 @@ from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.listing import apply_journals, list_journals
 from integration.cli.test_processes import TIMEOUT_S, serve, served_at
 from support.brokers import journal_spec
-from support.etcd import etcd, etcd_server
-
-__all__ = ["etcd", "etcd_server"]
 
 KEY = base64.b64encode(b"a secret of this cluster, long enough").decode()
 WIRES = ("grpc", "stream")

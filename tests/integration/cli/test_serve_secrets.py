@@ -16,9 +16,6 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
 from integration.cli.test_processes import TIMEOUT_S, serve, served_at
 from support import certificates
-from support.etcd import etcd, etcd_server
-
-__all__ = ["etcd", "etcd_server"]
 
 OLD, NEW = (base64.b64encode(text * 4).decode() for text in (b"old-key ", b"new-key "))
 

@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 
-from gazette_sdk.cluster import etcd_server as module
+from gazette_sdk.cluster import child_process
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.errors import ConfigurationError, EtcdError
@@ -97,7 +97,7 @@ def test_it_dies_with_a_parent_that_is_killed_and_its_directory_is_free_again(tm
 
 
 def test_a_directory_in_use_is_refused_and_its_user_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "LOCK_TIMEOUT_S", 1)
+    monkeypatch.setattr(child_process, "LOCK_TIMEOUT_S", 1)
     first, second = EtcdServer(tmp_path, sync_writes=False), EtcdServer(tmp_path)
     first.start_blocking()
     try:

@@ -25,7 +25,7 @@ def test_a_full_disk_of_spools_refuses_appends_and_loses_nothing(disk, tmp_path,
         try:
             with within(10), pytest.raises(GazetteError) as caught:
                 writer.append(LARGE)
-            assert f"of {name} in {data / 'spools' / 'broker-000'}" in str(caught.value)
+            assert f"of {name} in {data / 'spools' / 'broker-0'}" in str(caught.value)
             assert "append again (nothing acknowledged is lost)" in str(caught.value)
             if disk.is_mounted:
                 assert "free some space there" in str(caught.value)

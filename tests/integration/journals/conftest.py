@@ -8,9 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from gazette_sdk.embedded import EmbeddedCluster
-from support.etcd import etcd, etcd_server
-
-__all__ = ["etcd", "etcd_server"]
 
 
 @pytest.fixture(scope="module")

@@ -1,14 +1,14 @@
-"""Launcher of an embedded etcd: it locks the data directory and replaces itself by etcd.
+"""Launcher of a child process: it takes a lock and replaces itself by the child's program.
 
-:mod:`gazette_sdk.cluster.etcd_server` runs it as a program, with plain ``python -I -S``, so that no
-code runs between fork and exec of a process that may have threads. It
+:mod:`gazette_sdk.cluster.child_process` runs it as a program, with plain ``python -I -S``, so that
+no code runs between fork and exec of a process that may have threads. It
 
 1. configures the kernel to kill it when its parent dies (Linux), which survives the exec,
-2. locks the data directory; the lock lives as long as etcd,
-3. replaces itself by etcd.
+2. takes the lock, for example of a data directory; it is held as long as the program runs,
+3. replaces itself by the program.
 
 Arguments: pid of the parent, path of the lock file, seconds to wait for the lock, then the
-command line of etcd. It ends by SIGALRM if another process keeps the lock.
+command line of the program. It ends by SIGALRM if another process keeps the lock.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Lock the data directory, then exec etcd."""
+    """Take the lock, then exec the program."""
     parent, lock_path, lock_timeout_s = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     command = sys.argv[4:]
     if sys.platform == "linux":

@@ -1,0 +1,435 @@
+"""Local cluster: Etcd, brokers in processes of their own, and a fragment store in files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gazette_sdk.cluster.broker_keys import BrokerKeySpace, is_consistent
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.errors import (
+    ClosedError,
+    ConfigurationError,
+    GazetteError,
+    LeaseLostError,
+)
+from gazette_sdk.local_cluster.broker import BrokerOptions, BrokerState, LocalBroker
+from gazette_sdk.local_cluster.etcd_members import EtcdMembers
+from gazette_sdk.local_cluster.names import broker_name
+from gazette_sdk.local_cluster.ports import reserve_port
+from gazette_sdk.local_cluster.view import wait_until
+from gazette_sdk.protocol import journalspace
+from gazette_sdk.protocol.journal_spec import desired_replication
+from gazette_sdk.transport import connect
+from gazette_sdk.transport import loop as sdk_loop
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.listing import apply_in_batches
+
+__all__ = ["LocalCluster"]
+
+READY_TIMEOUT_S = 60.0
+"""Default limit of waiting for all journals."""
+
+ETCD_TXN_CHANGES = 100
+"""Changes per Etcd transaction, whose default limit is 128 operations."""
+
+STORE = "store"
+"""Directory of the store that can fail, below the file root."""
+
+_log = logging.getLogger(__name__)
+
+
+class LocalCluster:
+    """Etcd and ``gazette serve`` processes on loopback, over one directory.
+
+    A second start with the same directory continues with its data, also after ``kill -9``. All
+    methods block, and may be called from any thread except that of the SDK's event loop:
+    asynchronous code uses ``async with``, and calls methods by :func:`asyncio.to_thread`.
+
+    Args:
+        data: directory of all data: ``etcd/``, ``fragments/`` (the root of ``file://`` stores),
+            ``spools/`` with one directory for each broker, and ``locks/``.
+        brokers: number of brokers, with the ids ``broker-0`` and so on.
+        zones: names of zones, which are given to the brokers in turn; or how many: ``a``, ``b``
+            and so on. One zone is ``local``.
+        etcd_members: number of members of Etcd.
+        port: port of the first broker; 0 for a free one.
+        lease_ttl_s: lifetime of the brokers' leases in Etcd, in seconds, at least 1.
+        sync_etcd: False if Etcd need not force its writes to disk, for tests with temporary data.
+        log_level: least level of the brokers' log records.
+        log_format: their format.
+        logs: directory of their log files; None to share the output of this process.
+        restarts: True to start a broker again if it ends by itself, for example without its lease.
+        arguments: further arguments of each ``gazette serve``.
+
+    Attributes:
+        data: directory of all data.
+        brokers: the brokers.
+        etcd: Etcd.
+        store: URL of a fragment store that :meth:`fail_store` makes unusable.
+
+    Raises:
+        ConfigurationError: a number is wrong.
+    """
+
+    store = f"file:///{STORE}/"
+
+    def __init__(
+        self,
+        data: Path | str,
+        *,
+        brokers: int = 3,
+        zones: int | Sequence[str] = 1,
+        etcd_members: int = 1,
+        port: int = 0,
+        lease_ttl_s: float = 20.0,
+        sync_etcd: bool = True,
+        log_level: str = "warn",
+        log_format: str = "text",
+        logs: Path | None = None,
+        restarts: bool = False,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        if brokers < 1:
+            raise ConfigurationError(f"a cluster needs at least one broker, not {brokers}")
+        names = _zone_names(zones)
+        self.data = Path(data).absolute()
+        self.etcd = EtcdMembers(self.data / "etcd", etcd_members, sync_writes=sync_etcd)
+        self._restarts = restarts
+        self._is_stopping = False
+        self._failure: GazetteError | None = None
+        self._failed = threading.Event()
+        self._supervisors: list[threading.Thread] = []
+        self._logs = logs
+        spools = self.data / "spools"
+        self.brokers: list[LocalBroker] = []
+        for index in range(brokers):
+            name = broker_name(spools, index)
+            options = BrokerOptions(
+                etcd=self._etcd_endpoint_of(index),
+                file_root=self.fragments,
+                lease_ttl_s=lease_ttl_s,
+                log_level=log_level,
+                log_format=log_format,
+                logs=logs,
+                locks=self.data / "locks",
+                arguments=tuple(arguments),
+            )
+            its_port = port if index == 0 and port else reserve_port()
+            zone = names[index % len(names)]
+            self.brokers.append(LocalBroker(name, zone, its_port, spools / name, options))
+
+    @property
+    def fragments(self) -> Path:
+        """Directory of stored fragments, the root of ``file://`` stores."""
+        return self.data / "fragments"
+
+    @property
+    def address(self) -> str:
+        """URL of the first broker that runs.
+
+        Raises:
+            ClosedError: none runs.
+        """
+        return self.addresses[0]
+
+    @property
+    def addresses(self) -> list[str]:
+        """URLs of the brokers that run.
+
+        Raises:
+            ClosedError: none runs.
+        """
+        found = [each.address for each in self.brokers if each.state is BrokerState.RUNNING]
+        if not found:
+            raise ClosedError("no broker of the local cluster runs; start one first")
+        return found
+
+    @property
+    def etcd_endpoint(self) -> str:
+        """URL of a member of Etcd that runs."""
+        return self.etcd.endpoint()
+
+    def broker(self, name: str) -> LocalBroker:
+        """Return a broker by its id.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        for each in self.brokers:
+            if each.name == name:
+                return each
+        names = ", ".join(each.name for each in self.brokers)
+        raise ConfigurationError(f"there is no broker {name!r}; the cluster has {names}")
+
+    # -------------------------------------------------------- start and stop
+
+    def start(self) -> Self:
+        """Start Etcd and all brokers. After an error everything is stopped again.
+
+        Raises:
+            ConfigurationError: the directory is in use, or no etcd was found.
+            GazetteError: the start failed.
+            TimeoutError: a broker does not serve in time.
+        """
+        self._is_stopping = False
+        for directory in (self.fragments / STORE, self.data / "locks", self._logs):
+            if directory is not None:
+                directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self.etcd.start()
+            # This process holds the lock of Etcd's directory, and brokers die with the process
+            # that started them: all holders of leases are dead.
+            sdk_loop.run(_revoke_leases(self.etcd.endpoint()), READY_TIMEOUT_S)
+            self._in_parallel(self.start_broker, self.brokers)
+        except BaseException:
+            self.stop(0)
+            raise
+        return self
+
+    def start_broker(
+        self, broker: LocalBroker, *, name: str = "", empty_disk: bool = False
+    ) -> None:
+        """Start a broker, and start it again when it ends by itself if the cluster does so.
+
+        See :meth:`LocalBroker.start`.
+        """
+        broker.start(name=name, empty_disk=empty_disk)
+        if self._restarts:
+            # From a thread of its own: the caller of the callback is the thread of the child.
+            broker.call_when_ended(lambda status: self._supervise(broker, status))
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """End all brokers, then Etcd. Calling it again does nothing.
+
+        Args:
+            timeout_s: longest time for storing spools; 0 to kill the brokers at once. What is not
+                stored stays in ``spools/``, and the next start continues with it.
+        """
+        self._is_stopping = True
+        self.heal_store()
+        try:
+            self._in_parallel(lambda broker: broker.stop(timeout_s), self.brokers)
+            while self._supervisors:
+                self._supervisors.pop().join()
+            for broker in self.brokers:  # one may have been started again meanwhile
+                broker.stop()
+        finally:
+            self.etcd.stop()
+            self._failed.set()
+
+    def wait_for_failure(self) -> None:
+        """Wait until the cluster is stopped.
+
+        Raises:
+            GazetteError: a broker could not be started again.
+        """
+        self._failed.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    # -------------------------------------------------------------- journals
+
+    def apply(self, specs: str, *, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Create or change journals by a YAML document, and wait until all have their replicas.
+
+        Without ``revision``, a change matches any revision.
+
+        Args:
+            specs: YAML as for ``gazctl journals apply``.
+            timeout_s: longest time of the wait.
+
+        Raises:
+            ValidationError: the document or a journal in it is malformed.
+            TimeoutError: a journal requires more brokers than there are.
+        """
+        root = journalspace.parse(specs)
+        journalspace.push_down(root)
+        request = journalspace.to_apply_request(root)
+        for change in request.changes:
+            if not change.expect_mod_revision:
+                change.expect_mod_revision = -1
+
+        async def send() -> None:
+            async with aclosing(self.connect()) as transport:
+                await apply_in_batches(transport, request, ETCD_TXN_CHANGES)
+
+        sdk_loop.run(send(), timeout_s)
+        names = [change.upsert.name for change in request.changes]
+        self._wait(lambda keyspace: self._unready(keyspace, names), timeout_s)
+
+    def connect(self) -> Transport:
+        """Return a new transport to the first broker that runs. Close it when it is not used."""
+        return connect(self.address)
+
+    def wait_until_ready(self, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Wait until the members are the brokers that run, and all journals have their replicas.
+
+        While fewer brokers run than a journal wants, it needs a replica on each of them.
+
+        Raises:
+            TimeoutError: they are not in time. The text names what is missing.
+        """
+        self._wait(self._unready, timeout_s)
+
+    # ---------------------------------------------------------------- faults
+
+    def fail_store(self) -> None:
+        """Make the store :attr:`store` unusable: writes, reads and listings fail.
+
+        Other stores below ``fragments`` are not affected.
+        """
+        store = self.fragments / STORE
+        if not store.is_symlink():
+            store.rename(self._healthy_store)
+            # A link to itself. A missing directory would be listed as an empty one.
+            store.symlink_to(STORE)
+
+    def heal_store(self) -> None:
+        """Make the store usable again, with all its content."""
+        store = self.fragments / STORE
+        if store.is_symlink():
+            store.unlink()
+            self._healthy_store.rename(store)
+
+    def kill_etcd(self, index: int) -> None:
+        """End a member of Etcd with SIGKILL."""
+        self.etcd.kill(index)
+
+    def start_etcd(self, index: int) -> None:
+        """Start a member of Etcd again."""
+        self.etcd.start_member(index)
+
+    # --------------------------------------------------------------- contexts
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.__enter__)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self.__exit__, kind, error, traceback)
+
+    # ----------------------------------------------------------------- inside
+
+    @property
+    def _healthy_store(self) -> Path:
+        return self.fragments / f"{STORE}.unreachable"
+
+    def _etcd_endpoint_of(self, index: int) -> Callable[[], str]:
+        return lambda: self.etcd.endpoint(index % len(self.etcd))
+
+    def _in_parallel(
+        self, call: Callable[[LocalBroker], None], brokers: Iterable[LocalBroker]
+    ) -> None:
+        with ThreadPoolExecutor(len(self.brokers)) as pool:
+            list(pool.map(call, brokers))
+
+    def _wait(self, unready: Callable[[BrokerKeySpace], str], timeout_s: float) -> None:
+        missing = "Etcd does not answer"
+
+        def condition(keyspace: BrokerKeySpace) -> bool:
+            nonlocal missing
+            missing = unready(keyspace)
+            return not missing
+
+        try:
+            sdk_loop.run(wait_until(self.etcd.endpoint, condition), timeout_s)
+        except TimeoutError:
+            raise TimeoutError(
+                f"the local cluster is not ready after {timeout_s:g} s: {missing}"
+            ) from None
+
+    def _unready(self, keyspace: BrokerKeySpace, journals: Iterable[str] | None = None) -> str:
+        """Return what is not ready, empty for nothing."""
+        wanted = {
+            (each.zone, each.name)
+            for each in self.brokers
+            if each.state in {BrokerState.STARTING, BrokerState.RUNNING}
+        }
+        members = {(entry.zone, entry.suffix) for entry in keyspace.members()}
+        if members != wanted:
+            return f"its members are {_listed(members)}, and {_listed(wanted)} run"
+        for name in [entry.id for entry in keyspace.items()] if journals is None else journals:
+            item = keyspace.item(name)
+            if item is None:
+                return f"{name} does not exist"
+            assignments = keyspace.assignments(name)
+            replicas = min(desired_replication(item.value), len(wanted))
+            if len(assignments) != replicas:
+                return f"{name} has {len(assignments)} of {replicas} replicas"
+            if not is_consistent(assignments):
+                return f"{name} has replicas that have not synchronised"
+        return ""
+
+    def _supervise(self, broker: LocalBroker, status: int) -> None:
+        """Start a broker again if it was not ended on purpose."""
+        if self._is_stopping or not broker.ends_by_itself:
+            return
+        thread = threading.Thread(
+            target=self._restart, args=(broker, status), name=f"restart {broker.name}"
+        )
+        self._supervisors.append(thread)
+        thread.start()
+
+    def _restart(self, broker: LocalBroker, status: int) -> None:
+        _log.warning(
+            "%s joins the cluster again: its process ended with status %d. A pause of it or of "
+            "etcd for longer than the lease causes this",
+            broker.name,
+            status,
+        )
+        try:
+            self.start_broker(broker)
+        except (GazetteError, TimeoutError) as error:
+            if self._is_stopping:
+                return
+            self._failure = GazetteError(
+                f"{broker.name} cannot join the cluster again: {error}; start the cluster again: "
+                "it continues with its data"
+            )
+            self._failed.set()
+
+
+def _zone_names(zones: int | Sequence[str]) -> list[str]:
+    if isinstance(zones, int):
+        if not 1 <= zones <= 26:
+            raise ConfigurationError(f"a cluster has 1 to 26 zones, not {zones}")
+        return ["local"] if zones == 1 else [chr(ord("a") + index) for index in range(zones)]
+    if isinstance(zones, str) or not zones or not all(zones):
+        raise ConfigurationError("zones are a number, or a list of names: zones=['a', 'b']")
+    return list(zones)
+
+
+def _listed(members: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{zone}/{name}" for zone, name in sorted(members)) or "none"
+
+
+async def _revoke_leases(endpoint: str) -> None:
+    """Revoke all leases, whose holders are dead."""
+    async with aclosing(await Etcd.connect(endpoint)) as etcd:
+        for lease in await etcd.leases():
+            with suppress(LeaseLostError):  # it has just expired
+                await etcd.revoke(lease)

@@ -1,0 +1,91 @@
+"""Cluster of real processes, for tests of what happens when brokers die.
+
+::
+
+    with gazette_cluster(3, zones=2) as cluster:
+        cluster.apply(JOURNALS)
+        cluster.broker("broker-1").kill()
+        ...
+        cluster.broker("broker-1").start()
+        cluster.wait_until_ready()
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from gazette_sdk.local_cluster import LocalCluster
+
+__all__ = ["TemporaryCluster", "gazette_cluster"]
+
+LEASE_TTL_S = 5.0
+"""Default lifetime of leases, short for tests of lost leases."""
+
+
+class TemporaryCluster(LocalCluster):
+    """A :class:`~gazette_sdk.local_cluster.LocalCluster` whose end is quick, whatever happened.
+
+    Brokers are killed at the end. A temporary directory is deleted then; after an exception it is
+    kept with its logs, and the exception names it.
+    """
+
+    _is_temporary = False
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Kill everything."""
+        try:
+            self.stop(0)
+        finally:
+            if error is not None:
+                error.add_note(f"the logs of the brokers are in {self.data / 'logs'}")
+            elif self._is_temporary:
+                shutil.rmtree(self.data, ignore_errors=True)
+
+
+def gazette_cluster(
+    brokers: int = 3,
+    *,
+    zones: int | Sequence[str] = 1,
+    etcd_members: int = 1,
+    lease_ttl_s: float = LEASE_TTL_S,
+    data: Path | str | None = None,
+    log_level: str = "info",
+    arguments: Sequence[str] = (),
+) -> TemporaryCluster:
+    """Return a cluster of ``gazette serve`` processes, to be used by ``with`` or ``async with``.
+
+    Args:
+        brokers: number of brokers, with the ids ``broker-0`` and so on.
+        zones: names of zones, which are given to the brokers in turn; or how many.
+        etcd_members: number of members of Etcd.
+        lease_ttl_s: lifetime of the brokers' leases in Etcd, in seconds, at least 1.
+        data: directory of all data; by default a temporary one.
+        log_level: least level of the brokers' log records, which are in ``logs`` below the data.
+        arguments: further arguments of each ``gazette serve``.
+
+    Raises:
+        ConfigurationError: a number is wrong.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="gazette-cluster-") if data is None else data)
+    cluster = TemporaryCluster(
+        directory,
+        brokers=brokers,
+        zones=zones,
+        etcd_members=etcd_members,
+        lease_ttl_s=lease_ttl_s,
+        sync_etcd=False,  # the directory is deleted afterwards
+        log_level=log_level,
+        logs=directory.absolute() / "logs",
+        arguments=arguments,
+    )
+    cluster._is_temporary = data is None  # noqa: SLF001 - this module's own class
+    return cluster

@@ -1,3 +1,0 @@
-from support.etcd import etcd, etcd_server
-
-__all__ = ["etcd", "etcd_server"]
