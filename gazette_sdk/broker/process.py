@@ -28,7 +28,7 @@ from gazette_sdk.broker.fragments.refresh import refresh_index
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.read import ReadServer
 from gazette_sdk.broker.recovery.etcd_history import EtcdHistory
-from gazette_sdk.broker.recovery.peer_inventory import PeerInventory
+from gazette_sdk.broker.recovery.peer_inventory import ANSWER_TIMEOUT_S, PeerInventory
 from gazette_sdk.broker.recovery.quarantine import Quarantine
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.resolver import Resolver
@@ -165,7 +165,7 @@ class Broker:
 
         recovered = await asyncio.to_thread(spools.recover, self.keyspace.header.cluster_id)
         await asyncio.to_thread(spools.sweep, self._exists)
-        self._history = EtcdHistory(spools, self.keyspace, self._id)
+        self._history = EtcdHistory(spools, self.keyspace, self._id, config.max_replication)
         await self._history.check(self._etcd)
         self._compose(self._etcd, self._stores, spools, self._history, recovered)
         self._run("watch", self.keyspace.watch(self._etcd, delay_s=config.watch_delay_s))
@@ -246,7 +246,7 @@ class Broker:
 
         # The history is the first observer: heads are checked before replicas are made of them.
         self.keyspace.observers.append(history.observe)
-        self.resolver = Resolver(self.keyspace, self._id, make_replica)
+        self.resolver = Resolver(self.keyspace, self._id, make_replica, history.is_continued)
         appends = Appends(
             resolver=self.resolver,
             etcd=etcd,
@@ -282,11 +282,13 @@ class Broker:
                 local=InProcessTransport(self.service, self.authority),
                 stores=stores,
                 max_replication=config.max_replication,
+                answer_timeout_s=min(ANSWER_TIMEOUT_S, config.lease_ttl_s / 2),
             ),
             # No peer may have it: it is uploaded at once, like a primary's.
             upload=lambda spool: self.persister.complete(replace(spool, primary=True)),
             replica_of=self._replica_of,
         )
+        self.keyspace.observers.append(lambda: self._quarantine.observe(self.keyspace.changes))
         self._is_composed = True
         self.resolver.refresh()
 

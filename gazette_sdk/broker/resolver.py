@@ -81,6 +81,8 @@ class Resolver:
         local_id: this broker.
         make_replica: makes the replica of a journal that was assigned to us, from the journal
             and our replica of it that is still shutting down, if there is one.
+        is_continued: returns True if a journal has a synchronized route without this broker; by
+            default every route counts.
     """
 
     def __init__(
@@ -88,10 +90,12 @@ class Resolver:
         keyspace: BrokerKeySpace,
         local_id: pb.ProcessSpec.ID,
         make_replica: Callable[[JournalEntry, Replica | None], Replica],
+        is_continued: Callable[[str], bool] | None = None,
     ) -> None:
         self._keyspace = keyspace
         self._local_id = local_id
         self._make_replica = make_replica
+        self._is_continued = is_continued or self._has_route_without_us
         self._replicas: dict[str, Replica] = {}
         self._ending: dict[asyncio.Task[None], Replica] = {}
         self._stopped = False
@@ -216,7 +220,7 @@ class Resolver:
         """Return True if we have another replica of a journal than the one that shuts down."""
         return journal in self._replicas
 
-    def _is_continued(self, journal: str) -> bool:
+    def _has_route_without_us(self, journal: str) -> bool:
         """Return True if the journal has a synchronized route without this broker."""
         return any(
             is_route_without(entry.value, self._local_id)

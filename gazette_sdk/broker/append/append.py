@@ -295,6 +295,10 @@ class _Append:
         assert replica is not None
         if replica.settled is resolution:
             return Input.AGREED
+        if self._judge_replicas() is Input.TOO_FEW:
+            # Members that are away may have more bytes than these: to them, a route without them
+            # would mean that the journal went on.
+            return Input.TOO_FEW
         written = await write_route(self._shared.etcd, resolution)
         if written is None:
             replica.settled = resolution
@@ -304,16 +308,9 @@ class _Append:
 
     async def _await_replicas(self) -> Input:
         resolution, replica = self._resolution, self._held
-        assert resolution.spec is not None
-        given = judge_replicas(
-            len(resolution.assignments),
-            desired_replication(resolution.spec, self._shared.max_replication),
-            is_local=resolution.is_local,
-        )
+        given = self._judge_replicas()
         if given is Input.LATER:
             self._read_through = resolution.revision + 1
-        elif given is Input.TOO_FEW:
-            self._status = pb.INSUFFICIENT_JOURNAL_BROKERS
         elif given is Input.LOCAL:
             assert replica is not None
             assert replica.settled is resolution
@@ -323,6 +320,18 @@ class _Append:
                 self._terms,
                 encoded_header=_encoded(pb.AppendResponse(header=resolution.header)),
             )
+        return given
+
+    def _judge_replicas(self) -> Input:
+        resolution = self._resolution
+        assert resolution.spec is not None
+        given = judge_replicas(
+            len(resolution.assignments),
+            desired_replication(resolution.spec, self._shared.max_replication),
+            is_local=resolution.is_local,
+        )
+        if given is Input.TOO_FEW:
+            self._status = pb.INSUFFICIENT_JOURNAL_BROKERS
         return given
 
     async def _update_suspend(self) -> Input:

@@ -3,7 +3,8 @@
 A broker that starts again reads the heads of its journals from its spool directory. A primary
 appends to a journal only after it wrote the synchronized route into the journal's assignments, and
 every member of that route has every byte. So a head is outdated exactly if a synchronized route
-without this broker was written since.
+without this broker was written since. A route of fewer members than the journal requires does not
+count: nothing is appended over it. (Our primaries do not write such a route; other ones may.)
 
 :class:`EtcdHistory` reads the changes of assignments since the revision at which the earlier
 process was last a member. Where Etcd has compacted that history, every head is outdated, and the
@@ -23,13 +24,20 @@ from google.protobuf.message import DecodeError
 from gazette_sdk.broker.recovery.states import HeadInput
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.cluster import keys
-from gazette_sdk.cluster.broker_keys import BrokerKeySpace
+from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry
 from gazette_sdk.errors import EtcdCompactedError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION, desired_replication
 
-__all__ = ["EtcdHistory", "RevisionFile", "is_route_without", "journals_continued_by_others"]
+__all__ = [
+    "EtcdHistory",
+    "RevisionFile",
+    "is_route_without",
+    "journals_continued_by_others",
+    "members_required",
+]
 
 HISTORY_TIMEOUT_S = 10.0
 """Bound of reading the history. When it is over, the history counts as compacted."""
@@ -92,14 +100,20 @@ class EtcdHistory:
         directory: has the heads; forgets the outdated ones.
         keyspace: mirror of Etcd.
         local_id: this broker.
+        max_replication: cap of every journal's replication.
     """
 
     def __init__(
-        self, directory: SpoolDirectory, keyspace: BrokerKeySpace, local_id: pb.ProcessSpec.ID
+        self,
+        directory: SpoolDirectory,
+        keyspace: BrokerKeySpace,
+        local_id: pb.ProcessSpec.ID,
+        max_replication: int = DEFAULT_MAX_REPLICATION,
     ) -> None:
         self._directory = directory
         self._keyspace = keyspace
         self._local_id = local_id
+        self._max_replication = max_replication
         self._revision = RevisionFile(directory.root / "revision")
 
     async def check(self, etcd: Etcd) -> None:
@@ -111,7 +125,7 @@ class EtcdHistory:
         keyspace = self._keyspace
         since_revision = self._revision.read(keyspace.header.cluster_id)
         continued = await journals_continued_by_others(
-            etcd, keyspace, self._local_id, since_revision
+            etcd, keyspace, self._local_id, since_revision, self._max_replication
         )
         reason = HeadInput.CONTINUED_BY_OTHERS
         if continued is None:
@@ -127,19 +141,52 @@ class EtcdHistory:
         keyspace, local = self._keyspace, self._local_id
         for change in keyspace.changes:
             new = change.new
-            if isinstance(new, AssignmentEntry) and is_route_without(new.value, local):
+            if isinstance(new, AssignmentEntry) and self._is_continued_in(new):
                 self._directory.forget_head(new.item, HeadInput.CONTINUED_BY_OTHERS)
         if keyspace.member(local.zone, local.suffix) is not None:
             self._revision.write_later(keyspace.header)
+
+    def is_continued(self, journal: str) -> bool:
+        """Return True if a journal has a synchronized route without this broker now."""
+        return any(map(self._is_continued_in, self._keyspace.assignments(journal)))
 
     def flush(self) -> None:
         """Write the last revision now."""
         self._revision.flush()
 
+    def _is_continued_in(self, entry: AssignmentEntry[pb.Route]) -> bool:
+        item = self._keyspace.item(entry.item)
+        required = members_required(item, entry.mod_revision, self._max_replication)
+        return is_route_without(entry.value, self._local_id, required)
 
-def is_route_without(route: pb.Route, local_id: pb.ProcessSpec.ID) -> bool:
-    """Return True if an assignment's value is a synchronized route without this broker."""
-    return len(route.members) > 0 and local_id not in route.members
+
+def members_required(item: JournalEntry | None, revision: int, max_replication: int) -> int:
+    """Return the number of members that a route written at a revision needs to count.
+
+    It is the journal's replication if the spec has not changed since. Else the replication at that
+    time is not known, and every route counts.
+
+    Args:
+        item: the journal's key; ``None`` if there is none.
+        revision: at which the route was written.
+        max_replication: cap of every journal's replication.
+    """
+    if item is None or item.mod_revision > revision:
+        return 1
+    return max(1, desired_replication(item.value, max_replication))
+
+
+def is_route_without(
+    route: pb.Route, local_id: pb.ProcessSpec.ID, members_required: int = 1
+) -> bool:
+    """Return True if an assignment's value is a synchronized route without this broker.
+
+    Args:
+        route: the value.
+        local_id: this broker.
+        members_required: a route of fewer members does not count.
+    """
+    return len(route.members) >= max(1, members_required) and local_id not in route.members
 
 
 async def journals_continued_by_others(
@@ -147,6 +194,7 @@ async def journals_continued_by_others(
     keyspace: BrokerKeySpace,
     local_id: pb.ProcessSpec.ID,
     since_revision: int,
+    max_replication: int = DEFAULT_MAX_REPLICATION,
 ) -> set[str] | None:
     """Return the journals whose last synchronized route since a revision is without this broker.
 
@@ -155,6 +203,7 @@ async def journals_continued_by_others(
         keyspace: the mirror, just loaded at the revision of our announcement.
         local_id: this broker.
         since_revision: when this broker was last a member; 0 if that is not known.
+        max_replication: cap of every journal's replication.
 
     Returns:
         their names; ``None`` if Etcd's history does not reach back that far.
@@ -162,8 +211,11 @@ async def journals_continued_by_others(
     continued: dict[str, bool] = {}
     try:
         async with asyncio.timeout(HISTORY_TIMEOUT_S):
-            async for journal, route in _routes_since(etcd, keyspace, since_revision + 1):
-                continued[journal] = is_route_without(route, local_id)
+            async for journal, route, revision in _routes_since(etcd, keyspace, since_revision + 1):
+                item = keyspace.item(journal)
+                required = members_required(item, revision, max_replication)
+                if len(route.members) >= required:
+                    continued[journal] = is_route_without(route, local_id)
     except (EtcdCompactedError, TimeoutError) as error:
         _log.warning(
             "Etcd has no history since revision %d (%s): the heads in the spool directory are not "
@@ -177,8 +229,8 @@ async def journals_continued_by_others(
 
 async def _routes_since(
     etcd: Etcd, keyspace: BrokerKeySpace, first_revision: int
-) -> AsyncIterator[tuple[str, pb.Route]]:
-    """Yield synchronized routes, in order, from a revision up to that of the mirror."""
+) -> AsyncIterator[tuple[str, pb.Route, int]]:
+    """Yield journals with synchronized routes and their revisions, up to that of the mirror."""
     last = keyspace.revision
     if first_revision > last:
         return
@@ -195,7 +247,8 @@ async def _routes_since(
                 try:
                     section = event.kv.key[len(prefix) :].decode()
                     journal = keys.parse_assignment(section)[0]
-                    yield journal, pb.Route.FromString(event.kv.value)
+                    route = pb.Route.FromString(event.kv.value)
+                    yield journal, route, event.kv.mod_revision
                 except (ValueError, DecodeError) as error:
                     _log.warning("%r in Etcd's history is ignored: %s", event.kv.key, error)
             if batch.events and batch.events[-1].kv.mod_revision >= last:
