@@ -33,6 +33,7 @@ class BrokerConfig:
         etcd_user: user of Etcd, if it has authentication enabled.
         etcd_password: password of the user.
         lease_ttl_s: time after which a silent broker is no member any more.
+        answer_timeout_s: bound of a peer's answer to a replication; ``None`` for half of the lease.
         journal_limit: most replicas of journals that it takes.
         file_root: directory of ``file://`` stores.
         file_only: keep all stores below ``file_root``.
@@ -61,6 +62,7 @@ class BrokerConfig:
     etcd_user: str = ""
     etcd_password: str = field(default="", repr=False)
     lease_ttl_s: int = LEASE_TTL_S
+    answer_timeout_s: float | None = None
     journal_limit: int = 1024
     file_root: Path | None = None
     file_only: bool = False

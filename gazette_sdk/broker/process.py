@@ -31,6 +31,7 @@ from gazette_sdk.broker.recovery.etcd_history import EtcdHistory
 from gazette_sdk.broker.recovery.peer_inventory import ANSWER_TIMEOUT_S, PeerInventory
 from gazette_sdk.broker.recovery.quarantine import Quarantine
 from gazette_sdk.broker.replica import Replica, ReplicaParts
+from gazette_sdk.broker.replication.peer_streams import PeerStreams
 from gazette_sdk.broker.resolver import Resolver
 from gazette_sdk.broker.service import JournalService
 from gazette_sdk.broker.spool.default_root import make_default_root
@@ -247,12 +248,15 @@ class Broker:
         # The history is the first observer: heads are checked before replicas are made of them.
         self.keyspace.observers.append(history.observe)
         self.resolver = Resolver(self.keyspace, self._id, make_replica, history.is_continued)
+        answer_timeout_s = config.answer_timeout_s or config.lease_ttl_s / 2
+        streams = PeerStreams(answer_timeout_s)
         appends = Appends(
             resolver=self.resolver,
             etcd=etcd,
             stores=stores,
             peers=peers,
             max_replication=config.max_replication,
+            streams=streams,
         )
         parts = ReplicaParts(
             complete=self.persister.complete,
@@ -271,6 +275,7 @@ class Broker:
             stores=stores,
             peers=peers,
             authorization=Authorization(self.authority),
+            hand_over_s=answer_timeout_s / 5,
         )
         self._quarantine = Quarantine(
             spools,

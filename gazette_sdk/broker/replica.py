@@ -245,11 +245,7 @@ class Replica:
                 head is old. Both are called at the end.
         """
         pipeline = await self.pipeline.take()
-        if pipeline is not None:
-            spool = await pipeline.tear_down()
-            await pipeline.ended()
-        else:
-            spool = await self.spool.take()
+        spool = await (self.spool.take() if pipeline is None else pipeline.tear_down())
         if is_replaced():
             for closed in self._not_agreed:
                 self._parts.complete(closed)
@@ -272,6 +268,8 @@ class Replica:
         if is_continued():
             self._storage.forget_head()
         self.ended.fire()
+        if pipeline is not None:
+            await pipeline.ended()  # our successor does not wait for it: a peer may be frozen
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

@@ -23,7 +23,7 @@ from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.protocol.routes import attach_endpoints, route_of
+from gazette_sdk.protocol.routes import attach_endpoints, equivalent, route_of
 from gazette_sdk.protocol.selectors import matches_journal
 
 __all__ = ["MISSING_ID", "Resolution", "Resolver", "StoppingError"]
@@ -231,6 +231,20 @@ class Resolver:
         del self._ending[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("%s failed", task.get_name(), exc_info=error)
+
+    def has_route(self, replica: Replica, route: pb.Route) -> bool:
+        """Return True if the journal of our replica has this route.
+
+        It has none for a replica that was replaced, or that is not assigned to us any more.
+        """
+        if self._replicas.get(replica.journal) is not replica and not self._stopped:
+            return False
+        return equivalent(self._keyspace.journal_route(replica.journal), route)
+
+    def member_revision(self, member: pb.ProcessSpec.ID) -> int:
+        """Return the create revision of a broker's member key; 0 if it is no member."""
+        entry = self._keyspace.member(member.zone, member.suffix)
+        return 0 if entry is None else entry.create_revision
 
     # ----------------------------------------------------------- resolution
 

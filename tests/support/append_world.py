@@ -24,6 +24,7 @@ from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.journal_spec import desired_replication
+from gazette_sdk.protocol.routes import equivalent
 
 __all__ = ["JOURNAL", "World"]
 
@@ -181,6 +182,10 @@ class World:
         while wanted["min_revision"] > self._revision:
             self.resolve_anew()
         return self._resolution
+
+    def has_route(self, _replica: Replica, route: pb.Route) -> bool:
+        """As the resolver's."""
+        return equivalent(route, self._resolution.header.route)
 
     async def txn(self, _compares: Any, puts: Any) -> Any:
         """Take a spec that is written to Etcd."""

@@ -259,9 +259,12 @@ class HandBroker(Broker):
 class HandCluster:
     """Brokers without allocator, members that are only keys, and one Etcd."""
 
-    def __init__(self, etcd: EtcdFixture, directory: Path) -> None:
+    def __init__(
+        self, etcd: EtcdFixture, directory: Path, *, answer_timeout_s: float | None = None
+    ) -> None:
         self.etcd_fixture = etcd
         self.directory = directory
+        self.answer_timeout_s = answer_timeout_s
         self.peers = Peers()
         self.brokers: dict[str, HandBroker] = {}
         self.etcd: Etcd
@@ -277,6 +280,7 @@ class HandCluster:
 
     async def start(self, suffix: str = "broker-1", **changes: Any) -> Client:
         """Start a broker, and give a client of it."""
+        changes = {"answer_timeout_s": self.answer_timeout_s, **changes}
         config = replace(config_for(self.etcd_fixture, self.directory, suffix), **changes)
         broker = HandBroker(config, self.peers)
         self.brokers[suffix] = broker

@@ -38,8 +38,10 @@ from gazette_sdk.broker.append.machine import (
 from gazette_sdk.broker.append.proxy import proxy_append
 from gazette_sdk.broker.append.store_health import StoreUnhealthyError, await_health
 from gazette_sdk.broker.replica import ReadyRoute, Replica
+from gazette_sdk.broker.replication.peer_streams import PeerStreams
 from gazette_sdk.broker.replication.pipeline import Answer, Pipeline, judge_sync
 from gazette_sdk.broker.replication.pipeline_life import start_pipeline, tear_down_pipeline
+from gazette_sdk.broker.replication.while_routed import while_routed
 from gazette_sdk.broker.resolver import Resolution, Resolver
 from gazette_sdk.broker.slot import InvalidatedError
 from gazette_sdk.cluster.etcd import Etcd
@@ -66,6 +68,7 @@ class Appends:
         stores: fragment stores, for their health.
         peers: carries appends to other primaries, and replication.
         max_replication: cap of every journal's replication.
+        streams: Replicate streams to other brokers.
         now: Unix time, in seconds.
     """
 
@@ -74,6 +77,7 @@ class Appends:
     stores: StoreRegistry
     peers: Transport
     max_replication: int
+    streams: PeerStreams = field(default_factory=PeerStreams)
     now: Callable[[], float] = field(default=time.time)
 
     async def append(
@@ -245,7 +249,10 @@ class _Append:
             self._pipeline = None
             await tear_down_pipeline(replica, pipeline)
 
-        self._pipeline = pipeline = await start_pipeline(replica, resolution, self._shared.peers)
+        shared = self._shared
+        self._pipeline = pipeline = await start_pipeline(
+            replica, resolution, shared.peers, shared.streams
+        )
         self._registers = pipeline.spool.registers
         self._roll_to = 0
         return Input.STARTED
@@ -268,12 +275,22 @@ class _Append:
         return Input.SENT
 
     async def _recv_sync(self) -> Input:
-        pipeline = self._current_pipeline()
+        pipeline, replica = self._current_pipeline(), self._held
+        assert replica is not None
+        try:
+            answers = await while_routed(
+                pipeline.gather(self._answers),
+                self._shared.resolver,
+                replica,
+                pipeline.header.route,
+            )
+        except InvalidatedError:
+            return Input.LATER  # the mirror has the new route already
         sync = judge_sync(
             pipeline.header,
             [stream.peer for stream in pipeline.streams],
             pipeline.spool.fragment.end,
-            await pipeline.gather(self._answers),
+            answers,
         )
         if sync.error is not None:
             raise sync.error
@@ -284,8 +301,7 @@ class _Append:
         elif sync.input is Input.LATER:
             self._read_through = sync.read_through
         elif sync.input is Input.AGREED:
-            assert self._held is not None
-            self._held.agree(pipeline.spool.fragment)
+            replica.agree(pipeline.spool.fragment)
         return sync.input
 
     # ------------------------------------------------------ Etcd, replicas

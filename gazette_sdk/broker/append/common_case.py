@@ -29,11 +29,7 @@ from gazette_sdk.broker.append.machine import Input
 from gazette_sdk.broker.fragments.index import Summary
 from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED
 from gazette_sdk.broker.replica import Replica
-from gazette_sdk.broker.replication.pipeline import (
-    PEER_ANSWER_TIMEOUT_S,
-    Answer,
-    Pipeline,
-)
+from gazette_sdk.broker.replication.pipeline import Answer, Pipeline
 from gazette_sdk.broker.spool.spool import Spool
 from gazette_sdk.errors import UnauthenticatedError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -229,7 +225,7 @@ def _ready_replica(shared: Appends, request: pb.AppendRequest, claims: Claims) -
 
 def _may_await(pipeline: Pipeline, claims: Claims, now: float) -> bool:
     """Return True if the acknowledgement of the peers can be awaited without a deadline."""
-    is_valid_long_enough = claims.expires_at - now > PEER_ANSWER_TIMEOUT_S + 1
+    is_valid_long_enough = claims.expires_at - now > pipeline.answer_timeout_s + 1
     return is_valid_long_enough and pipeline.error is None and pipeline.has_room
 
 

@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 from gazette_sdk.broker.append.machine import Input
 from gazette_sdk.broker.spool.spool import Spool
+from gazette_sdk.cluster.membership import LEASE_TTL_S
 from gazette_sdk.errors import (
     STATUS_NAMES,
     CallError,
@@ -41,10 +42,10 @@ __all__ = [
     "judge_sync",
 ]
 
-PEER_ANSWER_TIMEOUT_S = 10.0
-"""Bound of a peer's answer. A peer that misses it counts as gone: its stream is broken, and with
-it the pipeline. It is half of the default lease, so that a dead peer has not cost more than its
-lease does anyway."""
+PEER_ANSWER_TIMEOUT_S = LEASE_TTL_S / 2
+"""Default bound of a peer's answer. A peer that misses it counts as gone: its stream is broken, and
+with it the pipeline. It is half of the lease, so that a peer which does not answer has not cost
+more than its lease does anyway."""
 
 SEND_BUFFER_BYTES = 4 << 20
 """Content waiting to be sent to one peer before the append waits for it."""
@@ -66,11 +67,24 @@ class PeerStream:
     Args:
         peer: id of the member.
         open_stream: opens it.
+        answer_timeout_s: bound of what the peer lets us wait for.
+        on_ended: called once, when the stream has ended or is broken.
+
+    Attributes:
+        error: the error that broke it; ``None`` while it works, and after an end that we wanted.
     """
 
-    def __init__(self, peer: pb.ProcessSpec.ID, open_stream: OpenStream) -> None:
+    def __init__(
+        self,
+        peer: pb.ProcessSpec.ID,
+        open_stream: OpenStream,
+        *,
+        answer_timeout_s: float | None = None,
+        on_ended: Callable[[PeerStream], None] | None = None,
+    ) -> None:
         self.peer = peer
         self.error: GazetteError | None = None
+        self._answer_timeout_s = answer_timeout_s or PEER_ANSWER_TIMEOUT_S
         self._outgoing: deque[pb.ReplicateRequest] = deque()
         self._outgoing_bytes = 0
         self._expected: deque[tuple[asyncio.Future[Answer], bool]] = deque()
@@ -80,6 +94,8 @@ class PeerStream:
         self._task = asyncio.get_running_loop().create_task(
             self._run(open_stream), name=f"replicate to {peer.zone}/{peer.suffix}"
         )
+        if on_ended is not None:
+            self._task.add_done_callback(lambda _: on_ended(self))
 
     def send(self, request: pb.ReplicateRequest) -> None:
         """Queue a request. A stream which is broken ignores it."""
@@ -108,10 +124,15 @@ class PeerStream:
         return self._outgoing_bytes <= SEND_BUFFER_BYTES
 
     async def room(self) -> None:
-        """Return when less than :data:`SEND_BUFFER_BYTES` wait to be sent, or it is broken."""
+        """Return when less than :data:`SEND_BUFFER_BYTES` wait to be sent, or it is broken.
+
+        A peer that takes nothing for as long as it may take to answer is given up.
+        """
         while self._outgoing_bytes > SEND_BUFFER_BYTES and self.error is None:
             self._room_wanted = asyncio.get_running_loop().create_future()
-            await self._room_wanted
+            done, _ = await asyncio.wait([self._room_wanted], timeout=self._answer_timeout_s)
+            if not done:
+                self.fail(_no_answer(self.peer))
 
     def half_close(self) -> None:
         """Send nothing more; the peer rolls back and ends the stream."""
@@ -131,7 +152,7 @@ class PeerStream:
 
     async def ended(self, timeout_s: float | None = None) -> None:
         """Return when the peer has ended the stream; break it after ``timeout_s``."""
-        done, _ = await asyncio.wait([self._task], timeout=timeout_s or PEER_ANSWER_TIMEOUT_S)
+        done, _ = await asyncio.wait([self._task], timeout=timeout_s or self._answer_timeout_s)
         if not done:
             self.fail(_no_answer(self.peer))
             await asyncio.wait([self._task])
@@ -186,11 +207,13 @@ class Pipeline:
         header: the resolution it was started with.
         spool: ours, owned until :meth:`tear_down`.
         streams: one per other member, in member order.
+        answer_timeout_s: bound of a peer's answer.
     """
 
     header: pb.Header
     spool: Spool
     streams: list[PeerStream] = field(default_factory=list)
+    answer_timeout_s: float = PEER_ANSWER_TIMEOUT_S
     _opened: bool = False
 
     @property
@@ -288,14 +311,14 @@ class Pipeline:
     ) -> list[Answer]:
         """Return the answers of all peers, in member order.
 
-        A peer which does not answer within ``timeout_s`` (by default
-        :data:`PEER_ANSWER_TIMEOUT_S`) is given up: its stream is broken.
+        A peer which does not answer within ``timeout_s`` (by default ``answer_timeout_s``) is
+        given up: its stream is broken.
         """
         if not answers:
             return []
         pending = [answer for answer in answers if not answer.done()]
         if pending:
-            await asyncio.wait(pending, timeout=timeout_s or PEER_ANSWER_TIMEOUT_S)
+            await asyncio.wait(pending, timeout=timeout_s or self.answer_timeout_s)
         for stream, answer in zip(self.streams, answers, strict=True):
             if not answer.done():
                 _log.warning("%s does not answer; its stream is given up", _name(stream.peer))

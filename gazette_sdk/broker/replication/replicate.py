@@ -1,7 +1,9 @@
 """The replica's side of replication: a primary's stream, applied to our spool (section 6.3).
 
 The stream owns the spool while it lasts. At its end, whatever the reason, uncommitted content is
-rolled back, and the spool is free for the next stream.
+rolled back, and the spool is free for the next stream. A stream whose route is not the journal's
+any more ends even if its primary sends nothing (`primary_requests`): a frozen primary must not
+keep the spool from its successor.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 from gazette_sdk.broker.replica import Replica
+from gazette_sdk.broker.replication.primary_requests import HAND_OVER_S, PrimaryRequests
 from gazette_sdk.broker.resolver import Resolution, Resolver
 from gazette_sdk.broker.slot import InvalidatedError
 from gazette_sdk.broker.spool.spool import Spool
@@ -23,7 +26,11 @@ __all__ = ["replicate"]
 
 
 async def replicate(
-    resolver: Resolver, requests: AsyncIterator[pb.ReplicateRequest], claims: Claims
+    resolver: Resolver,
+    requests: AsyncIterator[pb.ReplicateRequest],
+    claims: Claims,
+    *,
+    hand_over_s: float = HAND_OVER_S,
 ) -> AsyncGenerator[pb.ReplicateResponse]:
     """Serve one Replicate stream.
 
@@ -31,13 +38,14 @@ async def replicate(
         resolver: resolves the journal.
         requests: of the primary. The first is a proposal with the primary's header.
         claims: what the caller may do.
+        hand_over_s: see :class:`PrimaryRequests`.
 
     Yields:
         one response per request that asks for acknowledgement.
 
     Raises:
         GazetteError: a request is invalid, out of order, or refused without having asked for
-            acknowledgement; or the header is not for us.
+            acknowledgement; the header is not for us; or the journal has another route now.
     """
     first = await anext(requests, None)
     if first is None:
@@ -55,7 +63,9 @@ async def replicate(
             header=resolution.header,
         )
         return
-    async with _owning(resolution.replica, spool):
+    replica = resolution.replica
+    following = PrimaryRequests(requests, resolver, replica, first.header, hand_over_s=hand_over_s)
+    async with _owning(replica, spool, following):
         header: pb.Header | None = resolution.header
         request: pb.ReplicateRequest | None = first
         while request is not None:
@@ -71,9 +81,7 @@ async def replicate(
                     f"acknowledgement: this replica holds {_span(response.fragment)}",
                     journal=resolution.journal,
                 )
-            request = await anext(requests, None)
-            if request is not None:
-                validate(request)
+            request = await following.next()
 
 
 async def _take_spool(
@@ -100,10 +108,13 @@ async def _take_spool(
 
 
 @asynccontextmanager
-async def _owning(replica: Replica, spool: Spool) -> AsyncIterator[None]:
+async def _owning(
+    replica: Replica, spool: Spool, following: PrimaryRequests
+) -> AsyncIterator[None]:
     try:
         yield
     finally:
+        following.close()
         try:
             await spool.roll_back()
         finally:

@@ -334,11 +334,10 @@ def test_a_proxied_read_follows_the_journal_and_ends_with_its_caller(wired):
 
 def test_a_peer_that_answers_no_more_fails_the_append_in_bounded_time(wired, monkeypatch):
     without_pulses(monkeypatch)
-    monkeypatch.setattr("gazette_sdk.broker.replication.pipeline.PEER_ANSWER_TIMEOUT_S", 0.5)
 
     async def scenario():
         async with wired() as cluster:
-            one, two = await replicated(cluster)
+            one, two = await replicated(cluster, answer_timeout_s=0.5)
             assert (await one.append(JOURNAL, b"one")).status == pb.OK
             cluster.proxies["broker-2"].answering.clear()
             with pytest.raises(GazetteError, match="did not answer"):
@@ -378,12 +377,13 @@ def test_a_peer_whose_connections_break_is_reached_again(wired, monkeypatch):
 def test_a_peer_that_takes_connections_and_says_nothing_is_unavailable(wired, monkeypatch):
     """A process that is stopped: its kernel goes on to accept."""
     without_pulses(monkeypatch)
-    monkeypatch.setattr("gazette_sdk.broker.replication.pipeline.PEER_ANSWER_TIMEOUT_S", 0.7)
     monkeypatch.setattr(choice, "HELLO_TIMEOUT_S", 0.2)
 
     async def scenario():
         async with wired() as cluster:
-            one, two = await cluster.start("broker-1"), await cluster.start("broker-2")
+            one, two = [
+                await cluster.start(name, answer_timeout_s=0.7) for name in ("broker-1", "broker-2")
+            ]
             await one.apply(journal_spec(JOURNAL, replication=2))
             cluster.proxies["broker-2"].flowing.clear()
             await cluster.assign(JOURNAL, "broker-1", "broker-2")

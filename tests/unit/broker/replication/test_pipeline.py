@@ -7,6 +7,7 @@ import pytest
 
 from gazette_sdk.broker.append.machine import Input
 from gazette_sdk.broker.replication import pipeline as pipeline_module
+from gazette_sdk.broker.replication.peer_streams import PeerStreams
 from gazette_sdk.broker.replication.pipeline import PeerStream, Pipeline, judge_acks, judge_sync
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.errors import CallError, DeadlineExceededError, UnavailableError
@@ -257,6 +258,52 @@ def test_an_append_waits_for_peers_that_read_slower_than_it_sends(directory, mon
         await pipeline.tear_down()
         await pipeline.ended()
         assert spool.uncommitted_bytes == 0
+
+    run(scenario())
+
+
+def test_a_peer_that_takes_no_content_is_given_up(directory, monkeypatch):
+    monkeypatch.setattr(pipeline_module, "SEND_BUFFER_BYTES", 10)
+
+    async def scenario():
+        async def stuck(_peer, _requests):
+            await asyncio.Event().wait()
+            yield
+
+        spool = SpoolUser(directory).spool
+        stream = PeerStream(PEERS[0], stuck, answer_timeout_s=0.05)
+        pipeline = Pipeline(HEADER, spool, [stream])
+        await pipeline.scatter_content(bytes(20), 0)
+        assert isinstance(pipeline.error, DeadlineExceededError)
+        await pipeline.tear_down()
+        await pipeline.ended()
+
+    run(scenario())
+
+
+def test_streams_to_one_peer_break_together_and_are_reported_once_each(directory):
+    async def scenario():
+        reported = []
+        streams = PeerStreams(on_broken=lambda peer, error: reported.append((peer, error)))
+        peers = [Peer() for _ in range(3)]
+        opened = [
+            streams.open(at, peer.serve)
+            for at, peer in zip([PEERS[0], PEERS[0], PEERS[1]], peers, strict=True)
+        ]
+        answers = [stream.expect() for stream in opened]
+        gone = UnavailableError("gone")
+        streams.fail(PEERS[0].zone, PEERS[0].suffix, gone)
+        streams.fail("no", "such peer", gone)
+        assert [answer.done() for answer in answers] == [True, True, False]
+        assert await answers[0] is gone
+        await opened[0].ended()
+        await opened[1].ended()
+        assert reported == [(PEERS[0], gone)] * 2
+        opened[2].half_close()
+        peers[2].ok()
+        await opened[2].ended()
+        assert len(reported) == 2
+        assert not streams._open
 
     run(scenario())
 

@@ -1,0 +1,51 @@
+"""The Replicate streams that a broker has open to others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from gazette_sdk.broker.replication.pipeline import PEER_ANSWER_TIMEOUT_S, OpenStream, PeerStream
+from gazette_sdk.errors import GazetteError
+from gazette_sdk.protocol import broker_pb2 as pb
+
+__all__ = ["PeerStreams"]
+
+_Name: TypeAlias = tuple[str, str]
+
+
+@dataclass(slots=True)
+class PeerStreams:
+    """Registry of Replicate streams, by peer.
+
+    Attributes:
+        answer_timeout_s: bound of a peer's answer.
+        on_broken: called with each peer whose stream broke, and the error.
+    """
+
+    answer_timeout_s: float = PEER_ANSWER_TIMEOUT_S
+    on_broken: Callable[[pb.ProcessSpec.ID, GazetteError], None] | None = None
+    _open: dict[_Name, set[PeerStream]] = field(default_factory=dict)
+
+    def open(self, peer: pb.ProcessSpec.ID, open_stream: OpenStream) -> PeerStream:
+        """Open a stream to a peer. It is forgotten when it ends."""
+        stream = PeerStream(
+            peer, open_stream, answer_timeout_s=self.answer_timeout_s, on_ended=self._ended
+        )
+        self._open.setdefault((peer.zone, peer.suffix), set()).add(stream)
+        return stream
+
+    def fail(self, zone: str, suffix: str, error: GazetteError) -> None:
+        """Break all streams to a peer: nobody waits for its answers any more."""
+        for stream in list(self._open.get((zone, suffix), ())):
+            stream.fail(error)
+
+    def _ended(self, stream: PeerStream) -> None:
+        name = stream.peer.zone, stream.peer.suffix
+        streams = self._open[name]
+        streams.discard(stream)
+        if not streams:
+            del self._open[name]
+        if stream.error is not None and self.on_broken is not None:
+            self.on_broken(stream.peer, stream.error)
