@@ -284,9 +284,21 @@ class _Append:
         elif sync.input is Input.LATER:
             self._read_through = sync.read_through
         elif sync.input is Input.AGREED:
-            assert self._held is not None
-            self._held.agree(pipeline.spool.fragment)
+            self._synchronized(pipeline)
         return sync.input
+
+    def _synchronized(self, pipeline: Pipeline) -> None:
+        """Note what the members of a new pipeline have."""
+        replica, spec = self._held, self._resolution.spec
+        assert replica is not None
+        assert spec is not None
+        fragment, members = pipeline.spool.fragment, len(pipeline.streams) + 1
+        desired = desired_replication(spec, self._shared.max_replication)
+        replica.synchronized(fragment, is_whole=members >= desired)
+        if members >= desired:
+            pipeline.tell_acknowledged(fragment.end)
+        if desired == 1 and not pipeline.streams:
+            replica.index.release()
 
     # ------------------------------------------------------ Etcd, replicas
 
@@ -412,6 +424,7 @@ class _Append:
         replica = self._resolution.replica
         assert replica is not None
         replica.acknowledge(self._proposed)
+        self._acking.tell_acknowledged(self._proposed.end)
         return Input.AGREED
 
     def _next_proposal(self, pipeline: Pipeline) -> pb.Fragment:

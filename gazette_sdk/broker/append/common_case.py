@@ -82,6 +82,7 @@ class StartedAppend(NamedTuple):
         """
         await self.pipeline.acknowledged(self.answers)
         self.replica.acknowledge(self.committed)
+        self.pipeline.tell_acknowledged(self.committed.end)
 
 
 class InlineAppends:

@@ -32,7 +32,9 @@ async def start_pipeline(replica: Replica, resolution: Resolution, peers: Transp
         for member in header.route.members
         if member != header.process_id
     ]
-    return Pipeline(header, spool, streams)
+    if streams:
+        replica.index.hold(is_told=False)
+    return Pipeline(header, spool, streams, acknowledged_end=replica.index.readable_end)
 
 
 async def tear_down_pipeline(replica: Replica, pipeline: Pipeline) -> None:
