@@ -94,6 +94,8 @@ class Replica:
             and after its pipeline was torn down.
         agreed: the spool's fragment when all replicas last had the same, if we were the primary;
             ``None`` before.
+        head_is_known: True if the head is known without the stores: the spool began at the head
+            that an earlier process recorded, or a primary or a peer had it.
         write_head: the metric of the offset of the next byte.
     """
 
@@ -121,6 +123,7 @@ class Replica:
         self.settled: object | None = None
         self.ready: ReadyRoute | None = None
         self.agreed: pb.Fragment | None = None
+        self.head_is_known = False
         self.write_head = WRITE_HEAD.cell(journal)
         self._storage = storage
         self._parts = parts
@@ -198,6 +201,7 @@ class Replica:
         """Note that all replicas have acknowledged an append which led to ``fragment``."""
         self.agree(fragment)
         self.index.acknowledge(fragment.end)
+        self.head_is_known = fragment.end > 0
         self.write_head.value = fragment.end
 
     def synchronized(self, fragment: pb.Fragment, *, is_whole: bool) -> None:
@@ -299,6 +303,9 @@ class Replica:
         self.index.close()
 
     def _new_spool(self) -> Spool:
+        head = self._storage.head
+        if head is not None and head.end > 0:
+            self.head_is_known = True  # it would be forgotten if others had continued the journal
         return Spool(
             self._storage, on_commit=self.index.add_unacknowledged, on_complete=self._complete
         )

@@ -278,6 +278,8 @@ class _Append:
         if sync.error is not None:
             raise sync.error
         if sync.input is Input.ROLL:
+            if self._held is not None and sync.roll_to > pipeline.spool.fragment.end:
+                self._held.head_is_known = True  # by a peer
             self._roll_to = sync.roll_to
             if sync.registers is not None:
                 self._registers = sync.registers
@@ -353,6 +355,9 @@ class _Append:
             self._terms.store,
             invalidated,
             started_at=self._started_at,
+            # Whether a journal can be suspended depends on what is stored.
+            head_is_known=replica.head_is_known and may_carry_content(self._request.suspend),
+            has_peers=bool(self._current_pipeline().streams),
         )
         verdict = judge_preconditions(
             self._request,

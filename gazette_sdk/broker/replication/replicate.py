@@ -114,6 +114,8 @@ def _show(
         replica.index.acknowledge(request.acknowledged_through)
     elif not is_told and status == pb.OK:
         replica.index.release()
+    if request.acknowledge and request.proposal.end > 0 and status == pb.OK:
+        replica.head_is_known = True
 
 
 @asynccontextmanager
