@@ -94,6 +94,8 @@ class Replica:
             and after its pipeline was torn down.
         agreed: the spool's fragment when all replicas last had the same, if we were the primary;
             ``None`` before.
+        head_is_known: True if the head is known without the stores: the spool began at the head
+            that an earlier process recorded, or a primary or a peer had it.
         write_head: the metric of the offset of the next byte.
     """
 
@@ -121,6 +123,7 @@ class Replica:
         self.settled: object | None = None
         self.ready: ReadyRoute | None = None
         self.agreed: pb.Fragment | None = None
+        self.head_is_known = False
         self.write_head = WRITE_HEAD.cell(journal)
         self._storage = storage
         self._parts = parts
@@ -159,7 +162,13 @@ class Replica:
     def update(
         self, item: JournalEntry, assignments: Sequence[BrokerAssignment], *, is_primary: bool
     ) -> None:
-        """Note the journal's keys. Fire the signal if a resolution may have changed."""
+        """Note the journal's keys. Fire the signal if a resolution may have changed.
+
+        Until all replicas agreed for the first time, nothing local can be read where the spec asks
+        for several: an earlier process may have committed what no other broker has.
+        """
+        if self._mark is None and item.value.replication > 1:
+            self.index.hold(end=0, is_told=True)
         self.is_primary = is_primary
         mark = (
             [(entry.key, entry.mod_revision) for entry in assignments],
@@ -191,7 +200,21 @@ class Replica:
     def acknowledge(self, fragment: pb.Fragment) -> None:
         """Note that all replicas have acknowledged an append which led to ``fragment``."""
         self.agree(fragment)
+        self.index.acknowledge(fragment.end)
+        self.head_is_known = fragment.end > 0
         self.write_head.value = fragment.end
+
+    def synchronized(self, fragment: pb.Fragment, *, is_whole: bool) -> None:
+        """Note that the members of a new pipeline have this fragment; see :meth:`agree`.
+
+        Args:
+            fragment: of our spool.
+            is_whole: True if these are as many as the journal's replication requires. If they are
+                less, and lost, others may overwrite what they have: readers do not see it.
+        """
+        self.agree(fragment)
+        if is_whole:
+            self.index.acknowledge(fragment.end)
 
     def _complete(self, spool: CompletedSpool) -> None:
         """Store a closed fragment. The primary stores only content that all replicas have."""
@@ -278,11 +301,17 @@ class Replica:
         self.index.close()
 
     def _new_spool(self) -> Spool:
-        return Spool(self._storage, on_commit=self.index.commit, on_complete=self._complete)
+        head = self._storage.head
+        if head is not None and head.end > 0:
+            self.head_is_known = True  # it would be forgotten if others had continued the journal
+        return Spool(
+            self._storage, on_commit=self.index.add_unacknowledged, on_complete=self._complete
+        )
 
     def _succeed(self, predecessor: Replica) -> None:
         for fragment, file in predecessor.index.local():
-            self.index.commit(fragment, file)
+            self.index.add_unacknowledged(fragment, file)
+        self.index.acknowledge(predecessor.index.readable_end)
         self.spool.put(self._new_spool())
 
     def _finished(self, task: asyncio.Task[None]) -> None:

@@ -295,14 +295,29 @@ class _Append:
         if sync.error is not None:
             raise sync.error
         if sync.input is Input.ROLL:
+            if self._held is not None and sync.roll_to > pipeline.spool.fragment.end:
+                self._held.head_is_known = True  # by a peer
             self._roll_to = sync.roll_to
             if sync.registers is not None:
                 self._registers = sync.registers
         elif sync.input is Input.LATER:
             self._read_through = sync.read_through
         elif sync.input is Input.AGREED:
-            replica.agree(pipeline.spool.fragment)
+            self._synchronized(pipeline)
         return sync.input
+
+    def _synchronized(self, pipeline: Pipeline) -> None:
+        """Note what the members of a new pipeline have."""
+        replica, spec = self._held, self._resolution.spec
+        assert replica is not None
+        assert spec is not None
+        fragment, members = pipeline.spool.fragment, len(pipeline.streams) + 1
+        desired = desired_replication(spec, self._shared.max_replication)
+        replica.synchronized(fragment, is_whole=members >= desired)
+        if members >= desired:
+            pipeline.tell_acknowledged(fragment.end)
+        if desired == 1 and not pipeline.streams:
+            replica.index.release()
 
     # ------------------------------------------------------ Etcd, replicas
 
@@ -366,6 +381,9 @@ class _Append:
             self._terms.store,
             invalidated,
             started_at=self._started_at,
+            # Whether a journal can be suspended depends on what is stored.
+            head_is_known=replica.head_is_known and may_carry_content(self._request.suspend),
+            has_peers=bool(self._current_pipeline().streams),
         )
         verdict = judge_preconditions(
             self._request,
@@ -437,6 +455,7 @@ class _Append:
         replica = self._resolution.replica
         assert replica is not None
         replica.acknowledge(self._proposed)
+        self._acking.tell_acknowledged(self._proposed.end)
         return Input.AGREED
 
     def _next_proposal(self, pipeline: Pipeline) -> pb.Fragment:

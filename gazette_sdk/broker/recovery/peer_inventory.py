@@ -89,13 +89,19 @@ class PeerInventory:
         return [fragment for fragment in found if fragment.begin < end]
 
     async def digest(self, journal: str, begin: int, end: int) -> bytes | None:
-        """Return the SHA-1 of a span as the primary serves it; ``None`` if it is not complete.
+        """Return the SHA-1 of a span as the primary has it; ``None`` if it is not complete.
 
         Raises:
             GazetteError: the primary did not answer.
         """
         resolution = await self._resolve(journal)
-        request = pb.ReadRequest(journal=journal, offset=begin, end_offset=end, do_not_proxy=True)
+        request = pb.ReadRequest(
+            journal=journal,
+            offset=begin,
+            end_offset=end,
+            do_not_proxy=True,
+            include_unacknowledged=True,
+        )
         reads: Transport = self._local
         target = ANYWHERE
         if not resolution.is_local:

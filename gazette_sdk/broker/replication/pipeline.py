@@ -55,6 +55,10 @@ OpenStream: TypeAlias = Callable[
 ]
 """Opens a Replicate stream to exactly that member."""
 
+TELL_DELAY_S = 0.001
+"""Pause before the peers are told of an acknowledgement by a request of its own: the request of the
+next append, if it comes first, saves it."""
+
 Answer: TypeAlias = pb.ReplicateResponse | GazetteError
 """Answer of a peer, or the error in its place."""
 
@@ -208,13 +212,19 @@ class Pipeline:
         spool: ours, owned until :meth:`tear_down`.
         streams: one per other member, in member order.
         answer_timeout_s: bound of a peer's answer.
+        acknowledged_end: offset through which all replicas are known to have the journal.
     """
 
     header: pb.Header
     spool: Spool
     streams: list[PeerStream] = field(default_factory=list)
     answer_timeout_s: float = PEER_ANSWER_TIMEOUT_S
+    acknowledged_end: int = 0
     _opened: bool = False
+    _told_end: int = -1  # of acknowledged_end: what the peers know
+    _has_sent_content: bool = False  # since the last proposal
+    _proposed: pb.ReplicateRequest | None = None  # the last proposal sent
+    _telling: asyncio.TimerHandle | None = None
 
     @property
     def error(self) -> GazetteError | None:
@@ -265,6 +275,8 @@ class Pipeline:
             AssertionError: our own spool refused what was derived from it: a bug.
         """
         answers: list[asyncio.Future[Answer]] = []
+        self._tell_with(request)
+        self._proposed, self._has_sent_content = request, False
         for stream in self.streams:
             if self._opened:
                 stream.send(request)
@@ -298,6 +310,8 @@ class Pipeline:
 
     async def _scatter_content(self, content: bytes, content_delta: int, also: Any) -> None:
         request = pb.ReplicateRequest(content=content, content_delta=content_delta)
+        self._tell_with(request)
+        self._has_sent_content = True
         for stream in self.streams:
             stream.send(request)
         for stream in self.streams:
@@ -346,6 +360,8 @@ class Pipeline:
         assert self._opened, "a pipeline is synchronized before its first append"
         chunk = pb.ReplicateRequest(content=content)
         commit = pb.ReplicateRequest(proposal=committed, registers=registers, acknowledge=True)
+        self._tell_with(commit)
+        self._proposed = commit
         answers = []
         for stream in self.streams:
             stream.send(chunk)
@@ -365,12 +381,48 @@ class Pipeline:
             if error is not None:
                 raise error
 
+    # -------------------------------------------------- what is acknowledged
+
+    def tell_acknowledged(self, end: int) -> None:
+        """Tell the peers that all replicas have acknowledged the journal through ``end``.
+
+        The next request says so; without one soon, one of its own does.
+        """
+        if self.streams and end > self.acknowledged_end:
+            self.acknowledged_end = end
+            if self._telling is None:
+                loop = asyncio.get_running_loop()
+                self._telling = loop.call_later(TELL_DELAY_S, self._tell_now)
+
+    def _tell_with(self, request: pb.ReplicateRequest) -> None:
+        if self.acknowledged_end > self._told_end:
+            self._told_end = request.acknowledged_through = self.acknowledged_end
+
+    def _tell_now(self) -> None:
+        """Repeat the last proposal, which changes nothing, with the acknowledged offset.
+
+        In the middle of an append it would roll back; then the append's next request has it.
+        """
+        self._telling = None
+        last = self._proposed
+        if self.acknowledged_end == self._told_end or self._has_sent_content or last is None:
+            return
+        request = pb.ReplicateRequest(proposal=last.proposal, registers=last.registers)
+        self._tell_with(request)
+        for stream in self.streams:
+            stream.send(request)
+
+    # ------------------------------------------------------------------ end
+
     async def tear_down(self) -> Spool:
         """Roll back what is not committed, and half-close every stream.
 
         Returns:
             the spool, which the caller puts back into its slot. :meth:`ended` waits for peers.
         """
+        if self._telling is not None:
+            self._telling.cancel()
+            self._tell_now()
         for stream in self.streams:
             stream.half_close()
         await self.spool.roll_back()
@@ -383,6 +435,8 @@ class Pipeline:
 
     def fail(self, error: GazetteError) -> None:
         """Break every stream at once."""
+        if self._telling is not None:
+            self._telling.cancel()
         for stream in self.streams:
             stream.fail(error)
 

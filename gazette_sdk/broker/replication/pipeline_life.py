@@ -41,15 +41,19 @@ async def start_pipeline(
             journal=resolution.journal,
         ) from None
     open_stream = _opener(peers, header.route)
+    peer_streams = [
+        streams.open(member, open_stream)
+        for member in header.route.members
+        if member != header.process_id
+    ]
+    if peer_streams:
+        replica.index.hold(is_told=False)
     return Pipeline(
         header,
         spool,
-        [
-            streams.open(member, open_stream)
-            for member in header.route.members
-            if member != header.process_id
-        ],
+        peer_streams,
         answer_timeout_s=streams.answer_timeout_s,
+        acknowledged_end=replica.index.readable_end,
     )
 
 

@@ -68,8 +68,12 @@ async def replicate(
     async with _owning(replica, spool, following):
         header: pb.Header | None = resolution.header
         request: pb.ReplicateRequest | None = first
+        is_told = first.HasField("acknowledged_through")
+        if is_told:
+            resolution.replica.index.hold(is_told=True)
         while request is not None:
             response = await spool.apply(request, primary=False)
+            _show(resolution.replica, request, response.status, is_told=is_told)
             if request.acknowledge:
                 if header is not None:
                     response.header.CopyFrom(header)
@@ -105,6 +109,21 @@ async def _take_spool(
             return resolution, await resolution.replica.spool.take(resolution.invalidated)
         except InvalidatedError:
             continue
+
+
+def _show(
+    replica: Replica, request: pb.ReplicateRequest, status: pb.Status, *, is_told: bool
+) -> None:
+    """Show readers what all replicas have acknowledged.
+
+    A primary of another implementation does not tell that: our commits are shown at once then.
+    """
+    if request.HasField("acknowledged_through"):
+        replica.index.acknowledge(request.acknowledged_through)
+    elif not is_told and status == pb.OK:
+        replica.index.release()
+    if request.acknowledge and request.proposal.end > 0 and status == pb.OK:
+        replica.head_is_known = True
 
 
 @asynccontextmanager
