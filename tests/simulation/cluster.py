@@ -12,6 +12,7 @@ from pathlib import Path
 from gazette_sdk.broker.process import Broker, BrokerConfig
 from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.errors import GazetteError
+from simulation.disk import Disks
 from simulation.etcd_channel import EtcdHost
 from simulation.loop import Node, VirtualLoop
 from simulation.network import Network
@@ -81,6 +82,7 @@ class Cluster:
         network: between all of them.
         etcd: their Etcd.
         store: their store.
+        disks: their disks.
     """
 
     def __init__(
@@ -92,11 +94,13 @@ class Cluster:
         network: Network,
         etcd: EtcdHost,
         store: StoredState,
+        disks: Disks,
     ) -> None:
         self.settings = settings
         self.network = network
         self.etcd = etcd
         self.store = store
+        self.disks = disks
         self._rng = rng
         self.hosts: list[Host] = []
         for number in range(settings.brokers):
@@ -158,6 +162,7 @@ class Cluster:
         assert host.draining is not None
         peers = transport(self.network, host.name, self._rng, zone=host.zone)
         broker = host.broker = Broker(config, peers)
+        self.network.bind(host.name, node)  # the port listens before the broker serves
         try:
             starting = asyncio.ensure_future(broker.start())
             stopping = asyncio.ensure_future(host.draining.wait())
@@ -174,6 +179,7 @@ class Cluster:
                 await asyncio.wait([starting])
         except GazetteError as error:
             _log.warning("%s ends: %s", host.name, error)
+        self.network.close(host.name, node)
         await broker.stop()
         asyncio.get_running_loop().call_soon(self._ended, host, node, context=self.network.context)
 

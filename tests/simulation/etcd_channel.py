@@ -120,6 +120,9 @@ class EtcdHost:
                 return model.range(request)
             case "Txn":
                 return model.txn(request)
+            case "Compact":
+                model.compact(request.revision)
+                return rpc.CompactionResponse(header=model.header())
             case "LeaseGrant":
                 return model.grant(request)
             case "LeaseKeepAlive":

@@ -127,7 +127,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
     """
 
     ready: Any  # the base class' deque, under its own name
-    _scheduled: list[asyncio.TimerHandle]
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,6 +134,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.graveyard: list[object] = []
         self.work_delay_s: Callable[[], float] = lambda: 0.0005
         self._now = 0.0
+        self._timers: list[tuple[float, int, events.TimerHandle]] = []
+        self._timer_numbers = itertools.count()
         self.set_task_factory(_make_task)
 
     # ---------------------------------------------------------------- clock
@@ -151,20 +152,33 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """See the base class."""
         return _Future(loop=self)
 
+    def call_at(
+        self,
+        when: float,
+        callback: Any,
+        *args: Any,
+        context: contextvars.Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """See the base class. Timers of one moment run in the order of their calls."""
+        timer = events.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._timer_numbers), timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Leave it in the heap: it is passed over."""
+
     def _run_once(self) -> None:
-        ready, timers = self.ready, self._scheduled
+        ready, timers = self.ready, self._timers
+        pop = heapq.heappop
         if not ready:
-            while timers and timers[0]._cancelled:
-                heapq.heappop(timers)._scheduled = False  # type: ignore[attr-defined]
+            while timers and timers[0][2]._cancelled:
+                pop(timers)
             if not timers:
                 raise StuckError("all tasks wait for something that nothing will do")
-            self._now = max(self._now, timers[0]._when)  # type: ignore[attr-defined]
+            self._now = max(self._now, timers[0][0])
         now = self._now
-        while timers and timers[0]._when <= now:  # type: ignore[attr-defined]
-            timer = heapq.heappop(timers)
-            timer._scheduled = False  # type: ignore[attr-defined]
-            if not timer._cancelled:
-                ready.append(timer)
+        while timers and timers[0][0] <= now:
+            ready.append(pop(timers)[2])
         for _ in range(len(ready)):
             handle = ready.popleft()
             if handle._cancelled:
@@ -174,7 +188,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 if node.is_dead:
                     self.graveyard.append(handle)
                     continue
-                if node.is_paused:
+                if node._held is not None:
                     node.hold(handle)
                     continue
             handle._run()

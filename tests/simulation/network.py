@@ -36,16 +36,13 @@ class End:
         self.node = node
         self.host = host
         self.error: Exception | None = None
+        self.arrives_at = 0.0  # the last message
         self.on_message: Callable[[Any], None] = lambda _: None
         self.on_broken: Callable[[Exception], None] = lambda _: None
 
-    def run(self, callback: Callable[..., None], *args: Any) -> None:
-        """Run something as a callback of this end's node."""
-        loop = asyncio.get_running_loop()
-        if self.node is None:
-            callback(*args)
-        else:
-            loop.call_soon(callback, *args, context=self.node.context)
+    def arrived(self, message: Any) -> None:
+        """Take a message."""
+        self.on_message(message)
 
 
 class Connection:
@@ -59,7 +56,6 @@ class Connection:
     def __init__(self, network: Network, client: End, server: End) -> None:
         self.client, self.server = client, server
         self._network = network
-        self._arrives_at = {id(client): 0.0, id(server): 0.0}
         self.is_over = False
         network.connections[self] = None
 
@@ -71,7 +67,7 @@ class Connection:
         """Send a message from an end to the other one."""
         if self.is_over or end.error is not None:
             return
-        self._transmit(end, self._arrived, message)
+        self._transmit(end, End.arrived, message)
 
     def close(self, end: End, error: Exception) -> None:
         """End the connection: the other end is told once it can be reached."""
@@ -83,7 +79,8 @@ class Connection:
         """Note at one end that the connection is broken."""
         if end.error is None:
             end.error = error
-            end.run(end.on_broken, error)
+            context = self._network.context_of(end.node)
+            asyncio.get_running_loop().call_soon(end.on_broken, error, context=context)
         if self.other(end).error is not None:
             self.over()
 
@@ -95,25 +92,27 @@ class Connection:
     def _transmit(self, end: End, arrive: Callable[[End, Any], None], what: Any) -> None:
         other = self.other(end)
         loop = asyncio.get_running_loop()
-        at = max(loop.time() + self._network.latency_s(), self._arrives_at[id(other)] + 1e-9)
-        self._arrives_at[id(other)] = at
-        loop.call_at(
-            at, self._try, end.host, other, arrive, what, context=self._network.context,
-        )  # fmt: skip
+        at = other.arrives_at = max(
+            loop.time() + self._network.latency_s(), other.arrives_at + 1e-9
+        )
+        context = self._network.context_of(other.node)
+        loop.call_at(at, self._try, end.host, other, arrive, what, context=context)
 
     def _try(self, source: str, to: End, arrive: Callable[[End, Any], None], what: Any) -> None:
         if to.error is not None:
             return
         if self._network.is_cut(source, to.host):
-            self._network.park(source, to.host, lambda: self._try(source, to, arrive, what))
+            self._network.park(
+                source, to.host, lambda: self._try(source, to, arrive, what), to.node
+            )
             return
         arrive(to, what)
 
-    def _arrived(self, end: End, message: Any) -> None:
-        end.run(end.on_message, message)
-
     def _broken(self, end: End, error: Exception) -> None:
         self.broken(end, error)
+
+
+_Accept = Callable[[Connection, End], None]
 
 
 class Network:
@@ -131,11 +130,14 @@ class Network:
     def __init__(self, rng: random.Random, latency_s: float) -> None:
         self.context = contextvars.copy_context()
         self.connections: dict[Connection, None] = {}
-        self.listeners: dict[str, tuple[Node, Callable[[Connection, End], None]]] = {}
+        self.listeners: dict[str, tuple[Node, _Accept | None]] = {}
+        self._waiting: dict[Node, list[Callable[[], None]]] = {}
         self._rng = rng
         self._mean_s = latency_s
         self._cuts: dict[tuple[str, str], int] = {}
-        self._parked: dict[tuple[str, str], list[Callable[[], None]]] = {}
+        self._parked: dict[
+            tuple[str, str], list[tuple[Callable[[], None], contextvars.Context]]
+        ] = {}
 
     def latency_s(self) -> float:
         """Return the latency of the next message: mostly small, sometimes long."""
@@ -144,15 +146,29 @@ class Network:
 
     # ---------------------------------------------------------------- hosts
 
-    def listen(self, host: str, node: Node, accept: Callable[[Connection, End], None]) -> None:
+    def bind(self, host: str, node: Node) -> None:
+        """Let connections to a host wait for the process: it does not accept them yet."""
+        self.listeners[host] = (node, None)
+
+    def listen(self, host: str, node: Node, accept: _Accept) -> None:
         """Accept connections to a host in a process."""
         self.listeners[host] = (node, accept)
+        self._answer_waiting(node)
+
+    def close(self, host: str, node: Node) -> None:
+        """Refuse connections to a host from now on. Those that are open stay."""
+        if host in self.listeners and self.listeners[host][0] is node:
+            del self.listeners[host]
+        self._answer_waiting(node)
+
+    def _answer_waiting(self, node: Node) -> None:
+        for answer in self._waiting.pop(node, ()):
+            asyncio.get_running_loop().call_later(self._mean_s, answer, context=self.context)
 
     def killed(self, node: Node) -> None:
         """Break the connections of a process that has ended."""
-        for host, (listening, _) in list(self.listeners.items()):
-            if listening is node:
-                del self.listeners[host]
+        for host in list(self.listeners):
+            self.close(host, node)
         for connection in list(self.connections):
             for end in (connection.client, connection.server):
                 if end.node is node:
@@ -191,6 +207,9 @@ class Network:
                 done.set_exception(ConnectionRefusedError(f"nothing listens at {host}"))
                 return
             server_node, accept = listener
+            if accept is None:
+                self._waiting.setdefault(server_node, []).append(answer)
+                return
             done.set_result(self._connected(node, source, host, server_node, accept))
 
         loop.call_later(self.latency_s(), arrive, context=self.context)
@@ -199,7 +218,7 @@ class Network:
     def open(self, source: str, host: str, server: Node) -> Connection | None:
         """Open a connection at once, as on a warm one; ``None`` if the process is another now."""
         listener = self.listeners.get(host)
-        if listener is None or listener[0] is not server:
+        if listener is None or listener[0] is not server or listener[1] is None:
             return None
         return self._connected(current_node(), source, host, server, listener[1])
 
@@ -209,7 +228,7 @@ class Network:
         source: str,
         host: str,
         server_node: Node,
-        accept: Callable[[Connection, End], None],
+        accept: _Accept,
     ) -> Connection:
         client, server = End(node, source), End(server_node, host)
         connection = Connection(self, client, server)
@@ -238,18 +257,24 @@ class Network:
         link = (source, to)
         self._cuts[link] -= 1
         if not self._cuts[link]:
-            for arrive in self._parked.pop(link, ()):
-                asyncio.get_running_loop().call_later(self._mean_s, arrive, context=self.context)
+            for arrive, context in self._parked.pop(link, ()):
+                # At once: before all that is sent from now on.
+                asyncio.get_running_loop().call_soon(arrive, context=context)
 
-    def park(self, source: str, to: str, arrive: Callable[[], None]) -> None:
-        """Keep a message until its link heals."""
-        self._parked.setdefault((source, to), []).append(arrive)
+    def park(
+        self, source: str, to: str, arrive: Callable[[], None], node: Node | None = None
+    ) -> None:
+        """Keep a message until its link heals; it arrives as a callback of the node then."""
+        self._parked.setdefault((source, to), []).append((arrive, self.context_of(node)))
+
+    def context_of(self, node: Node | None) -> contextvars.Context:
+        """Return the context of the callbacks of a node, or of the simulation itself."""
+        return self.context if node is None else node.context
 
     def _silent(self, link: tuple[str, str]) -> None:
         """Break the connections over a link that was cut for long."""
         if not self._cuts.get(link):
             return
-        self._parked.pop(link, None)
         for connection in list(self.connections):
             hosts = (connection.client.host, connection.server.host)
             if set(hosts) == set(link):

@@ -58,8 +58,9 @@ def main() -> int:
     seeds = range(int(first), int(last) + 1)
     began = time.monotonic()
     broken: Counter[str] = Counter()
-    failed, acknowledged, virtual_s = 0, 0, 0.0
+    count, failed, acknowledged, virtual_s = 0, 0, 0, 0.0
     for seed, outcome in _outcomes(seeds, arguments, left_out):
+        count += 1
         acknowledged += outcome.acknowledged
         virtual_s += outcome.virtual_s
         if not outcome.violations:
@@ -73,8 +74,8 @@ def main() -> int:
             break
     took_s = time.monotonic() - began
     print(
-        f"{len(seeds)} seeds, {failed} with violations; {acknowledged} appends acknowledged in "
-        f"{virtual_s / 3600:.1f} virtual hours; {len(seeds) / took_s * 60:.0f} seeds a minute"
+        f"{count} seeds, {failed} with violations; {acknowledged} appends acknowledged in "
+        f"{virtual_s / 3600:.1f} virtual hours; {count / took_s * 60:.0f} seeds a minute"
     )
     for name, count in sorted(broken.items()):
         print(f"  {name}: {count} seeds")

@@ -25,6 +25,7 @@ from gazette_sdk.transport.base import Target, Transport
 from simulation import plants, threads
 from simulation.checker import Checker, Promise, Violation
 from simulation.cluster import Cluster, Host, Settings
+from simulation.disk import Disks, watch_syncs
 from simulation.etcd_channel import EtcdHost, use_channels
 from simulation.loop import VirtualLoop, current_node
 from simulation.network import Network
@@ -76,13 +77,13 @@ class Plan:
             ),
             replication=replication,
             journals=[f"sim/journal-{number}" for number in range(rng.randint(1, 3))],
-            writers=rng.randint(1, 3),
-            pause_s=rng.choice((0.1, 0.3, 1.0)),
+            writers=rng.randint(1, 2),
+            pause_s=rng.choice((0.2, 0.5, 1.5)),
             codec=rng.choice((pb.NONE, pb.NONE, pb.SNAPPY, pb.GZIP)),
             latency_s=rng.choice((0.0005, 0.002, 0.02)),
             refresh_s=rng.choice((2, 5, 20)),
             faults=rng.choices(list(FAULTS), k=rng.randint(1, 5)),
-            duration_s=15.0 + 15.0 * rng.random(),
+            duration_s=10.0 + 15.0 * rng.random(),
         )
 
 
@@ -141,9 +142,13 @@ async def _run(seed: int, root: Path, loop: VirtualLoop, checker: Checker) -> No
     use_channels(network)
     store = StoredState(loop.unix_time, random.Random(f"store {seed}"))
     use_store(store)
+    disks = Disks(random.Random(f"disks {seed}"))
+    watch_syncs(disks)
     etcd = EtcdHost(network, random.Random(f"etcd {seed}"))
     rng = random.Random(f"cluster {seed}")
-    cluster = Cluster(root, plan.settings, rng, network=network, etcd=etcd, store=store)
+    cluster = Cluster(
+        root, plan.settings, rng, network=network, etcd=etcd, store=store, disks=disks
+    )
     for host in cluster.hosts:
         cluster.start(host)
 

@@ -8,6 +8,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
+from gazette_sdk.broker.spool.directory import Durability
 from simulation.cluster import Cluster, Host
 from simulation.etcd_channel import ETCD_HOST
 from simulation.loop import VirtualLoop
@@ -128,6 +129,19 @@ async def _kill_zone(faults: Faults) -> None:
     await faults.kill_and_start([host for host in faults.cluster.hosts if host.zone == zone])
 
 
+async def _power_fails(faults: Faults) -> None:
+    """All machines lose their power, or one does. Appends must have been forced to disk."""
+    cluster = faults.cluster
+    if cluster.settings.durability is not Durability.PERSISTED:
+        return
+    hosts = [faults.some_host()] if faults.rng.random() < 0.4 else list(cluster.hosts)
+    for host in hosts:
+        _log.warning("the power of %s fails", host.name)
+        cluster.kill(host)
+        cluster.disks.fail(host.directory / "spools")
+    await asyncio.gather(*(faults.start_later(host) for host in hosts))
+
+
 async def _kill_in_succession(faults: Faults) -> None:
     for _ in range(faults.rng.randint(2, 5)):
         host = faults.some_host()
@@ -244,6 +258,7 @@ FAULTS: dict[str, Fault] = {
     "kill-two": _kill_two,
     "kill-all": _kill_all,
     "kill-zone": _kill_zone,
+    "power": _power_fails,
     "kill-in-succession": _kill_in_succession,
     "pause": _pause,
     "cut": _cut_pair,

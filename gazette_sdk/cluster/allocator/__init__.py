@@ -13,7 +13,8 @@ In reading order:
 * :mod:`~.converge`: one round from current towards desired assignments,
 * :mod:`~.txn`: writing a round in few transactions,
 * :mod:`~.loop`: rounds as the cluster changes,
-* :mod:`~.metrics`.
+* :mod:`~.metrics`,
+* :mod:`~.description` and :mod:`~.simulation`: what would move if the cluster changed.
 """
 
 from gazette_sdk.cluster.allocator.codec import Allocation
