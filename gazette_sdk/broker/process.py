@@ -216,7 +216,7 @@ class Broker:
         recovered: list[CompletedSpool],
     ) -> None:
         config = self.config
-        self.persister = Persister(stores, self.keyspace.item)
+        self.persister = Persister(stores, self.keyspace.item, stored=self._tell_stored)
         peers = self._peers = self._peers or ChosenTransport(
             config.endpoint,
             zone=config.zone,
@@ -261,7 +261,11 @@ class Broker:
         parts = ReplicaParts(
             complete=self.persister.complete,
             refresh=lambda replica: refresh_index(
-                replica.journal, replica.index, stores, self.keyspace.item
+                replica.journal,
+                replica.index,
+                stores,
+                self.keyspace.item,
+                self.persister.check_listed,
             ),
             pulse=Pulses(appends.append, auto_suspend=config.auto_suspend).run,
             min_append_rate=config.min_append_rate,
@@ -296,6 +300,12 @@ class Broker:
         self.keyspace.observers.append(lambda: self._quarantine.observe(self.keyspace.changes))
         self._is_composed = True
         self.resolver.refresh()
+
+    def _tell_stored(self, spool: CompletedSpool) -> None:
+        """Tell the other replicas that we have stored a fragment of a journal which we lead."""
+        replica = self._replica_of(spool.fragment.journal, spool.create_revision)
+        if replica is not None and replica.ready is not None:
+            replica.ready.pipeline.tell_stored(spool.fragment.end)
 
     # ------------------------------------------------------------------ end
 

@@ -95,6 +95,7 @@ class Index:
 
     Attributes:
         first_refresh: set once the stores have been listed.
+        listing_wanted: set while a listing of the stores should release local fragments.
         refresh_failure: why they could not be listed; None when they could, or were not yet.
     """
 
@@ -110,7 +111,9 @@ class Index:
         self._unacknowledged: deque[pb.Fragment] = deque()  # forms of local fragments, by end
         self._shown: pb.Fragment | None = None  # the last of them which was acknowledged
         self._stored_end = 0
+        self._primary_stored = 0
         self.first_refresh = asyncio.Event()
+        self.listing_wanted = asyncio.Event()
         self.refresh_failure: str | None = None
 
     # -------------------------------------------------------------- changes
@@ -193,7 +196,16 @@ class Index:
         self._all = remote
         self.refresh_failure = None
         self.first_refresh.set()
+        self._judge_listing()
         self._wake()
+
+    def expect_stored(self, end: int) -> None:
+        """Note that the primary has stored the content before ``end``: a listing should show it.
+
+        Local fragments are released by that listing only.
+        """
+        self._primary_stored = max(self._primary_stored, end)
+        self._judge_listing()
 
     def close(self) -> None:
         """End waiting queries and release all files: the replica ends."""
@@ -202,6 +214,12 @@ class Index:
         self._files.clear()
         self._unacknowledged.clear()
         self._wake()
+
+    def _judge_listing(self) -> None:
+        if self._local and self._local[0].end <= self._primary_stored:
+            self.listing_wanted.set()
+        else:
+            self.listing_wanted.clear()
 
     def _drop_files(self) -> None:
         begins = {fragment.begin for fragment in self._local}

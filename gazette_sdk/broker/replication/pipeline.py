@@ -222,6 +222,8 @@ class Pipeline:
     acknowledged_end: int = 0
     _opened: bool = False
     _told_end: int = -1  # of acknowledged_end: what the peers know
+    _stored_end: int = 0
+    _told_stored_end: int = 0
     _has_sent_content: bool = False  # since the last proposal
     _proposed: pb.ReplicateRequest | None = None  # the last proposal sent
     _telling: asyncio.TimerHandle | None = None
@@ -381,7 +383,7 @@ class Pipeline:
             if error is not None:
                 raise error
 
-    # -------------------------------------------------- what is acknowledged
+    # ---------------------------------------- what is acknowledged, and stored
 
     def tell_acknowledged(self, end: int) -> None:
         """Tell the peers that all replicas have acknowledged the journal through ``end``.
@@ -391,12 +393,24 @@ class Pipeline:
         if self.streams and end > self.acknowledged_end:
             self.acknowledged_end = end
             if self._telling is None:
-                loop = asyncio.get_running_loop()
-                self._telling = loop.call_later(TELL_DELAY_S, self._tell_now)
+                self._tell_soon()
+
+    def tell_stored(self, end: int) -> None:
+        """Tell the peers likewise that the store has the journal through ``end``."""
+        if self.streams and end > self._stored_end:
+            self._stored_end = end
+            if self._telling is None:
+                self._tell_soon()
+
+    def _tell_soon(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._telling = loop.call_later(TELL_DELAY_S, self._tell_now)
 
     def _tell_with(self, request: pb.ReplicateRequest) -> None:
         if self.acknowledged_end > self._told_end:
             self._told_end = request.acknowledged_through = self.acknowledged_end
+        if self._stored_end > self._told_stored_end:
+            self._told_stored_end = request.stored_through = self._stored_end
 
     def _tell_now(self) -> None:
         """Repeat the last proposal, which changes nothing, with the acknowledged offset.
@@ -405,7 +419,11 @@ class Pipeline:
         """
         self._telling = None
         last = self._proposed
-        if self.acknowledged_end == self._told_end or self._has_sent_content or last is None:
+        is_told = (self.acknowledged_end, self._stored_end) == (
+            self._told_end,
+            self._told_stored_end,
+        )
+        if is_told or self._has_sent_content or last is None:
             return
         request = pb.ReplicateRequest(proposal=last.proposal, registers=last.registers)
         self._tell_with(request)

@@ -73,7 +73,7 @@ async def replicate(
             resolution.replica.index.hold(is_told=True)
         while request is not None:
             response = await spool.apply(request, primary=False)
-            _show(resolution.replica, request, response.status, is_told=is_told)
+            _note(resolution.replica, request, response.status, is_told=is_told)
             if request.acknowledge:
                 if header is not None:
                     response.header.CopyFrom(header)
@@ -111,10 +111,10 @@ async def _take_spool(
             continue
 
 
-def _show(
+def _note(
     replica: Replica, request: pb.ReplicateRequest, status: pb.Status, *, is_told: bool
 ) -> None:
-    """Show readers what all replicas have acknowledged.
+    """Note what the primary tells: what all replicas have acknowledged, and what is stored.
 
     A primary of another implementation does not tell that: our commits are shown at once then.
     """
@@ -122,6 +122,8 @@ def _show(
         replica.index.acknowledge(request.acknowledged_through)
     elif not is_told and status == pb.OK:
         replica.index.release()
+    if request.stored_through:
+        replica.index.expect_stored(request.stored_through)
     if request.acknowledge and request.proposal.end > 0 and status == pb.OK:
         replica.head_is_known = True
 

@@ -42,7 +42,7 @@ MESSAGES = {
     "7 store_health_error string",
     "ReplicateRequest": "1 header Header, 2 deprecated_journal string, 3 proposal Fragment, "
     "4 content bytes, 5 content_delta int64, 6 acknowledge bool, 7 registers LabelSet, "
-    "100 acknowledged_through int64",
+    "100 acknowledged_through int64, 101 stored_through int64",
     "ReplicateResponse": "1 status Status, 2 header Header, 3 fragment Fragment, "
     "4 registers LabelSet",
     "ListRequest": "1 selector LabelSelector, 4 watch bool, 5 watch_resume Header",

@@ -476,3 +476,46 @@ def test_the_largest_later_revision_is_resolved_at():
     found = sync_of(elsewhere(200), elsewhere(300))
     assert (found.input, found.read_through) == (Input.LATER, 300)
     assert sync_of(elsewhere(100), OK).input is Input.FAILED
+
+
+# ----------------------------------------------- what is acknowledged, and stored
+
+
+def test_peers_are_told_with_the_next_request_or_soon_by_the_last_proposal(directory):
+    async def scenario():
+        pipeline, (peer, _) = started(directory)
+        pipeline.acknowledged_end = 0
+        await pipeline.scatter(proposal(pipeline.spool))
+        (first,) = await peer.received(1)
+        assert (first.HasField("acknowledged_through"), first.acknowledged_through) == (True, 0)
+
+        await pipeline.scatter_content(b"one", 0)
+        await pipeline.scatter(proposal(pipeline.spool))
+        pipeline.tell_acknowledged(3)
+        pipeline.tell_stored(2)
+        content, commit, told = (await peer.received(4))[1:]
+        assert not content.HasField("acknowledged_through")
+        assert not commit.HasField("acknowledged_through")
+        assert (told.acknowledged_through, told.stored_through) == (3, 2)
+        assert (told.proposal, told.registers) == (commit.proposal, commit.registers)
+        assert not told.acknowledge
+
+        # In the middle of an append it would roll back.
+        await pipeline.scatter_content(b"two", 0)
+        pipeline.tell_acknowledged(4)
+        pipeline.tell_acknowledged(3)
+        pipeline._telling.cancel()
+        pipeline._tell_now()
+        await pipeline.scatter_content(b"three", 3)
+        more = (await peer.received(6))[4:]
+        assert [(r.content, r.acknowledged_through) for r in more] == [(b"two", 0), (b"three", 4)]
+
+        # Whoever goes on without this primary knows as much as it did.
+        await pipeline.scatter(proposal(pipeline.spool))
+        pipeline.tell_acknowledged(11)
+        await pipeline.tear_down()
+        assert (await peer.received(8))[7].acknowledged_through == 11
+        pipeline.fail(UnavailableError("over"))
+        await pipeline.ended()
+
+    run(scenario())
