@@ -175,8 +175,8 @@ def test_a_member_cut_off_from_etcd_is_lost_when_peers_see_it_gone(etcd):
                 watch = observer.watch(KEY, 1 + membership.revision)
                 assert (await anext(watch)).events[0].is_delete
                 await watch.aclose()
-            # There is no lease to revoke, so the end takes no time.
-            await within(membership.revoke(), timeout_s=0.5)
+            # Etcd may still hold the lease, so it is revoked; bounded by its time to live.
+            await within(membership.revoke(), timeout_s=3)
             await client.aclose()
 
     run(scenario())
