@@ -21,10 +21,20 @@ from typing import Any, TypeVar
 
 import pytest
 
+from gazette_sdk.cluster._etcd3 import rpc
 from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd_cluster import EtcdCluster
 from gazette_sdk.cluster.etcd_server import EtcdServer
 
-__all__ = ["EtcdFixture", "etcd", "etcd_server", "run", "within"]
+__all__ = [
+    "EtcdFixture",
+    "etcd",
+    "etcd_cluster",
+    "etcd_server",
+    "leader_of",
+    "run",
+    "within",
+]
 
 T = TypeVar("T")
 
@@ -78,6 +88,29 @@ def etcd(etcd_server: EtcdServer) -> Iterator[EtcdFixture]:
     assert not leftovers, f"an earlier test left keys behind: {leftovers}"
     yield fixture
     run(_clean(fixture))
+
+
+@pytest.fixture
+def etcd_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    """A cluster of three etcd members, which the test may kill and start again."""
+    cluster = EtcdCluster(tmp_path_factory.mktemp("etcd-cluster"))
+    cluster.start_blocking()
+    yield cluster
+    for member in cluster.members:  # without a majority, a graceful end takes long
+        member.kill()
+
+
+async def leader_of(cluster: EtcdCluster) -> EtcdServer:
+    """Return the running member of a cluster that leads it."""
+    while True:
+        for member in cluster.members:
+            if member.pid is None:
+                continue
+            async with contextlib.aclosing(await Etcd.connect(member.endpoint)) as client:
+                status = await client._call(client._maintenance.Status, rpc.StatusRequest())
+                if status.leader == status.header.member_id:
+                    return member
+        await asyncio.sleep(0.1)  # an election
 
 
 async def _keys(fixture: EtcdFixture) -> list[bytes]:

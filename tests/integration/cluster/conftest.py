@@ -1,3 +1,3 @@
-from support.etcd import etcd, etcd_server
+from support.etcd import etcd, etcd_cluster, etcd_server
 
-__all__ = ["etcd", "etcd_server"]
+__all__ = ["etcd", "etcd_cluster", "etcd_server"]
