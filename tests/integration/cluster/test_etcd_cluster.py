@@ -225,7 +225,7 @@ def test_members_are_learned_and_a_proxy_is_not_passed_by(etcd_cluster):
             }
             proxy.accepting = False
             await proxy.break_connections()
-            await client.put(b"/k", b"1")
+            await put_until_known(client, b"/k", b"1")
             second.kill()
             while client._connections._current.address != third.endpoint:
                 await client.range(b"/k")
