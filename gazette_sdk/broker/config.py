@@ -25,7 +25,7 @@ class BrokerConfig:
         spool_dir: directory of its spools; they survive the process there. ``None`` for a private
             one below the temporary directory, of this broker and Etcd cluster.
         zone: zone of the process.
-        etcd_endpoint: URL of Etcd.
+        etcd_endpoint: URL of Etcd, or several separated by commas.
         etcd_prefix: prefix of the cluster's keys.
         etcd_cert_file: client certificate toward Etcd.
         etcd_cert_key_file: its key.

@@ -36,13 +36,14 @@ from gazette_sdk.broker.resolver import Resolver
 from gazette_sdk.broker.service import JournalService
 from gazette_sdk.broker.spool.default_root import make_default_root
 from gazette_sdk.broker.spool.directory import CompletedSpool, SpoolDirectory
+from gazette_sdk.broker.spool.lease_note import LeaseNote, NotedLease, revoke_noted
 from gazette_sdk.cluster.allocator.loop import run_allocator
 from gazette_sdk.cluster.broker_keys import (
     BrokerKeySpace,
     JournalAllocation,
     JournalEntry,
 )
-from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd import ANSWER_TIMEOUT_S, Etcd
 from gazette_sdk.cluster.membership import Membership
 from gazette_sdk.errors import ConfigurationError, EtcdUnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry
@@ -132,9 +133,11 @@ class Broker:
     # ---------------------------------------------------------------- start
 
     async def start(self) -> None:
-        """Join the cluster, recover the spools of an earlier process, and begin to serve.
+        """Recover the spools of an earlier process, join the cluster, and begin to serve.
 
         It waits for Etcd, and while another process has this broker's id. It can be cancelled.
+        The lease of the earlier process over its spools is revoked. Once the broker is announced,
+        little is left to do: peers that dial it are refused until its fronts serve.
         After an error, :meth:`stop` cleans up.
 
         Raises:
@@ -154,17 +157,19 @@ class Broker:
         spools = self._spools = self._spools or await self._open_spools(
             await self._make_default_root(self._etcd)
         )
-        self._membership = Membership(
-            self._etcd,
-            self.keyspace.member_key(config.zone, config.suffix),
-            ttl_s=config.lease_ttl_s,
-        )
+        note = LeaseNote(spools.root)
+        await revoke_noted(self._etcd, await asyncio.to_thread(note.read))
+        recovered = await asyncio.to_thread(spools.recover, self._etcd.cluster_id)
+
+        key = self.keyspace.member_key(config.zone, config.suffix)
+        self._membership = Membership(self._etcd, key, ttl_s=config.lease_ttl_s)
         await self._membership.start()
         self._membership.lost.add_done_callback(self._lease_ended)
+        noted = NotedLease(self._etcd.cluster_id, key, self._membership.lease)
+        await asyncio.to_thread(note.write, noted)
         revision = await self._membership.announce(spec)
         await self.keyspace.load(self._etcd, revision)
 
-        recovered = await asyncio.to_thread(spools.recover, self.keyspace.header.cluster_id)
         await asyncio.to_thread(spools.sweep, self._exists)
         self._history = EtcdHistory(spools, self.keyspace, self._id, config.max_replication)
         await self._history.check(self._etcd)
@@ -181,9 +186,8 @@ class Broker:
     async def _make_default_root(self, etcd: Etcd) -> Path:
         """Make the default directory of spools, which is named by the Etcd cluster."""
         config = self.config
-        header = (await etcd.range(b"\0")).header
         return await asyncio.to_thread(
-            make_default_root, header.cluster_id, config.etcd_prefix, config.zone, config.suffix
+            make_default_root, etcd.cluster_id, config.etcd_prefix, config.zone, config.suffix
         )
 
     async def _connect(self) -> Etcd:
@@ -194,6 +198,7 @@ class Broker:
                 etcd = await Etcd.connect(
                     config.etcd_endpoint,
                     dial_timeout_s=max(1.0, config.lease_ttl_s / 20),
+                    answer_timeout_s=min(ANSWER_TIMEOUT_S, config.lease_ttl_s / 3),
                     cert_file=config.etcd_cert_file,
                     cert_key_file=config.etcd_cert_key_file,
                     trusted_ca_file=config.etcd_trusted_ca_file,

@@ -62,6 +62,7 @@ from gazette_sdk.errors import (
 )
 
 __all__ = [
+    "ANSWER_TIMEOUT_S",
     "Compare",
     "Delete",
     "Etcd",
@@ -428,6 +429,10 @@ class Etcd:
             else:
                 if hasattr(response, "header"):
                     connection.note(response.header)
+                    # Unless the member list told it, which Etcd may keep from strangers.
+                    self._connections.cluster_id = (
+                        self._connections.cluster_id or connection.cluster_id
+                    )
                 return response
 
     async def _authenticate(

@@ -22,7 +22,7 @@ from gazette_sdk.cluster.child_process import ENDED, ChildProcess
 from gazette_sdk.cluster.etcd_binary import find_etcd
 from gazette_sdk.errors import ConfigurationError, EtcdError
 
-__all__ = ["EtcdServer", "Peers", "free_port"]
+__all__ = ["EtcdServer", "Peers"]
 
 HEARTBEAT_MS = 20
 """Raft tick. Small, because a single member waits for some ticks before it elects itself."""
@@ -182,7 +182,7 @@ class EtcdServer:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         for attempt in range(1, PORT_ATTEMPTS + 1):
             # A restarted server uses its earlier port if it can, since its clients use that.
-            port = self._port if self._port and attempt == 1 else free_port()
+            port = self._port if self._port and attempt == 1 else _free_port()
             child, problem = self._launch(binary, port)
             if problem is None:
                 self._port = port
@@ -278,7 +278,7 @@ class EtcdServer:
         return command
 
 
-def free_port() -> int:
+def _free_port() -> int:
     """Return a port of the loopback address that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -3,6 +3,7 @@
 ::
 
     ROOT/lock                                      locked while a broker uses the directory
+    ROOT/lease                                     the lease of the last process (`lease_note`)
     ROOT/revision                                  last revision of Etcd (`etcd_history`)
     ROOT/journals/NAME=DIGEST/head                 the greatest committed offset, and the registers
     ROOT/journals/NAME=DIGEST/forgotten            serial of the last contested spool

@@ -69,8 +69,14 @@ def test_a_conflicting_announcement_waits_until_the_old_lease_goes(etcd, caplog)
             old = Membership(client, KEY, ttl_s=60)
             await old.start()
             await old.announce(spec(1))
-            async with Membership(client, KEY, ttl_s=60, retry_s=0.01) as new:
+            # The pause is longer than the test may take: the deletion of the key ends it.
+            async with Membership(client, KEY, ttl_s=60, retry_s=1000) as new:
                 announcing = asyncio.create_task(new.announce(spec(2)))
+                with pytest.raises(TimeoutError):
+                    await within(asyncio.shield(announcing), timeout_s=0.1)
+                # A key that begins with ours is another member's.
+                await client.put(KEY + b"2", b"")
+                await client.delete(KEY + b"2")
                 with pytest.raises(TimeoutError):
                     await within(asyncio.shield(announcing), timeout_s=0.1)
                 assert [s for s, _, _ in await announced(client)] == [spec(1)]
@@ -175,8 +181,69 @@ def test_a_member_cut_off_from_etcd_is_lost_when_peers_see_it_gone(etcd):
                 watch = observer.watch(KEY, 1 + membership.revision)
                 assert (await anext(watch)).events[0].is_delete
                 await watch.aclose()
-            # There is no lease to revoke, so the end takes no time.
-            await within(membership.revoke(), timeout_s=0.5)
+            # Etcd may still hold the lease, so it is revoked; bounded by its time to live.
+            await within(membership.revoke(), timeout_s=3)
+            await client.aclose()
+
+    run(scenario())
+
+
+def test_the_wait_for_a_key_goes_on_over_broken_connections(etcd):
+    async def scenario():
+        async with TcpProxy(urlsplit(etcd.address).port) as proxy, etcd.client() as observer:
+            old = Membership(observer, KEY, ttl_s=60)
+            await old.start()
+            await old.announce(spec(1))
+            client = await Etcd.connect(f"http://127.0.0.1:{proxy.port}")
+            async with Membership(client, KEY, ttl_s=60, retry_s=1000) as new:
+                announcing = asyncio.create_task(new.announce(spec(2)))
+                for _ in range(3):
+                    await asyncio.sleep(0.05)
+                    await proxy.break_connections()
+                await old.revoke()
+                assert await within(announcing) == new.revision
+            await client.aclose()
+
+    run(scenario())
+
+
+def test_a_wait_for_a_key_ends_with_its_own_lease_and_can_be_cancelled(etcd):
+    async def scenario():
+        async with etcd.client() as client, Membership(client, KEY, ttl_s=60) as old:
+            await old.announce(spec(1))
+            async with Membership(client, KEY, ttl_s=1, retry_s=1000) as new:
+                announcing = asyncio.create_task(new.announce(spec(2)))
+                await client.revoke(new.lease)
+                with pytest.raises(LeaseLostError):
+                    await within(announcing)
+            async with Membership(client, KEY, ttl_s=60, retry_s=1000) as new:
+                announcing = asyncio.create_task(new.announce(spec(2)))
+                await asyncio.sleep(0.1)
+                announcing.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await within(announcing)
+
+    run(scenario())
+
+
+def test_a_lease_that_was_lost_without_an_answer_is_revoked_at_the_end(etcd):
+    async def scenario():
+        async with TcpProxy(urlsplit(etcd.address).port) as proxy, etcd.client() as observer:
+            client = await Etcd.connect(f"http://127.0.0.1:{proxy.port}")
+            membership = Membership(client, KEY, ttl_s=3)
+            await membership.start()
+            await membership.announce(spec())
+            proxy.flowing.clear()
+            # Etcd still holds the lease, as after a change of its leader.
+            other = asyncio.create_task(observer.keep_alive(membership.lease, 3))
+            with pytest.raises(LeaseLostError):
+                await within(asyncio.shield(membership.lost), timeout_s=10)
+            assert await announced(observer)
+            proxy.flowing.set()
+            await membership.revoke()
+            assert not await announced(observer)
+            other.cancel()
+            await asyncio.wait([other])
             await client.aclose()
 
     run(scenario())
