@@ -12,11 +12,13 @@ from gazette_sdk.cluster.allocator.description import (
     DescribedItem,
     DescribedMember,
     MemberId,
+    describe,
     dump_description,
     parse_description,
 )
 from gazette_sdk.cluster.allocator.simulation import ClusterChange, Load, simulate
 from gazette_sdk.errors import ConfigurationError, ValidationError
+from support.allocation import VectorAllocation, filled, item_value, member_value
 
 ONE, TWO = MemberId("a", "one-"), MemberId("a", "two-")
 THREE, FOUR = MemberId("b", "three"), MemberId("b", "four")
@@ -223,6 +225,26 @@ def test_a_description_is_read_as_it_was_written():
         ),
     )
     assert parse_description(dump_description(description)) == description
+
+
+def test_a_mirror_is_described_without_what_is_about_to_go():
+    keyspace = filled(
+        [
+            ("/root/members/b#two-", member_value(5, exiting=True)),
+            ("/root/members/a#one-", member_value(7)),
+            ("/root/items/item", item_value(2)),
+            ("/root/assign/item#a#one-#1", "consistent"),
+            ("/root/assign/item#a#one-#3", ""),
+            ("/root/assign/item#a#gone#2", ""),
+            ("/root/assign/item#b#two-#0", ""),
+            ("/root/assign/deleted#b#two-#0", ""),
+        ]
+    )
+    two = MemberId("b", "two-")
+    assert describe(keyspace, VectorAllocation()) == ClusterDescription(
+        (DescribedMember(two, 5, exiting=True), DescribedMember(ONE, 7)),
+        (DescribedItem("item", 2, (two, ONE)),),
+    )
 
 
 @pytest.mark.parametrize(
