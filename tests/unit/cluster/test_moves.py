@@ -122,6 +122,29 @@ def test_a_member_that_returns_gets_only_what_balance_requires(journals, lost):
     assert solved(replications, members, returned) == returned
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_leader_of_another_implementation_moves_nothing_again(seed):
+    # Others solve by push/relabel alone.
+    random = Random(seed)
+    names = [f"{'abc'[n % random.choice((2, 3))]}#broker-{n}" for n in range(random.randint(4, 8))]
+    members = dict.fromkeys(names, (1024, False))
+    replications = [3] * random.choice((1, 2, 4, 8, 20, 60))
+    placement = solved(replications, members)
+    for change in ("lost", "back"):
+        if change == "lost":
+            lost = random.choice(names)
+            del members[lost]
+            placement = without(placement, lost)
+        else:
+            members[lost] = (1024, False)
+        placement = solved(replications, members, placement)
+        state = state_of(replications, members, placement)
+        network = FlowNetwork(state, 0, len(replications))
+        solver = PushRelabel(network)
+        solver.solve()
+        assert network.extract(solver) == state.holders
+
+
 def test_a_search_that_takes_too_long_leaves_the_moves(monkeypatch):
     # Item 1 could stay on the second member, if item 0 took the place on the third.
     members = {f"a#member-{n}": (1, False) for n in range(3)}

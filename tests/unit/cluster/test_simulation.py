@@ -132,6 +132,16 @@ def test_members_drain_one_after_the_other_while_others_join():
     assert all(len(item.holders) == 3 for item in found.after.items)
 
 
+@pytest.mark.parametrize("lost", [{"removed": (ONE,)}, {"removed_zones": ("a",)}])
+def test_a_lost_member_can_join_again_at_once(lost):
+    found = simulate(settled(2), ClusterChange(added=(DescribedMember(ONE, 9),), **lost))
+    loads = {each.id: each for each in found.members}
+    assert loads[ONE].limit == 9
+    assert loads[ONE].after.replicas > 0
+    # It is the last one to have joined.
+    assert found.after.members[-1].id == ONE
+
+
 def test_replication_changes_for_one_item_and_for_all_below_a_name():
     members = tuple(DescribedMember(member, 100) for member in FOUR_IN_TWO_ZONES)
     names = ("left/a", "left/b", "right/a")
