@@ -212,10 +212,10 @@ def change_cluster(description: ClusterDescription, change: ClusterChange) -> Cl
     for zone in change.removed_zones:
         if zone not in zones:
             raise _unknown(f"zone {zone}", sorted(zones))
-    for added in change.added:
-        if added.id in known and added.id not in change.removed:
-            raise ConfigurationError(f"member {added.id} is in the cluster already")
     lost = {m for m in known if m in change.removed or m.zone in change.removed_zones}
+    for added in change.added:
+        if added.id in known - lost:
+            raise ConfigurationError(f"member {added.id} is in the cluster already")
     members = [
         replace(member, exiting=member.exiting or member.id in change.drained)
         for member in description.members

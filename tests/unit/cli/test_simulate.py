@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from gazette_sdk.cluster.allocator import simulation
+
 CLUSTER = b"""
 members:
 - {zone: a, id: broker-1, limit: 4}
@@ -90,6 +92,24 @@ def test_changes_are_combined(simulate):
     assert rows["a/broker-1"][-1] == "<none>"
     assert rows["c/broker-5"][0] == "9"
     assert rows["c/broker-6"][0] == "4"
+
+
+def test_what_is_pending_is_told_apart(simulate, gazette):
+    one_short = CLUSTER.replace(
+        b"[a/broker-1, a/broker-2, b/broker-3]", b"[a/broker-1, a/broker-2]"
+    )
+    (gazette.directory / "cluster.yaml").write_bytes(one_short)
+    assert "Without the change" not in simulate().text
+    text = simulate("--add=b/broker-5").text
+    assert (
+        "Without the change: 1 journal would change, and 1 replica would move. This is taken as "
+        "done before.\n"
+    ) in text
+
+
+def test_an_allocator_that_is_not_done_is_told(simulate, monkeypatch):
+    monkeypatch.setattr(simulation, "ROUNDS_MAX", 1)
+    assert "The allocator is not done after 1 rounds.\n" in simulate("--drain=a/broker-1").text
 
 
 def test_specs_are_applied_as_a_client_would(simulate, gazette):

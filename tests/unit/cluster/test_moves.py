@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gazette_sdk.cluster.allocator import moves as module
 from gazette_sdk.cluster.allocator.moves import undo_needless_moves
 from gazette_sdk.cluster.allocator.placement import complete, fair_share, shortfall
 from gazette_sdk.cluster.allocator.push_relabel import PushRelabel
@@ -119,6 +120,61 @@ def test_a_member_that_returns_gets_only_what_balance_requires(journals, lost):
     assert all(name != lost or journals > 3 for holders in returned for name in holders)
     # A new leader, who solves afresh, moves nothing.
     assert solved(replications, members, returned) == returned
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_leader_of_another_implementation_moves_nothing_again(seed):
+    # Others solve by push/relabel alone.
+    random = Random(seed)
+    names = [f"{'abc'[n % random.choice((2, 3))]}#broker-{n}" for n in range(random.randint(4, 8))]
+    members = dict.fromkeys(names, (1024, False))
+    replications = [3] * random.choice((1, 2, 4, 8, 20, 60))
+    placement = solved(replications, members)
+    for change in ("lost", "back"):
+        if change == "lost":
+            lost = random.choice(names)
+            del members[lost]
+            placement = without(placement, lost)
+        else:
+            members[lost] = (1024, False)
+        placement = solved(replications, members, placement)
+        state = state_of(replications, members, placement)
+        network = FlowNetwork(state, 0, len(replications))
+        solver = PushRelabel(network)
+        solver.solve()
+        assert network.extract(solver) == state.holders
+
+
+def test_a_search_that_takes_too_long_leaves_the_moves(monkeypatch):
+    # Item 1 could stay on the second member, if item 0 took the place on the third.
+    members = {f"a#member-{n}": (1, False) for n in range(3)}
+    state = state_of([1, 1, 1], members, [[], ["a#member-1"], ["a#member-0"]])
+    placement = [[1], [2], [0]]
+    monkeypatch.setattr(module, "PROBES_PER_REPLICA", 0)
+    undo_needless_moves(state, placement)
+    assert placement == [[1], [2], [0]]
+    monkeypatch.undo()
+    undo_needless_moves(state, placement)
+    assert placement == [[2], [1], [0]]
+
+
+def test_a_chain_of_new_items_makes_room():
+    # Item 0 leaves member 0 for member 2. Item 1, new to member 0, is on member 2 already, so it
+    # goes to member 1, and item 2, new there, to member 2.
+    members = {"a#member-0": (1, False), "a#member-1": (1, False), "a#member-2": (2, False)}
+    state = state_of([1, 2, 1], members, [["a#member-0"], ["a#member-2"], []])
+    placement = [[2], [0, 2], [1]]
+    undo_needless_moves(state, placement)
+    assert placement == [[0], [1, 2], [2]]
+
+
+def test_zones_are_kept_when_moves_are_undone():
+    # Item 0 cannot stay on member a#two-: then item 1 would be in one zone only.
+    members = dict.fromkeys(("a#one-", "a#two-", "b#one-"), (1, False))
+    state = state_of([1, 2], members, [["b#one-"], ["a#one-"]])
+    placement = [[1], [0, 2]]
+    undo_needless_moves(state, placement)
+    assert placement == [[1], [0, 2]]
 
 
 def test_an_item_without_its_own_share_of_the_loss_stays_where_it_is():

@@ -12,11 +12,13 @@ from gazette_sdk.cluster.allocator.description import (
     DescribedItem,
     DescribedMember,
     MemberId,
+    describe,
     dump_description,
     parse_description,
 )
 from gazette_sdk.cluster.allocator.simulation import ClusterChange, Load, simulate
 from gazette_sdk.errors import ConfigurationError, ValidationError
+from support.allocation import VectorAllocation, filled, item_value, member_value
 
 ONE, TWO = MemberId("a", "one-"), MemberId("a", "two-")
 THREE, FOUR = MemberId("b", "three"), MemberId("b", "four")
@@ -130,6 +132,16 @@ def test_members_drain_one_after_the_other_while_others_join():
     assert all(len(item.holders) == 3 for item in found.after.items)
 
 
+@pytest.mark.parametrize("lost", [{"removed": (ONE,)}, {"removed_zones": ("a",)}])
+def test_a_lost_member_can_join_again_at_once(lost):
+    found = simulate(settled(2), ClusterChange(added=(DescribedMember(ONE, 9),), **lost))
+    loads = {each.id: each for each in found.members}
+    assert loads[ONE].limit == 9
+    assert loads[ONE].after.replicas > 0
+    # It is the last one to have joined.
+    assert found.after.members[-1].id == ONE
+
+
 def test_replication_changes_for_one_item_and_for_all_below_a_name():
     members = tuple(DescribedMember(member, 100) for member in FOUR_IN_TWO_ZONES)
     names = ("left/a", "left/b", "right/a")
@@ -223,6 +235,26 @@ def test_a_description_is_read_as_it_was_written():
         ),
     )
     assert parse_description(dump_description(description)) == description
+
+
+def test_a_mirror_is_described_without_what_is_about_to_go():
+    keyspace = filled(
+        [
+            ("/root/members/b#two-", member_value(5, exiting=True)),
+            ("/root/members/a#one-", member_value(7)),
+            ("/root/items/item", item_value(2)),
+            ("/root/assign/item#a#one-#1", "consistent"),
+            ("/root/assign/item#a#one-#3", ""),
+            ("/root/assign/item#a#gone#2", ""),
+            ("/root/assign/item#b#two-#0", ""),
+            ("/root/assign/deleted#b#two-#0", ""),
+        ]
+    )
+    two = MemberId("b", "two-")
+    assert describe(keyspace, VectorAllocation()) == ClusterDescription(
+        (DescribedMember(two, 5, exiting=True), DescribedMember(ONE, 7)),
+        (DescribedItem("item", 2, (two, ONE)),),
+    )
 
 
 @pytest.mark.parametrize(
