@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -26,6 +28,7 @@ __all__ = [
     "StoredContent",
     "StoredObject",
     "open_store",
+    "wrap_stores",
 ]
 
 _AZURE: Final = ("gazette_sdk.fragment.stores.azure:AzureStore", "azure")
@@ -38,6 +41,25 @@ _BACKENDS: Final = {
     "azure-ad": ("gazette_sdk.fragment.stores.azure:AzureADStore", "azure"),
 }
 """Class of each scheme over a network, and the extra of this package that it needs."""
+
+_wrappers: list[Callable[[Store], Store]] = []
+
+
+@contextmanager
+def wrap_stores(wrap: Callable[[Store], Store]) -> Iterator[None]:
+    """Wrap every store that :func:`open_store` opens in this process while the context is open.
+
+    For tests: :mod:`gazette_sdk.testing.store_faults` puts its stores in place with it. A store
+    that is open already stays as it is.
+
+    Args:
+        wrap: returns the store to use, given the one that was opened.
+    """
+    _wrappers.append(wrap)
+    try:
+        yield
+    finally:
+        _wrappers.remove(wrap)
 
 
 def open_store(url: str, *, file_root: Path | None = None, file_only: bool = False) -> Store:
@@ -55,6 +77,13 @@ def open_store(url: str, *, file_root: Path | None = None, file_only: bool = Fal
         StoreError: an argument is unknown, the file root or credentials are missing, or the
             package's extra for this kind of store is not installed.
     """
+    store = _open_plain(url, file_root=file_root, file_only=file_only)
+    for wrap in _wrappers:
+        store = wrap(store)
+    return store
+
+
+def _open_plain(url: str, *, file_root: Path | None, file_only: bool) -> Store:
     parsed = parse_store_url(url)
     if file_only:
         mapped = dataclasses.replace(parsed, prefix="", arguments={}, unknown_arguments=())
