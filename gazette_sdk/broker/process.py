@@ -28,7 +28,7 @@ from gazette_sdk.broker.fragments.refresh import refresh_index
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.read import ReadServer
 from gazette_sdk.broker.recovery.etcd_history import EtcdHistory
-from gazette_sdk.broker.recovery.peer_inventory import ANSWER_TIMEOUT_S, PeerInventory
+from gazette_sdk.broker.recovery.peer_inventory import LISTING_TIMEOUT_S, PeerInventory
 from gazette_sdk.broker.recovery.quarantine import Quarantine
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.replication.peer_streams import PeerStreams
@@ -296,7 +296,7 @@ class Broker:
                 local=InProcessTransport(self.service, self.authority),
                 stores=stores,
                 max_replication=config.max_replication,
-                answer_timeout_s=min(ANSWER_TIMEOUT_S, config.lease_ttl_s / 2),
+                answer_timeout_s=min(LISTING_TIMEOUT_S, config.lease_ttl_s / 2),
             ),
             # No peer may have it: it is uploaded at once, like a primary's.
             upload=lambda spool: self.persister.complete(replace(spool, primary=True)),

@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 from gazette_sdk.cli.command import Invocation
-from gazette_sdk.cli.settings import DEV
+from gazette_sdk.cli.dev_processes import DevProcesses
+from gazette_sdk.cli.settings import DEV, DevSettings
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.local_cluster import LocalCluster
+from gazette_sdk.server.settings import LOGGING, LoggingSettings
 from gazette_sdk.server.signals import StopSignal
 
 __all__ = ["run"]
@@ -27,10 +30,18 @@ Gazette is running at {address}
     curl "{address}/examples/foobar?offset=0"
     gazctl journals read{flag} -l name=examples/foobar
 
-  From Python{where}:
+{controls}  From Python{where}:
     from gazette_sdk import Reader
     for envelope in Reader(dict, "name=examples/foobar", block=False):
         print(envelope.message)
+"""
+
+_CONTROLS = """\
+  See what happens when a broker dies (also pause, resume, drain):
+    gazette dev status --data {data}
+    gazette dev kill broker-1 --data {data}
+    gazette dev start broker-1 --data {data}
+
 """
 
 DEFAULT_PORT = 8080
@@ -45,12 +56,7 @@ async def run(invocation: Invocation) -> None:
     """
     settings = invocation.settings(DEV)
     data = _directory(settings.data)
-    cluster = EmbeddedCluster(
-        data,
-        port=settings.port,
-        brokers=settings.brokers,
-        lease_ttl_s=math.ceil(settings.lease_s),
-    )
+    cluster = _cluster(settings, invocation.settings(LOGGING), data)
     with StopSignal() as stop:
         work = asyncio.ensure_future(_serve(cluster, settings.port))
         signalled = asyncio.ensure_future(stop.wait())
@@ -83,15 +89,48 @@ def _directory(text: str) -> Path:
     return data
 
 
-async def _serve(cluster: EmbeddedCluster, port: int) -> None:
+def _cluster(
+    settings: DevSettings, log: LoggingSettings, data: Path
+) -> EmbeddedCluster | DevProcesses:
+    """Return a cluster of one broker in this process, or of several processes.
+
+    Raises:
+        ConfigurationError: there are more zones than brokers, or a zone has no name.
+    """
+    zones = settings.zones.split(",")
+    if not all(zones) or len(zones) > settings.brokers:
+        raise ConfigurationError(
+            f"--zones {settings.zones}: name as many zones as there are brokers (--brokers "
+            f"{settings.brokers}) at most, as in --zones a,b"
+        )
+    lease_ttl_s = math.ceil(settings.lease_s)
+    if settings.brokers == 1:
+        return EmbeddedCluster(data, port=settings.port, zone=zones[0], lease_ttl_s=lease_ttl_s)
+    return DevProcesses(
+        LocalCluster(
+            data,
+            brokers=settings.brokers,
+            zones=zones,
+            port=settings.port,
+            lease_ttl_s=lease_ttl_s,
+            log_level=log.level,
+            log_format=log.format,
+            logs=data / "logs",
+            restarts=True,
+        )
+    )
+
+
+async def _serve(cluster: EmbeddedCluster | DevProcesses, port: int) -> None:
     await cluster.astart()
     others = "".join(f"  and at {address}\n" for address in cluster.addresses[1:])
     is_default = port == DEFAULT_PORT
-    address = cluster.address
+    address = cluster.addresses[0]
     text = _HOW_TO.format(
         address=address,
         others=others,
         data=cluster.data,
+        controls=_CONTROLS.format(data=cluster.data) if len(cluster.addresses) > 1 else "",
         flag="" if is_default else f" --broker.address {address}",
         where="" if is_default else f" (with GAZETTE_ADDRESS={address})",
     )

@@ -10,7 +10,7 @@ from gazette_sdk.cli.client import BrokerClientSettings
 from gazette_sdk.cli.command import Command
 from gazette_sdk.cli.completion import completion_command
 from gazette_sdk.cli.program import Program
-from gazette_sdk.cli.settings import DEV, PRINT_CONFIG
+from gazette_sdk.cli.settings import DEV, DEV_CONTROL, PRINT_CONFIG
 from gazette_sdk.server.options import Group
 from gazette_sdk.server.settings import BROKER, DEBUG, ETCD, LOGGING
 
@@ -49,11 +49,65 @@ _DEV = Command(
     (DEV, LOGGING),
     details=(
         "Prints its address and examples. Ctrl-C stops it. The next start with the same directory "
-        "finds all journals and their content, also after a kill."
+        "finds all journals and their content, also after a kill.\n\n"
+        "With --brokers 2 or more each broker is a process. `gazette dev kill broker-1`, `pause`, "
+        "`resume`, `drain` and `start` try out what happens, and `gazette dev status` shows it."
     ),
     examples=(
         ("gazette dev", "at http://localhost:8080, with its data in ./gazette-data"),
         ("gazette dev --data /tmp/play --port 9090 --brokers 3", "three brokers at another port"),
+        ("gazette dev --brokers 4 --zones a,b", "two brokers in each of two zones"),
+    ),
+)
+
+
+def _control(name: str, summary: str, details: str, *, names_min: int = 1) -> Command:
+    """Return a command about brokers of a running ``gazette dev``."""
+    return Command(
+        f"dev {name}",
+        summary,
+        f"gazette_sdk.cli.dev_control:{name}",
+        (DEV_CONTROL,),
+        details=f"{details} The cluster was started with --brokers 2 or more and this --data.",
+        examples=((f"gazette dev {name} broker-1", "one broker of ./gazette-data"),),
+        arguments="BROKER..." if names_min else "[BROKER...]",
+        arguments_min=names_min,
+        arguments_max=None,
+        in_doubt="" if name == "status" else "the cluster goes on; see `gazette dev status`",
+    )
+
+
+_CONTROLS = (
+    _control(
+        "status",
+        "Show the brokers of a running `gazette dev`",
+        "Without names all brokers are shown.",
+        names_min=0,
+    ),
+    _control(
+        "kill",
+        "Kill brokers of a running `gazette dev`",
+        "They end by SIGKILL, like a crash, and are not started again.",
+    ),
+    _control(
+        "pause",
+        "Pause brokers of a running `gazette dev`",
+        "They are stopped by SIGSTOP: their connections stay open, and nobody answers.",
+    ),
+    _control(
+        "resume",
+        "Resume paused brokers of a running `gazette dev`",
+        "A broker whose pause was longer than its lease ends, and is started again.",
+    ),
+    _control(
+        "drain",
+        "Drain brokers of a running `gazette dev`",
+        "They move their journals to other brokers and end, as by SIGTERM.",
+    ),
+    _control(
+        "start",
+        "Start brokers of a running `gazette dev` again",
+        "They have the id, the port and the disk which they had.",
     ),
 )
 
@@ -135,7 +189,15 @@ _BROKER_OF_CONSUMERS = Group("Broker", BrokerClientSettings)
 GAZETTE = Program(
     name="gazette",
     summary="gazette: brokers of append-only journals, and benchmarks.",
-    commands=(_SERVE, _DEV, _BENCH, _SIMULATE, _PRINT_CONFIG, completion_command("gazette")),
+    commands=(
+        _SERVE,
+        _DEV,
+        *_CONTROLS,
+        _BENCH,
+        _SIMULATE,
+        _PRINT_CONFIG,
+        completion_command("gazette"),
+    ),
     ini="gazette.ini",
     ini_guests=(_BROKER_OF_CONSUMERS,),
 )

@@ -151,12 +151,14 @@ class Program:
         """Return the words that name a command, and the arguments without them."""
         rest, words = list(arguments), list[str]()
         while any(each.name.split()[: len(words)] == words for each in self.commands):
-            if any(each.name.split() == words for each in self.commands):
-                break
+            exact = next((each for each in self.commands if each.name.split() == words), None)
             groups = self.shared.get(words[0], ()) if words else ()
-            place = first_positional(groups, rest)
+            place = first_positional((*exact.groups, *groups) if exact else groups, rest)
             if place is None:
                 break
+            longer = [*words, rest[place]]
+            if exact and all(each.name.split()[: len(longer)] != longer for each in self.commands):
+                break  # an argument of the command, and no word of a longer one
             words.append(rest.pop(place))
         return words, rest
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
+from gazette_sdk.cli.command import TimeoutSettings
 from gazette_sdk.server.options import Group, Option, Seconds, Settings
 
 __all__ = [
     "ATTACH_UUIDS",
     "DEV",
+    "DEV_CONTROL",
     "PRINT_CONFIG",
     "AttachUuidsSettings",
+    "DevControlSettings",
     "DevSettings",
     "PrintConfigSettings",
 ]
@@ -42,16 +45,27 @@ class PrintConfigSettings(Settings):
     ] = False
 
 
+_DATA = Option("Data", "Directory of everything the cluster keeps")
+
+DEV_DATA = "./gazette-data"
+
+
 class DevSettings(Settings):
     """Options of ``gazette dev``."""
 
-    data: Annotated[str, Option("Data", "Directory of everything the cluster keeps")] = (
-        "./gazette-data"
-    )
+    data: Annotated[str, _DATA] = DEV_DATA
     port: Annotated[
         int, Option("Port", "Port of the first broker; 0 for a free one"), Field(ge=0, le=65535)
     ] = 8080
-    brokers: Annotated[int, Option("Brokers", "How many brokers to run"), Field(ge=1, le=32)] = 1
+    brokers: Annotated[
+        int,
+        Option("Brokers", "How many brokers to run; of several each is a process of its own"),
+        Field(ge=1, le=32),
+    ] = 1
+    zones: Annotated[
+        str,
+        Option("Zones", "Names of zones, separated by commas, which are given to brokers in turn"),
+    ] = "local"
     lease_s: Annotated[
         Seconds,
         Option(
@@ -63,6 +77,17 @@ class DevSettings(Settings):
     ] = 20.0
 
 
+class DevControlSettings(TimeoutSettings):
+    """Options of ``gazette dev kill`` and its siblings."""
+
+    data: Annotated[str, _DATA] = DEV_DATA
+    format: Annotated[
+        Literal["table", "json"],
+        Option("Format", "Output format; json is one object per line", short="o", in_ini=False),
+    ] = "table"
+
+
 ATTACH_UUIDS = Group("attach-uuids", AttachUuidsSettings)
 PRINT_CONFIG = Group("print-config", PrintConfigSettings)
 DEV = Group("dev", DevSettings)
+DEV_CONTROL = Group("dev", DevControlSettings)

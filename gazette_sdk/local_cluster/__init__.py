@@ -6,6 +6,7 @@
 - ``cluster``: the cluster
 - ``broker``: a broker of it
 - ``etcd_members``: its Etcd
+- ``control``: control of a running cluster by other processes
 - ``view``: waiting for a condition of its keys in Etcd
 - ``ports``: ports that no outgoing connection takes
 - ``names``: names of brokers over a directory

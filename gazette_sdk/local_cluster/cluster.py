@@ -40,9 +40,6 @@ READY_TIMEOUT_S = 60.0
 ETCD_TXN_CHANGES = 100
 """Changes per Etcd transaction, whose default limit is 128 operations."""
 
-STORE = "store"
-"""Directory of the store that can fail, below the file root."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -73,13 +70,10 @@ class LocalCluster:
         data: directory of all data.
         brokers: the brokers.
         etcd: Etcd.
-        store: URL of a fragment store that :meth:`fail_store` makes unusable.
 
     Raises:
         ConfigurationError: a number is wrong.
     """
-
-    store = f"file:///{STORE}/"
 
     def __init__(
         self,
@@ -180,9 +174,12 @@ class LocalCluster:
             TimeoutError: a broker does not serve in time.
         """
         self._is_stopping = False
-        for directory in (self.fragments / STORE, self.data / "locks", self._logs):
+        for directory in (self.fragments, self.data / "locks", self._logs):
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)
+        for broker in self.brokers:
+            if broker.log is not None and broker.log.exists():  # of an earlier run: one is kept
+                broker.log.replace(broker.log.with_suffix(".log.1"))
         try:
             self.etcd.start()
             # This process holds the lock of Etcd's directory, and brokers die with the process
@@ -214,7 +211,6 @@ class LocalCluster:
                 stored stays in ``spools/``, and the next start continues with it.
         """
         self._is_stopping = True
-        self.heal_store()
         try:
             self._in_parallel(lambda broker: broker.stop(timeout_s), self.brokers)
             while self._supervisors:
@@ -281,24 +277,6 @@ class LocalCluster:
 
     # ---------------------------------------------------------------- faults
 
-    def fail_store(self) -> None:
-        """Make the store :attr:`store` unusable: writes, reads and listings fail.
-
-        Other stores below ``fragments`` are not affected.
-        """
-        store = self.fragments / STORE
-        if not store.is_symlink():
-            store.rename(self._healthy_store)
-            # A link to itself. A missing directory would be listed as an empty one.
-            store.symlink_to(STORE)
-
-    def heal_store(self) -> None:
-        """Make the store usable again, with all its content."""
-        store = self.fragments / STORE
-        if store.is_symlink():
-            store.unlink()
-            self._healthy_store.rename(store)
-
     def kill_etcd(self, index: int) -> None:
         """End a member of Etcd with SIGKILL."""
         self.etcd.kill(index)
@@ -333,10 +311,6 @@ class LocalCluster:
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
     # ----------------------------------------------------------------- inside
-
-    @property
-    def _healthy_store(self) -> Path:
-        return self.fragments / f"{STORE}.unreachable"
 
     def _etcd_endpoint_of(self, index: int) -> Callable[[], str]:
         return lambda: self.etcd.endpoint(index % len(self.etcd))

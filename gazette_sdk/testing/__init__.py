@@ -5,6 +5,15 @@
 - ``etcd``: a real Etcd for tests
 - ``framings``: contract tests of a :class:`~gazette_sdk.framing.Framing`
 - ``transports``: contract tests of a :class:`~gazette_sdk.transport.base.Transport`
+- ``journal_checker``: :class:`JournalChecker` of what journals promise, with ``append_pieces``;
+  ``journal_copies`` reads the journals of running brokers and their stores for it
+- ``store_faults``: :class:`FaultyStore`, a fragment store with injected faults; ``faulty_process``
+  runs a program with them
+- ``transport_faults``: :class:`FaultyTransport`, a transport with injected faults
+- ``tcp_proxy``: :class:`TcpProxy`, which cuts and delays connections of processes
+- ``chance``: random decisions that are derived from one seed
+
+The names below are imported when they are first used: importing the package is cheap.
 """
 
 from __future__ import annotations
@@ -14,18 +23,61 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gazette_sdk.testing.cluster import gazette_cluster
+    from gazette_sdk.testing.journal_checker import (
+        Copy,
+        JournalChecker,
+        JournalPromiseError,
+        Promise,
+        Violation,
+        raise_violations,
+    )
+    from gazette_sdk.testing.journal_copies import check_journals
+    from gazette_sdk.testing.store_faults import (
+        FaultyStore,
+        StoreFaultInjector,
+        StoreFaults,
+        save_store_faults,
+    )
+    from gazette_sdk.testing.tcp_proxy import TcpProxy
+    from gazette_sdk.testing.transport_faults import FaultyTransport, TransportFaults
 
-__all__ = ["gazette_cluster"]
+__all__ = [
+    "Copy",
+    "FaultyStore",
+    "FaultyTransport",
+    "JournalChecker",
+    "JournalPromiseError",
+    "Promise",
+    "StoreFaultInjector",
+    "StoreFaults",
+    "TcpProxy",
+    "TransportFaults",
+    "Violation",
+    "check_journals",
+    "gazette_cluster",
+    "raise_violations",
+    "save_store_faults",
+]
 
 _MODULES = {
-    "gazette_cluster": "gazette_sdk.testing.cluster",
+    "cluster": ("gazette_cluster",),
+    "journal_checker": (
+        "Copy",
+        "JournalChecker",
+        "JournalPromiseError",
+        "Promise",
+        "Violation",
+        "raise_violations",
+    ),
+    "journal_copies": ("check_journals",),
+    "store_faults": ("FaultyStore", "StoreFaultInjector", "StoreFaults", "save_store_faults"),
+    "tcp_proxy": ("TcpProxy",),
+    "transport_faults": ("FaultyTransport", "TransportFaults"),
 }
+_PLACES = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> object:
-    """Import a name when it is first used: pytest loads this package in every run."""
-    if name not in _MODULES:
+    if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(_MODULES[name]), name)
-    globals()[name] = found
-    return found
+    return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)

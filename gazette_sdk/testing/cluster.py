@@ -17,10 +17,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from gazette_sdk.local_cluster import LocalCluster
 
 __all__ = ["TemporaryCluster", "gazette_cluster"]
+
+STORE = "store"
+"""Directory of the store that can fail, below the file root."""
 
 LEASE_TTL_S = 5.0
 """Default lifetime of leases, short for tests of lost leases."""
@@ -31,9 +35,46 @@ class TemporaryCluster(LocalCluster):
 
     Brokers are killed at the end. A temporary directory is deleted then; after an exception it is
     kept with its logs, and the exception names it.
+
+    Attributes:
+        store: URL of a fragment store that :meth:`fail_store` makes unusable.
     """
 
+    store = f"file:///{STORE}/"
     _is_temporary = False
+
+    def start(self) -> Self:
+        """Start Etcd and all brokers; see :meth:`LocalCluster.start`."""
+        if not (self.fragments / STORE).is_symlink():
+            (self.fragments / STORE).mkdir(parents=True, exist_ok=True)
+        return super().start()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Heal the store, and end all brokers and Etcd; see :meth:`LocalCluster.stop`."""
+        self.heal_store()
+        super().stop(timeout_s)
+
+    def fail_store(self) -> None:
+        """Make the store :attr:`store` unusable: writes, reads and listings fail.
+
+        Other stores below ``fragments`` are not affected.
+        """
+        store = self.fragments / STORE
+        if not store.is_symlink():
+            store.rename(self._healthy_store)
+            # A link to itself. A missing directory would be listed as an empty one.
+            store.symlink_to(STORE)
+
+    def heal_store(self) -> None:
+        """Make the store usable again, with all its content."""
+        store = self.fragments / STORE
+        if store.is_symlink():
+            store.unlink()
+            self._healthy_store.rename(store)
+
+    @property
+    def _healthy_store(self) -> Path:
+        return self.fragments / f"{STORE}.unreachable"
 
     def __exit__(
         self,

@@ -54,8 +54,10 @@ class DevCluster:
         self._ended(10)
 
     def signal_all(self, number: signal.Signals) -> None:
-        """Send a signal to the process group of `gazette dev`, and to its etcd."""
+        """Send a signal to `gazette dev`, its brokers and its etcd."""
         os.killpg(self._process.pid, number)
+        for lock in (self.data / "locks").glob("broker-*.lock"):
+            os.kill(int(lock.read_text()), number)
         self.signal_etcd(number)
 
     def signal_etcd(self, number: signal.Signals) -> None:

@@ -23,7 +23,9 @@ CONTRACT = {
 }
 
 
-@pytest.mark.parametrize("name", ["gazette_sdk", "gazette_sdk.framing", "gazette_sdk.message"])
+@pytest.mark.parametrize(
+    "name", ["gazette_sdk", "gazette_sdk.framing", "gazette_sdk.message", "gazette_sdk.testing"]
+)
 def test_exports_are_sorted_and_there(name):
     package = importlib.import_module(name)
     constants = [each for each in package.__all__ if each.isupper()]

@@ -17,9 +17,9 @@ from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.journal_spec import desired_replication, may_read
 from gazette_sdk.transport.base import ANYWHERE, Target, Transport
 
-__all__ = ["ANSWER_TIMEOUT_S", "PeerInventory"]
+__all__ = ["LISTING_TIMEOUT_S", "PeerInventory"]
 
-ANSWER_TIMEOUT_S: Final = 2.0
+LISTING_TIMEOUT_S: Final = 2.0
 """Default bound of a broker's answer."""
 
 _CLAIMS: Final = Claims(int(Capability.READ), pb.LabelSelector(), math.inf)
@@ -47,7 +47,7 @@ class PeerInventory:
         local: Transport,
         stores: StoreRegistry,
         max_replication: int,
-        answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        answer_timeout_s: float = LISTING_TIMEOUT_S,
     ) -> None:
         self._resolver = resolver
         self._peers = peers

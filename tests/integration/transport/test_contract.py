@@ -12,6 +12,7 @@ from gazette_sdk.broker.api.stream import stream_methods
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.server.process import Server
 from gazette_sdk.server.tls import server_context
+from gazette_sdk.testing.transport_faults import FaultyTransport
 from gazette_sdk.testing.transports import CHECKS, TransportContract
 from gazette_sdk.transport import loop
 from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
@@ -58,12 +59,13 @@ def transports(cluster, tls_server):
     address, tls = tls_server
     made = {kind: make(cluster.address) for kind, make in PLAIN.items()}
     made |= {kind: make(address, tls=tls, cache_size=0) for kind, make in TLS.items()}
-    yield made | {"in process": cluster.transport}
+    faultless = FaultyTransport(cluster.transport)
+    yield made | {"in process": cluster.transport, "without faults": faultless}
     for transport in made.values():
         loop.run(transport.aclose(), timeout=10)
 
 
-@pytest.mark.parametrize("kind", ["in process", *PLAIN, *TLS])
+@pytest.mark.parametrize("kind", ["in process", "without faults", *PLAIN, *TLS])
 @pytest.mark.parametrize("check", CHECKS)
 def test_transports_keep_their_promises(check, kind, transports):
     contract = TransportContract(transports[kind], store="file:///")

@@ -4,6 +4,7 @@ import pytest
 
 from gazette_sdk.errors import ClosedError, ConfigurationError
 from gazette_sdk.local_cluster import BrokerState, LocalCluster
+from gazette_sdk.testing import gazette_cluster
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ def test_a_cluster_that_does_not_run_says_so(tmp_path):
 
 
 def test_a_store_fails_and_is_whole_again(tmp_path):
-    cluster = LocalCluster(tmp_path)
+    cluster = gazette_cluster(data=tmp_path)
     store = cluster.fragments / "store"
     store.mkdir(parents=True)
     (store / "fragment").write_bytes(b"content")
