@@ -111,11 +111,11 @@ def _outcomes(
     waiting = iter(seeds)
     running: dict[int, _Child] = {}
     poll = select.poll()
-    keep_log = len(seeds) == 1
+    keeps_log = len(seeds) == 1
     try:
         while True:
             while len(running) < arguments.jobs and (seed := next(waiting, None)) is not None:
-                end, child = _start(seed, arguments.plant, left_out, keep_log=keep_log)
+                end, child = _start(seed, arguments.plant, left_out, keeps_log=keeps_log)
                 running[end] = child
                 poll.register(end, select.POLLIN | select.POLLHUP)
             if not running:
@@ -138,7 +138,7 @@ def _outcomes(
 
 
 def _start(
-    seed: int, plant: str, left_out: frozenset[Promise], *, keep_log: bool
+    seed: int, plant: str, left_out: frozenset[Promise], *, keeps_log: bool
 ) -> tuple[int, _Child]:
     read_end, write_end = os.pipe()
     pid = os.fork()
@@ -149,9 +149,7 @@ def _start(
     try:
         os.close(read_end)
         signal.alarm(REAL_TIMEOUT_S)
-        outcome = run_seed(seed, plant=plant, left_out=left_out)
-        if not keep_log:
-            outcome.log.clear()
+        outcome = run_seed(seed, plant=plant, left_out=left_out, keeps_log=keeps_log)
         data = memoryview(pickle.dumps(outcome))
         while data:
             data = data[os.write(write_end, data) :]
