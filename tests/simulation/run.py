@@ -23,6 +23,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from simulation.checker import Promise
@@ -48,7 +49,9 @@ def main() -> int:
     """Run the program. Return its exit status."""
     arguments = _arguments()
     first, _, last = arguments.seeds.partition("-")
-    left_out = frozenset(Promise[name.upper()] for name in arguments.without)
+    left_out = {Promise[name.upper()] for name in arguments.without}
+    if arguments.only:
+        left_out |= set(Promise) - {Promise[name.upper()] for name in arguments.only}
     if not last:
         (_, outcome), *_ = _outcomes(range(int(first), int(first) + 1), arguments, left_out)
         print("\n".join(outcome.log))
@@ -94,6 +97,13 @@ def _arguments() -> argparse.Namespace:
         choices=[promise.name.lower() for promise in Promise],
         help="promise that is not checked; may be repeated",
     )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        choices=[promise.name.lower() for promise in Promise],
+        help="promise that alone is checked; may be repeated",
+    )
     parser.add_argument("--stop-at", type=int, default=0, help="stop at so many failing seeds")
     parser.add_argument("--verbose", action="store_true", help="print all violations of a seed")
     return parser.parse_args()
@@ -103,7 +113,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _outcomes(
-    seeds: range, arguments: argparse.Namespace, left_out: frozenset[Promise]
+    seeds: range, arguments: argparse.Namespace, left_out: AbstractSet[Promise]
 ) -> Iterator[tuple[int, Outcome]]:
     """Yield the outcomes of seeds, in the order in which their runs end."""
     gc.collect()
@@ -138,7 +148,7 @@ def _outcomes(
 
 
 def _start(
-    seed: int, plant: str, left_out: frozenset[Promise], *, keeps_log: bool
+    seed: int, plant: str, left_out: AbstractSet[Promise], *, keeps_log: bool
 ) -> tuple[int, _Child]:
     read_end, write_end = os.pipe()
     pid = os.fork()

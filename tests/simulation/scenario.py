@@ -10,6 +10,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ class Plan:
             writers=rng.randint(1, 2),
             pause_s=rng.choice((0.2, 0.5, 1.5)),
             codec=rng.choice((pb.NONE, pb.NONE, pb.SNAPPY, pb.GZIP)),
-            latency_s=rng.choice((0.0005, 0.002, 0.02)),
+            latency_s=rng.choice((0.001, 0.01, 0.05)),
             refresh_s=rng.choice((2, 5, 20)),
             faults=rng.choices(list(FAULTS), k=rng.randint(1, 5)),
             duration_s=10.0 + 15.0 * rng.random(),
@@ -108,7 +109,7 @@ def run_seed(
     seed: int,
     *,
     plant: str = "",
-    left_out: frozenset[Promise] = frozenset(),
+    left_out: AbstractSet[Promise] = frozenset(),
     keeps_log: bool = True,
 ) -> Outcome:
     """Run a seed. It changes this process for good: call it in a process of its own.
@@ -172,7 +173,8 @@ async def _run(seed: int, root: Path, loop: VirtualLoop, checker: Checker) -> No
         workload.start_reader(client(f"reader of {journal}"), journal, "reader")
     await asyncio.sleep(2 * rng.random())
 
-    await Faults(cluster, random.Random(f"faults {seed}")).run(plan.duration_s, plan.faults)
+    faults = Faults(cluster, workload, plan.latency_s, random.Random(f"faults {seed}"))
+    await faults.run(plan.duration_s, plan.faults)
     reader = client("last reader")
     if await _check_progress(plan, workload, checker, admin):
         await workload.stop()
