@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from bisect import insort
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 __all__ = ["Checker", "Promise", "Violation"]
@@ -63,7 +64,7 @@ class Checker:
         violations: broken promises, in order.
     """
 
-    def __init__(self, left_out: frozenset[Promise] = frozenset()) -> None:
+    def __init__(self, left_out: AbstractSet[Promise] = frozenset()) -> None:
         self.violations: list[Violation] = []
         self.acknowledged = 0
         self._left_out = left_out

@@ -114,6 +114,21 @@ class Cluster:
         """Names of the hosts."""
         return tuple(host.name for host in self.hosts)
 
+    def routes(self) -> list[list[Host]]:
+        """Return the brokers of each journal, its primary first, as one of the brokers knows it."""
+        for host in self.hosts:
+            broker = host.broker
+            if broker is None or not broker.keyspace.items():
+                continue
+            found = []
+            for item in broker.keyspace.items():
+                held = sorted(broker.keyspace.assignments(item.id), key=lambda entry: entry.slot)
+                if held and held[0].slot == 0:
+                    names = [entry.suffix for entry in held]
+                    found.append([next(h for h in self.hosts if h.name == name) for name in names])
+            return found
+        return []
+
     def start(self, host: Host) -> None:
         """Start the broker of a host, unless it runs."""
         host.wanted = True

@@ -12,7 +12,7 @@ import asyncio
 import contextvars
 import heapq
 import itertools
-from asyncio import events
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -41,7 +41,7 @@ class Node:
         self.is_dead = False
         self.context = contextvars.copy_context()
         self.context.run(_NODE.set, self)
-        self._held: list[events.Handle] | None = None
+        self._held: list[Handle] | None = None
 
     def __repr__(self) -> str:
         return f"Node({self.name!r})"
@@ -69,11 +69,6 @@ class Node:
             assert isinstance(loop, VirtualLoop)
             loop.ready.extend(held)
 
-    def hold(self, handle: events.Handle) -> None:
-        """Keep a callback until the node proceeds."""
-        assert self._held is not None
-        self._held.append(handle)
-
     def task(self, work: Coroutine[Any, Any, Any], name: str | None = None) -> asyncio.Task[Any]:
         """Start a task of this node, from outside of it."""
         return asyncio.get_running_loop().create_task(work, name=name, context=self.context)
@@ -81,6 +76,33 @@ class Node:
     def call(self, delay_s: float, callback: Callable[..., object], *args: Any) -> None:
         """Call a function of this node after a delay, from outside of it."""
         asyncio.get_running_loop().call_later(delay_s, callback, *args, context=self.context)
+
+
+class Handle(asyncio.TimerHandle):
+    """Callback that the loop runs. Lighter than asyncio's, of which it needs only the interface."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: contextvars.Context | None,
+        when: float = 0.0,
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._context = contextvars.copy_context() if context is None else context
+        self._cancelled = False
+        self._when = when
+
+    def __repr__(self) -> str:
+        return f"Handle({self._callback!r})"
+
+    def cancel(self) -> None:
+        """See the base class."""
+        self._cancelled = True
+        self._callback = self._args = None  # type: ignore[assignment]
 
 
 def current_node() -> Node | None:
@@ -126,15 +148,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         work_delay_s: returns the virtual time that work in a thread takes.
     """
 
-    ready: Any  # the base class' deque, under its own name
-
     def __init__(self) -> None:
         super().__init__()
-        self.ready = self._ready  # type: ignore[attr-defined]
+        self.ready: deque[Handle] = deque()
         self.graveyard: list[object] = []
         self.work_delay_s: Callable[[], float] = lambda: 0.0005
         self._now = 0.0
-        self._timers: list[tuple[float, int, events.TimerHandle]] = []
+        self._timers: list[tuple[float, int, Handle]] = []
         self._timer_numbers = itertools.count()
         self.set_task_factory(_make_task)
 
@@ -152,20 +172,29 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """See the base class."""
         return _Future(loop=self)
 
+    def call_soon(
+        self, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> Handle:
+        """See the base class."""
+        handle = Handle(callback, args, context)
+        self.ready.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon  # there are no other threads
+
     def call_at(
-        self,
-        when: float,
-        callback: Any,
-        *args: Any,
-        context: contextvars.Context | None = None,
-    ) -> asyncio.TimerHandle:
+        self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> Handle:
         """See the base class. Timers of one moment run in the order of their calls."""
-        timer = events.TimerHandle(when, callback, args, self, context)
+        timer = Handle(callback, args, context, when)
         heapq.heappush(self._timers, (when, next(self._timer_numbers), timer))
         return timer
 
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Leave it in the heap: it is passed over."""
+    def call_later(
+        self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None
+    ) -> Handle:
+        """See the base class."""
+        return self.call_at(self._now + delay, callback, *args, context=context)
 
     def _run_once(self) -> None:
         ready, timers = self.ready, self._timers
@@ -179,19 +208,27 @@ class VirtualLoop(asyncio.BaseEventLoop):
         now = self._now
         while timers and timers[0][0] <= now:
             ready.append(pop(timers)[2])
-        for _ in range(len(ready)):
+        while ready and not self._stopping:  # type: ignore[attr-defined]
             handle = ready.popleft()
             if handle._cancelled:
                 continue
-            node = handle._context.get(_NODE)
+            context = handle._context
+            node = context.get(_NODE)
             if node is not None:
                 if node.is_dead:
                     self.graveyard.append(handle)
                     continue
                 if node._held is not None:
-                    node.hold(handle)
+                    node._held.append(handle)
                     continue
-            handle._run()
+            try:
+                context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001 - as a loop does
+                self.call_exception_handler(
+                    {"message": f"error in {handle!r}", "exception": error, "handle": handle}
+                )
 
     def _process_events(self, event_list: list[Any]) -> None:
         assert not event_list, "there are no sockets"

@@ -23,6 +23,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from simulation.checker import Promise
@@ -48,7 +49,9 @@ def main() -> int:
     """Run the program. Return its exit status."""
     arguments = _arguments()
     first, _, last = arguments.seeds.partition("-")
-    left_out = frozenset(Promise[name.upper()] for name in arguments.without)
+    left_out = {Promise[name.upper()] for name in arguments.without}
+    if arguments.only:
+        left_out |= set(Promise) - {Promise[name.upper()] for name in arguments.only}
     if not last:
         (_, outcome), *_ = _outcomes(range(int(first), int(first) + 1), arguments, left_out)
         print("\n".join(outcome.log))
@@ -94,6 +97,13 @@ def _arguments() -> argparse.Namespace:
         choices=[promise.name.lower() for promise in Promise],
         help="promise that is not checked; may be repeated",
     )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        choices=[promise.name.lower() for promise in Promise],
+        help="promise that alone is checked; may be repeated",
+    )
     parser.add_argument("--stop-at", type=int, default=0, help="stop at so many failing seeds")
     parser.add_argument("--verbose", action="store_true", help="print all violations of a seed")
     return parser.parse_args()
@@ -103,7 +113,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _outcomes(
-    seeds: range, arguments: argparse.Namespace, left_out: frozenset[Promise]
+    seeds: range, arguments: argparse.Namespace, left_out: AbstractSet[Promise]
 ) -> Iterator[tuple[int, Outcome]]:
     """Yield the outcomes of seeds, in the order in which their runs end."""
     gc.collect()
@@ -111,11 +121,11 @@ def _outcomes(
     waiting = iter(seeds)
     running: dict[int, _Child] = {}
     poll = select.poll()
-    keep_log = len(seeds) == 1
+    keeps_log = len(seeds) == 1
     try:
         while True:
             while len(running) < arguments.jobs and (seed := next(waiting, None)) is not None:
-                end, child = _start(seed, arguments.plant, left_out, keep_log=keep_log)
+                end, child = _start(seed, arguments.plant, left_out, keeps_log=keeps_log)
                 running[end] = child
                 poll.register(end, select.POLLIN | select.POLLHUP)
             if not running:
@@ -138,7 +148,7 @@ def _outcomes(
 
 
 def _start(
-    seed: int, plant: str, left_out: frozenset[Promise], *, keep_log: bool
+    seed: int, plant: str, left_out: AbstractSet[Promise], *, keeps_log: bool
 ) -> tuple[int, _Child]:
     read_end, write_end = os.pipe()
     pid = os.fork()
@@ -149,9 +159,7 @@ def _start(
     try:
         os.close(read_end)
         signal.alarm(REAL_TIMEOUT_S)
-        outcome = run_seed(seed, plant=plant, left_out=left_out)
-        if not keep_log:
-            outcome.log.clear()
+        outcome = run_seed(seed, plant=plant, left_out=left_out, keeps_log=keeps_log)
         data = memoryview(pickle.dumps(outcome))
         while data:
             data = data[os.write(write_end, data) :]

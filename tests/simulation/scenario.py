@@ -10,6 +10,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ class Plan:
             writers=rng.randint(1, 2),
             pause_s=rng.choice((0.2, 0.5, 1.5)),
             codec=rng.choice((pb.NONE, pb.NONE, pb.SNAPPY, pb.GZIP)),
-            latency_s=rng.choice((0.0005, 0.002, 0.02)),
+            latency_s=rng.choice((0.001, 0.01, 0.05)),
             refresh_s=rng.choice((2, 5, 20)),
             faults=rng.choices(list(FAULTS), k=rng.randint(1, 5)),
             duration_s=10.0 + 15.0 * rng.random(),
@@ -104,13 +105,20 @@ class Outcome:
     virtual_s: float = 0.0
 
 
-def run_seed(seed: int, *, plant: str = "", left_out: frozenset[Promise] = frozenset()) -> Outcome:
+def run_seed(
+    seed: int,
+    *,
+    plant: str = "",
+    left_out: AbstractSet[Promise] = frozenset(),
+    keeps_log: bool = True,
+) -> Outcome:
     """Run a seed. It changes this process for good: call it in a process of its own.
 
     Args:
         seed: decides on everything.
         plant: name of a bug to plant; none by default.
         left_out: promises that are not checked.
+        keeps_log: False to save the time of writing a log.
     """
     gc.disable()  # nothing of a killed process may be collected, and so cleaned up
     threads.install(seed)
@@ -122,7 +130,7 @@ def run_seed(seed: int, *, plant: str = "", left_out: frozenset[Promise] = froze
     checker = Checker(left_out)
     outcome.violations = checker.violations
     root = Path(tempfile.mkdtemp(prefix="simulation-", dir=DISKS if DISKS.is_dir() else None))
-    _capture_logs(loop, outcome, checker, str(root))
+    _capture_logs(loop, outcome, checker, str(root), keeps_log=keeps_log)
     try:
         loop.run_until_complete(_run(seed, root, loop, checker))
     except Exception as error:  # noqa: BLE001 - a violation as any other
@@ -165,7 +173,8 @@ async def _run(seed: int, root: Path, loop: VirtualLoop, checker: Checker) -> No
         workload.start_reader(client(f"reader of {journal}"), journal, "reader")
     await asyncio.sleep(2 * rng.random())
 
-    await Faults(cluster, random.Random(f"faults {seed}")).run(plan.duration_s, plan.faults)
+    faults = Faults(cluster, workload, plan.latency_s, random.Random(f"faults {seed}"))
+    await faults.run(plan.duration_s, plan.faults)
     reader = client("last reader")
     if await _check_progress(plan, workload, checker, admin):
         await workload.stop()
@@ -307,7 +316,9 @@ async def _until(condition: Callable[[], bool], timeout_s: float) -> None:
 # ------------------------------------------------------------------------ log
 
 
-def _capture_logs(loop: VirtualLoop, outcome: Outcome, checker: Checker, root: str) -> None:
+def _capture_logs(
+    loop: VirtualLoop, outcome: Outcome, checker: Checker, root: str, *, keeps_log: bool
+) -> None:
     """Write all log records into the run's log, with virtual time and node."""
 
     class Handler(logging.Handler):
@@ -327,7 +338,9 @@ def _capture_logs(loop: VirtualLoop, outcome: Outcome, checker: Checker, root: s
         node = current_node()
         checker.violated(Promise.NO_CRASH, f"{node and node.name}: {text}")
 
-    logging.basicConfig(handlers=[Handler()], level=logging.WARNING, force=True)
-    logging.getLogger("simulation").setLevel(logging.INFO)
+    level = logging.WARNING if keeps_log else logging.ERROR
+    logging.basicConfig(handlers=[Handler()], level=level, force=True)
+    if keeps_log:
+        logging.getLogger("simulation").setLevel(logging.INFO)
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     loop.set_exception_handler(unhandled)

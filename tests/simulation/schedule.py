@@ -13,6 +13,7 @@ from simulation.cluster import Cluster, Host
 from simulation.etcd_channel import ETCD_HOST
 from simulation.loop import VirtualLoop
 from simulation.store import StoreFault
+from simulation.workload import Workload
 
 __all__ = ["FAULTS", "Faults"]
 
@@ -26,11 +27,17 @@ class Faults:
 
     Args:
         cluster: suffers them.
-        rng: decides on them.
+        workload: of its clients. Many faults begin shortly after an append.
+        latency_s: of the network.
+        rng: decides on the faults.
     """
 
-    def __init__(self, cluster: Cluster, rng: random.Random) -> None:
+    def __init__(
+        self, cluster: Cluster, workload: Workload, latency_s: float, rng: random.Random
+    ) -> None:
         self.cluster = cluster
+        self._workload = workload
+        self._latency_s = latency_s
         self.rng = rng
         self.ttl_s = cluster.settings.lease_ttl_s
         self._cuts: list[tuple[str, str]] = []
@@ -66,13 +73,33 @@ class Faults:
 
     async def _one(self, name: str, begins_in_s: float) -> None:
         await asyncio.sleep(begins_in_s)
+        await self.amid_append()
         await FAULTS[name](self)
 
     # ------------------------------------------------------------- building
 
+    async def amid_append(self) -> None:
+        """Wait until an append is under way, mostly."""
+        if self.rng.random() < 0.7:
+            await self._workload.next_append()
+            await asyncio.sleep(8 * self.rng.random() * self._latency_s)
+
     def some_host(self) -> Host:
-        """Return a host."""
+        """Return a host, preferably that of a primary."""
+        if self.rng.random() < 0.5:
+            routes = self.cluster.routes()
+            if routes:
+                return self.rng.choice(routes)[0]
         return self.rng.choice(self.cluster.hosts)
+
+    def some_link(self) -> tuple[str, str]:
+        """Return two hosts, preferably those of a primary and its peer."""
+        routes = [route for route in self.cluster.routes() if len(route) > 1]
+        if routes and self.rng.random() < 0.6:
+            primary, *peers = self.rng.choice(routes)
+            return primary.name, self.rng.choice(peers).name
+        a, b = self.rng.sample(self.cluster.names, 2)
+        return a, b
 
     def kill(self, host: Host) -> None:
         """Kill a broker."""
@@ -165,13 +192,22 @@ async def _pause(faults: Faults) -> None:
 
 
 async def _cut_pair(faults: Faults) -> None:
-    a, b = faults.rng.sample(faults.cluster.names, 2)
+    a, b = faults.some_link()
     await faults.cut([(a, b), (b, a)], faults.outage_s())
 
 
 async def _cut_one_way(faults: Faults) -> None:
-    a, b = faults.rng.sample(faults.cluster.names, 2)
-    await faults.cut([(a, b)], faults.outage_s())
+    a, b = faults.some_link()
+    await faults.cut([faults.rng.choice([(a, b), (b, a)])], faults.outage_s())
+
+
+async def _cut_and_kill(faults: Faults) -> None:
+    """Cut a primary from a peer, and kill the primary while it waits for that peer."""
+    a, b = faults.some_link()
+    cutting = asyncio.ensure_future(faults.cut([(a, b)], faults.outage_s()))
+    await faults.amid_append()
+    await faults.kill_and_start([host for host in faults.cluster.hosts if host.name == a])
+    await cutting
 
 
 async def _cut_from_etcd(faults: Faults) -> None:
@@ -263,6 +299,7 @@ FAULTS: dict[str, Fault] = {
     "pause": _pause,
     "cut": _cut_pair,
     "cut-one-way": _cut_one_way,
+    "cut-and-kill": _cut_and_kill,
     "cut-from-etcd": _cut_from_etcd,
     "isolate": _isolate,
     "etcd-outage": _etcd_outage,

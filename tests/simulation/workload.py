@@ -35,6 +35,7 @@ class Workload:
         self._checker = checker
         self._rng = rng
         self._number = 0
+        self._began = asyncio.Event()
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -59,6 +60,7 @@ class Workload:
         filling = "x" * self._rng.choice((0, 10, 60, 300, 900))
         content = f"{journal}:{self._number:06d}:{filling}\n".encode()
         self._checker.began(journal, content)
+        self._began.set()
         try:
             async with asyncio.timeout(APPEND_TIMEOUT_S):
                 response = await append_line(transport, journal, content, target)
@@ -76,6 +78,11 @@ class Workload:
         _log.info("%r: acknowledged [%d, %d)", content[:16], commit.begin, commit.end)
         self._checker.succeeded(journal, content, commit.begin, commit.end)
         return ""
+
+    async def next_append(self) -> None:
+        """Wait until the next append is sent."""
+        self._began.clear()
+        await self._began.wait()
 
     async def _write(self, transport: Transport, journals: list[str], pause_s: float) -> None:
         while not self._stopping:
