@@ -118,11 +118,15 @@ def _note(
         replica.index.expect_stored(request.stored_through)
     if request.acknowledge and request.proposal.end > 0 and status == pb.OK:
         replica.head_is_known = True
+        if not replica.is_synchronized:
+            replica.is_synchronized = True
+            replica.want_copies()
 
 
 @asynccontextmanager
 async def _owning(replica: Replica, spool: Spool) -> AsyncIterator[None]:
     try:
+        replica.is_synchronized = False
         yield
     finally:
         try:
