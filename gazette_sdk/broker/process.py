@@ -25,6 +25,7 @@ from gazette_sdk.broker.authorize import Authorization
 from gazette_sdk.broker.config import BrokerConfig
 from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.fragments.refresh import refresh_index
+from gazette_sdk.broker.fragments.unstored import UnstoredCopies
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.read import ReadServer
 from gazette_sdk.broker.recovery.etcd_history import EtcdHistory
@@ -275,6 +276,7 @@ class Broker:
             pulse=Pulses(appends.append, auto_suspend=config.auto_suspend).run,
             min_append_rate=config.min_append_rate,
             max_append_rate=config.max_append_rate,
+            copy_unstored=UnstoredCopies(self.resolver, peers, stores).run,
         )
         self.service = JournalService(
             resolver=self.resolver,

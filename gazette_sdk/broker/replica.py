@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from gazette_sdk.broker.append.flow_control import FlowControl
 from gazette_sdk.broker.append.inputs import Terms
 from gazette_sdk.broker.fragments.index import Index
-from gazette_sdk.broker.metrics import WRITE_HEAD
+from gazette_sdk.broker.metrics import UNSTORED_MISSING, WRITE_HEAD
 from gazette_sdk.broker.replication.pipeline import Pipeline
 from gazette_sdk.broker.slot import Signal, Slot
 from gazette_sdk.broker.spool.directory import CompletedSpool, JournalSpools
@@ -37,6 +37,7 @@ class ReplicaParts:
         complete: takes each fragment that is closed: the persister's.
         refresh: lists the stores of a replica, for as long as it lives.
         pulse: pulses a replica, for as long as it lives.
+        copy_unstored: copies what is in no store and other replicas have, while that is wanted.
         min_append_rate: bytes per second a client has to sustain; 0 for no minimum.
         max_append_rate: bytes per second, for journals with a greater limit of their own; 0 for
             none.
@@ -47,6 +48,7 @@ class ReplicaParts:
     pulse: Callable[[Replica], Coroutine[Any, Any, None]]
     min_append_rate: int
     max_append_rate: int
+    copy_unstored: Callable[[Replica], Coroutine[Any, Any, None]] | None = None
 
 
 class ReadyRoute(NamedTuple):
@@ -96,6 +98,9 @@ class Replica:
             ``None`` before.
         head_is_known: True if the head is known without the stores: the spool began at the head
             that an earlier process recorded, or a primary or a peer had it.
+        is_synchronized: True if the primary's stream has synchronized this replica.
+        copies_wanted: True if replicas agreed since :attr:`ReplicaParts.copy_unstored` last asked
+            the others what they have.
         write_head: the metric of the offset of the next byte.
     """
 
@@ -124,6 +129,9 @@ class Replica:
         self.ready: ReadyRoute | None = None
         self.agreed: pb.Fragment | None = None
         self.head_is_known = False
+        self.is_synchronized = False
+        self.copies_wanted = False
+        self._copying: asyncio.Task[None] | None = None
         self.write_head = WRITE_HEAD.cell(journal)
         self._storage = storage
         self._parts = parts
@@ -234,6 +242,30 @@ class Replica:
             )  # fmt: skip
             spool.reset_to(agreed)
 
+    # ------------------------------------------------------ un-stored content
+
+    @property
+    def storage(self) -> JournalSpools:
+        """Storage of the journal's spools."""
+        return self._storage
+
+    @property
+    def agreed_begin(self) -> int:
+        """Offset at which all replicas began a fragment; once the head is known."""
+        return self.spool.peek().fragment.begin
+
+    def want_copies(self) -> None:
+        """Copy what others have in no store, and this replica lacks. They have just agreed."""
+        if self._parts.copy_unstored is not None:
+            self.copies_wanted = True
+            if self._copying is None or self._copying.done():
+                self._copying = self.in_background(self._parts.copy_unstored(self))
+
+    def adopt(self, spool: CompletedSpool) -> None:
+        """Take a closed fragment that was copied from another replica."""
+        self.index.commit(spool.fragment, spool.file)
+        self._parts.complete(spool)
+
     # ------------------------------------------------------------- lifetime
 
     def start(self) -> None:
@@ -241,11 +273,12 @@ class Replica:
         self.in_background(self._parts.refresh(self))
         self.in_background(self._parts.pulse(self))
 
-    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something which is cancelled when the replica ends."""
         task = asyncio.get_running_loop().create_task(work, name=f"replica of {self.journal}")
         self._tasks.add(task)
         task.add_done_callback(self._finished)
+        return task
 
     async def shut_down(
         self,
@@ -298,6 +331,7 @@ class Replica:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        UNSTORED_MISSING.remove(self.journal)
         self.index.close()
 
     def _new_spool(self) -> Spool:

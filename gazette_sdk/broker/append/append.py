@@ -316,7 +316,9 @@ class _Append:
         replica.synchronized(fragment, is_whole=members >= desired)
         if members >= desired:
             pipeline.tell_acknowledged(fragment.end)
-        if desired == 1 and not pipeline.streams:
+        if pipeline.streams:
+            replica.want_copies()
+        elif desired == 1:
             replica.index.release()
 
     # ------------------------------------------------------ Etcd, replicas

@@ -290,8 +290,18 @@ class Index:
         except TimeoutError:
             pass  # the primary is gone, or a replica does not answer it
 
+    def cover(self) -> CoverSet:
+        """Return a copy of all fragments, with what is not acknowledged."""
+        return self._all.copy()
+
     def page(
-        self, *, begin_mod_time: int = 0, end_mod_time: int = 0, token: int = 0, limit: int
+        self,
+        *,
+        begin_mod_time: int = 0,
+        end_mod_time: int = 0,
+        token: int = 0,
+        limit: int,
+        unstored_only: bool = False,
     ) -> Page:
         """Return a page of fragments (broker section 14), also of what is not acknowledged.
 
@@ -300,10 +310,12 @@ class Index:
             end_mod_time: leave out fragments modified after it, and local ones; 0 for no bound.
             token: begin of the first fragment wanted.
             limit: how many at most.
+            unstored_only: leave out what the last listing of the stores showed.
         """
         found: list[pb.Fragment] = []
-        for at in range(self._all.first_from(token), len(self._all)):
-            fragment = self._all[at]
+        fragments = self._local if unstored_only else self._all
+        for at in range(fragments.first_from(token), len(fragments)):
+            fragment = fragments[at]
             mod_time = fragment.mod_time
             if mod_time != 0 and mod_time < begin_mod_time:
                 continue

@@ -126,6 +126,9 @@ def _note(
         replica.index.expect_stored(request.stored_through)
     if request.acknowledge and request.proposal.end > 0 and status == pb.OK:
         replica.head_is_known = True
+        if not replica.is_synchronized:
+            replica.is_synchronized = True
+            replica.want_copies()
 
 
 @asynccontextmanager
@@ -133,6 +136,7 @@ async def _owning(
     replica: Replica, spool: Spool, following: PrimaryRequests
 ) -> AsyncIterator[None]:
     try:
+        replica.is_synchronized = False
         yield
     finally:
         following.close()
