@@ -23,6 +23,7 @@ from gazette_sdk.broker.append.append import Appends
 from gazette_sdk.broker.append.pulse import Pulses
 from gazette_sdk.broker.authorize import Authorization
 from gazette_sdk.broker.config import BrokerConfig
+from gazette_sdk.broker.failover.verifier import Failover
 from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.fragments.refresh import refresh_index
 from gazette_sdk.broker.fragments.unstored import UnstoredCopies
@@ -101,6 +102,7 @@ class Broker:
     resolver: Resolver
     persister: Persister
     _quarantine: Quarantine
+    _failover: Failover
 
     def __init__(self, config: BrokerConfig, peers: Transport | None = None) -> None:
         if config.file_only and config.file_root is None:
@@ -179,6 +181,7 @@ class Broker:
         self._run("allocator", self._allocate(self._etcd))
         self._run("persister", self.persister.run())
         self._run("recovery", self._quarantine.run())
+        self._run("failover", self._failover.run())
         self._run("sweeper", self._sweep(self._stores))
 
     async def _open_spools(self, root: Path) -> SpoolDirectory:
@@ -256,6 +259,12 @@ class Broker:
         self.resolver = Resolver(self.keyspace, self._id, make_replica, history.is_continued)
         answer_timeout_s = config.answer_timeout_s or config.lease_ttl_s / 2
         streams = PeerStreams(answer_timeout_s)
+        assert self._membership is not None
+        failover = self._failover = Failover(
+            etcd, self.keyspace, self._id, self._membership.lease, streams
+        )
+        streams.on_broken = failover.suspect
+        self.keyspace.observers.append(failover.observe)
         appends = Appends(
             resolver=self.resolver,
             etcd=etcd,
@@ -287,6 +296,7 @@ class Broker:
             peers=peers,
             authorization=Authorization(self.authority),
             hand_over_s=answer_timeout_s / 5,
+            on_broken=failover.suspect,
         )
         self._quarantine = Quarantine(
             spools,
@@ -358,6 +368,7 @@ class Broker:
         # other journals the primary releases our spool when the membership ends.
         if self._membership is not None:
             await self._membership.revoke()
+        await self._cancel("failover")  # until now it has answered challenges
         if self._is_composed:
             await self._shut_down_replicas(primaries=False)
             await self._persist(persist_timeout_s)

@@ -261,6 +261,14 @@ class Etcd:
         )
         return [status.ID for status in response.leases]
 
+    async def time_to_live(self, lease: int) -> int:
+        """Return the seconds until a lease ends unless it is renewed; -1 if it has ended."""
+        request = rpc.LeaseTimeToLiveRequest(ID=lease)
+        remaining: int = (
+            await self._call(self._lease.LeaseTimeToLive, request, is_repeatable=True)
+        ).TTL
+        return remaining
+
     async def keep_alive(
         self, lease: int, ttl_s: float, *, granted_at: float | None = None
     ) -> None:

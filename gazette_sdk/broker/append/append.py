@@ -45,7 +45,7 @@ from gazette_sdk.broker.replication.while_routed import while_routed
 from gazette_sdk.broker.resolver import Resolution, Resolver
 from gazette_sdk.broker.slot import InvalidatedError
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.errors import CallError, GazetteError
+from gazette_sdk.errors import CallError, GazetteError, UnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
@@ -164,11 +164,19 @@ class _Append:
                 self._release()
 
         if state is State.PROXY:
-            peers = self._shared.peers
-            return await proxy_append(peers, self._resolution, self._request, self._items)
+            return await self._proxy()
         if state is State.ERROR and self._cause is not None:
             raise self._cause
         return self._response()
+
+    async def _proxy(self) -> pb.AppendResponse:
+        shared, resolution = self._shared, self._resolution
+        try:
+            return await proxy_append(shared.peers, resolution, self._request, self._items)
+        except UnavailableError as error:
+            if shared.streams.on_broken is not None:
+                shared.streams.on_broken(resolution.header.process_id, error)
+            raise
 
     def _failed(self, error: Exception) -> Input:
         """Return the input that an error of an action stands for.

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import TypeAlias
 
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.resolver import Resolver
 from gazette_sdk.broker.slot import Signal
-from gazette_sdk.errors import UnavailableError
+from gazette_sdk.errors import GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rpc import validate
 
-__all__ = ["HAND_OVER_S", "PrimaryRequests"]
+__all__ = ["HAND_OVER_S", "OnBroken", "PrimaryRequests"]
+
+OnBroken: TypeAlias = Callable[[pb.ProcessSpec.ID, object], None]
+"""Called with a broker whose stream broke, and the reason."""
 
 HAND_OVER_S = 1.0
 """Default time for which a primary that is a member may be silent after its route has changed."""
@@ -32,6 +36,7 @@ class PrimaryRequests:
         replica: ours, whose spool the stream owns.
         header: of the first request.
         hand_over_s: longest silence of a primary behind a change of the route.
+        on_broken: called if the stream ends without a half-close, other than by us.
     """
 
     def __init__(
@@ -42,12 +47,14 @@ class PrimaryRequests:
         header: pb.Header,
         *,
         hand_over_s: float,
+        on_broken: OnBroken | None = None,
     ) -> None:
         self._requests = requests
         self._resolver = resolver
         self._replica = replica
         self._route = header.route
         self._hand_over_s = hand_over_s
+        self._on_broken = on_broken
         self._primary_key = self._key_of_primary()
         self._is_outdated = False
         self._over = asyncio.Event()
@@ -79,6 +86,10 @@ class PrimaryRequests:
         except asyncio.CancelledError:
             if self._over.is_set() and task.uncancel() <= cancelling:
                 raise self._error() from None
+            self._report("the connection was lost")
+            raise
+        except GazetteError as error:
+            self._report(error)
             raise
         finally:
             self._waiting = None
@@ -91,6 +102,10 @@ class PrimaryRequests:
         """Forget the signal of the replica. The stream has ended."""
         self._signal.forget(self._handle)
         self._stop_timer()
+
+    def _report(self, reason: object) -> None:
+        if self._on_broken is not None and self._route.primary >= 0:
+            self._on_broken(self._route.members[self._route.primary], reason)
 
     def _check(self) -> None:
         """Compare the routes, now and at each change of the journal's keys."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 from gazette_sdk.broker.replica import Replica
-from gazette_sdk.broker.replication.primary_requests import HAND_OVER_S, PrimaryRequests
+from gazette_sdk.broker.replication.primary_requests import HAND_OVER_S, OnBroken, PrimaryRequests
 from gazette_sdk.broker.resolver import Resolution, Resolver
 from gazette_sdk.broker.slot import InvalidatedError
 from gazette_sdk.broker.spool.spool import Spool
@@ -31,6 +31,7 @@ async def replicate(
     claims: Claims,
     *,
     hand_over_s: float = HAND_OVER_S,
+    on_broken: OnBroken | None = None,
 ) -> AsyncGenerator[pb.ReplicateResponse]:
     """Serve one Replicate stream.
 
@@ -39,6 +40,7 @@ async def replicate(
         requests: of the primary. The first is a proposal with the primary's header.
         claims: what the caller may do.
         hand_over_s: see :class:`PrimaryRequests`.
+        on_broken: called with the primary if its stream breaks: it may be dead.
 
     Yields:
         one response per request that asks for acknowledgement.
@@ -64,7 +66,9 @@ async def replicate(
         )
         return
     replica = resolution.replica
-    following = PrimaryRequests(requests, resolver, replica, first.header, hand_over_s=hand_over_s)
+    following = PrimaryRequests(
+        requests, resolver, replica, first.header, hand_over_s=hand_over_s, on_broken=on_broken
+    )
     async with _owning(replica, spool, following):
         header: pb.Header | None = resolution.header
         request: pb.ReplicateRequest | None = first

@@ -36,7 +36,7 @@ from gazette_sdk.protocol.labels import pairs_of
 from gazette_sdk.protocol.selectors import format_selector
 from gazette_sdk.transport import metrics
 from gazette_sdk.transport.append.route import CHUNK_BYTES
-from gazette_sdk.transport.backoff import Pause, pause
+from gazette_sdk.transport.backoff import Pause, pause_append
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.target import ANYWHERE, AppendItem, Target
 
@@ -157,7 +157,7 @@ async def append(
     request: pb.AppendRequest,
     sources: Sequence[Source],
     *,
-    pause: Pause = pause,
+    pause: Pause = pause_append,
 ) -> pb.AppendResponse:
     """Append several sources as one append, trying again until it succeeds.
 
