@@ -30,8 +30,10 @@ from gazette_sdk.broker.fragments.unstored import UnstoredCopies
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.read import ReadServer
 from gazette_sdk.broker.recovery.etcd_history import EtcdHistory
+from gazette_sdk.broker.recovery.last_routes import LastRoutes
 from gazette_sdk.broker.recovery.peer_inventory import LISTING_TIMEOUT_S, PeerInventory
 from gazette_sdk.broker.recovery.quarantine import Quarantine
+from gazette_sdk.broker.recovery.waiting_journals import WaitingJournals
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.replication.peer_streams import PeerStreams
 from gazette_sdk.broker.resolver import Resolver
@@ -103,6 +105,8 @@ class Broker:
     persister: Persister
     _quarantine: Quarantine
     _failover: Failover
+    _last_routes: LastRoutes
+    _waiting_journals: WaitingJournals
 
     def __init__(self, config: BrokerConfig, peers: Transport | None = None) -> None:
         if config.file_only and config.file_root is None:
@@ -174,7 +178,11 @@ class Broker:
         await self.keyspace.load(self._etcd, revision)
 
         await asyncio.to_thread(spools.sweep, self._exists)
-        self._history = EtcdHistory(spools, self.keyspace, self._id, config.max_replication)
+        self._last_routes = LastRoutes(self.keyspace, config.max_replication)
+        await self._last_routes.load(self._etcd)
+        self._history = EtcdHistory(
+            spools, self.keyspace, self._id, self._last_routes, config.max_replication
+        )
         await self._history.check(self._etcd)
         self._compose(self._etcd, self._stores, spools, self._history, recovered)
         self._run("watch", self.keyspace.watch(self._etcd, delay_s=config.watch_delay_s))
@@ -182,6 +190,7 @@ class Broker:
         self._run("persister", self.persister.run())
         self._run("recovery", self._quarantine.run())
         self._run("failover", self._failover.run())
+        self._run("waiting journals", self._waiting_journals.run())
         self._run("sweeper", self._sweep(self._stores))
 
     async def _open_spools(self, root: Path) -> SpoolDirectory:
@@ -254,8 +263,8 @@ class Broker:
                 ready=ready,
             )
 
-        # The history is the first observer: heads are checked before replicas are made of them.
-        self.keyspace.observers.append(history.observe)
+        # These observe first: heads are checked before replicas are made of them.
+        self.keyspace.observers += [self._last_routes.observe, history.observe]
         self.resolver = Resolver(self.keyspace, self._id, make_replica, history.is_continued)
         answer_timeout_s = config.answer_timeout_s or config.lease_ttl_s / 2
         streams = PeerStreams(answer_timeout_s)
@@ -265,6 +274,18 @@ class Broker:
         )
         streams.on_broken = failover.suspect
         self.keyspace.observers.append(failover.observe)
+        assert self._membership is not None
+        membership = self._membership
+        self._waiting_journals = WaitingJournals(
+            etcd,
+            self.keyspace,
+            local_id=self._id,
+            lease=lambda: membership.lease,
+            directory=spools,
+            last_routes=self._last_routes,
+            history=history,
+            is_quarantined=lambda name, revision: self._quarantine.holds(name, revision),  # noqa: PLW0108 - it is made later
+        )
         appends = Appends(
             resolver=self.resolver,
             etcd=etcd,
@@ -272,6 +293,7 @@ class Broker:
             peers=peers,
             max_replication=config.max_replication,
             streams=streams,
+            waits_for=self._waiting_journals.waits_for,
         )
         parts = ReplicaParts(
             complete=self.persister.complete,
@@ -290,7 +312,13 @@ class Broker:
         self.service = JournalService(
             resolver=self.resolver,
             appends=appends,
-            listing=Listing(self.keyspace, etcd, self._id, config.allow_stores),
+            listing=Listing(
+                self.keyspace,
+                etcd,
+                self._id,
+                config.allow_stores,
+                self._last_routes.absent_brokers,
+            ),
             reads=self._reads,
             stores=stores,
             peers=peers,
@@ -313,8 +341,13 @@ class Broker:
             # No peer may have it: it is uploaded at once, like a primary's.
             upload=lambda spool: self.persister.complete(replace(spool, primary=True)),
             replica_of=self._replica_of,
+            restores_head=history.was_member,
+            decided=self._waiting_journals.wake,
         )
-        self.keyspace.observers.append(lambda: self._quarantine.observe(self.keyspace.changes))
+        self.keyspace.observers += [
+            lambda: self._quarantine.observe(self.keyspace.changes),
+            self._waiting_journals.wake,
+        ]
         self._is_composed = True
         self.resolver.refresh()
 
@@ -352,7 +385,7 @@ class Broker:
         if self._is_stopped:
             return
         self._is_stopped = True
-        await self._cancel("allocator", "recovery", "sweeper")
+        await self._cancel("allocator", "recovery", "waiting journals", "sweeper")
         if self._is_composed:
             self.service.end_streams()
             self.resolver.stop_local()

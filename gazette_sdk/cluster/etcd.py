@@ -349,7 +349,8 @@ class Etcd:
                 if response.compact_revision:
                     raise EtcdCompactedError(
                         f"revision {start_revision} was compacted away; Etcd keeps changes "
-                        f"from {response.compact_revision} on: restart the process"
+                        f"from {response.compact_revision} on: restart the process",
+                        compact_revision=response.compact_revision,
                     )
                 if response.canceled:
                     failure = error_of_text(response.cancel_reason or "watch cancelled")

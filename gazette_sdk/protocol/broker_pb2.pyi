@@ -372,17 +372,24 @@ class ListRequest(_message.Message):
 
 class ListResponse(_message.Message):
     __slots__ = ("status", "header", "journals")
+    class Waiting(_message.Message):
+        __slots__ = ("brokers",)
+        BROKERS_FIELD_NUMBER: _ClassVar[int]
+        brokers: _containers.RepeatedCompositeFieldContainer[ProcessSpec.ID]
+        def __init__(self, brokers: _Optional[_Iterable[_Union[ProcessSpec.ID, _Mapping]]] = ...) -> None: ...
     class Journal(_message.Message):
-        __slots__ = ("spec", "mod_revision", "route", "create_revision")
+        __slots__ = ("spec", "mod_revision", "route", "create_revision", "waiting")
         SPEC_FIELD_NUMBER: _ClassVar[int]
         MOD_REVISION_FIELD_NUMBER: _ClassVar[int]
         ROUTE_FIELD_NUMBER: _ClassVar[int]
         CREATE_REVISION_FIELD_NUMBER: _ClassVar[int]
+        WAITING_FIELD_NUMBER: _ClassVar[int]
         spec: JournalSpec
         mod_revision: int
         route: Route
         create_revision: int
-        def __init__(self, spec: _Optional[_Union[JournalSpec, _Mapping]] = ..., mod_revision: _Optional[int] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., create_revision: _Optional[int] = ...) -> None: ...
+        waiting: ListResponse.Waiting
+        def __init__(self, spec: _Optional[_Union[JournalSpec, _Mapping]] = ..., mod_revision: _Optional[int] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., create_revision: _Optional[int] = ..., waiting: _Optional[_Union[ListResponse.Waiting, _Mapping]] = ...) -> None: ...
     STATUS_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     JOURNALS_FIELD_NUMBER: _ClassVar[int]

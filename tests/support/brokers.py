@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.process import Broker, BrokerConfig
+from gazette_sdk.broker.recovery.last_routes import LastRoutes
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.cluster.etcd import Etcd, KeyValue, WatchBatch, WatchEvent
 from gazette_sdk.cluster.etcd_messages import Delete, Operation, Put
@@ -254,6 +255,11 @@ class HandBroker(Broker):
     def lease(self) -> int:
         assert self._membership is not None
         return self._membership.lease
+
+
+def without_waiting(monkeypatch: Any) -> None:
+    """Let brokers go on with journals of absent ones, as other implementations do."""
+    monkeypatch.setattr(LastRoutes, "absent_brokers", lambda *_: ())
 
 
 class HandCluster:

@@ -9,8 +9,9 @@ ends, however it ends.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -37,6 +38,7 @@ from gazette_sdk.broker.append.machine import (
 )
 from gazette_sdk.broker.append.proxy import proxy_append
 from gazette_sdk.broker.append.store_health import StoreUnhealthyError, await_health
+from gazette_sdk.broker.recovery.last_routes import waiting_text
 from gazette_sdk.broker.replica import ReadyRoute, Replica
 from gazette_sdk.broker.replication.peer_streams import PeerStreams
 from gazette_sdk.broker.replication.pipeline import Answer, Pipeline, judge_sync
@@ -57,6 +59,8 @@ __all__ = ["Appends"]
 
 _EMPTY_REGISTERS = pb.LabelSet()
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Appends:
@@ -69,6 +73,8 @@ class Appends:
         peers: carries appends to other primaries, and replication.
         max_replication: cap of every journal's replication.
         streams: Replicate streams to other brokers.
+        waits_for: returns the brokers that are away and alone have a journal's last bytes; none if
+            we have them, too, or if it is not known.
         now: Unix time, in seconds.
     """
 
@@ -78,6 +84,7 @@ class Appends:
     peers: Transport
     max_replication: int
     streams: PeerStreams = field(default_factory=PeerStreams)
+    waits_for: Callable[[str], Sequence[pb.ProcessSpec.ID]] = lambda _: ()
     now: Callable[[], float] = field(default=time.time)
 
     async def append(
@@ -113,7 +120,7 @@ class _Append:
     _sync_rounds = 0
     _suspend: pb.JournalSpec.Suspend
     _status: pb.Status = pb.OK
-    _store_error = ""
+    _detail = ""  # of a refusal
     _cause: BaseException | None = None
 
     # The outcome.
@@ -188,7 +195,7 @@ class _Append:
             return Input.INVALIDATED
         if isinstance(error, StoreUnhealthyError):
             self._status = pb.FRAGMENT_STORE_UNHEALTHY
-            self._store_error = str(error)
+            self._detail = str(error)
             return Input.REFUSED
         if isinstance(error, GazetteError):
             self._cause = error
@@ -340,12 +347,49 @@ class _Append:
             # Members that are away may have more bytes than these: to them, a route without them
             # would mean that the journal went on.
             return Input.TOO_FEW
+        if (absent := self._shared.waits_for(resolution.journal)) and (
+            refused := await self._refuse_unless_given_up(absent)
+        ):
+            return refused
         written = await write_route(self._shared.etcd, resolution)
         if written is None:
             replica.settled = resolution
             return Input.AGREED
         self._read_through = written
         return Input.WRITTEN
+
+    async def _refuse_unless_given_up(self, absent: Sequence[pb.ProcessSpec.ID]) -> Input | None:
+        """Refuse an append to a journal whose last bytes only brokers have that are away.
+
+        By the explicit offset behind all stored content the operator gives these bytes up. Then
+        ``None`` is returned.
+        """
+        resolution, replica, request = self._resolution, self._held, self._request
+        assert replica is not None
+        assert resolution.invalidated is not None
+        self._status, self._detail = pb.INSUFFICIENT_JOURNAL_BROKERS, waiting_text(absent)
+        if request.offset == 0:
+            return Input.REFUSED
+        await await_health(
+            replica.index,
+            self._shared.stores,
+            self._terms.store,
+            resolution.invalidated,
+            started_at=self._started_at,
+        )
+        head = self._current_pipeline().spool.fragment.end
+        if request.offset != max(head, replica.index.summary()[1]):
+            self._status = pb.WRONG_APPEND_OFFSET
+            return Input.REFUSED
+        _log.warning(
+            "%s goes on at %d by a request with this offset: what %s did not store behind it is "
+            "given up",
+            resolution.journal,
+            request.offset,
+            ", ".join(f"{broker.zone}/{broker.suffix}" for broker in absent),
+        )
+        self._status, self._detail = pb.OK, ""
+        return None
 
     async def _await_replicas(self) -> Input:
         resolution, replica = self._resolution, self._held
@@ -492,8 +536,9 @@ class _Append:
         response.header.process_id.CopyFrom(self._shared.resolver.local_id)
         if self._status == pb.REGISTER_MISMATCH:
             response.registers.CopyFrom(self._registers)
-        if self._status == pb.FRAGMENT_STORE_UNHEALTHY:
-            response.store_health_error = self._store_error
+        # The one field that has a text.
+        if self._status in {pb.FRAGMENT_STORE_UNHEALTHY, pb.INSUFFICIENT_JOURNAL_BROKERS}:
+            response.store_health_error = self._detail
         return response
 
     def _current_pipeline(self) -> Pipeline:

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from gazette_sdk.broker.recovery.last_routes import LastRoutes, changes_since, members_required
 from gazette_sdk.broker.recovery.states import HeadInput
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.cluster import keys
@@ -29,14 +30,13 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry
 from gazette_sdk.errors import EtcdCompactedError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION, desired_replication
+from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION
 
 __all__ = [
     "EtcdHistory",
     "RevisionFile",
     "is_route_without",
     "journals_continued_by_others",
-    "members_required",
 ]
 
 HISTORY_TIMEOUT_S = 10.0
@@ -49,27 +49,39 @@ _log = logging.getLogger(__name__)
 
 
 class RevisionFile:
-    """File with the last revision of Etcd at which this broker was a member.
+    """File with the last revision of Etcd at which this broker was a member, and its id.
 
     Args:
         path: the file.
+        local_id: this broker; by default the file gets no id.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, local_id: pb.ProcessSpec.ID | None = None) -> None:
         self._path = path
+        self._local_id = local_id
         self._header = pb.Header.Etcd()
         self._timer: asyncio.TimerHandle | None = None
 
     def read(self, cluster_id: int) -> int:
         """Return the revision written; 0 if there is none of this Etcd cluster."""
         try:
-            written_cluster, revision = map(int, self._path.read_text("ascii").split())
-        except FileNotFoundError:
-            return 0
+            written_cluster, revision = map(int, self._words()[:2])
         except ValueError:
-            _log.warning("%s holds no revision; it is written anew", self._path)
+            if self._path.exists():
+                _log.warning("%s holds no revision; it is written anew", self._path)
             return 0
         return revision if written_cluster == cluster_id else 0
+
+    def read_id(self) -> pb.ProcessSpec.ID | None:
+        """Return the id of the broker that wrote the file; ``None`` if it has none."""
+        words = self._words()
+        return pb.ProcessSpec.ID(zone=words[2], suffix=words[3]) if len(words) == 4 else None
+
+    def _words(self) -> list[str]:
+        try:
+            return self._path.read_text("ascii").split(" ")
+        except (FileNotFoundError, UnicodeDecodeError):
+            return []
 
     def write_later(self, header: pb.Header.Etcd) -> None:
         """Write a revision after :data:`WRITE_DELAY_S`."""
@@ -85,8 +97,11 @@ class RevisionFile:
         self._timer.cancel()
         self._timer = None
         fresh = self._path.with_suffix(".new")
+        words = [str(self._header.cluster_id), str(self._header.revision)]
+        if self._local_id is not None:
+            words += [self._local_id.zone, self._local_id.suffix]
         try:
-            fresh.write_text(f"{self._header.cluster_id} {self._header.revision}\n", "ascii")
+            fresh.write_text(" ".join(words), "ascii")
             fresh.rename(self._path)
         except OSError as error:
             # With an older revision the next start only reads more of the history.
@@ -100,6 +115,7 @@ class EtcdHistory:
         directory: has the heads; forgets the outdated ones.
         keyspace: mirror of Etcd.
         local_id: this broker.
+        last_routes: last routes of journals, which are loaded before :meth:`check`.
         max_replication: cap of every journal's replication.
     """
 
@@ -108,28 +124,37 @@ class EtcdHistory:
         directory: SpoolDirectory,
         keyspace: BrokerKeySpace,
         local_id: pb.ProcessSpec.ID,
+        last_routes: LastRoutes,
         max_replication: int = DEFAULT_MAX_REPLICATION,
     ) -> None:
         self._directory = directory
         self._keyspace = keyspace
         self._local_id = local_id
+        self._last_routes = last_routes
         self._max_replication = max_replication
-        self._revision = RevisionFile(directory.root / "revision")
+        self._revision = RevisionFile(directory.root / "revision", local_id)
+        self._former_id: pb.ProcessSpec.ID | None = None
 
     async def check(self, etcd: Etcd) -> None:
         """Forget the heads that became outdated while this broker was away.
+
+        The earlier process may have had another id: then routes with that id are its own. Without
+        the history only heads of journals stay whose last route is known, and has that id.
 
         Args:
             etcd: the client. The mirror is just loaded at the revision of our announcement.
         """
         keyspace = self._keyspace
         since_revision = self._revision.read(keyspace.header.cluster_id)
+        former_id = self._revision.read_id() or self._local_id
+        self._former_id = former_id if since_revision else None
         continued = await journals_continued_by_others(
-            etcd, keyspace, self._local_id, since_revision, self._max_replication
+            etcd, keyspace, former_id, since_revision, self._max_replication
         )
         reason = HeadInput.CONTINUED_BY_OTHERS
         if continued is None:
-            continued, reason = {item.id for item in keyspace.items()}, HeadInput.HISTORY_LOST
+            continued = {item.id for item in keyspace.items() if not self.was_member(item.id)}
+            reason = HeadInput.HISTORY_LOST
         for journal in sorted(continued):
             self._directory.forget_head(journal, reason)
         # Only now: a process that ends before has to check the same history again.
@@ -146,6 +171,11 @@ class EtcdHistory:
         if keyspace.member(local.zone, local.suffix) is not None:
             self._revision.write_later(keyspace.header)
 
+    def was_member(self, journal: str) -> bool:
+        """Return True if a journal's last route has the broker that used the directory before."""
+        route = self._last_routes.route(journal)
+        return route is not None and self._former_id in route.members
+
     def is_continued(self, journal: str) -> bool:
         """Return True if a journal has a synchronized route without this broker now."""
         return any(map(self._is_continued_in, self._keyspace.assignments(journal)))
@@ -155,25 +185,10 @@ class EtcdHistory:
         self._revision.flush()
 
     def _is_continued_in(self, entry: AssignmentEntry[pb.Route]) -> bool:
-        item = self._keyspace.item(entry.item)
-        required = members_required(item, entry.mod_revision, self._max_replication)
+        required = _members_required(
+            self._keyspace.item(entry.item), entry.mod_revision, self._max_replication
+        )
         return is_route_without(entry.value, self._local_id, required)
-
-
-def members_required(item: JournalEntry | None, revision: int, max_replication: int) -> int:
-    """Return the number of members that a route written at a revision needs to count.
-
-    It is the journal's replication if the spec has not changed since. Else the replication at that
-    time is not known, and every route counts.
-
-    Args:
-        item: the journal's key; ``None`` if there is none.
-        revision: at which the route was written.
-        max_replication: cap of every journal's replication.
-    """
-    if item is None or item.mod_revision > revision:
-        return 1
-    return max(1, desired_replication(item.value, max_replication))
 
 
 def is_route_without(
@@ -213,13 +228,14 @@ async def journals_continued_by_others(
         async with asyncio.timeout(HISTORY_TIMEOUT_S):
             async for journal, route, revision in _routes_since(etcd, keyspace, since_revision + 1):
                 item = keyspace.item(journal)
-                required = members_required(item, revision, max_replication)
+                required = _members_required(item, revision, max_replication)
                 if len(route.members) >= required:
                     continued[journal] = is_route_without(route, local_id)
     except (EtcdCompactedError, TimeoutError) as error:
         _log.warning(
-            "Etcd has no history since revision %d (%s): the heads in the spool directory are not "
-            "used; run `gazctl journals reset-head` where appends are refused",
+            "Etcd has no history since revision %d (%s): heads in the spool directory are used "
+            "only where the last route is known; run `gazctl journals reset-head` where appends "
+            "are refused",
             since_revision,
             error,
         )
@@ -229,27 +245,23 @@ async def journals_continued_by_others(
 
 async def _routes_since(
     etcd: Etcd, keyspace: BrokerKeySpace, first_revision: int
-) -> AsyncIterator[tuple[str, pb.Route, int]]:
+) -> AsyncGenerator[tuple[str, pb.Route, int]]:
     """Yield journals with synchronized routes and their revisions, up to that of the mirror."""
-    last = keyspace.revision
-    if first_revision > last:
-        return
     prefix = keys.assignments_prefix(keyspace.root)
-    # All of the mirror's prefix is watched: its last revision, that of our own member key, is
-    # where the history ends.
-    async with aclosing(etcd.watch(keyspace.root.encode(), first_revision)) as batches:
-        async for batch in batches:
-            for event in batch.events:
-                if event.kv.mod_revision > last:
-                    return
-                if event.is_delete or not event.kv.key.startswith(prefix) or not event.kv.value:
-                    continue
-                try:
-                    section = event.kv.key[len(prefix) :].decode()
-                    journal = keys.parse_assignment(section)[0]
-                    route = pb.Route.FromString(event.kv.value)
-                    yield journal, route, event.kv.mod_revision
-                except (ValueError, DecodeError) as error:
-                    _log.warning("%r in Etcd's history is ignored: %s", event.kv.key, error)
-            if batch.events and batch.events[-1].kv.mod_revision >= last:
-                return
+    async with aclosing(changes_since(etcd, keyspace, first_revision)) as events:
+        async for event in events:
+            if event.is_delete or not event.kv.key.startswith(prefix) or not event.kv.value:
+                continue
+            try:
+                journal = keys.parse_assignment(event.kv.key[len(prefix) :].decode())[0]
+                route = pb.Route.FromString(event.kv.value)
+            except (ValueError, DecodeError) as error:
+                _log.warning("%r in Etcd's history is ignored: %s", event.kv.key, error)
+            else:
+                yield journal, route, event.kv.mod_revision
+
+
+def _members_required(item: JournalEntry | None, revision: int, max_replication: int) -> int:
+    if item is None:
+        return 1
+    return members_required(item.value, item.mod_revision, revision, max_replication)

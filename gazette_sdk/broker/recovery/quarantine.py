@@ -92,6 +92,7 @@ class Quarantine:
         upload: takes a spool that is used; also one whose journal is deleted, which is dropped.
         replica_of: returns our replica of the journal of this name and create revision, if any.
         restores_head: returns True if this broker is a member of a journal's last route.
+        decided: called when nothing of a journal is in quarantine any more.
     """
 
     def __init__(
@@ -104,6 +105,7 @@ class Quarantine:
         upload: Callable[[CompletedSpool], None],
         replica_of: Callable[[str, int], Replica | None],
         restores_head: Callable[[str], bool] = lambda _: False,
+        decided: Callable[[], None] = lambda: None,
     ) -> None:
         self._directory = directory
         self._exists = exists
@@ -111,6 +113,7 @@ class Quarantine:
         self._upload = upload
         self._replica_of = replica_of
         self._restores_head = restores_head
+        self._decided = decided
         self._woken = asyncio.Event()
         self._whole: dict[Key, CompletedSpool | None] = {}  # last one, if all of them are whole
         self._entries: dict[Key, list[_Entry]] = {}  # without those that are being decided
@@ -311,6 +314,7 @@ class Quarantine:
         elif (ready := self._ready.pop(key, None)) is not None:
             self._restore_head(self._whole.pop(key, None))
             ready.fire()
+            self._decided()
 
     def _note_whole(self, key: Key, spool: CompletedSpool, used: CompletedSpool | None) -> None:
         """Note the last spool of a journal, as long as all that were decided are whole."""

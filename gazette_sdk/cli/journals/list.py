@@ -89,6 +89,7 @@ def _table(
         "Stores": settings.stores or is_wide,
         "Head": settings.heads or is_wide,
         "Size": settings.heads or is_wide,
+        "Waits For": any(journal.HasField("waiting") for journal in listing.journals),
     }
     columns = [name for name, is_wanted in wanted.items() if is_wanted]
     rows = (
@@ -123,7 +124,12 @@ def _cell(journal: pb.ListResponse.Journal, column: str, extents: Mapping[str, E
             text = str if column == "Head" else iec_bytes
             return NONE if value is None else text(value)
         case _:
-            return spec.name
+            return _absent(journal) if column == "Waits For" else spec.name
+
+
+def _absent(journal: pb.ListResponse.Journal) -> str:
+    brokers = (f"{broker.zone}/{broker.suffix}" for broker in journal.waiting.brokers)
+    return ",".join(brokers) or NONE
 
 
 def _label(spec: pb.JournalSpec, name: str) -> str:

@@ -97,7 +97,7 @@ def status_error(request: pb.AppendRequest, response: pb.AppendResponse) -> Stat
         detail = f"registers are {{{registers}}}, the append requires {{{wanted}}}"
     elif response.status == pb.WRONG_APPEND_OFFSET:
         detail = f"the append names offset {request.offset}"
-    elif response.status == pb.FRAGMENT_STORE_UNHEALTHY:
+    elif response.status in {pb.FRAGMENT_STORE_UNHEALTHY, pb.INSUFFICIENT_JOURNAL_BROKERS}:
         detail = response.store_health_error
     return for_status(
         response.status, detail, journal=request.journal, offset=request.offset or None

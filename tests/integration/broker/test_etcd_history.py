@@ -12,7 +12,7 @@ from gazette_sdk.broker.recovery.etcd_history import (
 from gazette_sdk.cluster import etcd as etcd_module
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.protocol import broker_pb2 as pb
-from support.brokers import LIMIT_S, HandCluster, crash, journal_spec
+from support.brokers import LIMIT_S, HandCluster, crash, journal_spec, without_waiting
 from support.etcd import run
 from support.spools import until
 
@@ -144,7 +144,11 @@ def test_a_revision_file_is_written_by_itself(tmp_path, monkeypatch):
     run(scenario())
 
 
-def test_a_journal_which_others_went_on_with_is_not_continued_at_the_old_head(etcd, tmp_path):
+def test_a_journal_which_others_went_on_with_is_not_continued_at_the_old_head(
+    etcd, tmp_path, monkeypatch
+):
+    without_waiting(monkeypatch)
+
     async def scenario():
         async with HandCluster(etcd, tmp_path) as cluster:
             one = await cluster.start("broker-1")
@@ -203,7 +207,9 @@ def test_a_member_that_starts_before_the_others_writes_no_route(etcd, tmp_path):
     run(scenario())
 
 
-def test_a_head_is_forgotten_while_the_broker_lives_too(etcd, tmp_path):
+def test_a_head_is_forgotten_while_the_broker_lives_too(etcd, tmp_path, monkeypatch):
+    without_waiting(monkeypatch)
+
     async def scenario():
         async with HandCluster(etcd, tmp_path) as cluster:
             one = await cluster.start("broker-1")
