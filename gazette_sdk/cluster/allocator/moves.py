@@ -14,8 +14,10 @@ from gazette_sdk.cluster.allocator.state import State
 
 __all__ = ["undo_needless_moves"]
 
-PROBES_PER_REPLICA = 20
-"""Bound of the search, for each replica of the cluster: it takes no longer than push/relabel."""
+PROBES_PER_REPLICA = 10
+"""Bound of the search, for each replica of the cluster. It keeps the search shorter than
+push/relabel: 10,000 journals need 1,400 probes in all if one of 60 brokers is lost, and all of
+300,000 if one of three zones returns."""
 
 
 def undo_needless_moves(state: State, placement: list[list[int]]) -> None:
@@ -85,7 +87,9 @@ class _Moves:
         # A crowded zone is no reason to move what is there already.
         change = (single_zone, min(crowding, 0))
         has_room = self._room[left] > 0 and change <= (0, 0)
-        chain = [] if has_room else self._chain(item, left, gained, change, length_max)
+        chain: list[_Step] = []
+        if not has_room and self._probes > 0:
+            chain = self._chain(item, left, gained, change, length_max)
         if not chain and not has_room:
             return False
         for step in chain:
