@@ -223,17 +223,18 @@ COMMANDS = (
         (settings.PRUNE,),
         **_NAMES,
         details=(
-            "Removes fragments from the stores directly, with the credentials of this tool. "
+            "Shows the number and size of each journal's fragments that would be removed. With "
+            "--yes removes them, from the stores directly, with the credentials of this tool. "
             "Journals with a retention of 0 keep everything. Fragments which others cover are "
             "listed only after those are removed and brokers have refreshed the store: run it "
             "again later."
         ),
         examples=(
             (
-                "gazctl journals prune -l topic=orders --dry-run --log.level=info",
-                "log the fragments it would remove",
+                "gazctl journals prune -l topic=orders --log.level=info",
+                "show what it would remove, and log each fragment",
             ),
-            ("gazctl journals prune -l topic=orders", "remove it"),
+            ("gazctl journals prune -l topic=orders --yes", "remove it"),
         ),
     ),
     Command(

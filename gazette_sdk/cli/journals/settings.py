@@ -237,7 +237,19 @@ class FragmentsSettings(SelectionSettings):
 class PruneSettings(SelectionSettings):
     """Options of ``prune``."""
 
-    dry_run: Annotated[bool, Option("DryRun", "Log fragments instead of removing them")] = False
+    yes: Annotated[
+        bool,
+        Option(
+            "Yes",
+            "Remove the fragments; without it, only show what would be removed",
+            short="y",
+            in_ini=False,
+        ),
+    ] = False
+    dry_run: Annotated[
+        bool, Option("DryRun", "Only show what would be removed, which is the default")
+    ] = False
+    format: Annotated[Literal["table", "json"], _FORMAT] = "table"
     file_root: Annotated[
         str, Option("FileRoot", "Directory of the brokers' file:// stores on this machine")
     ] = ""
