@@ -69,6 +69,14 @@ class ListSettings(SelectionSettings):
         bool,
         Option("Heads", "Show write head and size in the table; asks a broker of each journal"),
     ] = False
+    unstored: Annotated[
+        bool,
+        Option(
+            "Unstored",
+            "Show what is in no store, and how many brokers have it, in the table; asks all "
+            "brokers of each journal",
+        ),
+    ] = False
     watch: Annotated[bool, Option("Watch", "List again on every change, until interrupted")] = False
 
 

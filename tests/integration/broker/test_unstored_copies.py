@@ -9,6 +9,7 @@ import pytest
 from gazette_sdk.broker.fragments import unstored
 from gazette_sdk.broker.metrics import UNSTORED_MISSING
 from gazette_sdk.broker.replication import pipeline
+from gazette_sdk.cli.journals.unstored import unstored_of
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import HandCluster, crash, journal_spec
@@ -65,6 +66,12 @@ class Story:
         replica = self.cluster.brokers[name].resolver.replica(JOURNAL)
         await until(lambda: replica.index.cover().covers(0, len(self.expect)))
 
+    async def unstored(self, name):
+        """What ``gazctl journals list --unstored`` finds."""
+        request = pb.ListRequest(selector=pb.LabelSelector())
+        (listing,) = [each async for each in self.clients[name].transport.list(request)]
+        return (await unstored_of(self.cluster.peers, listing))[JOURNAL]
+
     def come_back(self):
         self.store.with_name("away").rename(self.store)
 
@@ -90,9 +97,10 @@ def test_brokers_that_are_lost_one_after_the_other_lose_nothing(etcd, tmp_path, 
             await story.cluster.assign(JOURNAL, *names)
             await story.append(names[0])
             await story.whole(names[-1])
+            await until(lambda: UNSTORED_MISSING.value(JOURNAL) == 0)
+            assert (await story.unstored(names[0])).holders == replication
         for name in names:  # none of the first is left
             assert await story.clients[name].read(JOURNAL, do_not_proxy=True) == story.expect
-        await until(lambda: UNSTORED_MISSING.value(JOURNAL) == 0)
         story.come_back()
 
     story(etcd, tmp_path, script)
