@@ -23,6 +23,8 @@ from gazette_sdk.broker.append.append import Appends
 from gazette_sdk.broker.append.pulse import Pulses
 from gazette_sdk.broker.authorize import Authorization
 from gazette_sdk.broker.config import BrokerConfig
+from gazette_sdk.broker.failover.probe import dial
+from gazette_sdk.broker.failover.rebuilder import Rebuilder
 from gazette_sdk.broker.failover.verifier import Failover
 from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.fragments.refresh import refresh_index
@@ -49,7 +51,7 @@ from gazette_sdk.cluster.broker_keys import (
 )
 from gazette_sdk.cluster.etcd import ANSWER_TIMEOUT_S, Etcd
 from gazette_sdk.cluster.membership import Membership
-from gazette_sdk.errors import ConfigurationError, EtcdUnavailableError
+from gazette_sdk.errors import ConfigurationError, EtcdUnavailableError, GazetteError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -107,6 +109,7 @@ class Broker:
     _failover: Failover
     _last_routes: LastRoutes
     _waiting_journals: WaitingJournals
+    _rebuilder: Rebuilder
 
     def __init__(self, config: BrokerConfig, peers: Transport | None = None) -> None:
         if config.file_only and config.file_root is None:
@@ -272,9 +275,22 @@ class Broker:
         failover = self._failover = Failover(
             etcd, self.keyspace, self._id, self._membership.lease, streams
         )
-        streams.on_broken = failover.suspect
+        rebuilder = self._rebuilder = Rebuilder(
+            etcd,
+            self.keyspace,
+            JournalAllocation(config.max_replication),
+            self._id,
+            streams,
+            ttl_s=config.lease_ttl_s,
+            dial=dial,
+        )
+
+        def stream_broke(peer: pb.ProcessSpec.ID, error: GazetteError) -> None:
+            failover.suspect(peer, error)
+            rebuilder.failed(peer, error)
+
+        streams.on_broken = stream_broke
         self.keyspace.observers.append(failover.observe)
-        assert self._membership is not None
         membership = self._membership
         self._waiting_journals = WaitingJournals(
             etcd,
@@ -387,6 +403,7 @@ class Broker:
         self._is_stopped = True
         await self._cancel("allocator", "recovery", "waiting journals", "sweeper")
         if self._is_composed:
+            await self._rebuilder.aclose()
             self.service.end_streams()
             self.resolver.stop_local()
             self._quarantine.stop()

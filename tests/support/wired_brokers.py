@@ -9,7 +9,7 @@ from typing import Any, Self
 from gazette_sdk.broker.api.grpc import journal_methods
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.api.stream import stream_methods
-from gazette_sdk.broker.process import RECONNECT_BACKOFF_MAX_S
+from gazette_sdk.broker.process import RECONNECT_BACKOFF_MAX_S, Broker
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.server.process import Server
 from gazette_sdk.transport.connect import connect
@@ -34,6 +34,9 @@ class WiredCluster(HandCluster):
         servers: the ports.
         proxies: what stands before each port; connections can be broken and stalled there.
     """
+
+    broker_type: type[Broker] = HandBroker
+    """:class:`Broker` for brokers with allocator, which assign the journals themselves."""
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class WiredCluster(HandCluster):
                 auth_keys=config.auth_keys,
                 reconnect_backoff_max_s=RECONNECT_BACKOFF_MAX_S,
             )
-        broker = self.brokers[suffix] = HandBroker(config, peers)
+        broker = self.brokers[suffix] = self.broker_type(config, peers)
         await broker.start()
         server.grpc.add(journal_methods(broker.service))
         if suffix not in self._grpc_only:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -27,6 +28,7 @@ class PeerStreams:
     answer_timeout_s: float = PEER_ANSWER_TIMEOUT_S
     on_broken: Callable[[pb.ProcessSpec.ID, GazetteError], None] | None = None
     _open: dict[_Name, set[PeerStream]] = field(default_factory=dict)
+    _heard_at: dict[_Name, float] = field(default_factory=dict)
 
     def open(self, peer: pb.ProcessSpec.ID, open_stream: OpenStream) -> PeerStream:
         """Open a stream to a peer. It is forgotten when it ends."""
@@ -41,10 +43,17 @@ class PeerStreams:
         for stream in list(self._open.get((zone, suffix), ())):
             stream.fail(error)
 
+    def heard_at(self, zone: str, suffix: str) -> float:
+        """Return the loop time of the last answer of a peer; -inf if there was none."""
+        streams = self._open.get((zone, suffix), ())
+        heard_at = self._heard_at.get((zone, suffix), -math.inf)
+        return max(heard_at, *(stream.heard_at for stream in streams), -math.inf)
+
     def _ended(self, stream: PeerStream) -> None:
         name = stream.peer.zone, stream.peer.suffix
         streams = self._open[name]
         streams.discard(stream)
+        self._heard_at[name] = max(self._heard_at.get(name, -math.inf), stream.heard_at)
         if not streams:
             del self._open[name]
         if stream.error is not None and self.on_broken is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -76,6 +77,7 @@ class PeerStream:
 
     Attributes:
         error: the error that broke it; ``None`` while it works, and after an end that we wanted.
+        heard_at: time of the event loop of the last answer; -inf before the first.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class PeerStream:
     ) -> None:
         self.peer = peer
         self.error: GazetteError | None = None
+        self.heard_at = -math.inf
         self._answer_timeout_s = answer_timeout_s or PEER_ANSWER_TIMEOUT_S
         self._outgoing: deque[pb.ReplicateRequest] = deque()
         self._outgoing_bytes = 0
@@ -175,8 +178,10 @@ class PeerStream:
 
     async def _run(self, open_stream: OpenStream) -> None:
         ended = CallError(f"{_name(self.peer)} ended its stream before answering")
+        loop = asyncio.get_running_loop()
         try:
             async for response in open_stream(self.peer, self._requests()):
+                self.heard_at = loop.time()
                 if not self._expected:
                     ended = CallError(f"{_name(self.peer)} sent an answer without a request")
                     self.error = ended

@@ -115,12 +115,15 @@ class ItemState:
         self.add: list[Addition] = []
         self.remove: list[AssignmentEntry[Any]] = []
         self.keep: list[AssignmentEntry[Any]] = []
+        self._repeated: list[AssignmentEntry[Any]] = []  # second ones of a member, removed at once
 
         wanted = set(desired)
-        held = set()
+        held: set[int | None] = set()
         for assignment in self._current:
             member = state.member_index(assignment.zone, assignment.suffix)
-            if member in wanted:
+            if member in held:
+                self._repeated.append(assignment)
+            elif member in wanted:
                 held.add(member)
                 self.keep.append(assignment)
             else:
@@ -153,7 +156,7 @@ class ItemState:
                     break
                 consistent -= 1
             accepted += 1
-        self.remove = candidates[:accepted]
+        self.remove = [*candidates[:accepted], *self._repeated]
         self.keep += candidates[accepted:]
 
     def constrain_order(self) -> None:
