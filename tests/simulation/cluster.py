@@ -13,7 +13,7 @@ from gazette_sdk.broker.process import Broker, BrokerConfig
 from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.errors import GazetteError
 from simulation.disk import Disks
-from simulation.etcd_channel import EtcdHost
+from simulation.etcd_channel import ETCD_ADDRESS, EtcdHost
 from simulation.loop import Node, VirtualLoop
 from simulation.network import Network
 from simulation.store import StoredState
@@ -169,7 +169,7 @@ class Cluster:
             zone=host.zone,
             endpoint=endpoint_of(host.name),
             spool_dir=host.directory / "spools",
-            etcd_endpoint=f"http://{host.name}.etcd:2379",
+            etcd_endpoint=ETCD_ADDRESS,
             lease_ttl_s=self.settings.lease_ttl_s,
             durability=self.settings.durability,
             min_append_rate=0,
@@ -177,7 +177,6 @@ class Cluster:
         assert host.draining is not None
         peers = transport(self.network, host.name, self._rng, zone=host.zone)
         broker = host.broker = Broker(config, peers)
-        self.network.bind(host.name, node)  # the port listens before the broker serves
         try:
             starting = asyncio.ensure_future(broker.start())
             stopping = asyncio.ensure_future(host.draining.wait())

@@ -11,7 +11,6 @@ import random
 from collections import deque
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import grpc
 import grpc.aio
@@ -19,12 +18,13 @@ import grpc.aio
 from gazette_sdk.cluster import etcd
 from gazette_sdk.cluster._etcd3 import rpc
 from simulation.etcd_model import MEMBER_ID, EtcdModel, EtcdRefusalError, Lease, Watcher
-from simulation.loop import Node
+from simulation.loop import Node, current_node
 from simulation.network import Connection, End, Network
 
-__all__ = ["ETCD_HOST", "EtcdHost", "SimulatedChannel", "use_channels"]
+__all__ = ["ETCD_ADDRESS", "ETCD_HOST", "EtcdHost", "SimulatedChannel", "use_channels"]
 
 ETCD_HOST = "etcd"
+ETCD_ADDRESS = f"http://{ETCD_HOST}:2379"
 VERSION = "3.5.17"
 
 _REDIAL_S = 0.2
@@ -141,7 +141,7 @@ class EtcdHost:
             case "MemberList":
                 return rpc.MemberListResponse(
                     header=model.header(),
-                    members=[rpc.Member(ID=MEMBER_ID, name="etcd", clientURLs=[])],
+                    members=[rpc.Member(ID=MEMBER_ID, name=ETCD_HOST, clientURLs=[ETCD_ADDRESS])],
                 )
         raise EtcdRefusalError(grpc.StatusCode.UNIMPLEMENTED, f"the model has no {path}")
 
@@ -207,7 +207,7 @@ class SimulatedChannel:
     def stream_stream(self, path: str, **_: Any) -> Callable[..., _Stream]:
         """Return a function that opens a stream."""
         name = path.rpartition("/")[2]
-        return lambda **_: _Stream(name, self)
+        return lambda timeout=None, **_: _Stream(name, self, timeout)
 
     def unary_stream(self, path: str, **_: Any) -> Callable[..., Any]:
         """Return a function for calls that the client does not make."""
@@ -216,6 +216,12 @@ class SimulatedChannel:
             raise _error(grpc.StatusCode.UNIMPLEMENTED, f"the model has no {path}")
 
         return call
+
+    def get_state(self, *, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        """Return READY while it is connected, as far as known."""
+        del try_to_connect
+        is_ready = self._server is not None
+        return grpc.ChannelConnectivity.READY if is_ready else grpc.ChannelConnectivity.IDLE
 
     async def close(self, grace: float | None = None) -> None:
         """Close the channel. Its calls were cancelled by the client."""
@@ -278,22 +284,25 @@ class SimulatedChannel:
 class _Stream:
     """Stream of renewals, or of a watch."""
 
-    def __init__(self, name: str, channel: SimulatedChannel) -> None:
+    def __init__(self, name: str, channel: SimulatedChannel, timeout_s: float | None) -> None:
         self._name = name
         self._channel = channel
         self._connection: Connection | None = None
         self._received: deque[Any] = deque()
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
+        if timeout_s is not None:
+            asyncio.get_running_loop().call_later(timeout_s, self._expire)
 
     async def write(self, request: Any) -> None:
         """Send a request."""
-        if self._connection is None:
+        if self._connection is None and self._error is None:
             self._connection = await self._channel.connection(wait_for_ready=True)
             end = self._connection.client
             end.on_message, end.on_broken = self._message, self._broken
         if self._error is not None:
             raise self._error
+        assert self._connection is not None
         self._connection.send(self._connection.client, (self._name, _copy(request)))
 
     async def read(self) -> Any:
@@ -313,6 +322,11 @@ class _Stream:
             self._error = _error(grpc.StatusCode.CANCELLED, "cancelled")
         self._wake()
 
+    def _expire(self) -> None:
+        if self._error is None:
+            self.cancel()
+            self._error = _error(grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
     def _message(self, response: Any) -> None:
         self._received.append(response)
         self._wake()
@@ -330,14 +344,12 @@ class _Stream:
 
 
 def use_channels(network: Network) -> None:
-    """Make the Etcd clients of this process use simulated channels.
-
-    A client's address names its host: ``http://HOST.etcd:2379``.
-    """
+    """Make the Etcd clients of this process use simulated channels."""
 
     def open_channel(address: str, **_: Any) -> SimulatedChannel:
-        host = urlsplit(address).hostname or ""
-        return SimulatedChannel(network, host.removesuffix(".etcd"))
+        assert address == ETCD_ADDRESS
+        node = current_node()
+        return SimulatedChannel(network, node.name if node is not None else "client")
 
     etcd.open_channel = open_channel  # type: ignore[assignment]
 

@@ -130,8 +130,7 @@ class Network:
     def __init__(self, rng: random.Random, latency_s: float) -> None:
         self.context = contextvars.copy_context()
         self.connections: dict[Connection, None] = {}
-        self.listeners: dict[str, tuple[Node, _Accept | None]] = {}
-        self._waiting: dict[Node, list[Callable[[], None]]] = {}
+        self.listeners: dict[str, tuple[Node, _Accept]] = {}
         self._rng = rng
         self._mean_s = latency_s
         self._cuts: dict[tuple[str, str], int] = {}
@@ -146,24 +145,14 @@ class Network:
 
     # ---------------------------------------------------------------- hosts
 
-    def bind(self, host: str, node: Node) -> None:
-        """Let connections to a host wait for the process: it does not accept them yet."""
-        self.listeners[host] = (node, None)
-
     def listen(self, host: str, node: Node, accept: _Accept) -> None:
         """Accept connections to a host in a process."""
         self.listeners[host] = (node, accept)
-        self._answer_waiting(node)
 
     def close(self, host: str, node: Node) -> None:
         """Refuse connections to a host from now on. Those that are open stay."""
         if host in self.listeners and self.listeners[host][0] is node:
             del self.listeners[host]
-        self._answer_waiting(node)
-
-    def _answer_waiting(self, node: Node) -> None:
-        for answer in self._waiting.pop(node, ()):
-            asyncio.get_running_loop().call_later(self._mean_s, answer, context=self.context)
 
     def killed(self, node: Node) -> None:
         """Break the connections of a process that has ended."""
@@ -207,9 +196,6 @@ class Network:
                 done.set_exception(ConnectionRefusedError(f"nothing listens at {host}"))
                 return
             server_node, accept = listener
-            if accept is None:
-                self._waiting.setdefault(server_node, []).append(answer)
-                return
             done.set_result(self._connected(node, source, host, server_node, accept))
 
         loop.call_later(self.latency_s(), arrive, context=self.context)
@@ -218,7 +204,7 @@ class Network:
     def open(self, source: str, host: str, server: Node) -> Connection | None:
         """Open a connection at once, as on a warm one; ``None`` if the process is another now."""
         listener = self.listeners.get(host)
-        if listener is None or listener[0] is not server or listener[1] is None:
+        if listener is None or listener[0] is not server:
             return None
         return self._connected(current_node(), source, host, server, listener[1])
 

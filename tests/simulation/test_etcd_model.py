@@ -8,12 +8,15 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
-from gazette_sdk.cluster._etcd3 import rpc
+from gazette_sdk.cluster import etcd as etcd_module
+from gazette_sdk.cluster._etcd3 import rpc, stubs
 from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Get, KeyValue, Put
 from gazette_sdk.errors import EtcdCompactedError, EtcdError, LeaseLostError
-from simulation.etcd_channel import EtcdHost, SimulatedChannel
+from simulation.etcd_channel import ETCD_ADDRESS, EtcdHost, use_channels
 from simulation.loop import VirtualLoop
 from simulation.network import Network
 from support.etcd import EtcdFixture, etcd, etcd_server, run
@@ -32,8 +35,14 @@ def run_on_model(scenario: Callable[[Etcd, EtcdHost], Coroutine[Any, Any, Any]])
     async def main() -> Any:
         network = Network(random.Random(1), 0.001)
         host = EtcdHost(network, random.Random(2))
-        channel: Any = SimulatedChannel(network, "client")
-        return await scenario(Etcd(channel, "http://client.etcd:2379"), host)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(etcd_module, "open_channel", None)  # restored at the end
+            use_channels(network)
+            client = await Etcd.connect(ETCD_ADDRESS)
+            try:
+                return await scenario(client, host)
+            finally:
+                await client.aclose()
 
     try:
         return loop.run_until_complete(main())
@@ -46,11 +55,13 @@ class Script:
 
     Args:
         client: the client.
+        compact: compacts the history up to a revision.
         seed: decides on the operations.
     """
 
-    def __init__(self, client: Etcd, seed: int) -> None:
+    def __init__(self, client: Etcd, compact: Callable[[int], Awaitable[None]], seed: int) -> None:
         self._client = client
+        self._compact_at = compact
         self._rng = random.Random(seed)
         self._base = 0
         self._revision = 0
@@ -173,7 +184,7 @@ class Script:
 
     async def _compact(self) -> Any:
         current = (await self._client.range(b"\0")).header.revision
-        await self._client._kv.Compact(rpc.CompactionRequest(revision=current))
+        await self._compact_at(current)
         results = [await self._outcome(self._at(revision)) for revision in (current - 1, current)]
         events: list[Any] = []
         late = await self._outcome(self._watch(current - 1, events, lambda: None))
@@ -184,11 +195,19 @@ class Script:
 @pytest.mark.parametrize("seed", range(8))
 def test_operations_have_the_results_of_a_real_etcd(etcd: EtcdFixture, seed: int) -> None:
     async def real() -> list[Any]:
-        async with etcd.client() as client:
-            return await Script(client, seed).run(60)
+        target = etcd.address.removeprefix("http://")
+        async with etcd.client() as client, grpc.aio.insecure_channel(target) as channel:
 
-    async def modelled(client: Etcd, _: EtcdHost) -> list[Any]:
-        return await Script(client, seed).run(60)
+            async def compact(revision: int) -> None:
+                await stubs.KVStub(channel).Compact(rpc.CompactionRequest(revision=revision))
+
+            return await Script(client, compact, seed).run(60)
+
+    async def modelled(client: Etcd, host: EtcdHost) -> list[Any]:
+        async def compact(revision: int) -> None:
+            host.model.compact(revision)
+
+        return await Script(client, compact, seed).run(60)
 
     for ours, theirs in zip(run_on_model(modelled), run(real()), strict=True):
         assert ours == theirs
