@@ -291,7 +291,9 @@ class Etcd:
         """Renew a lease over one connection, and return its new time to live."""
         metadata = await self._authenticate(connection)
         with self._errors("keep-alive", connection):
-            call = connection.lease.LeaseKeepAlive(metadata=metadata, timeout=timeout_s)
+            call = connection.lease.LeaseKeepAlive(
+                metadata=(REQUIRE_LEADER, *metadata), timeout=timeout_s
+            )
             with connection.running(call):
                 await connection.step(call.write(rpc.LeaseKeepAliveRequest(ID=lease)))
                 response = await connection.step(call.read())

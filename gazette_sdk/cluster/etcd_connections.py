@@ -153,7 +153,6 @@ class Connections:
 
     Attributes:
         endpoints: the addresses.
-        answer_timeout_s: may be changed at any time.
         cluster_id: of the Etcd cluster, from the first connection on.
     """
 
@@ -165,8 +164,8 @@ class Connections:
         answer_timeout_s: float,
     ) -> None:
         self.endpoints = endpoints
-        self.answer_timeout_s = answer_timeout_s
         self.cluster_id = 0
+        self._answer_timeout_s = answer_timeout_s
         self._open_channel = open_channel
         self._current: Connection | None = None
         self._replaced: set[Connection] = set()
@@ -207,14 +206,19 @@ class Connections:
                 if connection.is_ready:
                     return connection
                 self.fail(connection, "the connection broke")
-            if self._dialling is None or self._dialling.done():
-                self._dialling = loop.create_task(self._dial_any(), name="dial of Etcd")
-                self._dialling.add_done_callback(_retrieve)
+            dialling = self._dialling
+            if dialling is None or dialling.done():
+                dialling = loop.create_task(self._dial_any(), name="dial of Etcd")
+                dialling.add_done_callback(_retrieve)
+                self._dialling = dialling
             reason = "no answer in time"
             try:
                 async with asyncio.timeout_at(deadline):
-                    await asyncio.shield(self._dialling)
-                    continue
+                    # It is cancelled by `aclose` only, and is no cancellation of this task.
+                    await asyncio.wait([dialling])
+                if not dialling.cancelled():
+                    dialling.result()
+                continue
             except TimeoutError:
                 pass
             except EtcdUnavailableError as error:
@@ -371,11 +375,17 @@ class Connections:
         """
         request = rpc.MemberListRequest.FromString(_LINEARIZABLE)
         call = connection.cluster.MemberList(
-            request, timeout=self.answer_timeout_s, metadata=(REQUIRE_LEADER,)
+            request, timeout=self._answer_timeout_s, metadata=(REQUIRE_LEADER,)
         )
+        task = asyncio.current_task()
+        assert task is not None
         try:
             with connection.running(call):
                 response = await call
+        except asyncio.CancelledError as error:
+            if task.cancelling() or not connection.is_closed:
+                raise
+            raise EtcdNotReachedError("the connection was closed") from error
         except grpc.aio.AioRpcError as error:
             if error.code() in (
                 grpc.StatusCode.PERMISSION_DENIED,
@@ -385,7 +395,7 @@ class Connections:
                 return  # an answer of Etcd that keeps its member list from strangers
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise EtcdNotReachedError(
-                    f"no answer within {self.answer_timeout_s:g} s"
+                    f"no answer within {self._answer_timeout_s:g} s"
                 ) from error
             raise error_of_status(error.code(), error.details() or "", "MemberList") from error
         connection.note(response.header)
@@ -397,14 +407,24 @@ class Connections:
 
     async def _follow_members(self) -> None:
         """Read the member list from time to time, and the members behind configured addresses."""
+        warned = False
         while True:
             for address in self.endpoints.unknown:
-                with contextlib.suppress(EtcdError):
+                try:
                     self._close(await self._dial(address))
+                except EtcdUnavailableError as error:
+                    _log.debug("Etcd at %s does not answer: %s", address, error)
+                except EtcdError as error:
+                    if not warned:
+                        _log.warning("the address %s is of no use: %s", address, error)
+                    warned = True
             await asyncio.sleep(MEMBERS_PERIOD_S)
-            if self._current is not None and self._current.is_ready:
-                with contextlib.suppress(EtcdUnavailableError):  # its calls tell of it
-                    await self._read_members(self._current)
+            connection = self._current
+            if connection is not None and connection.is_ready:
+                try:
+                    await self._read_members(connection)
+                except EtcdError as error:  # calls leave a member that does not answer
+                    _log.debug("the member list of Etcd was not read: %s", error)
 
     # -------------------------------------------------------------- slow calls
 
@@ -436,7 +456,7 @@ class Connections:
                 await self._read_members(connection)
             except (EtcdNoLeaderError, EtcdNotReachedError) as error:
                 self.fail(connection, str(error))
-            except EtcdUnavailableError as error:
+            except EtcdError as error:
                 if not connection.is_ready:
                     self.fail(connection, str(error))
                 # Else an election, for instance. The member answers, so it is asked again.

@@ -21,7 +21,7 @@ from gazette_sdk.cluster.lease_renewal import (
     begin,
     step,
 )
-from gazette_sdk.errors import EtcdError, LeaseLostError
+from gazette_sdk.errors import ConfigurationError, EtcdError, LeaseLostError
 from gazette_sdk.outage import Outage
 
 __all__ = ["keep_alive"]
@@ -70,7 +70,7 @@ class _Renewals:
         self._inputs: asyncio.Queue[Input] = asyncio.Queue()
         self._sent: set[asyncio.Task[None]] = set()
         self._unanswered: Connection | None = None
-        self._ending: LeaseLostError | None = None
+        self._ending: Exception | None = None
         self._outage = Outage(_log, "renewal of the lease")
 
     async def run(self, granted_at: float | None) -> None:
@@ -115,12 +115,16 @@ class _Renewals:
                 self._unanswered = connection
             # Connecting took time, and Etcd counts from the receipt.
             ttl_s = await self._renew(connection, self._lease, self._ttl_s)
-        except LeaseLostError as error:
+        except (EtcdError, ConfigurationError) as error:
+            if isinstance(error, LeaseLostError):
+                self._ending = error
+                self._inputs.put_nowait(Ended())
+            else:
+                self._outage.failed(error)
+                self._inputs.put_nowait(Failed(sent_at))
+        except Exception as error:  # noqa: BLE001 -- raised by `run`: a closed client, or a defect
             self._ending = error
             self._inputs.put_nowait(Ended())
-        except EtcdError as error:
-            self._outage.failed(error)
-            self._inputs.put_nowait(Failed(sent_at))
         else:
             self._outage.ended()
             if self._unanswered is connection:

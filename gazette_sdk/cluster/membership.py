@@ -38,6 +38,12 @@ ends the pause."""
 ANNOUNCE_ERROR_RETRY_S = 1.0
 """Pause before the next attempt after an error of Etcd."""
 
+UPDATE_TIMEOUT_S = 10.0
+"""Time for which an update is tried again while Etcd does not answer."""
+
+UPDATE_RETRY_S = 0.1
+"""Pause before that."""
+
 REVOKE_TIMEOUT_S = 5.0
 """Longest time for revoking the lease when a process ends; it expires by itself later."""
 
@@ -177,11 +183,7 @@ class Membership:
         Raises:
             EtcdError: another process modified or deleted the key, or Etcd failed.
         """
-        result = await self._etcd.txn(
-            (Compare.mod_revision(self._key, self._revision),),
-            (Put(self._key, spec.SerializeToString(), ignore_lease=True),),
-            (Get(self._key),),
-        )
+        result = await self._replace(spec)
         if not result.succeeded:
             found = result.responses[0]
             entry = found.entries[0] if found is not None and found.entries else None
@@ -199,6 +201,26 @@ class Membership:
             self._revision = result.revision
         self._spec = spec
         return self._revision
+
+    async def _replace(self, spec: MemberSpec) -> TxnResult:
+        """Write a spec where the key has the last known revision.
+
+        It is written again while Etcd does not answer: :meth:`update` finds an earlier attempt
+        that was done.
+        """
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + UPDATE_TIMEOUT_S
+        while True:
+            try:
+                return await self._etcd.txn(
+                    (Compare.mod_revision(self._key, self._revision),),
+                    (Put(self._key, spec.SerializeToString(), ignore_lease=True),),
+                    (Get(self._key),),
+                )
+            except EtcdUnavailableError:
+                if self.lost.done() or loop.time() >= give_up_at:
+                    raise
+                await asyncio.sleep(UPDATE_RETRY_S)
 
     async def set_exiting(self) -> int:
         """Announce that this process is leaving: the allocator moves its items away.

@@ -308,6 +308,32 @@ def test_calls_on_a_closed_client_are_refused_and_running_ones_end(etcd):
     run(scenario())
 
 
+def test_a_closed_client_ends_renewals_and_calls_that_wait_for_a_connection(etcd):
+    async def scenario():
+        async with TcpProxy(port_of(etcd)) as proxy:
+            client = await Etcd.connect(f"http://127.0.0.1:{proxy.port}")
+            keeping = asyncio.ensure_future(client.keep_alive(await client.grant(60), 60))
+            proxy.accepting = False
+            await proxy.break_connections()
+            waiting = [asyncio.ensure_future(client.range(b"/")) for _ in range(3)]
+            await asyncio.sleep(0.1)
+            await client.aclose()
+            for call in waiting:
+                with pytest.raises(ClosedError):
+                    await within(call)
+            keeping.cancel()
+            await asyncio.wait([keeping])
+
+            other = await Etcd.connect(etcd.address)
+            keeping = asyncio.ensure_future(other.keep_alive(await other.grant(1), 1))
+            await asyncio.sleep(0.1)
+            await other.aclose()
+            with pytest.raises(ClosedError):
+                await within(keeping, timeout_s=3)
+
+    run(scenario())
+
+
 @pytest.mark.parametrize(
     ("prefix", "end"),
     [(b"/a", b"/b"), (b"/gazette/cluster", b"/gazette/clustes"), (b"a\xff", b"b"), (b"", b"\0")],

@@ -128,6 +128,34 @@ def test_an_announcement_of_our_own_lease_is_found_again(etcd):
     run(scenario())
 
 
+def test_an_update_without_an_answer_is_repeated_whether_it_was_done_or_not(etcd, monkeypatch):
+    async def scenario():
+        async with etcd.client() as client, Membership(client, KEY, ttl_s=60) as membership:
+            await membership.announce(spec(1))
+            txn, failures = client.txn, ["before", "after", "before"]
+
+            async def failing_txn(*args):
+                failure = failures.pop() if failures else ""
+                result = await txn(*args) if failure != "before" else None
+                if failure:
+                    raise EtcdUnavailableError("away")
+                return result
+
+            monkeypatch.setattr(client, "txn", failing_txn)
+            revision = await membership.set_exiting()
+            assert not failures
+            ((value, _, found),) = await announced(client)
+            assert value.exiting
+            assert found == revision == membership.revision
+
+            monkeypatch.setattr("gazette_sdk.cluster.membership.UPDATE_TIMEOUT_S", 0)
+            failures.append("before")
+            with pytest.raises(EtcdUnavailableError):
+                await membership.update(spec(2))
+
+    run(scenario())
+
+
 def test_a_session_from_start_to_end(etcd):
     async def scenario():
         async with etcd.client() as client:
