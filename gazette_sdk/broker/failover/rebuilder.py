@@ -146,25 +146,26 @@ class Rebuilder:
         return is_done
 
     async def _candidates(self) -> Sequence[Candidate]:
-        """Return the members that have room, and that we reach."""
-        found: list[tuple[Candidate, str]] = []
+        """Return the other members that have room."""
+        found: list[tuple[str, str, float]] = []
+        dials: list[Awaitable[Input]] = []
         for member in self._keyspace.members():
             name = member.zone, member.suffix
             limit = self._allocation.item_limit(member.value)
             held = len(self._keyspace.local_assignments(*name))
-            if (
-                member.value.process_spec.id == self._local_id
-                or self._allocation.is_exiting(member.value)
-                or held >= limit
-                or self._is_cut(name)
-            ):
-                continue
-            found.append((Candidate(*name, held / limit), member.value.process_spec.endpoint))
-        dials = await asyncio.gather(*(self._dial(endpoint) for _, endpoint in found))
+            is_exiting = self._allocation.is_exiting(member.value)
+            if member.value.process_spec.id != self._local_id and held < limit and not is_exiting:
+                found.append((*name, held / limit))
+                dials.append(self._dial(member.value.process_spec.endpoint))
+        results = await asyncio.gather(*dials)
         return [
-            candidate
-            for (candidate, _), result in zip(found, dials, strict=True)
-            if result is Input.REACHED
+            Candidate(
+                zone,
+                suffix,
+                load,
+                is_reached=result is Input.REACHED and not self._is_cut((zone, suffix)),
+            )
+            for (zone, suffix, load), result in zip(found, results, strict=True)
         ]
 
     # --------------------------------------------------------------- one journal
@@ -206,7 +207,7 @@ class Rebuilder:
         assert item is not None
         compares = [Compare.mod_revision(item.key, item.mod_revision), *unchanged(assignments)]
         if decision.action is Action.HAND_OVER:
-            _log.warning("%s is handed to %s: we reach no replica", journal, peer.suffix)
+            change = f"is handed to {peer.suffix}, since we reach no replica"
             operations = hand_over(
                 primary,
                 keyspace.assignment_key(journal, primary.zone, primary.suffix, peer.slot),
@@ -214,24 +215,24 @@ class Rebuilder:
                 keyspace.assignment_key(journal, peer.zone, peer.suffix, 0),
             )
         elif substitute is None:
-            _log.warning("%s goes on without %s, which we do not reach", journal, peer.suffix)
+            change = f"goes on without {peer.suffix}, which we do not reach"
             operations = replace(peer, None, 0)
         else:
             member = keyspace.member(substitute.zone, substitute.suffix)
             if member is None:
                 return False
-            _log.warning(
-                "%s goes on with %s in place of %s, which we do not reach",
-                journal, substitute.suffix, peer.suffix,
-            )  # fmt: skip
+            change = f"goes on with {substitute.suffix} in place of {peer.suffix}, not reached"
             compares.append(Compare.mod_revision(member.key, member.mod_revision))
             key = keyspace.assignment_key(journal, substitute.zone, substitute.suffix, peer.slot)
             operations = replace(peer, key, member.lease)
         try:
-            return (await self._etcd.txn(compares, operations)).succeeded
+            is_written = (await self._etcd.txn(compares, operations)).succeeded
         except EtcdError as error:
             _log.warning("the replicas of %s were not changed: %s", journal, error)
             return False
+        if is_written:
+            _log.warning("%s %s", journal, change)
+        return is_written
 
     def _is_ours(self, assignment: BrokerAssignment) -> bool:
         return (assignment.zone, assignment.suffix) == (

@@ -28,7 +28,7 @@ class Action(enum.Enum):
     REPLACE = enum.auto()
     """The replica leaves the journal, and a substitute takes its slot, unless there are enough."""
     HAND_OVER = enum.auto()
-    """Another replica becomes the primary, since we reach nobody."""
+    """Another replica becomes the primary, since we reach nobody and it may reach a substitute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,13 @@ class Candidate:
     Attributes:
         zone, suffix: its id.
         load: journals that it holds, for each that it offers to hold.
+        is_reached: True if the primary reaches it.
     """
 
     zone: str
     suffix: str
     load: float
+    is_reached: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def decide(
         assignments: all of the journal.
         primary: that of the primary, which decides.
         cut_off: zone and suffix of the members that it does not reach.
-        candidates: members that it reaches, which have room and are not of the journal.
+        candidates: members that have room, and are not of the journal.
         desired: number of members that the journal should have.
     """
     peers = sorted((a for a in assignments if a is not primary), key=lambda a: a.slot)
@@ -86,12 +88,14 @@ def decide(
         return _NOTHING
     if len(assignments) > desired:
         return Decision(Action.REPLACE, lost[0])
-    if candidates:
+    reached = [candidate for candidate in candidates if candidate.is_reached]
+    if reached:
         zones = {a.zone for a in assignments if a is not lost[0]}
         wants_zone = len(zones) < ZONES_MIN
-        best = min(candidates, key=lambda c: (wants_zone and c.zone in zones, c.load, c.suffix))
+        best = min(reached, key=lambda c: (wants_zone and c.zone in zones, c.load, c.suffix))
         return Decision(Action.REPLACE, lost[0], best)
-    if len(lost) == len(peers):
+    # The peer may reach the substitute. Without one nobody could do better than we.
+    if candidates and len(lost) == len(peers):
         return Decision(Action.HAND_OVER, peers[0])
     return _NOTHING
 

@@ -57,13 +57,25 @@ def test_every_combination_has_its_action(count, desired, candidates, lost):
         # Only one zone remains: the second one is wanted.
         wanted = CANDIDATES[0] if CANDIDATES[0] in candidates else CANDIDATES[1]
         assert found.substitute is wanted
-    elif len(lost) == count - 1:
-        assert found.action is Action.HAND_OVER
-        assert found.peer is assignments[1]
     else:
         assert found.action is Action.NOTHING
     # Whatever is decided: the journal keeps its members' number where it was right, and us.
     assert found.peer is not assignments[0]
+
+
+@pytest.mark.parametrize("lost", subsets((1, 2)))
+@pytest.mark.parametrize("has_substitute", [False, True])
+def test_a_journal_is_handed_over_where_nobody_is_reached_and_a_substitute_exists(
+    lost, has_substitute
+):
+    assignments = [assignment(f"peer-{slot}", slot) for slot in range(3)]
+    cut_off = {("z0", f"peer-{slot}") for slot in lost}
+    candidates = [Candidate("z1", "spare", 0, is_reached=False)] if has_substitute else []
+    found = decide(assignments, assignments[0], cut_off, candidates, desired=3)
+    if has_substitute and len(lost) == 2:
+        assert (found.action, found.peer) == (Action.HAND_OVER, assignments[1])
+    else:
+        assert found.action is Action.NOTHING
 
 
 def test_the_least_loaded_takes_the_place_where_two_zones_remain():
@@ -75,7 +87,8 @@ def test_the_least_loaded_takes_the_place_where_two_zones_remain():
 def test_a_primary_that_others_removed_decides_about_the_order_of_slots():
     assignments = [assignment("p2", 2), assignment("p1", 1), assignment("p0", 0)]
     cut_off = {("z0", "p1"), ("z0", "p2")}
-    found = decide(assignments, assignments[2], cut_off, [], desired=3)
+    spare = [Candidate("z1", "spare", 0, is_reached=False)]
+    found = decide(assignments, assignments[2], cut_off, spare, desired=3)
     assert (found.action, found.peer) == (Action.HAND_OVER, assignments[1])
 
 
