@@ -18,7 +18,7 @@ from gazette_sdk.cluster.servership import Membership
 from gazette_sdk.errors import EtcdError, EtcdUnavailableError, LeaseLostError
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.etcd import leader_of, run, within
-from support.tcp_proxy import TcpProxy
+from gazette_sdk.testing.tcp_proxy import TcpProxy
 
 TTL_S = 5
 STALL_MAX_S = 15.0
@@ -225,8 +225,7 @@ def test_members_are_learned_and_a_proxy_is_not_passed_by(etcd_cluster):
                 second.endpoint,
                 third.endpoint,
             }
-            proxy.accepting = False
-            await proxy.break_connections()
+            proxy.refuse()
             await put_until_known(client, b"/k", b"1")
             second.kill()
             while client._connections._current.address != third.endpoint:

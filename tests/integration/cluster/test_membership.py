@@ -11,8 +11,8 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.membership import Membership
 from gazette_sdk.errors import EtcdError, EtcdUnavailableError, LeaseLostError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.testing.tcp_proxy import TcpProxy
 from support.etcd import run, within
-from support.tcp_proxy import TcpProxy
 
 ZONE, SUFFIX = "a", "member"
 KEY = keys.member_key("/root", ZONE, SUFFIX)
@@ -201,8 +201,7 @@ def test_a_member_cut_off_from_etcd_is_lost_when_peers_see_it_gone(etcd):
             membership = Membership(client, KEY, ttl_s=1)
             await membership.start()
             await membership.announce(spec())
-            proxy.accepting = False
-            await proxy.break_connections()
+            proxy.refuse()
             with pytest.raises(LeaseLostError):
                 await within(asyncio.shield(membership.lost), timeout_s=3)
             async with asyncio.timeout(5):
@@ -285,7 +284,7 @@ def test_the_end_is_not_held_up_by_an_etcd_that_is_away(etcd, monkeypatch, caplo
             client = await Etcd.connect(f"http://127.0.0.1:{proxy.port}")
             membership = Membership(client, KEY, ttl_s=60)
             await membership.start()
-            proxy.flowing.clear()
+            proxy.cut()
             await within(membership.revoke(), timeout_s=2)
             await client.aclose()
 
