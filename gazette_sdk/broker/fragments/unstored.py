@@ -150,7 +150,8 @@ class UnstoredCopies:
                 except (GazetteError, TimeoutError) as error:
                     failure = failure or error
         have = replica.index.cover()
-        if missing_of(holdings, have.copy(), end):
+        is_listed = replica.index.first_refresh.is_set() and replica.index.refresh_failure is None
+        if is_listed and missing_of(holdings, have.copy(), end):
             for fragment in await self._stored(resolution):
                 have.add(fragment)
         missing = missing_of(holdings, have, end)

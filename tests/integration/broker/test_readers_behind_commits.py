@@ -8,7 +8,7 @@ import pytest
 
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
-from support.brokers import HandCluster, journal_spec
+from support.brokers import HandCluster, crash, journal_spec
 from support.etcd import run
 from support.held_replicas import HeldPeer
 from support.scripted_replicas import JOURNAL, led, without_pulses
@@ -94,5 +94,34 @@ def test_an_acknowledged_append_is_read_from_every_replica(
                     assert await client.read(JOURNAL, do_not_proxy=True) == expect
                     assert (await look(client, do_not_proxy=True)).write_head == len(expect)
             assert set(await asyncio.gather(*tails)) == {expect}
+
+    run(scenario())
+
+
+def test_what_a_restarted_replica_found_is_read_once_all_have_agreed(etcd, tmp_path, monkeypatch):
+    """It may have committed what no other broker has, and which others overwrite."""
+    without_pulses(monkeypatch)
+
+    async def scenario():
+        async with HandCluster(etcd, tmp_path) as cluster:
+            clients = [await cluster.start(name) for name in ("broker-1", "broker-2")]
+            await clients[0].apply(journal_spec(JOURNAL, replication=2))
+            await cluster.assign(JOURNAL, "broker-1", "broker-2")
+            assert (await clients[0].append(JOURNAL, b"content")).status == pb.OK
+            for name in ("broker-1", "broker-2"):
+                await crash(cluster.brokers.pop(name))
+
+            client = await cluster.start("broker-1")
+            await cluster.assign(JOURNAL, "broker-1")
+            response = await client.append(JOURNAL, b"more")
+            assert response.status == pb.INSUFFICIENT_JOURNAL_BROKERS
+            assert (await look(client, 0)).status == pb.OFFSET_NOT_YET_AVAILABLE
+            assert await client.read(JOURNAL, include_unacknowledged=True) == b"content"
+
+            await cluster.start("broker-2")
+            await cluster.assign(JOURNAL, "broker-1", "broker-2")
+            response = await client.append(JOURNAL, b", and more")
+            assert (response.status, response.commit.begin) == (pb.OK, 7)
+            assert await client.read(JOURNAL) == b"content, and more"
 
     run(scenario())
