@@ -17,8 +17,8 @@ from gazette_sdk.cluster.etcd import Compare, Etcd, Put
 from gazette_sdk.cluster.servership import Membership
 from gazette_sdk.errors import EtcdError, EtcdUnavailableError, LeaseLostError
 from gazette_sdk.protocol import broker_pb2 as pb
-from support.etcd import leader_of, run, within
 from gazette_sdk.testing.tcp_proxy import TcpProxy
+from support.etcd import leader_of, run, within
 
 TTL_S = 5
 STALL_MAX_S = 15.0
