@@ -7,8 +7,8 @@ prefix in memory, and follows its changes; the member announced first also alloc
 In reading order:
 
 * :mod:`~gazette_sdk.cluster.etcd_binary`, :mod:`~gazette_sdk.cluster.etcd_server`,
-  :mod:`~gazette_sdk.cluster.etcd_cluster`: a real etcd as a child process, for embedded clusters,
-  and several members of one, for tests,
+  :mod:`~gazette_sdk.cluster.child_process`: a real etcd as a child process, for embedded and local
+  clusters,
 * :mod:`~gazette_sdk.cluster.etcd`: the Etcd client, on
   :mod:`~gazette_sdk.cluster.etcd_messages` and :mod:`~gazette_sdk.cluster.etcd_channel`,
 * :mod:`~gazette_sdk.cluster.etcd_endpoints`, :mod:`~gazette_sdk.cluster.etcd_connections`: the
@@ -27,7 +27,6 @@ from gazette_sdk.cluster.allocator import Allocation, run_allocator
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalAllocation
 from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Get, Put
 from gazette_sdk.cluster.etcd_binary import find_etcd
-from gazette_sdk.cluster.etcd_cluster import EtcdCluster
 from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.cluster.item_keyspace import (
     AssignmentEntry,
@@ -47,7 +46,6 @@ __all__ = [
     "Delete",
     "Entry",
     "Etcd",
-    "EtcdCluster",
     "EtcdServer",
     "Get",
     "ItemEntry",

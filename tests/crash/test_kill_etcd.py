@@ -19,7 +19,7 @@ import pytest
 
 from crash.appends import History, append_over_http, make_content, read_over_http
 from crash.test_kill_stream_replicas import JOURNAL, NAME, Brokers
-from gazette_sdk.cluster.etcd_cluster import EtcdCluster
+from gazette_sdk.local_cluster import EtcdMembers
 from support.etcd import etcd_cluster, leader_of, run
 
 __all__ = ["etcd_cluster"]
@@ -84,7 +84,7 @@ def applied(address: str) -> None:
     )
 
 
-def test_appends_go_on_while_etcd_members_are_killed(etcd_cluster: EtcdCluster, brokers: Brokers):
+def test_appends_go_on_while_etcd_members_are_killed(etcd_cluster: EtcdMembers, brokers: Brokers):
     address = next(iter(brokers.addresses.values()))
     applied(address)
     url = f"{address}/{NAME}"
@@ -100,17 +100,17 @@ def test_appends_go_on_while_etcd_members_are_killed(etcd_cluster: EtcdCluster, 
     try:
         for number in range(ROUNDS):
             leader = run(leader_of(etcd_cluster))
-            followers = [member for member in etcd_cluster.members if member is not leader]
+            followers = [member for member in etcd_cluster.servers if member is not leader]
             victim = leader if number % 2 == 0 else followers[number // 2 % 2]
             appender.wait_for_more(20)
             victim.kill()
             time.sleep(PAUSE_S)
             victim.start_blocking()
-        for member in etcd_cluster.members[:2]:  # no majority for a while
+        for member in etcd_cluster.servers[:2]:  # no majority for a while
             member.kill()
         appender.wait_for_more(20)
         starting = [
-            threading.Thread(target=member.start_blocking) for member in etcd_cluster.members[:2]
+            threading.Thread(target=member.start_blocking) for member in etcd_cluster.servers[:2]
         ]
         for thread in starting:
             thread.start()

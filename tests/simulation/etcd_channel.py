@@ -182,11 +182,6 @@ class SimulatedChannel:
         self._server: Node | None = None  # to which it is connected
         self._calls: set[Any] = set()
 
-    def get_state(self) -> grpc.ChannelConnectivity:
-        """Return READY while it is connected, as far as known."""
-        is_connected = self._server is not None
-        return grpc.ChannelConnectivity.READY if is_connected else grpc.ChannelConnectivity.IDLE
-
     def unary_unary(self, path: str, **_: Any) -> Callable[..., asyncio.Task[Any]]:
         """Return a function that makes a call of one request and one response."""
         name = path.rpartition("/")[2]
