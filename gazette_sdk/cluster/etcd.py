@@ -29,6 +29,7 @@ from gazette_sdk.cluster.etcd_channel import (
     EtcdTokenError,
     error_of_status,
     error_of_text,
+    is_of_connection,
     open_channel,
 )
 from gazette_sdk.cluster.etcd_connections import REQUIRE_LEADER, Connection, Connections
@@ -516,7 +517,11 @@ class Etcd:
             failure = error_of_status(error.code(), error.details() or "", what)
             if isinstance(failure, EtcdTokenError):
                 self._token = ""
-            if isinstance(failure, EtcdNoLeaderError) or not connection.is_ready:
+            if (
+                isinstance(failure, EtcdNoLeaderError)
+                or is_of_connection(error.code(), error.details() or "")
+                or not connection.is_ready
+            ):
                 self._connections.fail(connection, str(failure))
             raise failure from error
 

@@ -22,6 +22,7 @@ __all__ = [
     "EtcdTokenError",
     "error_of_status",
     "error_of_text",
+    "is_of_connection",
     "open_channel",
 ]
 
@@ -147,6 +148,14 @@ def error_of_status(code: grpc.StatusCode, details: str, what: str) -> EtcdError
     if code in _RETRYABLE:
         return EtcdUnavailableError(text)
     return EtcdError(text)
+
+
+def is_of_connection(code: grpc.StatusCode, details: str) -> bool:
+    """Return True if a call failed by its connection, and not by an answer of Etcd."""
+    return (
+        code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNKNOWN)
+        and "etcdserver:" not in details
+    )
 
 
 def error_of_text(reason: str) -> EtcdError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable
 
 from gazette_sdk.cluster.etcd_connections import Connection, Connections
@@ -70,6 +71,7 @@ class _Renewals:
         self._inputs: asyncio.Queue[Input] = asyncio.Queue()
         self._sent: set[asyncio.Task[None]] = set()
         self._unanswered: Connection | None = None
+        self._answered_at = -math.inf
         self._ending: Exception | None = None
         self._outage = Outage(_log, "renewal of the lease")
 
@@ -120,13 +122,15 @@ class _Renewals:
                 self._ending = error
                 self._inputs.put_nowait(Ended())
             else:
-                self._outage.failed(error)
+                if sent_at > self._answered_at:  # else a later one was answered
+                    self._outage.failed(error)
                 self._inputs.put_nowait(Failed(sent_at))
         except Exception as error:  # noqa: BLE001 -- raised by `run`: a closed client, or a defect
             self._ending = error
             self._inputs.put_nowait(Ended())
         else:
             self._outage.ended()
+            self._answered_at = max(self._answered_at, sent_at)
             if self._unanswered is connection:
                 self._unanswered = None
             elif suspect is not None and self._unanswered is suspect:

@@ -23,8 +23,15 @@ async def etcd_with_a_user(directory):
     """An etcd that admits root, and a user who may change /root/ only."""
     server = EtcdServer(directory, sync_writes=False)
     await server.start()
-    admin = await Etcd.connect(server.endpoint)
     try:
+        await admit_a_user(server.endpoint)
+        yield server.endpoint
+    finally:
+        await server.stop()
+
+
+async def admit_a_user(address):
+    async with aclosing(await Etcd.connect(address)) as admin:
         auth, call = admin._auth, admin._call
         await call(auth.UserAdd, rpc.AuthUserAddRequest(name="root", password="r"))
         await call(auth.UserAdd, rpc.AuthUserAddRequest(name=USER, password=PASSWORD))
@@ -37,10 +44,6 @@ async def etcd_with_a_user(directory):
         await call(auth.UserGrantRole, rpc.AuthUserGrantRoleRequest(user="root", role="root"))
         await call(auth.UserGrantRole, rpc.AuthUserGrantRoleRequest(user=USER, role="brokers"))
         await call(auth.AuthEnable, rpc.AuthEnableRequest())
-        yield server.endpoint
-    finally:
-        await admin.aclose()
-        await server.stop()
 
 
 def test_a_user_with_a_password_reads_writes_watches_and_holds_a_lease(tmp_path):
@@ -73,6 +76,23 @@ def test_an_expired_token_is_replaced(tmp_path):
             assert await client.put(b"/root/a", b"1")
 
     run(scenario())
+
+
+def test_a_user_goes_on_with_another_member(etcd_cluster):
+    async def scenario():
+        await admit_a_user(etcd_cluster.address)
+        address = etcd_cluster.members[0].endpoint  # the others are learned
+        async with (
+            aclosing(await Etcd.connect(address, user=USER, password=PASSWORD)) as client,
+            Membership(client, b"/root/members/a#b", ttl_s=TTL_S) as membership,
+        ):
+            await membership.announce(pb.BrokerSpec(journal_limit=3))
+            etcd_cluster.members[0].kill()
+            await asyncio.sleep(TTL_S + 1)
+            assert not membership.lost.done()
+            assert (await client.range(b"/root/members/a#b")).entries
+
+    run(scenario(), timeout_s=60)
 
 
 @pytest.mark.parametrize(("user", "password"), [(USER, "wrong"), ("nobody", PASSWORD)])

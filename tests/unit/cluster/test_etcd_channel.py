@@ -8,6 +8,7 @@ from gazette_sdk.cluster.etcd_channel import (
     _dial_target,
     error_of_status,
     error_of_text,
+    is_of_connection,
 )
 from gazette_sdk.errors import (
     EtcdCompactedError,
@@ -47,6 +48,22 @@ def test_statuses(code, details, error):
     found = error_of_status(grpc.StatusCode[code], details, "txn")
     assert type(found) is error
     assert str(found) == f"txn: {details or code}"
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "expected"),
+    [
+        ("UNAVAILABLE", "Stream removed (recvmsg:Connection reset by peer (104))", True),
+        ("UNKNOWN", "Stream removed", True),
+        ("UNAVAILABLE", "", True),
+        ("UNAVAILABLE", "etcdserver: request timed out", False),
+        ("UNKNOWN", "etcdserver: leader changed", False),
+        ("DEADLINE_EXCEEDED", "", False),
+        ("PERMISSION_DENIED", "etcdserver: permission denied", False),
+    ],
+)
+def test_statuses_of_broken_connections(code, details, expected):
+    assert is_of_connection(grpc.StatusCode[code], details) is expected
 
 
 @pytest.mark.parametrize(
