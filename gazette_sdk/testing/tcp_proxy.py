@@ -190,11 +190,17 @@ class TcpProxy:
         return self
 
     def stop(self) -> None:
-        """Reset all connections, and close the port."""
+        """Reset all connections, and close the port.
+
+        Raises:
+            TimeoutError: its thread does not end.
+        """
         assert self._loop is not None
         assert self._thread is not None
         self._loop.call_soon_threadsafe(self._end)
         self._thread.join(_COMMAND_TIMEOUT_S)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the proxy of port {self.port} does not end")
 
     def __enter__(self) -> Self:
         return self.start()
