@@ -520,7 +520,14 @@ class EtcdCompactedError(EtcdError):
     """A watch requires a revision that Etcd has compacted.
 
     Remedy: none is needed. The watch loads all keys again, and continues.
+
+    Attributes:
+        compact_revision: the oldest revision that Etcd keeps; 0 if it is not known.
     """
+
+    def __init__(self, message: str, *, compact_revision: int = 0) -> None:
+        super().__init__(message)
+        self.compact_revision = compact_revision
 
 
 class LeaseLostError(EtcdError):

@@ -25,7 +25,7 @@ class BrokerConfig:
         spool_dir: directory of its spools; they survive the process there. ``None`` for a private
             one below the temporary directory, of this broker and Etcd cluster.
         zone: zone of the process.
-        etcd_endpoint: URL of Etcd.
+        etcd_endpoint: URL of Etcd, or several separated by commas.
         etcd_prefix: prefix of the cluster's keys.
         etcd_cert_file: client certificate toward Etcd.
         etcd_cert_key_file: its key.
@@ -33,6 +33,7 @@ class BrokerConfig:
         etcd_user: user of Etcd, if it has authentication enabled.
         etcd_password: password of the user.
         lease_ttl_s: time after which a silent broker is no member any more.
+        answer_timeout_s: bound of a peer's answer to a replication; ``None`` for half of the lease.
         journal_limit: most replicas of journals that it takes.
         file_root: directory of ``file://`` stores.
         file_only: keep all stores below ``file_root``.
@@ -61,6 +62,7 @@ class BrokerConfig:
     etcd_user: str = ""
     etcd_password: str = field(default="", repr=False)
     lease_ttl_s: int = LEASE_TTL_S
+    answer_timeout_s: float | None = None
     journal_limit: int = 1024
     file_root: Path | None = None
     file_only: bool = False

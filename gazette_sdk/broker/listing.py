@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
@@ -42,12 +42,14 @@ class Listing:
         etcd: takes changes.
         local_id: this broker.
         allowed_stores: URLs of stores that any caller may give to its journals.
+        absent_brokers: returns the brokers which a journal waits for.
     """
 
     keyspace: BrokerKeySpace
     etcd: Etcd
     local_id: pb.ProcessSpec.ID
     allowed_stores: Collection[str] = ()
+    absent_brokers: Callable[[str], Sequence[pb.ProcessSpec.ID]] = lambda _: ()
 
     def header(self) -> pb.Header:
         """Return the header of answers without a journal."""
@@ -100,11 +102,13 @@ class Listing:
     def _journal(self, item: JournalEntry) -> pb.ListResponse.Journal:
         route = self.keyspace.journal_route(item.id)
         attach_endpoints(route, self.keyspace.endpoint)
+        absent = self.absent_brokers(item.id)
         return pb.ListResponse.Journal(
             spec=item.value,
             mod_revision=item.mod_revision,
             create_revision=item.create_revision,
             route=route,
+            waiting=pb.ListResponse.Waiting(brokers=absent) if absent else None,
         )
 
     async def apply(self, request: pb.ApplyRequest, claims: Claims) -> pb.ApplyResponse:

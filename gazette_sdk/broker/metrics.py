@@ -24,6 +24,7 @@ __all__ = [
     "SPOOL_COMMIT_BYTES",
     "SPOOL_ROLLBACKS",
     "SPOOL_ROLLBACK_BYTES",
+    "UNSTORED_MISSING",
     "WRITE_HEAD",
     "PlainMetric",
     "Tally",
@@ -129,6 +130,13 @@ SERVER_COMPLETED = PlainMetric(
 )
 WRITE_HEAD = PlainMetric(
     "gazette_write_head", "Offset of the next byte to be appended.", ("journal",), kind="gauge"
+)
+
+UNSTORED_MISSING = PlainMetric(
+    "gazette_unstored_missing_bytes",
+    "Bytes of a journal in no store which this replica lacks; +Inf before the others told it.",
+    ("journal",),
+    kind="gauge",
 )
 
 SPOOL_COMMITS = Tally("gazette_spool_commits", "Commits to spools.")

@@ -23,27 +23,35 @@ from gazette_sdk.broker.append.append import Appends
 from gazette_sdk.broker.append.pulse import Pulses
 from gazette_sdk.broker.authorize import Authorization
 from gazette_sdk.broker.config import BrokerConfig
+from gazette_sdk.broker.failover.probe import dial
+from gazette_sdk.broker.failover.rebuilder import Rebuilder
+from gazette_sdk.broker.failover.verifier import Failover
 from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.fragments.refresh import refresh_index
+from gazette_sdk.broker.fragments.unstored import UnstoredCopies
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.read import ReadServer
 from gazette_sdk.broker.recovery.etcd_history import EtcdHistory
-from gazette_sdk.broker.recovery.peer_inventory import PeerInventory
+from gazette_sdk.broker.recovery.last_routes import LastRoutes
+from gazette_sdk.broker.recovery.peer_inventory import LISTING_TIMEOUT_S, PeerInventory
 from gazette_sdk.broker.recovery.quarantine import Quarantine
+from gazette_sdk.broker.recovery.waiting_journals import WaitingJournals
 from gazette_sdk.broker.replica import Replica, ReplicaParts
+from gazette_sdk.broker.replication.peer_streams import PeerStreams
 from gazette_sdk.broker.resolver import Resolver
 from gazette_sdk.broker.service import JournalService
 from gazette_sdk.broker.spool.default_root import make_default_root
 from gazette_sdk.broker.spool.directory import CompletedSpool, SpoolDirectory
+from gazette_sdk.broker.spool.lease_note import LeaseNote, NotedLease, revoke_noted
 from gazette_sdk.cluster.allocator.loop import run_allocator
 from gazette_sdk.cluster.broker_keys import (
     BrokerKeySpace,
     JournalAllocation,
     JournalEntry,
 )
-from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd import ANSWER_TIMEOUT_S, Etcd
 from gazette_sdk.cluster.membership import Membership
-from gazette_sdk.errors import ConfigurationError, EtcdUnavailableError
+from gazette_sdk.errors import ConfigurationError, EtcdUnavailableError, GazetteError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -98,6 +106,10 @@ class Broker:
     resolver: Resolver
     persister: Persister
     _quarantine: Quarantine
+    _failover: Failover
+    _last_routes: LastRoutes
+    _waiting_journals: WaitingJournals
+    _rebuilder: Rebuilder
 
     def __init__(self, config: BrokerConfig, peers: Transport | None = None) -> None:
         if config.file_only and config.file_root is None:
@@ -131,9 +143,11 @@ class Broker:
     # ---------------------------------------------------------------- start
 
     async def start(self) -> None:
-        """Join the cluster, recover the spools of an earlier process, and begin to serve.
+        """Recover the spools of an earlier process, join the cluster, and begin to serve.
 
         It waits for Etcd, and while another process has this broker's id. It can be cancelled.
+        The lease of the earlier process over its spools is revoked. Once the broker is announced,
+        little is left to do: peers that dial it are refused until its fronts serve.
         After an error, :meth:`stop` cleans up.
 
         Raises:
@@ -153,25 +167,33 @@ class Broker:
         spools = self._spools = self._spools or await self._open_spools(
             await self._make_default_root(self._etcd)
         )
-        self._membership = Membership(
-            self._etcd,
-            self.keyspace.member_key(config.zone, config.suffix),
-            ttl_s=config.lease_ttl_s,
-        )
+        note = LeaseNote(spools.root)
+        await revoke_noted(self._etcd, await asyncio.to_thread(note.read))
+        recovered = await asyncio.to_thread(spools.recover, self._etcd.cluster_id)
+
+        key = self.keyspace.member_key(config.zone, config.suffix)
+        self._membership = Membership(self._etcd, key, ttl_s=config.lease_ttl_s)
         await self._membership.start()
         self._membership.lost.add_done_callback(self._lease_ended)
+        noted = NotedLease(self._etcd.cluster_id, key, self._membership.lease)
+        await asyncio.to_thread(note.write, noted)
         revision = await self._membership.announce(spec)
         await self.keyspace.load(self._etcd, revision)
 
-        recovered = await asyncio.to_thread(spools.recover, self.keyspace.header.cluster_id)
         await asyncio.to_thread(spools.sweep, self._exists)
-        self._history = EtcdHistory(spools, self.keyspace, self._id)
+        self._last_routes = LastRoutes(self.keyspace, config.max_replication)
+        await self._last_routes.load(self._etcd)
+        self._history = EtcdHistory(
+            spools, self.keyspace, self._id, self._last_routes, config.max_replication
+        )
         await self._history.check(self._etcd)
         self._compose(self._etcd, self._stores, spools, self._history, recovered)
         self._run("watch", self.keyspace.watch(self._etcd, delay_s=config.watch_delay_s))
         self._run("allocator", self._allocate(self._etcd))
         self._run("persister", self.persister.run())
         self._run("recovery", self._quarantine.run())
+        self._run("failover", self._failover.run())
+        self._run("waiting journals", self._waiting_journals.run())
         self._run("sweeper", self._sweep(self._stores))
 
     async def _open_spools(self, root: Path) -> SpoolDirectory:
@@ -180,9 +202,8 @@ class Broker:
     async def _make_default_root(self, etcd: Etcd) -> Path:
         """Make the default directory of spools, which is named by the Etcd cluster."""
         config = self.config
-        header = (await etcd.range(b"\0")).header
         return await asyncio.to_thread(
-            make_default_root, header.cluster_id, config.etcd_prefix, config.zone, config.suffix
+            make_default_root, etcd.cluster_id, config.etcd_prefix, config.zone, config.suffix
         )
 
     async def _connect(self) -> Etcd:
@@ -193,6 +214,7 @@ class Broker:
                 etcd = await Etcd.connect(
                     config.etcd_endpoint,
                     dial_timeout_s=max(1.0, config.lease_ttl_s / 20),
+                    answer_timeout_s=min(ANSWER_TIMEOUT_S, config.lease_ttl_s / 3),
                     cert_file=config.etcd_cert_file,
                     cert_key_file=config.etcd_cert_key_file,
                     trusted_ca_file=config.etcd_trusted_ca_file,
@@ -215,7 +237,7 @@ class Broker:
         recovered: list[CompletedSpool],
     ) -> None:
         config = self.config
-        self.persister = Persister(stores, self.keyspace.item)
+        self.persister = Persister(stores, self.keyspace.item, stored=self._tell_stored)
         peers = self._peers = self._peers or ChosenTransport(
             config.endpoint,
             zone=config.zone,
@@ -244,33 +266,81 @@ class Broker:
                 ready=ready,
             )
 
-        # The history is the first observer: heads are checked before replicas are made of them.
-        self.keyspace.observers.append(history.observe)
-        self.resolver = Resolver(self.keyspace, self._id, make_replica)
+        # These observe first: heads are checked before replicas are made of them.
+        self.keyspace.observers += [self._last_routes.observe, history.observe]
+        self.resolver = Resolver(self.keyspace, self._id, make_replica, history.is_continued)
+        answer_timeout_s = config.answer_timeout_s or config.lease_ttl_s / 2
+        streams = PeerStreams(answer_timeout_s)
+        assert self._membership is not None
+        failover = self._failover = Failover(
+            etcd, self.keyspace, self._id, self._membership.lease, streams
+        )
+        rebuilder = self._rebuilder = Rebuilder(
+            etcd,
+            self.keyspace,
+            JournalAllocation(config.max_replication),
+            self._id,
+            streams,
+            ttl_s=config.lease_ttl_s,
+            dial=dial,
+        )
+
+        def stream_broke(peer: pb.ProcessSpec.ID, error: GazetteError) -> None:
+            failover.suspect(peer, error)
+            rebuilder.failed(peer, error)
+
+        streams.on_broken = stream_broke
+        self.keyspace.observers.append(failover.observe)
+        membership = self._membership
+        self._waiting_journals = WaitingJournals(
+            etcd,
+            self.keyspace,
+            local_id=self._id,
+            lease=lambda: membership.lease,
+            directory=spools,
+            last_routes=self._last_routes,
+            history=history,
+            is_quarantined=lambda name, revision: self._quarantine.holds(name, revision),  # noqa: PLW0108 - it is made later
+        )
         appends = Appends(
             resolver=self.resolver,
             etcd=etcd,
             stores=stores,
             peers=peers,
             max_replication=config.max_replication,
+            streams=streams,
+            waits_for=self._waiting_journals.waits_for,
         )
         parts = ReplicaParts(
             complete=self.persister.complete,
             refresh=lambda replica: refresh_index(
-                replica.journal, replica.index, stores, self.keyspace.item
+                replica.journal,
+                replica.index,
+                stores,
+                self.keyspace.item,
+                self.persister.check_listed,
             ),
             pulse=Pulses(appends.append, auto_suspend=config.auto_suspend).run,
             min_append_rate=config.min_append_rate,
             max_append_rate=config.max_append_rate,
+            copy_unstored=UnstoredCopies(self.resolver, peers, stores).run,
         )
         self.service = JournalService(
             resolver=self.resolver,
             appends=appends,
-            listing=Listing(self.keyspace, etcd, self._id, config.allow_stores),
+            listing=Listing(
+                self.keyspace,
+                etcd,
+                self._id,
+                config.allow_stores,
+                self._last_routes.absent_brokers,
+            ),
             reads=self._reads,
             stores=stores,
             peers=peers,
             authorization=Authorization(self.authority),
+            hand_over_s=answer_timeout_s / 5,
+            on_broken=failover.suspect,
         )
         self._quarantine = Quarantine(
             spools,
@@ -282,13 +352,26 @@ class Broker:
                 local=InProcessTransport(self.service, self.authority),
                 stores=stores,
                 max_replication=config.max_replication,
+                answer_timeout_s=min(LISTING_TIMEOUT_S, config.lease_ttl_s / 2),
             ),
             # No peer may have it: it is uploaded at once, like a primary's.
             upload=lambda spool: self.persister.complete(replace(spool, primary=True)),
             replica_of=self._replica_of,
+            restores_head=history.was_member,
+            decided=self._waiting_journals.wake,
         )
+        self.keyspace.observers += [
+            lambda: self._quarantine.observe(self.keyspace.changes),
+            self._waiting_journals.wake,
+        ]
         self._is_composed = True
         self.resolver.refresh()
+
+    def _tell_stored(self, spool: CompletedSpool) -> None:
+        """Tell the other replicas that we have stored a fragment of a journal which we lead."""
+        replica = self._replica_of(spool.fragment.journal, spool.create_revision)
+        if replica is not None and replica.ready is not None:
+            replica.ready.pipeline.tell_stored(spool.fragment.end)
 
     # ------------------------------------------------------------------ end
 
@@ -318,8 +401,9 @@ class Broker:
         if self._is_stopped:
             return
         self._is_stopped = True
-        await self._cancel("allocator", "recovery", "sweeper")
+        await self._cancel("allocator", "recovery", "waiting journals", "sweeper")
         if self._is_composed:
+            await self._rebuilder.aclose()
             self.service.end_streams()
             self.resolver.stop_local()
             self._quarantine.stop()
@@ -334,6 +418,7 @@ class Broker:
         # other journals the primary releases our spool when the membership ends.
         if self._membership is not None:
             await self._membership.revoke()
+        await self._cancel("failover")  # until now it has answered challenges
         if self._is_composed:
             await self._shut_down_replicas(primaries=False)
             await self._persist(persist_timeout_s)

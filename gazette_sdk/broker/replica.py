@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from gazette_sdk.broker.append.flow_control import FlowControl
 from gazette_sdk.broker.append.inputs import Terms
 from gazette_sdk.broker.fragments.index import Index
-from gazette_sdk.broker.metrics import WRITE_HEAD
+from gazette_sdk.broker.metrics import UNSTORED_MISSING, WRITE_HEAD
 from gazette_sdk.broker.replication.pipeline import Pipeline
 from gazette_sdk.broker.slot import Signal, Slot
 from gazette_sdk.broker.spool.directory import CompletedSpool, JournalSpools
@@ -37,6 +37,7 @@ class ReplicaParts:
         complete: takes each fragment that is closed: the persister's.
         refresh: lists the stores of a replica, for as long as it lives.
         pulse: pulses a replica, for as long as it lives.
+        copy_unstored: copies what is in no store and other replicas have, while that is wanted.
         min_append_rate: bytes per second a client has to sustain; 0 for no minimum.
         max_append_rate: bytes per second, for journals with a greater limit of their own; 0 for
             none.
@@ -47,6 +48,7 @@ class ReplicaParts:
     pulse: Callable[[Replica], Coroutine[Any, Any, None]]
     min_append_rate: int
     max_append_rate: int
+    copy_unstored: Callable[[Replica], Coroutine[Any, Any, None]] | None = None
 
 
 class ReadyRoute(NamedTuple):
@@ -94,6 +96,11 @@ class Replica:
             and after its pipeline was torn down.
         agreed: the spool's fragment when all replicas last had the same, if we were the primary;
             ``None`` before.
+        head_is_known: True if the head is known without the stores: the spool began at the head
+            that an earlier process recorded, or a primary or a peer had it.
+        is_synchronized: True if the primary's stream has synchronized this replica.
+        copies_wanted: True if replicas agreed since :attr:`ReplicaParts.copy_unstored` last asked
+            the others what they have.
         write_head: the metric of the offset of the next byte.
     """
 
@@ -121,6 +128,10 @@ class Replica:
         self.settled: object | None = None
         self.ready: ReadyRoute | None = None
         self.agreed: pb.Fragment | None = None
+        self.head_is_known = False
+        self.is_synchronized = False
+        self.copies_wanted = False
+        self._copying: asyncio.Task[None] | None = None
         self.write_head = WRITE_HEAD.cell(journal)
         self._storage = storage
         self._parts = parts
@@ -159,7 +170,13 @@ class Replica:
     def update(
         self, item: JournalEntry, assignments: Sequence[BrokerAssignment], *, is_primary: bool
     ) -> None:
-        """Note the journal's keys. Fire the signal if a resolution may have changed."""
+        """Note the journal's keys. Fire the signal if a resolution may have changed.
+
+        Until all replicas agreed for the first time, nothing local can be read where the spec asks
+        for several: an earlier process may have committed what no other broker has.
+        """
+        if self._mark is None and item.value.replication > 1:
+            self.index.hold(end=0, is_told=True)
         self.is_primary = is_primary
         mark = (
             [(entry.key, entry.mod_revision) for entry in assignments],
@@ -191,7 +208,21 @@ class Replica:
     def acknowledge(self, fragment: pb.Fragment) -> None:
         """Note that all replicas have acknowledged an append which led to ``fragment``."""
         self.agree(fragment)
+        self.index.acknowledge(fragment.end)
+        self.head_is_known = fragment.end > 0
         self.write_head.value = fragment.end
+
+    def synchronized(self, fragment: pb.Fragment, *, is_whole: bool) -> None:
+        """Note that the members of a new pipeline have this fragment; see :meth:`agree`.
+
+        Args:
+            fragment: of our spool.
+            is_whole: True if these are as many as the journal's replication requires. If they are
+                less, and lost, others may overwrite what they have: readers do not see it.
+        """
+        self.agree(fragment)
+        if is_whole:
+            self.index.acknowledge(fragment.end)
 
     def _complete(self, spool: CompletedSpool) -> None:
         """Store a closed fragment. The primary stores only content that all replicas have."""
@@ -211,6 +242,30 @@ class Replica:
             )  # fmt: skip
             spool.reset_to(agreed)
 
+    # ------------------------------------------------------ un-stored content
+
+    @property
+    def storage(self) -> JournalSpools:
+        """Storage of the journal's spools."""
+        return self._storage
+
+    @property
+    def agreed_begin(self) -> int:
+        """Offset at which all replicas began a fragment; once the head is known."""
+        return self.spool.peek().fragment.begin
+
+    def want_copies(self) -> None:
+        """Copy what others have in no store, and this replica lacks. They have just agreed."""
+        if self._parts.copy_unstored is not None:
+            self.copies_wanted = True
+            if self._copying is None or self._copying.done():
+                self._copying = self.in_background(self._parts.copy_unstored(self))
+
+    def adopt(self, spool: CompletedSpool) -> None:
+        """Take a closed fragment that was copied from another replica."""
+        self.index.commit(spool.fragment, spool.file)
+        self._parts.complete(spool)
+
     # ------------------------------------------------------------- lifetime
 
     def start(self) -> None:
@@ -218,11 +273,12 @@ class Replica:
         self.in_background(self._parts.refresh(self))
         self.in_background(self._parts.pulse(self))
 
-    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run something which is cancelled when the replica ends."""
         task = asyncio.get_running_loop().create_task(work, name=f"replica of {self.journal}")
         self._tasks.add(task)
         task.add_done_callback(self._finished)
+        return task
 
     async def shut_down(
         self,
@@ -245,11 +301,7 @@ class Replica:
                 head is old. Both are called at the end.
         """
         pipeline = await self.pipeline.take()
-        if pipeline is not None:
-            spool = await pipeline.tear_down()
-            await pipeline.ended()
-        else:
-            spool = await self.spool.take()
+        spool = await (self.spool.take() if pipeline is None else pipeline.tear_down())
         if is_replaced():
             for closed in self._not_agreed:
                 self._parts.complete(closed)
@@ -272,19 +324,28 @@ class Replica:
         if is_continued():
             self._storage.forget_head()
         self.ended.fire()
+        if pipeline is not None:
+            await pipeline.ended()  # our successor does not wait for it: a peer may be frozen
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+        UNSTORED_MISSING.remove(self.journal)
         self.index.close()
 
     def _new_spool(self) -> Spool:
-        return Spool(self._storage, on_commit=self.index.commit, on_complete=self._complete)
+        head = self._storage.head
+        if head is not None and head.end > 0:
+            self.head_is_known = True  # it would be forgotten if others had continued the journal
+        return Spool(
+            self._storage, on_commit=self.index.add_unacknowledged, on_complete=self._complete
+        )
 
     def _succeed(self, predecessor: Replica) -> None:
         for fragment, file in predecessor.index.local():
-            self.index.commit(fragment, file)
+            self.index.add_unacknowledged(fragment, file)
+        self.index.acknowledge(predecessor.index.readable_end)
         self.spool.put(self._new_spool())
 
     def _finished(self, task: asyncio.Task[None]) -> None:

@@ -23,7 +23,7 @@ from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.protocol.routes import attach_endpoints, route_of
+from gazette_sdk.protocol.routes import attach_endpoints, equivalent, route_of
 from gazette_sdk.protocol.selectors import matches_journal
 
 __all__ = ["MISSING_ID", "Resolution", "Resolver", "StoppingError"]
@@ -81,6 +81,8 @@ class Resolver:
         local_id: this broker.
         make_replica: makes the replica of a journal that was assigned to us, from the journal
             and our replica of it that is still shutting down, if there is one.
+        is_continued: returns True if a journal has a synchronized route without this broker; by
+            default every route counts.
     """
 
     def __init__(
@@ -88,10 +90,12 @@ class Resolver:
         keyspace: BrokerKeySpace,
         local_id: pb.ProcessSpec.ID,
         make_replica: Callable[[JournalEntry, Replica | None], Replica],
+        is_continued: Callable[[str], bool] | None = None,
     ) -> None:
         self._keyspace = keyspace
         self._local_id = local_id
         self._make_replica = make_replica
+        self._is_continued = is_continued or self._has_route_without_us
         self._replicas: dict[str, Replica] = {}
         self._ending: dict[asyncio.Task[None], Replica] = {}
         self._stopped = False
@@ -216,7 +220,7 @@ class Resolver:
         """Return True if we have another replica of a journal than the one that shuts down."""
         return journal in self._replicas
 
-    def _is_continued(self, journal: str) -> bool:
+    def _has_route_without_us(self, journal: str) -> bool:
         """Return True if the journal has a synchronized route without this broker."""
         return any(
             is_route_without(entry.value, self._local_id)
@@ -227,6 +231,20 @@ class Resolver:
         del self._ending[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("%s failed", task.get_name(), exc_info=error)
+
+    def has_route(self, replica: Replica, route: pb.Route) -> bool:
+        """Return True if the journal of our replica has this route.
+
+        It has none for a replica that was replaced, or that is not assigned to us any more.
+        """
+        if self._replicas.get(replica.journal) is not replica and not self._stopped:
+            return False
+        return equivalent(self._keyspace.journal_route(replica.journal), route)
+
+    def member_revision(self, member: pb.ProcessSpec.ID) -> int:
+        """Return the create revision of a broker's member key; 0 if it is no member."""
+        entry = self._keyspace.member(member.zone, member.suffix)
+        return 0 if entry is None else entry.create_revision
 
     # ----------------------------------------------------------- resolution
 

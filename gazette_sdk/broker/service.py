@@ -20,6 +20,7 @@ from gazette_sdk.broker.fragments.rpc import check_store, list_page
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED
 from gazette_sdk.broker.read import FileSpan, ReadServer
+from gazette_sdk.broker.replication.primary_requests import HAND_OVER_S, OnBroken
 from gazette_sdk.broker.replication.replicate import replicate
 from gazette_sdk.broker.resolver import Resolution, Resolver
 from gazette_sdk.broker.slot import Signal
@@ -63,6 +64,8 @@ class JournalService:
         stores: fragment stores.
         peers: carries calls to other brokers.
         authorization: verifies callers.
+        hand_over_s: longest silence of a journal's former primary before its stream is ended.
+        on_broken: called with a broker whose replication broke.
 
     Attributes:
         append_now: :meth:`InlineAppends.append_now` of this broker.
@@ -78,6 +81,8 @@ class JournalService:
         stores: StoreRegistry,
         peers: Transport,
         authorization: Authorization,
+        hand_over_s: float = HAND_OVER_S,
+        on_broken: OnBroken | None = None,
     ) -> None:
         self._resolver = resolver
         self._appends = appends
@@ -86,6 +91,8 @@ class JournalService:
         self._stores = stores
         self._peers = peers
         self._authorization = authorization
+        self._hand_over_s = hand_over_s
+        self._on_broken = on_broken
         self.append_now = InlineAppends(appends, authorization.authority).append_now
         self._stopping = Signal()
         self._writing: set[asyncio.Task[object]] = set()
@@ -194,7 +201,14 @@ class JournalService:
         """Apply the stream of a journal's primary to our replica."""
         with _counted("Replicate") as outcome, self._tracked():
             claims = self._authorization.verify(call, Capability.REPLICATE)
-            async with aclosing(replicate(self._resolver, requests, claims)) as responses:
+            served = replicate(
+                self._resolver,
+                requests,
+                claims,
+                hand_over_s=self._hand_over_s,
+                on_broken=self._on_broken,
+            )
+            async with aclosing(served) as responses:
                 async for response in responses:
                     outcome.status = response.status
                     yield response

@@ -139,14 +139,14 @@ class Slot(Generic[T]):
     def put(self, value: T) -> None:
         """Give the thing (or its successor) to the oldest waiter, or back to the slot."""
         assert not self.free, "a slot is put back by its owner"
+        self._value = value
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():
                 waiter.set_result(value)
                 return
-        self._value = value
         self.free = True
 
     def peek(self) -> T:
-        """Return the thing of a free slot, or the thing it held when it was last taken."""
+        """Return the thing that was put last. The slot has held one."""
         return self._value

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import digest_of, is_zero_sum
+from gazette_sdk.protocol.non_null_fields import json_fields
 
 __all__ = ["NONE", "age", "fragment_json", "iec_bytes", "message_json", "proto_text", "write_table"]
 
@@ -80,7 +81,7 @@ def message_json(message: Message) -> bytes:
 
 
 def _message(message: Message) -> dict[str, Any]:
-    return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
+    return {field.name: _field(message, field) for field in json_fields(message)}
 
 
 def _field(message: Message, field: Any) -> Any:

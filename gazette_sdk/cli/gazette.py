@@ -1,9 +1,10 @@
-"""``gazette``: brokers (cli section 3), clusters for development, and benchmarks."""
+"""``gazette``: brokers (cli section 3), clusters for development, benchmarks and dry runs."""
 
 from __future__ import annotations
 
 import sys
 
+from gazette_sdk.cli.allocator.settings import SIMULATE
 from gazette_sdk.cli.bench.settings import BENCH, BENCH_CLUSTER
 from gazette_sdk.cli.client import BrokerClientSettings
 from gazette_sdk.cli.command import Command
@@ -141,6 +142,38 @@ _BENCH = Command(
     ),
 )
 
+_SIMULATE = Command(
+    "allocator simulate",
+    "Show which replicas would move if brokers left or joined, or specs changed; a dry run",
+    "gazette_sdk.cli.allocator.simulate:run",
+    (SIMULATE, ETCD),
+    details=(
+        "Runs the brokers' own allocator in memory, over the live cluster in Etcd or over a "
+        "described one, until nothing is left to do. It never writes to Etcd.\n\n"
+        "Prints the load of each broker before and after: primaries, replicas (primaries "
+        "included), and replicas per limit. Then how many replicas would move and how many must, "
+        "and what would have no place, and why. Changes can be combined. Without a change it "
+        "shows what the allocator would do now."
+    ),
+    examples=(
+        ("gazette allocator simulate --remove a/broker-1", "a broker of the live cluster is lost"),
+        ("gazette allocator simulate --remove-zone a --verbose", "a zone fails"),
+        (
+            "gazette allocator simulate --drain a/broker-1 --add a/broker-9:2048",
+            "a broker is replaced",
+        ),
+        (
+            "gazette allocator simulate --replication orders/=3 --format json",
+            "all journals below orders/ get three replicas",
+        ),
+        ("gazette allocator simulate --save cluster.yaml", "write the live cluster's description"),
+        (
+            "gazette allocator simulate --cluster cluster.yaml --specs specs.yaml",
+            "specs are applied to a described cluster",
+        ),
+    ),
+)
+
 _PRINT_CONFIG = Command(
     "print-config",
     "Print the effective configuration of `serve` as an INI file",
@@ -156,7 +189,15 @@ _BROKER_OF_CONSUMERS = Group("Broker", BrokerClientSettings)
 GAZETTE = Program(
     name="gazette",
     summary="gazette: brokers of append-only journals, and benchmarks.",
-    commands=(_SERVE, _DEV, *_CONTROLS, _BENCH, _PRINT_CONFIG, completion_command("gazette")),
+    commands=(
+        _SERVE,
+        _DEV,
+        *_CONTROLS,
+        _BENCH,
+        _SIMULATE,
+        _PRINT_CONFIG,
+        completion_command("gazette"),
+    ),
     ini="gazette.ini",
     ini_guests=(_BROKER_OF_CONSUMERS,),
 )

@@ -6,10 +6,15 @@ prefix in memory, and follows its changes; the member announced first also alloc
 
 In reading order:
 
-* :mod:`~gazette_sdk.cluster.etcd_binary`, :mod:`~gazette_sdk.cluster.etcd_server`: a real etcd as a
-  child process, for embedded clusters,
+* :mod:`~gazette_sdk.cluster.etcd_binary`, :mod:`~gazette_sdk.cluster.etcd_server`,
+  :mod:`~gazette_sdk.cluster.child_process`: a real etcd as a child process, for embedded and local
+  clusters,
 * :mod:`~gazette_sdk.cluster.etcd`: the Etcd client, on
   :mod:`~gazette_sdk.cluster.etcd_messages` and :mod:`~gazette_sdk.cluster.etcd_channel`,
+* :mod:`~gazette_sdk.cluster.etcd_endpoints`, :mod:`~gazette_sdk.cluster.etcd_connections`: the
+  members of Etcd, and the connection in use,
+* :mod:`~gazette_sdk.cluster.lease_renewal`, :mod:`~gazette_sdk.cluster.etcd_lease`: when a lease is
+  renewed, and over which connection,
 * :mod:`~gazette_sdk.cluster.keyspace`: the mirror of a prefix,
 * :mod:`~gazette_sdk.cluster.keys`, :mod:`~gazette_sdk.cluster.item_keyspace`: items, members and
   assignments; their keys, their mirror and its look-ups,

@@ -13,22 +13,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+import functools
+import operator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 import grpc.aio
 
-from gazette_sdk.cluster._etcd3 import rpc, stubs
+from gazette_sdk.cluster._etcd3 import rpc
 from gazette_sdk.cluster.etcd_binary import MINIMUM_VERSION, parse_version
 from gazette_sdk.cluster.etcd_channel import (
+    EtcdNoLeaderError,
     EtcdTokenError,
     error_of_status,
     error_of_text,
     open_channel,
 )
+from gazette_sdk.cluster.etcd_connections import REQUIRE_LEADER, Connection, Connections
+from gazette_sdk.cluster.etcd_endpoints import Endpoints, split_addresses
+from gazette_sdk.cluster.etcd_lease import keep_alive
 from gazette_sdk.cluster.etcd_messages import (
     Compare,
     Delete,
@@ -55,9 +60,9 @@ from gazette_sdk.errors import (
     EtcdUnavailableError,
     LeaseLostError,
 )
-from gazette_sdk.outage import Outage
 
 __all__ = [
+    "ANSWER_TIMEOUT_S",
     "Compare",
     "Delete",
     "Etcd",
@@ -75,15 +80,11 @@ __all__ = [
 CALL_TIMEOUT_S = 10.0
 """Bound of one request, including the wait for a connection."""
 
-DIAGNOSIS_TIMEOUT_S = 0.5
-"""Additional time of a failed connect to find the reason of the failure."""
+ANSWER_TIMEOUT_S = 5.0
+"""Default of the longest time until a live member answers: a third of a lease of 15 s."""
 
-RENEWAL_RETRY_S = 0.5
-"""Pause before a broken stream of lease renewals is replaced."""
-
-_log = logging.getLogger(__name__)
-
-CallT = TypeVar("CallT", bound=grpc.aio.Call)
+REPEAT_PAUSE_S = 0.05
+"""Pause before a request is repeated that may be repeated."""
 
 
 # ------------------------------------------------------------------ the client
@@ -97,19 +98,16 @@ class Etcd:
         version: version of the server that answered :meth:`connect`.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
+    def __init__(self, connections: Connections, address: str) -> None:
         self.address = address
         self.version: tuple[int, ...] = (0,)
-        self._channel = channel
-        self._kv = stubs.KVStub(channel)
-        self._lease = stubs.LeaseStub(channel)
-        self._watch = stubs.WatchStub(channel)
-        self._maintenance = stubs.MaintenanceStub(channel)
-        self._auth = stubs.AuthStub(channel)
+        self._connections = connections
+        self._kv = _Methods("kv")
+        self._lease = _Methods("lease")
+        self._maintenance = _Methods("maintenance")
+        self._auth = _Methods("auth")
         self._credentials: tuple[str, str] | None = None
         self._token = ""
-        self._calls: set[grpc.aio.Call] = set()
-        self._steps: set[asyncio.Future[Any]] = set()
         self._closed = False
 
     @classmethod
@@ -118,6 +116,7 @@ class Etcd:
         address: str,
         *,
         dial_timeout_s: float = 5.0,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
         cert_file: Path | str | None = None,
         cert_key_file: Path | str | None = None,
         trusted_ca_file: Path | str | None = None,
@@ -127,8 +126,11 @@ class Etcd:
         """Connect, and check that the server is new enough.
 
         Args:
-            address: ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///PATH``.
+            address: ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///PATH``; or several,
+                separated by commas. Further members are learned from Etcd.
             dial_timeout_s: longest time until the connection and the first answer.
+            answer_timeout_s: longest time until a live member answers; after it another member is
+                used.
             cert_file: client certificate (PEM), for https.
             cert_key_file: its key.
             trusted_ca_file: certificates of the authorities to trust instead of the system's.
@@ -141,29 +143,36 @@ class Etcd:
             EtcdUnavailableError: no answer in time.
             EtcdError: the server is older than 3.5.
         """
-        channel = open_channel(
-            address,
+        open_with = functools.partial(
+            open_channel,
+            answer_timeout_s=answer_timeout_s,
             cert_file=cert_file,
             cert_key_file=cert_key_file,
             trusted_ca_file=trusted_ca_file,
         )
-        client = cls(channel, address)
+        addresses = split_addresses(address)
+        for each in addresses:  # a bad address, or a missing file, is reported before it is used
+            await open_with(each).close()
+        endpoints = Endpoints(addresses)
+        client = cls(Connections(endpoints, open_with, answer_timeout_s=answer_timeout_s), address)
         client._credentials = (user, password) if user else None
         try:
             await client._check_version(dial_timeout_s)
-            await client._authenticate()
+            await client._authenticate(await client._connected())
         except BaseException:
             await client.aclose()
             raise
         return client
 
+    @property
+    def cluster_id(self) -> int:
+        """Id of the Etcd cluster."""
+        return self._connections.cluster_id
+
     async def aclose(self) -> None:
-        """Close the connection. Running calls end with an error."""
+        """Close the connections. Running calls end with an error."""
         self._closed = True
-        # Closing the channel ends only some of them, and does not wake pending writes.
-        for call in (*self._calls, *self._steps):
-            call.cancel()
-        await self._channel.close()
+        await self._connections.aclose()
 
     async def range(
         self, key: bytes, range_end: bytes = b"", *, revision: int = 0, limit: int = 0
@@ -181,7 +190,7 @@ class Etcd:
             EtcdUnavailableError: no answer.
         """
         request = rpc.RangeRequest(key=key, range_end=range_end, revision=revision, limit=limit)
-        return range_result_of(await self._call(self._kv.Range, request))
+        return range_result_of(await self._call(self._kv.Range, request, is_repeatable=True))
 
     async def txn(
         self,
@@ -226,7 +235,10 @@ class Etcd:
 
     async def grant(self, ttl_s: int) -> int:
         """Create a lease that lives for ``ttl_s`` seconds unless renewed, and return its id."""
-        response = await self._call(self._lease.LeaseGrant, rpc.LeaseGrantRequest(TTL=ttl_s))
+        # A lease whose grant was not answered ends by itself, and nothing is attached to it.
+        response = await self._call(
+            self._lease.LeaseGrant, rpc.LeaseGrantRequest(TTL=ttl_s), is_repeatable=True
+        )
         if response.error:
             raise EtcdError(f"Etcd did not grant a lease: {response.error}")
         lease: int = response.ID
@@ -236,63 +248,65 @@ class Etcd:
         """End a lease: all keys that are attached to it are deleted in one revision.
 
         Raises:
-            LeaseLostError: it had ended already.
+            LeaseLostError: it had ended already, perhaps by an earlier attempt of this call whose
+                answer was lost.
         """
         request = rpc.LeaseRevokeRequest(ID=lease)
-        await self._call(self._lease.LeaseRevoke, request, timeout_s=timeout_s)
+        await self._call(self._lease.LeaseRevoke, request, timeout_s=timeout_s, is_repeatable=True)
 
     async def leases(self) -> list[int]:
         """Return the ids of all leases."""
-        response = await self._call(self._lease.LeaseLeases, rpc.LeaseLeasesRequest())
+        response = await self._call(
+            self._lease.LeaseLeases, rpc.LeaseLeasesRequest(), is_repeatable=True
+        )
         return [status.ID for status in response.leases]
 
-    async def keep_alive(self, lease: int, ttl_s: float) -> None:
+    async def time_to_live(self, lease: int) -> int:
+        """Return the seconds until a lease ends unless it is renewed; -1 if it has ended."""
+        request = rpc.LeaseTimeToLiveRequest(ID=lease)
+        remaining: int = (
+            await self._call(self._lease.LeaseTimeToLive, request, is_repeatable=True)
+        ).TTL
+        return remaining
+
+    async def keep_alive(
+        self, lease: int, ttl_s: float, *, granted_at: float | None = None
+    ) -> None:
         """Renew ``lease`` every third of its ``ttl_s``, until cancelled.
 
-        Broken connections are replaced for as long as the lease can still be alive.
+        Broken connections are replaced for as long as the lease can still be alive. The schedule is
+        that of :mod:`~gazette_sdk.cluster.lease_renewal`.
+
+        Args:
+            lease: its id.
+            ttl_s: its time to live.
+            granted_at: loop time at which its grant was requested; by default now.
 
         Raises:
             LeaseLostError: it ran out, or was revoked.
         """
-        loop = asyncio.get_running_loop()
-        expires_at = loop.time() + ttl_s
-        outage = Outage(_log, "renewal of the lease")
-        while True:
-            try:
-                # Counted from the moment of sending, so it is never later than Etcd's time.
-                async with asyncio.timeout_at(expires_at) as bound:
-                    with self._errors("keep-alive"):
-                        async for expires_at in self._renewals(lease, ttl_s / 3):
-                            outage.ended()
-                            bound.reschedule(expires_at)
-            except TimeoutError:
-                raise LeaseLostError(
-                    f"unable to keep the lease alive: no renewal within {ttl_s:g} s"
-                ) from None
-            except EtcdUnavailableError as error:
-                outage.failed(error)
-            await asyncio.sleep(min(RENEWAL_RETRY_S, ttl_s / 10))
+        await keep_alive(self._connections, self._renew, lease, ttl_s, granted_at)
 
-    async def _renewals(self, lease: int, pause_s: float) -> AsyncIterator[float]:
-        """Renew over one stream, and yield the loop time at which the lease may end."""
-        loop = asyncio.get_running_loop()
-        metadata = await self._authenticate(renew=True)
-        renewals = self._lease.LeaseKeepAlive(metadata=metadata, wait_for_ready=True)
-        with self._running(renewals) as call:
-            while True:
-                sent_at = loop.time()
-                await self._step(call.write(rpc.LeaseKeepAliveRequest(ID=lease)))
-                response = await self._step(call.read())
-                if response is grpc.aio.EOF:
-                    raise EtcdUnavailableError(
-                        f"Etcd ended the stream that renews lease {lease:x}: check that it runs"
-                    )
-                if response.TTL <= 0:
-                    raise LeaseLostError(
-                        f"the lease ran out or was revoked: lease {lease:x}; restart the process"
-                    )
-                yield sent_at + response.TTL
-                await asyncio.sleep(pause_s)
+    async def _renew(self, connection: Connection, lease: int, timeout_s: float) -> float:
+        """Renew a lease over one connection, and return its new time to live."""
+        metadata = await self._authenticate(connection)
+        with self._errors("keep-alive", connection):
+            call = connection.lease.LeaseKeepAlive(
+                metadata=(REQUIRE_LEADER, *metadata), timeout=timeout_s
+            )
+            with connection.running(call):
+                await connection.step(call.write(rpc.LeaseKeepAliveRequest(ID=lease)))
+                response = await connection.step(call.read())
+        if response is grpc.aio.EOF:
+            raise EtcdUnavailableError(
+                f"Etcd ended the stream that renews lease {lease:x}: check that it runs"
+            )
+        connection.note(response.header)
+        if response.TTL <= 0:
+            raise LeaseLostError(
+                f"the lease ran out or was revoked: lease {lease:x}; restart the process"
+            )
+        return float(response.TTL)
 
     # -------------------------------------------------------------- watches
 
@@ -325,20 +339,26 @@ class Etcd:
             start_revision=start_revision,
             progress_notify=True,
         )
-        metadata = (("hasleader", "true"), *(await self._authenticate(renew=True)))
+        connection = await self._connected()
+        metadata = (REQUIRE_LEADER, *(await self._authenticate(connection, renew=True)))
         with (
-            self._errors("watch"),
-            self._running(self._watch.Watch(metadata=metadata, wait_for_ready=True)) as call,
+            self._errors("watch", connection),
+            connection.running(connection.watch.Watch(metadata=metadata)) as call,
         ):
-            await self._step(call.write(rpc.WatchRequest(create_request=create)))
-            while (response := await self._step(call.read())) is not grpc.aio.EOF:
+            await connection.step(call.write(rpc.WatchRequest(create_request=create)))
+            while (response := await connection.step(call.read())) is not grpc.aio.EOF:
+                connection.note(response.header)
                 if response.compact_revision:
                     raise EtcdCompactedError(
                         f"revision {start_revision} was compacted away; Etcd keeps changes "
-                        f"from {response.compact_revision} on: restart the process"
+                        f"from {response.compact_revision} on: restart the process",
+                        compact_revision=response.compact_revision,
                     )
                 if response.canceled:
-                    raise error_of_text(response.cancel_reason or "watch cancelled")
+                    failure = error_of_text(response.cancel_reason or "watch cancelled")
+                    if isinstance(failure, EtcdNoLeaderError):
+                        self._connections.fail(connection, str(failure))
+                    raise failure
                 if response.created:
                     if on_created is not None:
                         on_created()
@@ -350,22 +370,20 @@ class Etcd:
 
     # -------------------------------------------------------------- calls
 
+    async def _connected(self) -> Connection:
+        """Return the connection in use, within the bound of a call."""
+        self._check_open()
+        deadline = asyncio.get_running_loop().time() + CALL_TIMEOUT_S
+        return await self._connections.current(deadline)
+
     async def _check_version(self, timeout_s: float) -> None:
-        request = rpc.StatusRequest()
-        try:
-            status = await self._call(self._maintenance.Status, request, timeout_s=timeout_s)
-        except EtcdUnavailableError as error:
-            reason = str(error)
-            # A call that does not wait for the connection fails with the reason.
-            try:
-                await self._maintenance.Status(request, timeout=DIAGNOSIS_TIMEOUT_S)
-            except grpc.aio.AioRpcError as failure:
-                if failure.code() is grpc.StatusCode.UNAVAILABLE:
-                    reason = failure.details() or reason
-            raise EtcdUnavailableError(
-                f"no Etcd answers at {self.address} ({reason}); check the address, "
-                "and that Etcd runs"
-            ) from error
+        status = await self._call(
+            self._maintenance.Status,
+            rpc.StatusRequest(),
+            timeout_s=timeout_s,
+            is_repeatable=True,
+            authenticates=False,
+        )
         self.version = parse_version(status.version)
         if self.version[: len(MINIMUM_VERSION)] < MINIMUM_VERSION:
             minimum = ".".join(map(str, MINIMUM_VERSION))
@@ -376,29 +394,65 @@ class Etcd:
 
     async def _call(
         self,
-        method: grpc.aio.UnaryUnaryMultiCallable,
+        method: _Method,
         request: Any,
         *,
         timeout_s: float = CALL_TIMEOUT_S,
+        is_repeatable: bool = False,
+        authenticates: bool = True,
     ) -> Any:
-        """Send one unary request. The time limit includes the wait for a connection."""
-        for _ in range(2):  # an expired token is replaced once
-            metadata = await self._authenticate()
-            try:
-                with self._errors(type(request).__name__):
-                    call = method(
-                        request, timeout=timeout_s, metadata=metadata, wait_for_ready=True
-                    )
-                    with self._running(call):
-                        return await call
-            except EtcdTokenError as error:
-                refused = error
-        raise refused
+        """Send one unary request.
 
-    async def _authenticate(self, *, renew: bool = False) -> tuple[tuple[str, str], ...]:
+        Args:
+            method: of the stub of a service.
+            request: the request.
+            timeout_s: bound of the call, including the wait for a connection.
+            is_repeatable: repeat it if it is not known whether Etcd did it. Other requests are
+                repeated only if Etcd certainly did not.
+            authenticates: send the token.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        what = type(request).__name__
+        token_errors = 0
+        while True:
+            self._check_open()
+            connection = await self._connections.current(deadline)
+            try:
+                token = await self._authenticate(connection) if authenticates else ()
+                with self._errors(what, connection):
+                    call = method(connection)(
+                        request,
+                        timeout=max(0.0, deadline - loop.time()),
+                        metadata=(REQUIRE_LEADER, *token),
+                    )
+                    with connection.running(call), self._connections.checked_while_slow(connection):
+                        response = await call
+            except EtcdTokenError:
+                token_errors += 1  # an expired token is replaced once
+                if token_errors > 1:
+                    raise
+            except EtcdUnavailableError as error:
+                may_repeat = is_repeatable or isinstance(error, EtcdNoLeaderError)
+                if not may_repeat or loop.time() + REPEAT_PAUSE_S >= deadline:
+                    raise
+                await asyncio.sleep(REPEAT_PAUSE_S)
+            else:
+                if hasattr(response, "header"):
+                    connection.note(response.header)
+                    # Unless the member list told it, which Etcd may keep from strangers.
+                    self._connections.cluster_id = (
+                        self._connections.cluster_id or connection.cluster_id
+                    )
+                return response
+
+    async def _authenticate(
+        self, connection: Connection, *, renew: bool = False
+    ) -> tuple[tuple[str, str], ...]:
         """Return the metadata of a call, with a token if there are credentials.
 
         Args:
+            connection: the connection of the call.
             renew: get a new token. Etcd reports an expired token of a watch as lack of permission.
 
         Raises:
@@ -411,11 +465,11 @@ class Etcd:
             user, password = self._credentials
             request = rpc.AuthenticateRequest(name=user, password=password)
             try:
-                with self._errors("Authenticate"):
-                    call = self._auth.Authenticate(
-                        request, timeout=CALL_TIMEOUT_S, wait_for_ready=True
+                with self._errors("Authenticate", connection):
+                    call = connection.auth.Authenticate(
+                        request, timeout=CALL_TIMEOUT_S, metadata=(REQUIRE_LEADER,)
                     )
-                    with self._running(call):
+                    with connection.running(call), self._connections.checked_while_slow(connection):
                         self._token = (await call).token
             except EtcdUnavailableError:
                 raise
@@ -426,35 +480,17 @@ class Etcd:
                 ) from error
         return (("token", self._token),)
 
-    @contextlib.contextmanager
-    def _running(self, call: CallT) -> Iterator[CallT]:
-        """Cancel a call at the end of this block, or when :meth:`aclose` is called."""
-        self._calls.add(call)
-        try:
-            yield call
-        finally:
-            self._calls.discard(call)
-            call.cancel()
-
-    async def _step(self, awaitable: Awaitable[Any]) -> Any:
-        """Await one read or write of a stream, which :meth:`aclose` can cancel."""
-        step = asyncio.ensure_future(awaitable)
-        self._steps.add(step)
-        try:
-            return await step
-        finally:
-            self._steps.discard(step)
-
     def _check_open(self, cause: BaseException | None = None) -> None:
         if self._closed:
             raise ClosedError("the Etcd client was closed: make another one") from cause
 
     @contextlib.contextmanager
-    def _errors(self, what: str) -> Iterator[None]:
-        """Translate errors of gRPC.
+    def _errors(self, what: str, connection: Connection) -> Iterator[None]:
+        """Translate errors of gRPC, and leave a connection that broke or has no leader.
 
-        grpc.aio reports a call that :meth:`aclose` cancelled as the caller's cancellation, and may
-        report the caller's cancellation as the status of the call. Both are corrected here.
+        grpc.aio reports a call that was cancelled by closing its connection as the caller's
+        cancellation, and may report the caller's cancellation as the status of the call. Both are
+        corrected here.
         """
         self._check_open()
         task = asyncio.current_task()
@@ -472,9 +508,28 @@ class Etcd:
                     raise
                 raise asyncio.CancelledError from error
             self._check_open(error)
-            if isinstance(error, grpc.aio.AioRpcError):
-                failure = error_of_status(error.code(), error.details() or "", what)
-                if isinstance(failure, EtcdTokenError):
-                    self._token = ""
-                raise failure from error
-            raise EtcdUnavailableError(f"{what}: the call was ended ({error})") from error
+            if not isinstance(error, grpc.aio.AioRpcError):
+                raise EtcdUnavailableError(
+                    f"{what}: the call was ended, because Etcd at {connection.address} does not "
+                    "answer, or its leader changed"
+                ) from error
+            failure = error_of_status(error.code(), error.details() or "", what)
+            if isinstance(failure, EtcdTokenError):
+                self._token = ""
+            if isinstance(failure, EtcdNoLeaderError) or not connection.is_ready:
+                self._connections.fail(connection, str(failure))
+            raise failure from error
+
+
+_Method = Callable[[Connection], Any]
+"""Selects a method of a stub of a connection."""
+
+
+class _Methods:
+    """Methods of one service of Etcd, to be called over any connection."""
+
+    def __init__(self, service: str) -> None:
+        self._service = service
+
+    def __getattr__(self, name: str) -> _Method:
+        return operator.attrgetter(f"{self._service}.{name}")

@@ -16,13 +16,18 @@ from gazette_sdk.errors import (
     LeaseLostError,
 )
 
-__all__ = ["EtcdTokenError", "error_of_status", "error_of_text", "open_channel"]
+__all__ = [
+    "EtcdNoLeaderError",
+    "EtcdNotReachedError",
+    "EtcdTokenError",
+    "error_of_status",
+    "error_of_text",
+    "open_channel",
+]
 
-KEEPALIVE_S = 10.0
-"""Pause between HTTP/2 pings on a silent connection. Etcd drops clients that ping every 5 s."""
-
-KEEPALIVE_TIMEOUT_S = 5.0
-"""Longest time until the answer to a ping, after which the connection counts as broken."""
+KEEPALIVE_LEAST_S = 5.5
+"""Least pause between HTTP/2 pings on a silent connection. Etcd drops clients that ping more often
+than every 5 s."""
 
 _RETRYABLE = frozenset(
     {
@@ -36,6 +41,14 @@ _RETRYABLE = frozenset(
 """Statuses caused by the connection or the server's state, not by the request."""
 
 
+class EtcdNotReachedError(EtcdUnavailableError):
+    """No member was reached, or none answered a read."""
+
+
+class EtcdNoLeaderError(EtcdUnavailableError):
+    """The member knows no leader of the cluster. It refused the request before doing anything."""
+
+
 class EtcdTokenError(EtcdUnavailableError):
     """Etcd does not accept the token any more: the next call gets a new one."""
 
@@ -46,6 +59,7 @@ _TOKEN_ERRORS = ("invalid auth token", "revision of auth store is old")
 def open_channel(
     address: str,
     *,
+    answer_timeout_s: float,
     cert_file: Path | str | None = None,
     cert_key_file: Path | str | None = None,
     trusted_ca_file: Path | str | None = None,
@@ -54,6 +68,8 @@ def open_channel(
 
     Args:
         address: ``http://HOST:PORT``, ``https://HOST:PORT`` or ``unix:///PATH``.
+        answer_timeout_s: longest time until the answer to a ping of HTTP/2, after which the
+            connection counts as broken. The pings are three times as far apart.
         cert_file: client certificate (PEM), for https.
         cert_key_file: its key.
         trusted_ca_file: certificates of the authorities to trust instead of the system's.
@@ -65,8 +81,8 @@ def open_channel(
     options = [
         ("grpc.max_receive_message_length", -1),
         ("grpc.max_send_message_length", -1),
-        ("grpc.keepalive_time_ms", int(KEEPALIVE_S * 1000)),
-        ("grpc.keepalive_timeout_ms", int(KEEPALIVE_TIMEOUT_S * 1000)),
+        ("grpc.keepalive_time_ms", int(max(KEEPALIVE_LEAST_S, 3 * answer_timeout_s) * 1000)),
+        ("grpc.keepalive_timeout_ms", int(answer_timeout_s * 1000)),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1000),
@@ -124,6 +140,8 @@ def error_of_status(code: grpc.StatusCode, details: str, what: str) -> EtcdError
         return EtcdCompactedError(text)
     if "requested lease not found" in details:
         return LeaseLostError(text)
+    if "no leader" in details:
+        return EtcdNoLeaderError(text)
     if any(reason in details for reason in _TOKEN_ERRORS):
         return EtcdTokenError(text)
     if code in _RETRYABLE:
@@ -134,7 +152,7 @@ def error_of_status(code: grpc.StatusCode, details: str, what: str) -> EtcdError
 def error_of_text(reason: str) -> EtcdError:
     """Return the error for the reason of a cancelled watch."""
     if "no leader" in reason:
-        return EtcdUnavailableError(reason)
+        return EtcdNoLeaderError(reason)
     if "compacted" in reason:
         return EtcdCompactedError(reason)
     return EtcdError(reason)

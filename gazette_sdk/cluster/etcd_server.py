@@ -279,6 +279,7 @@ class EtcdServer:
 
 
 def _free_port() -> int:
+    """Return a port of the loopback address that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

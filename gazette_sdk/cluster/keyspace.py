@@ -250,9 +250,11 @@ class KeySpace:
                         attempt = 0
                     if batches:
                         last = batches[-1]
-                        resume = (
+                        reached = (
                             last.events[-1].kv.mod_revision if last.events else last.header.revision
-                        ) + 1
+                        )
+                        # Another member of Etcd may be behind the one that was watched before.
+                        resume = max(resume, reached + 1)
             finally:
                 reader.cancel()
                 await asyncio.wait([reader])

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Coroutine
+from contextlib import aclosing
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from gazette_sdk.cluster.etcd import Compare, Etcd, Get, Put, TxnResult
 from gazette_sdk.errors import EtcdError, EtcdUnavailableError, GazetteError, LeaseLostError
@@ -30,7 +32,17 @@ LEASE_TTL_S = 20
 """Default time after which a process that does not renew its lease is no member any more."""
 
 ANNOUNCE_RETRY_S = 10.0
-"""Pause before the next attempt to announce a key that another process holds."""
+"""Longest pause before the next attempt to announce a key that another process holds. Its deletion
+ends the pause."""
+
+ANNOUNCE_ERROR_RETRY_S = 1.0
+"""Pause before the next attempt after an error of Etcd."""
+
+UPDATE_TIMEOUT_S = 10.0
+"""Time for which an update is tried again while Etcd does not answer."""
+
+UPDATE_RETRY_S = 0.1
+"""Pause before that."""
 
 REVOKE_TIMEOUT_S = 5.0
 """Longest time for revoking the lease when a process ends; it expires by itself later."""
@@ -59,7 +71,7 @@ class Membership:
         etcd: the client.
         key: the member's key.
         ttl_s: seconds the lease outlives the last renewal; whole seconds.
-        retry_s: pause between attempts to announce.
+        retry_s: longest pause between attempts to announce.
 
     Attributes:
         lost: done when the lease is lost, with LeaseLostError as its exception: the process must
@@ -112,11 +124,12 @@ class Membership:
         Raises:
             EtcdError: Etcd did not grant it.
         """
+        requested_at = asyncio.get_running_loop().time()
         self._lease = await self._etcd.grant(self._ttl_s)
-        self._renewal = asyncio.create_task(self._renew(), name="gazette-lease")
+        self._renewal = asyncio.create_task(self._renew(requested_at), name="gazette-lease")
 
     async def announce(self, spec: MemberSpec) -> int:
-        """Create the member's key. Wait while another process holds it.
+        """Create the member's key. While another process holds it, wait for its deletion.
 
         The key of another process is never overwritten: it may be alive, and its assignments are
         attached to its lease.
@@ -144,14 +157,15 @@ class Membership:
                 raise
             except EtcdError as error:
                 outage.failed(error)
-            else:
-                revision = self._own_revision(result)
-                if revision:
-                    outage.ended()
-                    self._revision, self._spec = revision, spec
-                    return revision
-                outage.failed("the key is held by another process; it is free when its lease ends")
-            await self._pause()
+                await self._pause(asyncio.sleep(min(ANNOUNCE_ERROR_RETRY_S, self._retry_s)))
+                continue
+            revision = self._own_revision(result)
+            if revision:
+                outage.ended()
+                self._revision, self._spec = revision, spec
+                return revision
+            outage.failed("the key is held by another process; it is free when its lease ends")
+            await self._pause(self._deletion(result.revision))
 
     def _own_revision(self, result: TxnResult) -> int:
         """Return the revision of this announcement; 0 if another process holds the key."""
@@ -169,11 +183,7 @@ class Membership:
         Raises:
             EtcdError: another process modified or deleted the key, or Etcd failed.
         """
-        result = await self._etcd.txn(
-            (Compare.mod_revision(self._key, self._revision),),
-            (Put(self._key, spec.SerializeToString(), ignore_lease=True),),
-            (Get(self._key),),
-        )
+        result = await self._replace(spec)
         if not result.succeeded:
             found = result.responses[0]
             entry = found.entries[0] if found is not None and found.entries else None
@@ -191,6 +201,26 @@ class Membership:
             self._revision = result.revision
         self._spec = spec
         return self._revision
+
+    async def _replace(self, spec: MemberSpec) -> TxnResult:
+        """Write a spec where the key has the last known revision.
+
+        It is written again while Etcd does not answer: :meth:`update` finds an earlier attempt
+        that was done.
+        """
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + UPDATE_TIMEOUT_S
+        while True:
+            try:
+                return await self._etcd.txn(
+                    (Compare.mod_revision(self._key, self._revision),),
+                    (Put(self._key, spec.SerializeToString(), ignore_lease=True),),
+                    (Get(self._key),),
+                )
+            except EtcdUnavailableError:
+                if self.lost.done() or loop.time() >= give_up_at:
+                    raise
+                await asyncio.sleep(UPDATE_RETRY_S)
 
     async def set_exiting(self) -> int:
         """Announce that this process is leaving: the allocator moves its items away.
@@ -211,25 +241,30 @@ class Membership:
         return await self.update(spec)
 
     async def revoke(self) -> None:
-        """End the lease: Etcd deletes the member's key and its assignments at once."""
+        """End the lease: Etcd deletes the member's key and its assignments at once.
+
+        A lease that was lost without an answer of Etcd is revoked, too: Etcd may have been away and
+        still hold it, and a successor would wait for its end. Bounded by
+        :data:`REVOKE_TIMEOUT_S` and by the lease's time to live.
+        """
         renewal, self._renewal = self._renewal, None
         if renewal is not None:
             renewal.cancel()
             await asyncio.wait([renewal])
-        was_lost = self.lost.done() and not self.lost.cancelled()
         self.lost.cancel()
         lease, self._lease = self._lease, 0
-        if lease and not was_lost:
-            try:
-                await self._etcd.revoke(lease, timeout_s=REVOKE_TIMEOUT_S)
-            except LeaseLostError:
-                _log.info("lease %x had ended already", lease)
-            except EtcdUnavailableError as error:
-                _log.warning("the lease was not revoked, it will expire: %s", error)
-
-    async def _renew(self) -> None:
+        if not lease:
+            return
         try:
-            await self._etcd.keep_alive(self._lease, self._ttl_s)
+            await self._etcd.revoke(lease, timeout_s=min(REVOKE_TIMEOUT_S, self._ttl_s))
+        except LeaseLostError:
+            _log.info("lease %x had ended already", lease)
+        except EtcdUnavailableError as error:
+            _log.warning("the lease was not revoked, it will expire: %s", error)
+
+    async def _renew(self, requested_at: float) -> None:
+        try:
+            await self._etcd.keep_alive(self._lease, self._ttl_s, granted_at=requested_at)
         except GazetteError as error:
             self._set_lost(error)
         except Exception as error:  # noqa: BLE001 -- the boundary of this task
@@ -242,6 +277,31 @@ class Membership:
             self.lost.set_exception(LeaseLostError(f"unable to keep member lease alive: {error}"))
             self.lost.exception()  # marks it as retrieved: not every caller awaits it
 
-    async def _pause(self) -> None:
+    async def _pause(self, wait: Coroutine[Any, Any, None]) -> None:
         """Wait for the next attempt, or for the loss of the lease."""
-        await asyncio.wait([self.lost], timeout=self._retry_s)
+        waiting = asyncio.ensure_future(wait)
+        try:
+            await asyncio.wait(
+                [self.lost, waiting],
+                timeout=self._retry_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        if not waiting.cancelled():
+            waiting.result()
+
+    async def _deletion(self, revision: int) -> None:
+        """Wait until the member's key is deleted after a revision.
+
+        An error of the watch is logged, and ends the wait after a pause.
+        """
+        try:
+            async with aclosing(self._etcd.watch(self._key, revision + 1)) as batches:
+                async for batch in batches:
+                    if any(e.is_delete and e.kv.key == self._key for e in batch.events):
+                        return
+        except EtcdError as error:
+            _log.info("the watch of %s ended: %s", self._key.decode(), error)
+            await asyncio.sleep(ANNOUNCE_ERROR_RETRY_S)

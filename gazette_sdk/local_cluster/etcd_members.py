@@ -61,6 +61,11 @@ class EtcdMembers:
         """URLs of the members that run."""
         return [server.endpoint for server in self.servers if server.pid is not None]
 
+    @property
+    def address(self) -> str:
+        """URLs of the members that run, separated by commas: the address for a client."""
+        return ",".join(self.endpoints)
+
     def endpoint(self, index: int = 0) -> str:
         """Return the URL of a member that runs, if possible that with this number.
 

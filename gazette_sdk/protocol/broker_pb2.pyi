@@ -231,7 +231,7 @@ class Header(_message.Message):
     def __init__(self, process_id: _Optional[_Union[ProcessSpec.ID, _Mapping]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., etcd: _Optional[_Union[Header.Etcd, _Mapping]] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
-    __slots__ = ("header", "journal", "offset", "block", "do_not_proxy", "metadata_only", "end_offset", "begin_mod_time", "min_etcd_revision")
+    __slots__ = ("header", "journal", "offset", "block", "do_not_proxy", "metadata_only", "end_offset", "begin_mod_time", "min_etcd_revision", "include_unacknowledged")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +241,7 @@ class ReadRequest(_message.Message):
     END_OFFSET_FIELD_NUMBER: _ClassVar[int]
     BEGIN_MOD_TIME_FIELD_NUMBER: _ClassVar[int]
     MIN_ETCD_REVISION_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_UNACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     header: Header
     journal: str
     offset: int
@@ -250,7 +251,8 @@ class ReadRequest(_message.Message):
     end_offset: int
     begin_mod_time: int
     min_etcd_revision: int
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., journal: _Optional[str] = ..., offset: _Optional[int] = ..., block: _Optional[bool] = ..., do_not_proxy: _Optional[bool] = ..., metadata_only: _Optional[bool] = ..., end_offset: _Optional[int] = ..., begin_mod_time: _Optional[int] = ..., min_etcd_revision: _Optional[int] = ...) -> None: ...
+    include_unacknowledged: bool
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., journal: _Optional[str] = ..., offset: _Optional[int] = ..., block: _Optional[bool] = ..., do_not_proxy: _Optional[bool] = ..., metadata_only: _Optional[bool] = ..., end_offset: _Optional[int] = ..., begin_mod_time: _Optional[int] = ..., min_etcd_revision: _Optional[int] = ..., include_unacknowledged: _Optional[bool] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
     __slots__ = ("status", "header", "offset", "write_head", "fragment", "fragment_url", "content")
@@ -325,7 +327,7 @@ class AppendResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., commit: _Optional[_Union[Fragment, _Mapping]] = ..., registers: _Optional[_Union[LabelSet, _Mapping]] = ..., total_chunks: _Optional[int] = ..., delayed_chunks: _Optional[int] = ..., store_health_error: _Optional[str] = ...) -> None: ...
 
 class ReplicateRequest(_message.Message):
-    __slots__ = ("header", "deprecated_journal", "proposal", "content", "content_delta", "acknowledge", "registers")
+    __slots__ = ("header", "deprecated_journal", "proposal", "content", "content_delta", "acknowledge", "registers", "acknowledged_through", "stored_through")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     DEPRECATED_JOURNAL_FIELD_NUMBER: _ClassVar[int]
     PROPOSAL_FIELD_NUMBER: _ClassVar[int]
@@ -333,6 +335,8 @@ class ReplicateRequest(_message.Message):
     CONTENT_DELTA_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
     REGISTERS_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_THROUGH_FIELD_NUMBER: _ClassVar[int]
+    STORED_THROUGH_FIELD_NUMBER: _ClassVar[int]
     header: Header
     deprecated_journal: str
     proposal: Fragment
@@ -340,7 +344,9 @@ class ReplicateRequest(_message.Message):
     content_delta: int
     acknowledge: bool
     registers: LabelSet
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., deprecated_journal: _Optional[str] = ..., proposal: _Optional[_Union[Fragment, _Mapping]] = ..., content: _Optional[bytes] = ..., content_delta: _Optional[int] = ..., acknowledge: _Optional[bool] = ..., registers: _Optional[_Union[LabelSet, _Mapping]] = ...) -> None: ...
+    acknowledged_through: int
+    stored_through: int
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., deprecated_journal: _Optional[str] = ..., proposal: _Optional[_Union[Fragment, _Mapping]] = ..., content: _Optional[bytes] = ..., content_delta: _Optional[int] = ..., acknowledge: _Optional[bool] = ..., registers: _Optional[_Union[LabelSet, _Mapping]] = ..., acknowledged_through: _Optional[int] = ..., stored_through: _Optional[int] = ...) -> None: ...
 
 class ReplicateResponse(_message.Message):
     __slots__ = ("status", "header", "fragment", "registers")
@@ -366,17 +372,24 @@ class ListRequest(_message.Message):
 
 class ListResponse(_message.Message):
     __slots__ = ("status", "header", "journals")
+    class Waiting(_message.Message):
+        __slots__ = ("brokers",)
+        BROKERS_FIELD_NUMBER: _ClassVar[int]
+        brokers: _containers.RepeatedCompositeFieldContainer[ProcessSpec.ID]
+        def __init__(self, brokers: _Optional[_Iterable[_Union[ProcessSpec.ID, _Mapping]]] = ...) -> None: ...
     class Journal(_message.Message):
-        __slots__ = ("spec", "mod_revision", "route", "create_revision")
+        __slots__ = ("spec", "mod_revision", "route", "create_revision", "waiting")
         SPEC_FIELD_NUMBER: _ClassVar[int]
         MOD_REVISION_FIELD_NUMBER: _ClassVar[int]
         ROUTE_FIELD_NUMBER: _ClassVar[int]
         CREATE_REVISION_FIELD_NUMBER: _ClassVar[int]
+        WAITING_FIELD_NUMBER: _ClassVar[int]
         spec: JournalSpec
         mod_revision: int
         route: Route
         create_revision: int
-        def __init__(self, spec: _Optional[_Union[JournalSpec, _Mapping]] = ..., mod_revision: _Optional[int] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., create_revision: _Optional[int] = ...) -> None: ...
+        waiting: ListResponse.Waiting
+        def __init__(self, spec: _Optional[_Union[JournalSpec, _Mapping]] = ..., mod_revision: _Optional[int] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., create_revision: _Optional[int] = ..., waiting: _Optional[_Union[ListResponse.Waiting, _Mapping]] = ...) -> None: ...
     STATUS_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     JOURNALS_FIELD_NUMBER: _ClassVar[int]
@@ -409,7 +422,7 @@ class ApplyResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[Header, _Mapping]] = ...) -> None: ...
 
 class FragmentsRequest(_message.Message):
-    __slots__ = ("header", "journal", "begin_mod_time", "end_mod_time", "next_page_token", "page_limit", "signatureTTL", "do_not_proxy")
+    __slots__ = ("header", "journal", "begin_mod_time", "end_mod_time", "next_page_token", "page_limit", "signatureTTL", "do_not_proxy", "unstored_only")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
     BEGIN_MOD_TIME_FIELD_NUMBER: _ClassVar[int]
@@ -418,6 +431,7 @@ class FragmentsRequest(_message.Message):
     PAGE_LIMIT_FIELD_NUMBER: _ClassVar[int]
     SIGNATURETTL_FIELD_NUMBER: _ClassVar[int]
     DO_NOT_PROXY_FIELD_NUMBER: _ClassVar[int]
+    UNSTORED_ONLY_FIELD_NUMBER: _ClassVar[int]
     header: Header
     journal: str
     begin_mod_time: int
@@ -426,7 +440,8 @@ class FragmentsRequest(_message.Message):
     page_limit: int
     signatureTTL: _duration_pb2.Duration
     do_not_proxy: bool
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., journal: _Optional[str] = ..., begin_mod_time: _Optional[int] = ..., end_mod_time: _Optional[int] = ..., next_page_token: _Optional[int] = ..., page_limit: _Optional[int] = ..., signatureTTL: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., do_not_proxy: _Optional[bool] = ...) -> None: ...
+    unstored_only: bool
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., journal: _Optional[str] = ..., begin_mod_time: _Optional[int] = ..., end_mod_time: _Optional[int] = ..., next_page_token: _Optional[int] = ..., page_limit: _Optional[int] = ..., signatureTTL: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., do_not_proxy: _Optional[bool] = ..., unstored_only: _Optional[bool] = ...) -> None: ...
 
 class FragmentsResponse(_message.Message):
     __slots__ = ("status", "header", "fragments", "next_page_token")

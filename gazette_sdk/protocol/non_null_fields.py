@@ -6,13 +6,17 @@ without them alike: completing a message matters only where bytes are compared, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-__all__ = ["complete"]
+__all__ = ["complete", "json_fields"]
+
+OWN_FIELDS_FROM = 101
+"""Least number of fields that only this implementation has. Others ignore them."""
 
 _NON_NULL: dict[str, tuple[str, ...]] = {
     "protocol.LabelSelector": ("include", "exclude"),
@@ -57,6 +61,13 @@ def complete(message: M) -> M:
         for inner in getattr(message, name):
             complete(inner)
     return message
+
+
+def json_fields(message: Message) -> list[FieldDescriptor]:
+    """Return the fields of a message in JSON: all, but of ours only those that are set."""
+    ours = {field.number for field, _ in message.ListFields() if field.number >= OWN_FIELDS_FROM}
+    every = cast("Sequence[FieldDescriptor]", message.DESCRIPTOR.fields)
+    return [field for field in every if field.number < OWN_FIELDS_FROM or field.number in ours]
 
 
 _Plan = tuple[tuple[tuple[str, bool], ...], tuple[str, ...], tuple[str, ...]]

@@ -39,14 +39,20 @@ _SUFFIX_LENGTH_BYTES = (4, 128)
 def route_of(assignments: Iterable[tuple[str, str, int]]) -> pb.Route:
     """Return the route of a journal, without endpoints.
 
+    Two assignments of one member, which writers that did not know of each other may have made, are
+    one member of the route.
+
     Args:
         assignments: zone, suffix and slot of each of its assignments, in key order.
     """
     route = pb.Route(primary=NO_PRIMARY)
-    for index, (zone, suffix, slot) in enumerate(assignments):
-        route.members.add(zone=zone, suffix=suffix)
+    last: tuple[str, str] | None = None
+    for zone, suffix, slot in assignments:
+        if (zone, suffix) != last:
+            last = zone, suffix
+            route.members.add(zone=zone, suffix=suffix)
         if slot == 0:
-            route.primary = index
+            route.primary = len(route.members) - 1
     return route
 
 

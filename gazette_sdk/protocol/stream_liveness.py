@@ -1,7 +1,8 @@
 """Liveness of the peer of a stream connection: when to send PING, and when to drop it. Pure.
 
-A peer that sends nothing for 10 s during a call gets a PING. One that sends nothing for 20 s is
-dropped. It has 60 s while more than 64 KiB of our data is unread: it may be slow, and yet alive.
+A peer that sends nothing for 2.5 s during a call gets a PING. One that sends nothing for 5 s is
+dropped: so a client gives up a frozen broker when a short lease ends. It has 60 s while more than
+64 KiB of our data is unread: it may be slow, and yet alive.
 The caller passes monotonic seconds as ``now``.
 """
 
@@ -18,10 +19,10 @@ __all__ = [
     "Verdict",
 ]
 
-PING_AFTER_S = 10.0
+PING_AFTER_S = 2.5
 """A PING is sent after so much silence during a call, and each time as much passes again."""
 
-SILENCE_MAX_S = 20.0
+SILENCE_MAX_S = 5.0
 """A peer is dropped after so much silence during a call."""
 
 STALL_MAX_S = 60.0

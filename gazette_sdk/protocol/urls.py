@@ -1,9 +1,10 @@
 """URLs of fragment stores and of processes (protocol section 8).
 
 Store schemes of the wire contract are ``s3``, ``gs``, ``azure``, ``azure-ad`` and ``file``. This
-SDK has three more, which other implementations refuse: ``abfs`` and ``az``, fsspec's names of
-``azure`` (also ``abfs://container@account.dfs.core.windows.net/``), and ``memory``, an in-process
-store for tests and notebooks.
+SDK has more, which other implementations refuse: ``abfs`` and ``az``, fsspec's names of ``azure``
+(also ``abfs://container@account.dfs.core.windows.net/``), ``hdfs`` and ``webhdfs``, Hadoop's file
+system by its native and its HTTP protocol, and ``memory``, an in-process store for tests and
+notebooks.
 """
 
 from __future__ import annotations
@@ -32,7 +33,18 @@ __all__ = [
     "validate_url",
 ]
 
-STORE_SCHEMES = ("s3", "gs", "azure", "azure-ad", "abfs", "az", "file", "memory")
+STORE_SCHEMES = (
+    "s3",
+    "gs",
+    "azure",
+    "azure-ad",
+    "abfs",
+    "az",
+    "hdfs",
+    "webhdfs",
+    "file",
+    "memory",
+)
 """Schemes of fragment stores."""
 
 _AZURE_SCHEMES = frozenset({"azure", "abfs", "az"})
@@ -40,6 +52,12 @@ _COMMON_ARGUMENTS = frozenset({"find", "replace"})
 _S3_ARGUMENTS = frozenset(
     {"profile", "endpoint", "acl", "storageclass", "sse", "ssekmskeyid", "region"}
 )
+_ARGUMENTS: Mapping[str, frozenset[str]] = {
+    "s3": _COMMON_ARGUMENTS | _S3_ARGUMENTS,
+    "hdfs": _COMMON_ARGUMENTS | {"user"},
+    "webhdfs": _COMMON_ARGUMENTS | {"user", "tls", "kerberos"},
+}
+"""Arguments of the schemes that have more than the common ones."""
 
 
 # ---------------------------------------------------------------- fragment stores
@@ -52,8 +70,8 @@ class StoreURL:
     Attributes:
         url: the whole text, which is the store's identity.
         scheme: in lower case; one of :data:`STORE_SCHEMES`.
-        bucket: bucket of ``s3`` and ``gs``, container of all Azure schemes, name of a ``memory``
-            store; empty for ``file``.
+        bucket: bucket of ``s3`` and ``gs``, container of all Azure schemes, host and port of the
+            NameNode of ``hdfs`` and ``webhdfs``, name of a ``memory`` store; empty for ``file``.
         prefix: path below which content lies, percent-decoded, without leading ``/``; either
             empty or ending in ``/``. For ``file`` it is relative to the process's file root.
         account: Azure storage account, where the URL names one.
@@ -131,7 +149,7 @@ def parse_store_url(url: str) -> StoreURL:
             f"path component doesn't end in '/' ({parts.path!r})", kind="no_trailing_slash"
         )
     given = {key.lower(): value for key, value in parse_qsl(parts.query, keep_blank_values=True)}
-    known = _COMMON_ARGUMENTS | _S3_ARGUMENTS if parts.scheme == "s3" else _COMMON_ARGUMENTS
+    known = _ARGUMENTS.get(parts.scheme, _COMMON_ARGUMENTS)
     return StoreURL(
         url=url,
         scheme=parts.scheme,
@@ -174,6 +192,15 @@ def _name_bucket(parts: SplitResult) -> _Named:
     host = _host(parts)
     if not host:
         raise ValidationError(f"missing bucket ({parts.geturl()!r})", kind="missing_bucket")
+    return _Named(bucket=host, prefix=_prefix(parts))
+
+
+def _name_hadoop(parts: SplitResult) -> _Named:
+    host = _host(parts)
+    if not host.partition(":")[0]:
+        raise ValidationError(
+            f"missing host of the NameNode ({parts.geturl()!r})", kind="missing_host"
+        )
     return _Named(bucket=host, prefix=_prefix(parts))
 
 
@@ -221,6 +248,8 @@ _NAMED_BY = {
     "gs": _name_bucket,
     **dict.fromkeys(_AZURE_SCHEMES, _name_azure),
     "azure-ad": _name_azure_ad,
+    "hdfs": _name_hadoop,
+    "webhdfs": _name_hadoop,
     "file": _name_file,
     "memory": _name_memory,
 }

@@ -91,8 +91,8 @@ def find_protocol(
 class Listener:
     """Bound socket (or the two of both loopback addresses) with its protocols.
 
-    Binding and serving are separate steps: the address can be announced as soon as it is bound,
-    since the kernel queues connections until :meth:`start`.
+    Binding and serving are separate steps: the port is known, and nobody else can serve on it, as
+    soon as it is bound. Connections are refused until :meth:`start`. Those of a Unix socket wait.
 
     Args:
         tls: TLS to terminate on TCP connections. Unix sockets never use it.
@@ -162,7 +162,8 @@ class Listener:
                 bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(host != "::"))
             try:
                 bound.bind(address)
-                bound.listen(BACKLOG)
+                # Until it listens, another socket with this option could be bound to the port, too.
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
             except OSError as error:
                 if position == 0 or error.errno == errno.EADDRINUSE:
                     raise
@@ -202,7 +203,21 @@ class Listener:
     # ------------------------------------------------------------------ serving
 
     async def start(self) -> None:
-        """Begin to accept connections."""
+        """Begin to listen, and to accept connections.
+
+        Raises:
+            ConfigurationError: another process bound the port, too, and serves on it.
+        """
+        if self.path is None:
+            for bound in self._sockets:
+                try:
+                    # Connections inherit it: the next process need not wait for their ends.
+                    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                    bound.listen(BACKLOG)
+                except OSError as error:
+                    host, port = bound.getsockname()[:2]
+                    self.close()
+                    raise ConfigurationError(_why_not_bound(error, host, port)) from error
         self._acceptors += [
             Acceptor(
                 bound,

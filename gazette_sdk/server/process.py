@@ -37,7 +37,8 @@ class Server:
     """Port with gRPC, the stream transport and HTTP, and further protocols.
 
     :meth:`bind` determines ``endpoint``, which may be announced from then on. Then add services to
-    ``grpc`` and ``stream`` and pages to ``http``, and :meth:`start`. Connections wait until then.
+    ``grpc`` and ``stream`` and pages to ``http``, and :meth:`start`. Connections to a port are
+    refused until then.
 
     Args:
         host: address to bind; ``localhost`` means both loopback addresses, an empty string all

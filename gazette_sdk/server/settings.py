@@ -50,7 +50,10 @@ class DebugSettings(Settings):
 class EtcdSettings(Settings):
     """Etcd of a cluster."""
 
-    address: Annotated[str, Option("Address", "Address of Etcd")] = "http://localhost:2379"
+    address: Annotated[
+        str,
+        Option("Address", "Address of Etcd, or several separated by commas; others are learned"),
+    ] = "http://localhost:2379"
     cert_file: Annotated[
         str, Option("CertFile", "Client certificate toward Etcd, PEM (with https)")
     ] = ""
@@ -82,7 +85,8 @@ class EtcdSettings(Settings):
             "--etcd.trusted-ca-file": self.trusted_ca_file,
         }
         given = [flag for flag, path in files.items() if path]
-        if given and not self.address.startswith("https://"):
+        addresses = [address.strip() for address in self.address.split(",")]
+        if given and not all(address.startswith("https://") for address in addresses):
             raise ValueError(
                 f"{given[0]} has no effect with --etcd.address {self.address}, which is reached "
                 f"without TLS: write an https:// address, or leave out {' and '.join(given)}"

@@ -67,7 +67,9 @@ class _Connection:
 
 
 class TcpProxy:
-    """Proxy of TCP connections to a port on this machine. Use it as a context manager.
+    """Proxy of TCP connections to a port on this machine.
+
+    Use it as a context manager, plain or asynchronous, or call :meth:`start` and :meth:`stop`.
 
     A connection is refused while the target refuses connections, as it is without the proxy.
     Methods may be called from any thread. They return when they are in effect.
@@ -205,6 +207,17 @@ class TcpProxy:
     ) -> None:
         self.stop()
 
+    async def __aenter__(self) -> Self:
+        return await asyncio.to_thread(self.start)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self.stop)
+
     _end: Callable[[], None]
 
     async def _open(self) -> None:
@@ -269,6 +282,9 @@ class TcpProxy:
     def _reset(self, pid: int | None) -> None:
         for connection in self._connections:
             if pid is None or pid in connection.pids:
+                for writer in connection.writers:
+                    _reset_when_closed(writer.get_extra_info("socket"))
+                    writer.transport.abort()
                 connection.task.cancel()
 
     async def _listen_as_ruled(self) -> None:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from gazette_sdk.errors import GazetteError
 
-__all__ = ["DialPolicy", "Pause", "delay_s", "pause"]
+__all__ = ["DialPolicy", "Pause", "append_delay_s", "delay_s", "pause", "pause_append"]
 
 Pause: TypeAlias = Callable[[int], Awaitable[None]]
 """Function that waits before the attempt after attempt number N; tests put virtual time here."""
@@ -20,6 +20,15 @@ Pause: TypeAlias = Callable[[int], Awaitable[None]]
 _DELAYS_S = (0.05, 0.05, 0.1, 0.1, 1.0, 1.0)
 DELAY_S_MAX = 5.0
 """Every further attempt."""
+
+_APPEND_DELAY_S = 0.2
+"""Bound of the schedule of appends while they fail for a few seconds only."""
+
+_APPEND_ATTEMPTS = 20
+"""Attempts under that bound: about four seconds."""
+
+_APPEND_DELAY_S_MAX = 1.0
+"""Every further attempt of an append."""
 
 FAILURES_MAX = 30
 """Failed dials that are counted: the back-off has reached its bound long before."""
@@ -30,6 +39,22 @@ def delay_s(attempt: int) -> float:
     if attempt < 0:
         return 0.0
     return _DELAYS_S[attempt] if attempt < len(_DELAYS_S) else DELAY_S_MAX
+
+
+def append_delay_s(attempt: int) -> float:
+    """Return the seconds to wait after attempt number ``attempt`` of an append failed.
+
+    The journal has a new primary within a second of the death of the old one, and an application
+    waits for the append: so the schedule rises later, and not as far.
+    """
+    if attempt < _APPEND_ATTEMPTS:
+        return min(delay_s(attempt), _APPEND_DELAY_S)
+    return _APPEND_DELAY_S_MAX
+
+
+async def pause_append(attempt: int) -> None:
+    """Wait as the schedule of appends says. Cancellable."""
+    await asyncio.sleep(append_delay_s(attempt))
 
 
 async def pause(attempt: int) -> None:

@@ -224,7 +224,8 @@ _SCHEMES = {
     **dict.fromkeys(("http", "https", "unix"), "a broker"),
     "embedded": "an embedded cluster",
     **dict.fromkeys(
-        ("file", "s3", "gs", "azure", "azure-ad", "az", "abfs", "memory"), "a fragment store"
+        ("file", "s3", "gs", "azure", "azure-ad", "az", "abfs", "hdfs", "webhdfs", "memory"),
+        "a fragment store",
     ),
 }
 """Kinds of URLs by scheme."""

@@ -1,7 +1,7 @@
-"""Appends whose outcome is known, and a checker of what a journal must hold because of them.
+"""Appends whose outcome is known, to be held against a journal by the public checker.
 
 Every append carries its own name and length in front of random content, so that a journal can be
-taken apart into whole appends again. The checker knows three things of each: acknowledged (it is
+taken apart into whole appends again. Of each, one of three things is known: acknowledged (it is
 there, exactly once, at the offset that was promised), given up before its commit (it is nowhere),
 or unknown, because the answer was lost (it is there whole, or not at all).
 """
@@ -12,6 +12,8 @@ import random
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
+
+from gazette_sdk.testing import Copy, JournalChecker, raise_violations
 
 HEADER = b"append %016x %08x\n"
 HEADER_BYTES = len(HEADER % (0, 0))
@@ -33,18 +35,14 @@ class History:
 
     def check(self, content: bytes) -> None:
         """Hold the journal's whole content, from offset 0, against what is known."""
-        found = take_apart(content)
-        for begin, wanted in self.acknowledged.items():
-            assert found.get(begin) == wanted, (
-                f"acknowledged append of {len(wanted)} bytes at {begin} is not there"
-            )
-        acknowledged = list(self.acknowledged.values())
-        rest = [piece for begin, piece in found.items() if begin not in self.acknowledged]
-        assert len(set(found.values())) == len(found), "an append stands in the journal twice"
-        for piece in rest:
-            assert piece not in acknowledged, "an acknowledged append stands elsewhere"
-            assert piece not in self.given_up, "an append that was given up was committed"
-            assert piece in self.unknown, "content which nobody appended"
+        checker = JournalChecker()
+        for begin, appended in self.acknowledged.items():
+            checker.acknowledged("journal", begin, begin + len(appended), appended)
+        for appended in self.unknown:
+            checker.uncertain("journal", appended)
+        for appended in self.given_up:
+            checker.rejected("journal", appended)
+        raise_violations(checker.check("journal", [Copy("broker", 0, content)]))
 
 
 def take_apart(content: bytes) -> dict[int, bytes]:

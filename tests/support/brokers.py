@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.process import Broker, BrokerConfig
+from gazette_sdk.broker.recovery.last_routes import LastRoutes
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.cluster.etcd import Etcd, KeyValue, WatchBatch, WatchEvent
 from gazette_sdk.cluster.etcd_messages import Delete, Operation, Put
@@ -256,12 +257,20 @@ class HandBroker(Broker):
         return self._membership.lease
 
 
+def without_waiting(monkeypatch: Any) -> None:
+    """Let brokers go on with journals of absent ones, as other implementations do."""
+    monkeypatch.setattr(LastRoutes, "absent_brokers", lambda *_: ())
+
+
 class HandCluster:
     """Brokers without allocator, members that are only keys, and one Etcd."""
 
-    def __init__(self, etcd: EtcdFixture, directory: Path) -> None:
+    def __init__(
+        self, etcd: EtcdFixture, directory: Path, *, answer_timeout_s: float | None = None
+    ) -> None:
         self.etcd_fixture = etcd
         self.directory = directory
+        self.answer_timeout_s = answer_timeout_s
         self.peers = Peers()
         self.brokers: dict[str, HandBroker] = {}
         self.etcd: Etcd
@@ -277,6 +286,7 @@ class HandCluster:
 
     async def start(self, suffix: str = "broker-1", **changes: Any) -> Client:
         """Start a broker, and give a client of it."""
+        changes = {"answer_timeout_s": self.answer_timeout_s, **changes}
         config = replace(config_for(self.etcd_fixture, self.directory, suffix), **changes)
         broker = HandBroker(config, self.peers)
         self.brokers[suffix] = broker

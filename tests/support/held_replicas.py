@@ -23,7 +23,7 @@ from gazette_sdk.server.process import Server
 from support.brokers import Client, HandCluster, journal_spec
 from support.etcd import EtcdFixture, run
 from support.raw_stream import RawStream, append_frames, head_of
-from support.scripted_replicas import JOURNAL, ScriptedPeer, without_pulses
+from support.scripted_replicas import JOURNAL, ScriptedPeer, is_repeated, without_pulses
 from support.spools import until
 
 __all__ = ["AFTER", "KEYS", "Connection", "HeldPeer", "Setting", "led", "token_of"]
@@ -75,6 +75,8 @@ class HeldPeer(ScriptedPeer):
 
         async def read() -> None:
             async for request in requests:
+                if is_repeated(request, mine):
+                    continue
                 mine.append(request)
                 if request.acknowledge:
                     answers.put_nowait(self.answer(request))

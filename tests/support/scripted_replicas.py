@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from support import vectors
@@ -39,6 +39,8 @@ class ScriptedPeer(Peers):
         mine: list[pb.ReplicateRequest] = []
         self.streams.append(mine)
         async for request in requests:
+            if is_repeated(request, mine):
+                continue
             mine.append(request)
             async with self.more:
                 self.more.notify_all()
@@ -52,6 +54,17 @@ class ScriptedPeer(Peers):
         async with self.more:
             self.half_closes += 1
             self.more.notify_all()
+
+
+def is_repeated(request: pb.ReplicateRequest, earlier: Sequence[pb.ReplicateRequest]) -> bool:
+    """Return True for a proposal repeated only to tell what all replicas have acknowledged."""
+    return (
+        bool(earlier)
+        and request.HasField("proposal")
+        and not request.acknowledge
+        and request.proposal == earlier[-1].proposal
+        and request.registers == earlier[-1].registers
+    )
 
 
 def in_short(request: pb.ReplicateRequest, trace: dict) -> dict:

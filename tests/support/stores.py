@@ -21,6 +21,8 @@ import pytest
 from azure.storage.blob import BlobServiceClient
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
+from fsspec.implementations.arrow import ArrowFSWrapper
+from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from gazette_sdk.fragment import Store, open_store
 from support.services import (
@@ -31,6 +33,7 @@ from support.services import (
     moto_command,
     running,
 )
+from support.webhdfs import WebHdfsServer
 
 __all__ = [
     "STORE_KINDS",
@@ -41,9 +44,10 @@ __all__ = [
     "put_bytes",
     "s3_service",
     "store",
+    "webhdfs_server",
 ]
 
-STORE_KINDS = ("file", "memory", "s3", "gs", "azure")
+STORE_KINDS = ("file", "memory", "s3", "gs", "azure", "webhdfs", "hdfs")
 
 AZURITE_ACCOUNT = "devstoreaccount1"
 AZURITE_KEY = (
@@ -77,6 +81,13 @@ def gcs_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.fixture(scope="session")
+def webhdfs_server() -> Iterator[WebHdfsServer]:
+    """WebHDFS, emulated."""
+    with WebHdfsServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def gcs_key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A service account's key file, of a service account that does not exist."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -104,7 +115,10 @@ def gcs_key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_store(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Store]]:
-    """Makes a store of a kind in a fresh bucket; ``query`` and ``create=False`` are possible."""
+    """Makes a store of a kind in a fresh bucket; ``query`` and ``create=False`` are possible.
+
+    For ``hdfs``, Arrow's own files stand for HDFS.
+    """
     with contextlib.ExitStack() as opened:
 
         def make(kind: str, prefix: str = "some/prefix/", *, create: bool = True, **query: str):
@@ -113,6 +127,19 @@ def make_store(
             if kind == "file":
                 root = tmp_path / bucket
                 (root / prefix if create else root).mkdir(parents=True)
+            elif kind == "webhdfs":
+                server = request.getfixturevalue("webhdfs_server")
+                prefix = f"{bucket}/{prefix}"
+                if create:
+                    server.make_directories(f"/{prefix}")
+                bucket = server.address
+            elif kind == "hdfs":
+                (tmp_path / bucket / prefix if create else tmp_path / bucket).mkdir(parents=True)
+                local = SubTreeFileSystem(str(tmp_path / bucket), LocalFileSystem())
+                monkeypatch.setattr(
+                    "gazette_sdk.fragment.stores.hdfs.HadoopFileSystem",
+                    lambda **_: ArrowFSWrapper(local),
+                )
             elif kind != "memory":
                 query |= _prepare(kind, bucket, request, monkeypatch, create=create)
             host = "" if kind == "file" else bucket

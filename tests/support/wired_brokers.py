@@ -9,13 +9,13 @@ from typing import Any, Self
 from gazette_sdk.broker.api.grpc import journal_methods
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.api.stream import stream_methods
-from gazette_sdk.broker.process import RECONNECT_BACKOFF_MAX_S
+from gazette_sdk.broker.process import RECONNECT_BACKOFF_MAX_S, Broker
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.server.process import Server
+from gazette_sdk.testing.tcp_proxy import TcpProxy
 from gazette_sdk.transport.connect import connect
 from support.brokers import ZONE, Client, HandBroker, HandCluster, config_for
 from support.etcd import EtcdFixture
-from support.tcp_proxy import TcpProxy
 
 __all__ = ["WiredCluster"]
 
@@ -34,6 +34,9 @@ class WiredCluster(HandCluster):
         servers: the ports.
         proxies: what stands before each port; connections can be broken and stalled there.
     """
+
+    broker_type: type[Broker] = HandBroker
+    """:class:`Broker` for brokers with allocator, which assign the journals themselves."""
 
     def __init__(
         self,
@@ -55,19 +58,18 @@ class WiredCluster(HandCluster):
 
     async def __aexit__(self, *error: object) -> None:
         for proxy in self.proxies.values():
-            proxy.flowing.set()
-            proxy.answering.set()
+            proxy.heal()
         await super().__aexit__(*error)
         for server in self.servers.values():
             await server.stop(0)
         for proxy in self.proxies.values():
-            await proxy.__aexit__(None, None, None)
+            proxy.stop()
 
     async def start(self, suffix: str = "broker-1", **changes: Any) -> Client:
         """Start a broker behind its port, and give a client of it."""
         server = self.servers[suffix] = Server(host="127.0.0.1")
-        proxy = TcpProxy(int(server.bind().rpartition(":")[2]))
-        self.proxies[suffix] = await proxy.__aenter__()
+        proxy = TcpProxy(int(server.bind().rpartition(":")[2])).start()
+        self.proxies[suffix] = proxy
         endpoint = f"http://127.0.0.1:{proxy.port}"
         config = config_for(self.etcd_fixture, self.directory, suffix)
         config = replace(config, endpoint=endpoint, **changes)
@@ -81,7 +83,7 @@ class WiredCluster(HandCluster):
                 auth_keys=config.auth_keys,
                 reconnect_backoff_max_s=RECONNECT_BACKOFF_MAX_S,
             )
-        broker = self.brokers[suffix] = HandBroker(config, peers)
+        broker = self.brokers[suffix] = self.broker_type(config, peers)
         await broker.start()
         server.grpc.add(journal_methods(broker.service))
         if suffix not in self._grpc_only:

@@ -24,7 +24,7 @@ from gazette_sdk.broker.api.fronts import Chunk, Journals, chunks
 from gazette_sdk.errors import CallError, GazetteError, UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability
-from gazette_sdk.protocol.non_null_fields import complete
+from gazette_sdk.protocol.non_null_fields import complete, json_fields
 from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, Call
 from gazette_sdk.server.http import Target
 from gazette_sdk.server.peer_limits import peer_of
@@ -228,9 +228,7 @@ def _answer(status: int, body: bytes, cors: dict[str, str]) -> web.Response:
 
 def message_json(message: Message) -> dict[str, Any]:
     """Return a message in JSON's types: all fields, with the names of the JSON mapping."""
-    return {
-        field.camelcase_name: _field_json(message, field) for field in message.DESCRIPTOR.fields
-    }
+    return {field.camelcase_name: _field_json(message, field) for field in json_fields(message)}
 
 
 def _field_json(message: Message, field: Any) -> Any:

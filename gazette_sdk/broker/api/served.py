@@ -21,8 +21,8 @@ __all__ = ["ServedBroker"]
 class ServedBroker:
     """A :class:`~gazette_sdk.broker.process.Broker` and the port it is reached at.
 
-    The port is bound before the broker is announced in Etcd, so that clients which read of it
-    there can connect; their calls wait until the broker serves.
+    The port is bound before the broker is announced in Etcd, because its number is announced. It
+    refuses connections until the broker serves, so that nobody waits for it.
 
     Args:
         server: its port, not started yet.

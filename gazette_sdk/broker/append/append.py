@@ -9,8 +9,9 @@ ends, however it ends.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -37,13 +38,16 @@ from gazette_sdk.broker.append.machine import (
 )
 from gazette_sdk.broker.append.proxy import proxy_append
 from gazette_sdk.broker.append.store_health import StoreUnhealthyError, await_health
+from gazette_sdk.broker.recovery.last_routes import waiting_text
 from gazette_sdk.broker.replica import ReadyRoute, Replica
+from gazette_sdk.broker.replication.peer_streams import PeerStreams
 from gazette_sdk.broker.replication.pipeline import Answer, Pipeline, judge_sync
 from gazette_sdk.broker.replication.pipeline_life import start_pipeline, tear_down_pipeline
+from gazette_sdk.broker.replication.while_routed import while_routed
 from gazette_sdk.broker.resolver import Resolution, Resolver
 from gazette_sdk.broker.slot import InvalidatedError
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.errors import CallError, GazetteError
+from gazette_sdk.errors import CallError, GazetteError, UnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
@@ -54,6 +58,8 @@ from gazette_sdk.transport.base import AppendItem, Transport
 __all__ = ["Appends"]
 
 _EMPTY_REGISTERS = pb.LabelSet()
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,9 @@ class Appends:
         stores: fragment stores, for their health.
         peers: carries appends to other primaries, and replication.
         max_replication: cap of every journal's replication.
+        streams: Replicate streams to other brokers.
+        waits_for: returns the brokers that are away and alone have a journal's last bytes; none if
+            we have them, too, or if it is not known.
         now: Unix time, in seconds.
     """
 
@@ -74,6 +83,8 @@ class Appends:
     stores: StoreRegistry
     peers: Transport
     max_replication: int
+    streams: PeerStreams = field(default_factory=PeerStreams)
+    waits_for: Callable[[str], Sequence[pb.ProcessSpec.ID]] = lambda _: ()
     now: Callable[[], float] = field(default=time.time)
 
     async def append(
@@ -109,7 +120,7 @@ class _Append:
     _sync_rounds = 0
     _suspend: pb.JournalSpec.Suspend
     _status: pb.Status = pb.OK
-    _store_error = ""
+    _detail = ""  # of a refusal
     _cause: BaseException | None = None
 
     # The outcome.
@@ -160,11 +171,19 @@ class _Append:
                 self._release()
 
         if state is State.PROXY:
-            peers = self._shared.peers
-            return await proxy_append(peers, self._resolution, self._request, self._items)
+            return await self._proxy()
         if state is State.ERROR and self._cause is not None:
             raise self._cause
         return self._response()
+
+    async def _proxy(self) -> pb.AppendResponse:
+        shared, resolution = self._shared, self._resolution
+        try:
+            return await proxy_append(shared.peers, resolution, self._request, self._items)
+        except UnavailableError as error:
+            if shared.streams.on_broken is not None:
+                shared.streams.on_broken(resolution.header.process_id, error)
+            raise
 
     def _failed(self, error: Exception) -> Input:
         """Return the input that an error of an action stands for.
@@ -176,7 +195,7 @@ class _Append:
             return Input.INVALIDATED
         if isinstance(error, StoreUnhealthyError):
             self._status = pb.FRAGMENT_STORE_UNHEALTHY
-            self._store_error = str(error)
+            self._detail = str(error)
             return Input.REFUSED
         if isinstance(error, GazetteError):
             self._cause = error
@@ -245,7 +264,10 @@ class _Append:
             self._pipeline = None
             await tear_down_pipeline(replica, pipeline)
 
-        self._pipeline = pipeline = await start_pipeline(replica, resolution, self._shared.peers)
+        shared = self._shared
+        self._pipeline = pipeline = await start_pipeline(
+            replica, resolution, shared.peers, shared.streams
+        )
         self._registers = pipeline.spool.registers
         self._roll_to = 0
         return Input.STARTED
@@ -268,25 +290,51 @@ class _Append:
         return Input.SENT
 
     async def _recv_sync(self) -> Input:
-        pipeline = self._current_pipeline()
+        pipeline, replica = self._current_pipeline(), self._held
+        assert replica is not None
+        try:
+            answers = await while_routed(
+                pipeline.gather(self._answers),
+                self._shared.resolver,
+                replica,
+                pipeline.header.route,
+            )
+        except InvalidatedError:
+            return Input.LATER  # the mirror has the new route already
         sync = judge_sync(
             pipeline.header,
             [stream.peer for stream in pipeline.streams],
             pipeline.spool.fragment.end,
-            await pipeline.gather(self._answers),
+            answers,
         )
         if sync.error is not None:
             raise sync.error
         if sync.input is Input.ROLL:
+            if self._held is not None and sync.roll_to > pipeline.spool.fragment.end:
+                self._held.head_is_known = True  # by a peer
             self._roll_to = sync.roll_to
             if sync.registers is not None:
                 self._registers = sync.registers
         elif sync.input is Input.LATER:
             self._read_through = sync.read_through
         elif sync.input is Input.AGREED:
-            assert self._held is not None
-            self._held.agree(pipeline.spool.fragment)
+            self._synchronized(pipeline)
         return sync.input
+
+    def _synchronized(self, pipeline: Pipeline) -> None:
+        """Note what the members of a new pipeline have."""
+        replica, spec = self._held, self._resolution.spec
+        assert replica is not None
+        assert spec is not None
+        fragment, members = pipeline.spool.fragment, len(pipeline.streams) + 1
+        desired = desired_replication(spec, self._shared.max_replication)
+        replica.synchronized(fragment, is_whole=members >= desired)
+        if members >= desired:
+            pipeline.tell_acknowledged(fragment.end)
+        if pipeline.streams:
+            replica.want_copies()
+        elif desired == 1:
+            replica.index.release()
 
     # ------------------------------------------------------ Etcd, replicas
 
@@ -295,6 +343,14 @@ class _Append:
         assert replica is not None
         if replica.settled is resolution:
             return Input.AGREED
+        if self._judge_replicas() is Input.TOO_FEW:
+            # Members that are away may have more bytes than these: to them, a route without them
+            # would mean that the journal went on.
+            return Input.TOO_FEW
+        if (absent := self._shared.waits_for(resolution.journal)) and (
+            refused := await self._refuse_unless_given_up(absent)
+        ):
+            return refused
         written = await write_route(self._shared.etcd, resolution)
         if written is None:
             replica.settled = resolution
@@ -302,18 +358,44 @@ class _Append:
         self._read_through = written
         return Input.WRITTEN
 
+    async def _refuse_unless_given_up(self, absent: Sequence[pb.ProcessSpec.ID]) -> Input | None:
+        """Refuse an append to a journal whose last bytes only brokers have that are away.
+
+        By the explicit offset behind all stored content the operator gives these bytes up. Then
+        ``None`` is returned.
+        """
+        resolution, replica, request = self._resolution, self._held, self._request
+        assert replica is not None
+        assert resolution.invalidated is not None
+        self._status, self._detail = pb.INSUFFICIENT_JOURNAL_BROKERS, waiting_text(absent)
+        if request.offset == 0:
+            return Input.REFUSED
+        await await_health(
+            replica.index,
+            self._shared.stores,
+            self._terms.store,
+            resolution.invalidated,
+            started_at=self._started_at,
+        )
+        head = self._current_pipeline().spool.fragment.end
+        if request.offset != max(head, replica.index.summary()[1]):
+            self._status = pb.WRONG_APPEND_OFFSET
+            return Input.REFUSED
+        _log.warning(
+            "%s goes on at %d by a request with this offset: what %s did not store behind it is "
+            "given up",
+            resolution.journal,
+            request.offset,
+            ", ".join(f"{broker.zone}/{broker.suffix}" for broker in absent),
+        )
+        self._status, self._detail = pb.OK, ""
+        return None
+
     async def _await_replicas(self) -> Input:
         resolution, replica = self._resolution, self._held
-        assert resolution.spec is not None
-        given = judge_replicas(
-            len(resolution.assignments),
-            desired_replication(resolution.spec, self._shared.max_replication),
-            is_local=resolution.is_local,
-        )
+        given = self._judge_replicas()
         if given is Input.LATER:
             self._read_through = resolution.revision + 1
-        elif given is Input.TOO_FEW:
-            self._status = pb.INSUFFICIENT_JOURNAL_BROKERS
         elif given is Input.LOCAL:
             assert replica is not None
             assert replica.settled is resolution
@@ -323,6 +405,18 @@ class _Append:
                 self._terms,
                 encoded_header=_encoded(pb.AppendResponse(header=resolution.header)),
             )
+        return given
+
+    def _judge_replicas(self) -> Input:
+        resolution = self._resolution
+        assert resolution.spec is not None
+        given = judge_replicas(
+            len(resolution.assignments),
+            desired_replication(resolution.spec, self._shared.max_replication),
+            is_local=resolution.is_local,
+        )
+        if given is Input.TOO_FEW:
+            self._status = pb.INSUFFICIENT_JOURNAL_BROKERS
         return given
 
     async def _update_suspend(self) -> Input:
@@ -341,6 +435,9 @@ class _Append:
             self._terms.store,
             invalidated,
             started_at=self._started_at,
+            # Whether a journal can be suspended depends on what is stored.
+            head_is_known=replica.head_is_known and may_carry_content(self._request.suspend),
+            has_peers=bool(self._current_pipeline().streams),
         )
         verdict = judge_preconditions(
             self._request,
@@ -412,6 +509,7 @@ class _Append:
         replica = self._resolution.replica
         assert replica is not None
         replica.acknowledge(self._proposed)
+        self._acking.tell_acknowledged(self._proposed.end)
         return Input.AGREED
 
     def _next_proposal(self, pipeline: Pipeline) -> pb.Fragment:
@@ -438,8 +536,9 @@ class _Append:
         response.header.process_id.CopyFrom(self._shared.resolver.local_id)
         if self._status == pb.REGISTER_MISMATCH:
             response.registers.CopyFrom(self._registers)
-        if self._status == pb.FRAGMENT_STORE_UNHEALTHY:
-            response.store_health_error = self._store_error
+        # The one field that has a text.
+        if self._status in {pb.FRAGMENT_STORE_UNHEALTHY, pb.INSUFFICIENT_JOURNAL_BROKERS}:
+            response.store_health_error = self._detail
         return response
 
     def _current_pipeline(self) -> Pipeline:

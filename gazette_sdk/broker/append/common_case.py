@@ -26,14 +26,11 @@ from gazette_sdk.broker.append.inputs import (
     next_proposal,
 )
 from gazette_sdk.broker.append.machine import Input
+from gazette_sdk.broker.append.store_health import is_dispensable
 from gazette_sdk.broker.fragments.index import Summary
 from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED
 from gazette_sdk.broker.replica import Replica
-from gazette_sdk.broker.replication.pipeline import (
-    PEER_ANSWER_TIMEOUT_S,
-    Answer,
-    Pipeline,
-)
+from gazette_sdk.broker.replication.pipeline import Answer, Pipeline
 from gazette_sdk.broker.spool.spool import Spool
 from gazette_sdk.errors import UnauthenticatedError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -82,6 +79,7 @@ class StartedAppend(NamedTuple):
         """
         await self.pipeline.acknowledged(self.answers)
         self.replica.acknowledge(self.committed)
+        self.pipeline.tell_acknowledged(self.committed.end)
 
 
 class InlineAppends:
@@ -222,14 +220,22 @@ def _ready_replica(shared: Appends, request: pb.AppendRequest, claims: Claims) -
         # Looked up by URL each time: an instance which failed or was swept is replaced.
         health = shared.stores.health(store)
         health.request_soon()
-        if health.error is not None:
+        if health.error is not None and not (
+            replica.head_is_known
+            and is_dispensable(
+                health,
+                asyncio.get_running_loop().time(),
+                has_peers=bool(ready.pipeline.streams),
+            )
+        ):
             return None
-    return replica if replica.pipeline.free and replica.index.first_refresh.is_set() else None
+    is_head_known = replica.index.first_refresh.is_set() or replica.head_is_known
+    return replica if replica.pipeline.free and is_head_known else None
 
 
 def _may_await(pipeline: Pipeline, claims: Claims, now: float) -> bool:
     """Return True if the acknowledgement of the peers can be awaited without a deadline."""
-    is_valid_long_enough = claims.expires_at - now > PEER_ANSWER_TIMEOUT_S + 1
+    is_valid_long_enough = claims.expires_at - now > pipeline.answer_timeout_s + 1
     return is_valid_long_enough and pipeline.error is None and pipeline.has_room
 
 

@@ -163,6 +163,11 @@ APPEND: Mapping[tuple[State, Input], Step] = {
     (State.RECV_SYNC, Input.CANCELLED): Step(_DISCARD, State.ERROR),
     (State.UPDATE_ASSIGNMENTS, Input.AGREED): Step(_NOTHING, State.AWAIT_REPLICAS),
     (State.UPDATE_ASSIGNMENTS, Input.WRITTEN): Step(_NOTHING, State.RESOLVE),
+    # Members are counted before the route is written: nothing can be appended over a short one.
+    (State.UPDATE_ASSIGNMENTS, Input.TOO_FEW): Step(_RELEASE, State.ERROR),
+    # Brokers that are away have bytes which these members lack, unless the operator gives them up.
+    (State.UPDATE_ASSIGNMENTS, Input.REFUSED): Step(_RELEASE, State.ERROR),
+    (State.UPDATE_ASSIGNMENTS, Input.INVALIDATED): Step(_NOTHING, State.RESOLVE),
     (State.UPDATE_ASSIGNMENTS, Input.FAILED): Step(_RELEASE, State.ERROR),
     (State.UPDATE_ASSIGNMENTS, Input.CANCELLED): Step(_RELEASE, State.ERROR),
     # Too many members: the allocator adds before it removes. Waiting costs less than the second

@@ -23,10 +23,20 @@ from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.selectors import journal_selector
 from gazette_sdk.transport.base import AppendItem
 
-__all__ = ["PULSE_PERIOD_S", "PULSE_TIMEOUT_S", "SUSPEND_AFTER_PULSES", "Pulses", "pulse_mode"]
+__all__ = [
+    "PULSE_PERIOD_S",
+    "PULSE_RETRY_S",
+    "PULSE_TIMEOUT_S",
+    "SUSPEND_AFTER_PULSES",
+    "Pulses",
+    "pulse_mode",
+]
 
 PULSE_PERIOD_S = 60.0
 """Time between pulses of a journal, give or take a tenth: so that journals do not pulse at once."""
+
+PULSE_RETRY_S = 0.5
+"""Time from a pulse that failed to the next one; it doubles with each further failure."""
 
 PULSE_TIMEOUT_S = 60.0
 """Bound of one pulse."""
@@ -74,17 +84,25 @@ class Pulses:
     jitter: Callable[[], float] = field(default=random.random)
 
     async def run(self, replica: Replica) -> None:
-        """Pulse at once, at each change of the journal's assignments, and every minute."""
-        undisturbed = 0
+        """Pulse at once, at each change of the journal's assignments, and every minute.
+
+        A pulse that failed is tried again soon: nobody else may synchronize the replicas.
+        """
+        undisturbed = failures = 0
         # A signal which fired and was not replaced is the last one: the replica shuts down.
         while not (signal := replica.signal).fired:
+            period_s = PULSE_PERIOD_S * (0.9 + 0.2 * self.jitter())
             if replica.is_primary:
                 mode = pulse_mode(undisturbed, auto_suspend=self.auto_suspend)
-                await self._pulse(replica.journal, mode)
-            period_s = PULSE_PERIOD_S * (0.9 + 0.2 * self.jitter())
+                if await self._pulse(replica.journal, mode):
+                    failures = 0
+                else:
+                    failures += 1
+                    period_s = min(period_s, PULSE_RETRY_S * 2.0 ** min(failures - 1, 10))
             undisturbed = 0 if await _fires_within(signal, period_s) else undisturbed + 1
 
-    async def _pulse(self, journal: str, mode: int) -> None:
+    async def _pulse(self, journal: str, mode: int) -> bool:
+        """Make one pulse. Return False if it failed without a response."""
         request = pb.AppendRequest(
             journal=journal,
             do_not_proxy=True,
@@ -95,13 +113,13 @@ class Pulses:
             async with asyncio.timeout(PULSE_TIMEOUT_S):
                 response = await self.append(request, _nothing(), claims)
         except StoppingError:
-            return
+            return True
         except TimeoutError:
             _log.warning("a pulse of %s did not end within %d s", journal, PULSE_TIMEOUT_S)
-            return
+            return False
         except GazetteError as error:
             _log.warning("a pulse of %s failed: %s", journal, error)
-            return
+            return False
         if response.status not in _EXPECTED:
             _log.warning(
                 "a pulse of %s was answered %s %s",
@@ -109,6 +127,7 @@ class Pulses:
                 STATUS_NAMES[response.status],
                 response.store_health_error,
             )
+        return True
 
 
 async def _nothing() -> AsyncIterator[AppendItem]:

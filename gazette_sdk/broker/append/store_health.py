@@ -2,6 +2,10 @@
 
 Without the wait for the index's first refresh an empty index would make offset 0 look right on
 a broker that is new to the journal. Without a healthy store, content would pile up here.
+
+A primary that knows the head does not need the stores to find it: neither the first listing nor the
+first check of the store is waited for, and a journal with several replicas goes on for some minutes
+while its store fails.
 """
 
 from __future__ import annotations
@@ -10,10 +14,17 @@ import asyncio
 
 from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.broker.slot import InvalidatedError, Signal
-from gazette_sdk.fragment.health import StoreHealth
+from gazette_sdk.fragment.health import CHECK_PENDING, StoreHealth
 from gazette_sdk.fragment.registry import StoreRegistry
 
-__all__ = ["FAILURES_MAX", "WAIT_MAX_S", "StoreUnhealthyError", "await_health"]
+__all__ = [
+    "FAILING_TOLERATED_S",
+    "FAILURES_MAX",
+    "WAIT_MAX_S",
+    "StoreUnhealthyError",
+    "await_health",
+    "is_dispensable",
+]
 
 FAILURES_MAX = 3
 """Failed checks in a row after which a store counts as unhealthy."""
@@ -27,6 +38,10 @@ FRESH_S = 5.0
 WAIT_MAX_S = 4.0
 """Time an append waits for a store that fails for less, or was never checked: its client gets
 an answer within 5 s."""
+
+FAILING_TOLERATED_S = 600.0
+"""Time for which journals with several replicas go on without their store. Until then their content
+piles up on the disks of several brokers; a full disk refuses it earlier."""
 
 _LISTING_CHECK_S = 1.0  # period of checks of a first listing: a large one takes long
 
@@ -55,6 +70,20 @@ def _health(stores: StoreRegistry, store: str | None) -> StoreHealth | None:
     return health
 
 
+def is_dispensable(health: StoreHealth, now: float, *, has_peers: bool) -> bool:
+    """Return True if a primary that knows the head goes on without a store which is not healthy.
+
+    Args:
+        health: of the store.
+        now: loop time.
+        has_peers: True if other brokers have the journal's content, too.
+    """
+    if health.error == CHECK_PENDING:
+        return True
+    failing_since = now if health.failing_since is None else health.failing_since
+    return has_peers and now - failing_since < FAILING_TOLERATED_S
+
+
 async def await_health(
     index: Index,
     stores: StoreRegistry,
@@ -62,8 +91,12 @@ async def await_health(
     invalidated: Signal,
     *,
     started_at: float,
+    head_is_known: bool = False,
+    has_peers: bool = False,
 ) -> None:
     """Wait for the index's first refresh, and until the journal's first store is healthy.
+
+    With a known head only for a store that has to be healthy; see :func:`is_dispensable`.
 
     Args:
         index: the journal's.
@@ -72,6 +105,8 @@ async def await_health(
         invalidated: ends the waiting.
         started_at: loop time at which the append began: its patience counts from then, so that
             appends which queued behind one another are answered together.
+        head_is_known: True if the journal's head is known without the stores.
+        has_peers: True if the journal has several replicas.
 
     Raises:
         StoreUnhealthyError: the store keeps failing, or a store cannot be listed.
@@ -83,8 +118,12 @@ async def await_health(
     while True:
         patience_s = started_at + WAIT_MAX_S - loop.time()
         health = _health(stores, store)
-        if health is None or health.error is None:
-            if index.first_refresh.is_set():
+        if (
+            health is None
+            or health.error is None
+            or (head_is_known and is_dispensable(health, loop.time(), has_peers=has_peers))
+        ):
+            if head_is_known or index.first_refresh.is_set():
                 return
             if index.refresh_failure is not None and patience_s <= 0:
                 raise StoreUnhealthyError(store or "", index.refresh_failure)

@@ -2,12 +2,17 @@
 
 It has the fragments of the last listing of the stores, and the local spools which that listing
 does not cover yet. Reads look up the fragment of their offset here, and wait for the next one.
+
+A journal with several replicas is read only as far as all of them have acknowledged: what one
+broker has committed may be overwritten if that broker is lost. So the index has an *acknowledged
+offset*. Local content behind it is known here, and hidden from reads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -16,7 +21,19 @@ from gazette_sdk.errors import ClosedError
 from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 
-__all__ = ["OFFSET_JUMP_AGE_S", "Index", "Page", "QueryResult", "Summary"]
+__all__ = [
+    "ACKNOWLEDGED_WAIT_S",
+    "OFFSET_JUMP_AGE_S",
+    "Index",
+    "Page",
+    "QueryResult",
+    "Summary",
+]
+
+ACKNOWLEDGED_WAIT_S = 0.25
+"""Bound of the wait of a read which does not block, until a replica knows that all others have
+acknowledged its content: normally some milliseconds. So a client reads what it has appended."""
+
 
 OFFSET_JUMP_AGE_S = 6 * 3600
 """A read skips a gap in a journal when the fragment behind it is older than this: until then a
@@ -46,7 +63,7 @@ class QueryResult(NamedTuple):
     Attributes:
         status: OK or OFFSET_NOT_YET_AVAILABLE.
         offset: the effective offset: the head for -1, and after a jump the offset jumped to.
-        write_head: end of the index.
+        write_head: end of what can be read.
         fragment: the fragment with the offset; ``None`` unless OK. Do not change it.
         file: the fragment's local content; ``None`` where it is in a store only.
     """
@@ -78,6 +95,7 @@ class Index:
 
     Attributes:
         first_refresh: set once the stores have been listed.
+        listing_wanted: set while a listing of the stores should release local fragments.
         refresh_failure: why they could not be listed; None when they could, or were not yet.
     """
 
@@ -88,13 +106,32 @@ class Index:
         self._files: dict[int, ContentFile] = {}  # of local fragments, by begin
         self._waiters: set[asyncio.Future[None]] = set()
         self._closed = False
+        self._acknowledged: int | None = None  # None: whatever is local can be read
+        self._is_told = False
+        self._unacknowledged: deque[pb.Fragment] = deque()  # forms of local fragments, by end
+        self._shown: pb.Fragment | None = None  # the last of them which was acknowledged
+        self._stored_end = 0
+        self._primary_stored = 0
         self.first_refresh = asyncio.Event()
+        self.listing_wanted = asyncio.Event()
         self.refresh_failure: str | None = None
 
     # -------------------------------------------------------------- changes
 
     def commit(self, fragment: pb.Fragment, file: ContentFile) -> None:
+        """Add a local fragment, or the longer form of one, which can be read at once.
+
+        Args:
+            fragment: kept as it is, not copied.
+            file: its content, referenced until a listing of the stores covers the fragment.
+        """
+        self.add_unacknowledged(fragment, file)
+        self.acknowledge(fragment.end)
+
+    def add_unacknowledged(self, fragment: pb.Fragment, file: ContentFile) -> None:
         """Add a local fragment, or the longer form of one.
+
+        It can be read as far as it is acknowledged; see :meth:`hold` and :meth:`acknowledge`.
 
         Args:
             fragment: kept as it is, not copied.
@@ -107,7 +144,42 @@ class Index:
             if len(self._files) > len(self._local):
                 self._drop_files()
         self._all.add(fragment)
+        if self._acknowledged is not None and fragment.end > self._acknowledged:
+            self._unacknowledged.append(fragment)
+        elif self._waiters:
+            self._wake()
+
+    def hold(self, *, end: int | None = None, is_told: bool) -> None:
+        """Hide local content which is not acknowledged, until :meth:`release`.
+
+        Args:
+            end: offset through which all replicas have acknowledged content; by default all that
+                can be read now.
+            is_told: True if the primary is another broker, which tells us what is acknowledged:
+                later than its client.
+        """
+        self._is_told = is_told
+        if end is not None:
+            self._acknowledged = end
+        elif self._acknowledged is None:
+            self._acknowledged = self._all.end
+
+    def acknowledge(self, end: int) -> None:
+        """Show local content before ``end``: all replicas have acknowledged it."""
+        if self._acknowledged is None or end <= self._acknowledged:
+            return
+        self._acknowledged = end
+        forms = self._unacknowledged
+        while forms and forms[0].end <= end:
+            self._shown = forms.popleft()
         if self._waiters:
+            self._wake()
+
+    def release(self) -> None:
+        """Show all local content, now and in future: this replica is the only one."""
+        if self._acknowledged is not None:
+            self._acknowledged, self._shown = None, None
+            self._unacknowledged.clear()
             self._wake()
 
     def replace_remote(self, remote: CoverSet) -> None:
@@ -116,6 +188,7 @@ class Index:
         Args:
             remote: kept; the caller must not use it any more.
         """
+        self._stored_end = remote.end
         self._local = CoverSet.difference(self._local, remote)
         self._drop_files()
         for fragment in self._local:
@@ -123,14 +196,30 @@ class Index:
         self._all = remote
         self.refresh_failure = None
         self.first_refresh.set()
+        self._judge_listing()
         self._wake()
+
+    def expect_stored(self, end: int) -> None:
+        """Note that the primary has stored the content before ``end``: a listing should show it.
+
+        Local fragments are released by that listing only.
+        """
+        self._primary_stored = max(self._primary_stored, end)
+        self._judge_listing()
 
     def close(self) -> None:
         """End waiting queries and release all files: the replica ends."""
         self._closed = True
         self._all, self._local = CoverSet(), CoverSet()
         self._files.clear()
+        self._unacknowledged.clear()
         self._wake()
+
+    def _judge_listing(self) -> None:
+        if self._local and self._local[0].end <= self._primary_stored:
+            self.listing_wanted.set()
+        else:
+            self.listing_wanted.clear()
 
     def _drop_files(self) -> None:
         begins = {fragment.begin for fragment in self._local}
@@ -148,8 +237,16 @@ class Index:
         """Return local fragments which no listing covers yet, with their files."""
         return [(fragment, self._files[fragment.begin]) for fragment in self._local]
 
+    @property
+    def readable_end(self) -> int:
+        """Offset behind the last byte that can be read: the write head of reads."""
+        end = self._all.end
+        if self._acknowledged is None or end <= self._acknowledged:
+            return end
+        return max(self._acknowledged, self._stored_end)
+
     def summary(self) -> Summary:
-        """Return the span of the index."""
+        """Return the span of the index, with what is not acknowledged."""
         fragments = self._all
         end = fragments.end
         return Summary(fragments.begin, end, fragments[-1].mod_time) if end else _NOTHING
@@ -158,38 +255,67 @@ class Index:
         """Find the fragment of a read's offset; wait for it if the read blocks.
 
         Args:
-            request: its ``offset``, ``block`` and ``begin_mod_time`` are used.
+            request: its ``offset``, ``block``, ``begin_mod_time`` and ``include_unacknowledged``
+                are used.
 
         Raises:
             ClosedError: the replica ended.
         """
         offset, begin_mod_time, block = request.offset, request.begin_mod_time, request.block
+        is_held = not request.include_unacknowledged
+        if is_held and self._is_told and (offset == -1 or not block):
+            await self._await_acknowledgement(offset)
         if offset == -1:
-            offset = self._all.end
+            offset = self.readable_end if is_held else self._all.end
         while True:
             if self._closed:
                 raise ClosedError("the journal is no longer served here; try again")
-            if not block or offset < self._all.end:
-                result = self._look_up(offset, begin_mod_time)
+            end = self.readable_end if is_held else self._all.end
+            if not block or offset < end:
+                result = self._look_up(offset, begin_mod_time, end)
                 if result.status == pb.OK or not block:
                     return result
                 offset = result.offset
             await self._change()
 
+    async def _await_acknowledgement(self, offset: int) -> None:
+        """Wait until what is local now is acknowledged, if a read needs that. Bounded."""
+        end = self._all.end
+        if not (self.readable_end < end and (offset == -1 or self.readable_end <= offset < end)):
+            return
+        try:
+            async with asyncio.timeout(ACKNOWLEDGED_WAIT_S):
+                while self.readable_end < end and not self._closed:
+                    await self._change()
+        except TimeoutError:
+            pass  # the primary is gone, or a replica does not answer it
+
+    def cover(self) -> CoverSet:
+        """Return a copy of all fragments, with what is not acknowledged."""
+        return self._all.copy()
+
     def page(
-        self, *, begin_mod_time: int = 0, end_mod_time: int = 0, token: int = 0, limit: int
+        self,
+        *,
+        begin_mod_time: int = 0,
+        end_mod_time: int = 0,
+        token: int = 0,
+        limit: int,
+        unstored_only: bool = False,
     ) -> Page:
-        """Return a page of fragments (broker section 14).
+        """Return a page of fragments (broker section 14), also of what is not acknowledged.
 
         Args:
             begin_mod_time: leave out stored fragments modified before this Unix second.
             end_mod_time: leave out fragments modified after it, and local ones; 0 for no bound.
             token: begin of the first fragment wanted.
             limit: how many at most.
+            unstored_only: leave out what the last listing of the stores showed.
         """
         found: list[pb.Fragment] = []
-        for at in range(self._all.first_from(token), len(self._all)):
-            fragment = self._all[at]
+        fragments = self._local if unstored_only else self._all
+        for at in range(fragments.first_from(token), len(fragments)):
+            fragment = fragments[at]
             mod_time = fragment.mod_time
             if mod_time != 0 and mod_time < begin_mod_time:
                 continue
@@ -200,9 +326,10 @@ class Index:
             found.append(fragment)
         return Page(found, 0)
 
-    def _look_up(self, offset: int, begin_mod_time: int) -> QueryResult:
+    def _look_up(self, offset: int, begin_mod_time: int, end: int) -> QueryResult:
+        """Look up an offset of what can be read, which ends at ``end``."""
         fragments = self._all
-        while True:
+        while offset < end:
             at, found = fragments.longest_overlap(offset)
             if at == len(fragments):
                 break
@@ -216,8 +343,22 @@ class Index:
             elif mod_time != 0 and mod_time < begin_mod_time:
                 offset = fragment.end
             else:
-                return QueryResult(pb.OK, offset, fragments.end, fragment, self._file_of(fragment))
-        return QueryResult(pb.OFFSET_NOT_YET_AVAILABLE, offset, fragments.end)
+                file = self._file_of(fragment)
+                if fragment.end > end:
+                    fragment = self._form_before(end, fragment)
+                return QueryResult(pb.OK, offset, end, fragment, file)
+        return QueryResult(pb.OFFSET_NOT_YET_AVAILABLE, offset, end)
+
+    def _form_before(self, end: int, fragment: pb.Fragment) -> pb.Fragment:
+        """Return the form which a local fragment had at ``end``, without its sum if unknown."""
+        shown = self._shown
+        if shown is not None and shown.begin == fragment.begin and shown.end == end:
+            return shown
+        form = pb.Fragment()
+        form.CopyFrom(fragment)
+        form.end = end
+        form.sum.Clear()
+        return form
 
     def _file_of(self, fragment: pb.Fragment) -> ContentFile | None:
         return None if fragment.mod_time != 0 else self._files.get(fragment.begin)

@@ -1,8 +1,8 @@
 """Persister: uploads closed fragments to their stores (broker section 12).
 
 The primary of a journal uploads at once. Every other replica checks two to three minutes later:
-normally the primary has uploaded by then. A spool is removed when its fragment is in the store,
-or when its journal was deleted.
+normally the primary has uploaded by then; or at once when a listing of the stores shows that. A
+spool is removed when its fragment is in the store, or when its journal was deleted.
 
 A failed store is probed with one spool at a time, at growing intervals. When one upload succeeds
 the whole backlog of that store is uploaded.
@@ -22,6 +22,7 @@ from gazette_sdk.broker.metrics import SPOOLS_PERSISTED
 from gazette_sdk.broker.spool.directory import CompletedSpool
 from gazette_sdk.cluster.broker_keys import JournalEntry
 from gazette_sdk.errors import CorruptFragmentError, GazetteError, StoreError
+from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -67,6 +68,7 @@ class Persister:
         stores: of the process.
         journal_of: returns a journal's current key; ``None`` if it does not exist. It must know
             all journals before the first :meth:`complete`: spools of others are dropped.
+        stored: called with each spool whose fragment is in its store.
         tick_s: see :data:`TICK_S`.
         retry_s_min: pause before a failed store is tried again; doubled with each failure.
         upload_timeout_s: see :data:`UPLOAD_TIMEOUT_S`.
@@ -77,12 +79,14 @@ class Persister:
         stores: StoreRegistry,
         journal_of: Callable[[str], JournalEntry | None],
         *,
+        stored: Callable[[CompletedSpool], None] = lambda _: None,
         tick_s: float = TICK_S,
         retry_s_min: float = RETRY_S_MIN,
         upload_timeout_s: float = UPLOAD_TIMEOUT_S,
     ) -> None:
         self._stores = stores
         self._journal_of = journal_of
+        self._stored = stored
         self._tick_s = tick_s
         self._retry_s_min = retry_s_min
         self._upload_timeout_s = upload_timeout_s
@@ -112,6 +116,23 @@ class Persister:
             self._start(spool)
         else:
             self._queues[2].append(spool)
+
+    def check_listed(self, journal: str, listed: CoverSet) -> None:
+        """Check now those queued spools of a journal whose very fragment a listing has.
+
+        Args:
+            journal: its name.
+            listed: fragments in the journal's stores.
+        """
+        for queue in self._queues:
+            found = [
+                spool
+                for spool in queue
+                if spool.fragment.journal == journal and _is_listed(spool.fragment, listed)
+            ]
+            for spool in found:
+                queue.remove(spool)
+                self._start(spool)
 
     def set_exiting(self) -> None:
         """Use the next store from now on where the first one denies access: the process exits."""
@@ -258,6 +279,7 @@ class Persister:
         else:
             self._release(spool)
             self._succeeded(key)
+            self._stored(spool)
 
     def _release(self, spool: CompletedSpool) -> None:
         SPOOLS_PERSISTED.inc()
@@ -291,6 +313,14 @@ class Persister:
                 _log.warning("%s denies %s; trying the next store", url, content_path(fragment))
             else:
                 return
+
+
+def _is_listed(fragment: pb.Fragment, listed: CoverSet) -> bool:
+    at = listed.first_from(fragment.begin)
+    return at < len(listed) and (
+        (listed[at].begin, listed[at].end, listed[at].sum)
+        == (fragment.begin, fragment.end, fragment.sum)
+    )
 
 
 def _upload(stores: StoreRegistry, url: str, fragment: pb.Fragment, spool: CompletedSpool) -> None:

@@ -24,6 +24,13 @@ FIRST_RETRY_S_MAX: Final = 2.0
 
 _FIRST_DELAY_S: Final = 0.25
 
+WANTED_PAUSE_S: Final = 1.0
+"""Least pause before a listing that the primary's uploads ask for. It is doubled when a listing
+does not show yet what was uploaded."""
+
+_WANTED_PAUSES_OF_A_LISTING: Final = 10
+"""The pause is at least so many times as long as the last listing took: a large one is rare."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -32,8 +39,11 @@ async def refresh_index(
     index: Index,
     stores: StoreRegistry,
     journal_of: Callable[[str], JournalEntry | None],
+    listed: Callable[[str, CoverSet], None] = lambda _journal, _found: None,
 ) -> None:
     """List a journal's stores periodically, until it is deleted or this is cancelled.
+
+    The next listing comes sooner where the index wants one; see :meth:`Index.expect_stored`.
 
     A listing is adopted as a whole or not at all: a part of it could release local files that are
     the only copy.
@@ -43,13 +53,15 @@ async def refresh_index(
         index: adopts each listing.
         stores: of the process.
         journal_of: returns a journal's current key; ``None`` once it is deleted.
+        listed: called with the journal and what a listing found, before the index adopts it.
     """
-    failures = 0
+    loop = asyncio.get_running_loop()
+    failures, wanted_pause_s = 0, WANTED_PAUSE_S
     outage = Outage(_log, f"listing of the fragments of {journal}")
     while (entry := journal_of(journal)) is not None:
         fragments = entry.value.fragment
         interval_s = to_seconds(fragments.refresh_interval)
-        delay_s = interval_s
+        delay_s, began_at = interval_s, loop.time()
         try:
             remote = await list_stores(journal, fragments.stores, stores)
         except (GazetteError, OSError) as error:
@@ -60,8 +72,22 @@ async def refresh_index(
         else:
             outage.ended()
             failures = 0
+            listed(journal, remote)
             index.replace_remote(remote)
-        await asyncio.sleep(delay_s)
+        wanted_pause_s = wanted_pause_s * 2 if index.listing_wanted.is_set() else WANTED_PAUSE_S
+        listing_s = loop.time() - began_at
+        await _pause(index, delay_s, max(wanted_pause_s, _WANTED_PAUSES_OF_A_LISTING * listing_s))
+
+
+async def _pause(index: Index, delay_s: float, wanted_pause_s: float) -> None:
+    """Pause until the next listing; for less where the index wants one."""
+    wanted_pause_s = min(wanted_pause_s, delay_s)
+    await asyncio.sleep(wanted_pause_s)
+    try:
+        async with asyncio.timeout(delay_s - wanted_pause_s):
+            await index.listing_wanted.wait()
+    except TimeoutError:
+        pass
 
 
 async def list_stores(journal: str, urls: Sequence[str], stores: StoreRegistry) -> CoverSet:

@@ -39,7 +39,7 @@ async def list_page(
 ) -> pb.FragmentsResponse:
     """Return a page of a journal's fragments, with signed URLs if they are requested.
 
-    It waits for the first listing of the journal's stores.
+    It waits for the first listing of the journal's stores, unless only un-stored ones are wanted.
 
     Args:
         request: a valid one.
@@ -59,12 +59,14 @@ async def list_page(
             f"{format_duration(SIGNATURE_TTL_MAX_S * SECOND_NS)})",
             kind="invalid_signature_ttl",
         )
-    await index.first_refresh.wait()
+    if not request.unstored_only:
+        await index.first_refresh.wait()
     page = index.page(
         begin_mod_time=request.begin_mod_time,
         end_mod_time=request.end_mod_time,
         token=request.next_page_token,
         limit=request.page_limit or PAGE_LIMIT_DEFAULT,
+        unstored_only=request.unstored_only,
     )
     response = pb.FragmentsResponse(status=pb.OK, next_page_token=page.next_page_token)
     for fragment in page.fragments:

@@ -3,7 +3,8 @@
 A broker that starts again reads the heads of its journals from its spool directory. A primary
 appends to a journal only after it wrote the synchronized route into the journal's assignments, and
 every member of that route has every byte. So a head is outdated exactly if a synchronized route
-without this broker was written since.
+without this broker was written since. A route of fewer members than the journal requires does not
+count: nothing is appended over it. (Our primaries do not write such a route; other ones may.)
 
 :class:`EtcdHistory` reads the changes of assignments since the revision at which the earlier
 process was last a member. Where Etcd has compacted that history, every head is outdated, and the
@@ -14,22 +15,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from gazette_sdk.broker.recovery.last_routes import LastRoutes, changes_since, members_required
 from gazette_sdk.broker.recovery.states import HeadInput
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.cluster import keys
-from gazette_sdk.cluster.broker_keys import BrokerKeySpace
+from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry
 from gazette_sdk.errors import EtcdCompactedError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION
 
-__all__ = ["EtcdHistory", "RevisionFile", "is_route_without", "journals_continued_by_others"]
+__all__ = [
+    "EtcdHistory",
+    "RevisionFile",
+    "is_route_without",
+    "journals_continued_by_others",
+]
 
 HISTORY_TIMEOUT_S = 10.0
 """Bound of reading the history. When it is over, the history counts as compacted."""
@@ -41,27 +49,39 @@ _log = logging.getLogger(__name__)
 
 
 class RevisionFile:
-    """File with the last revision of Etcd at which this broker was a member.
+    """File with the last revision of Etcd at which this broker was a member, and its id.
 
     Args:
         path: the file.
+        local_id: this broker; by default the file gets no id.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, local_id: pb.ProcessSpec.ID | None = None) -> None:
         self._path = path
+        self._local_id = local_id
         self._header = pb.Header.Etcd()
         self._timer: asyncio.TimerHandle | None = None
 
     def read(self, cluster_id: int) -> int:
         """Return the revision written; 0 if there is none of this Etcd cluster."""
         try:
-            written_cluster, revision = map(int, self._path.read_text("ascii").split())
-        except FileNotFoundError:
-            return 0
+            written_cluster, revision = map(int, self._words()[:2])
         except ValueError:
-            _log.warning("%s holds no revision; it is written anew", self._path)
+            if self._path.exists():
+                _log.warning("%s holds no revision; it is written anew", self._path)
             return 0
         return revision if written_cluster == cluster_id else 0
+
+    def read_id(self) -> pb.ProcessSpec.ID | None:
+        """Return the id of the broker that wrote the file; ``None`` if it has none."""
+        words = self._words()
+        return pb.ProcessSpec.ID(zone=words[2], suffix=words[3]) if len(words) == 4 else None
+
+    def _words(self) -> list[str]:
+        try:
+            return self._path.read_text("ascii").split(" ")
+        except (FileNotFoundError, UnicodeDecodeError):
+            return []
 
     def write_later(self, header: pb.Header.Etcd) -> None:
         """Write a revision after :data:`WRITE_DELAY_S`."""
@@ -77,8 +97,11 @@ class RevisionFile:
         self._timer.cancel()
         self._timer = None
         fresh = self._path.with_suffix(".new")
+        words = [str(self._header.cluster_id), str(self._header.revision)]
+        if self._local_id is not None:
+            words += [self._local_id.zone, self._local_id.suffix]
         try:
-            fresh.write_text(f"{self._header.cluster_id} {self._header.revision}\n", "ascii")
+            fresh.write_text(" ".join(words), "ascii")
             fresh.rename(self._path)
         except OSError as error:
             # With an older revision the next start only reads more of the history.
@@ -92,30 +115,46 @@ class EtcdHistory:
         directory: has the heads; forgets the outdated ones.
         keyspace: mirror of Etcd.
         local_id: this broker.
+        last_routes: last routes of journals, which are loaded before :meth:`check`.
+        max_replication: cap of every journal's replication.
     """
 
     def __init__(
-        self, directory: SpoolDirectory, keyspace: BrokerKeySpace, local_id: pb.ProcessSpec.ID
+        self,
+        directory: SpoolDirectory,
+        keyspace: BrokerKeySpace,
+        local_id: pb.ProcessSpec.ID,
+        last_routes: LastRoutes,
+        max_replication: int = DEFAULT_MAX_REPLICATION,
     ) -> None:
         self._directory = directory
         self._keyspace = keyspace
         self._local_id = local_id
-        self._revision = RevisionFile(directory.root / "revision")
+        self._last_routes = last_routes
+        self._max_replication = max_replication
+        self._revision = RevisionFile(directory.root / "revision", local_id)
+        self._former_id: pb.ProcessSpec.ID | None = None
 
     async def check(self, etcd: Etcd) -> None:
         """Forget the heads that became outdated while this broker was away.
+
+        The earlier process may have had another id: then routes with that id are its own. Without
+        the history only heads of journals stay whose last route is known, and has that id.
 
         Args:
             etcd: the client. The mirror is just loaded at the revision of our announcement.
         """
         keyspace = self._keyspace
         since_revision = self._revision.read(keyspace.header.cluster_id)
+        former_id = self._revision.read_id() or self._local_id
+        self._former_id = former_id if since_revision else None
         continued = await journals_continued_by_others(
-            etcd, keyspace, self._local_id, since_revision
+            etcd, keyspace, former_id, since_revision, self._max_replication
         )
         reason = HeadInput.CONTINUED_BY_OTHERS
         if continued is None:
-            continued, reason = {item.id for item in keyspace.items()}, HeadInput.HISTORY_LOST
+            continued = {item.id for item in keyspace.items() if not self.was_member(item.id)}
+            reason = HeadInput.HISTORY_LOST
         for journal in sorted(continued):
             self._directory.forget_head(journal, reason)
         # Only now: a process that ends before has to check the same history again.
@@ -127,19 +166,42 @@ class EtcdHistory:
         keyspace, local = self._keyspace, self._local_id
         for change in keyspace.changes:
             new = change.new
-            if isinstance(new, AssignmentEntry) and is_route_without(new.value, local):
+            if isinstance(new, AssignmentEntry) and self._is_continued_in(new):
                 self._directory.forget_head(new.item, HeadInput.CONTINUED_BY_OTHERS)
         if keyspace.member(local.zone, local.suffix) is not None:
             self._revision.write_later(keyspace.header)
+
+    def was_member(self, journal: str) -> bool:
+        """Return True if a journal's last route has the broker that used the directory before."""
+        route = self._last_routes.route(journal)
+        return route is not None and self._former_id in route.members
+
+    def is_continued(self, journal: str) -> bool:
+        """Return True if a journal has a synchronized route without this broker now."""
+        return any(map(self._is_continued_in, self._keyspace.assignments(journal)))
 
     def flush(self) -> None:
         """Write the last revision now."""
         self._revision.flush()
 
+    def _is_continued_in(self, entry: AssignmentEntry[pb.Route]) -> bool:
+        required = _members_required(
+            self._keyspace.item(entry.item), entry.mod_revision, self._max_replication
+        )
+        return is_route_without(entry.value, self._local_id, required)
 
-def is_route_without(route: pb.Route, local_id: pb.ProcessSpec.ID) -> bool:
-    """Return True if an assignment's value is a synchronized route without this broker."""
-    return len(route.members) > 0 and local_id not in route.members
+
+def is_route_without(
+    route: pb.Route, local_id: pb.ProcessSpec.ID, members_required: int = 1
+) -> bool:
+    """Return True if an assignment's value is a synchronized route without this broker.
+
+    Args:
+        route: the value.
+        local_id: this broker.
+        members_required: a route of fewer members does not count.
+    """
+    return len(route.members) >= max(1, members_required) and local_id not in route.members
 
 
 async def journals_continued_by_others(
@@ -147,6 +209,7 @@ async def journals_continued_by_others(
     keyspace: BrokerKeySpace,
     local_id: pb.ProcessSpec.ID,
     since_revision: int,
+    max_replication: int = DEFAULT_MAX_REPLICATION,
 ) -> set[str] | None:
     """Return the journals whose last synchronized route since a revision is without this broker.
 
@@ -155,6 +218,7 @@ async def journals_continued_by_others(
         keyspace: the mirror, just loaded at the revision of our announcement.
         local_id: this broker.
         since_revision: when this broker was last a member; 0 if that is not known.
+        max_replication: cap of every journal's replication.
 
     Returns:
         their names; ``None`` if Etcd's history does not reach back that far.
@@ -162,12 +226,16 @@ async def journals_continued_by_others(
     continued: dict[str, bool] = {}
     try:
         async with asyncio.timeout(HISTORY_TIMEOUT_S):
-            async for journal, route in _routes_since(etcd, keyspace, since_revision + 1):
-                continued[journal] = is_route_without(route, local_id)
+            async for journal, route, revision in _routes_since(etcd, keyspace, since_revision + 1):
+                item = keyspace.item(journal)
+                required = _members_required(item, revision, max_replication)
+                if len(route.members) >= required:
+                    continued[journal] = is_route_without(route, local_id)
     except (EtcdCompactedError, TimeoutError) as error:
         _log.warning(
-            "Etcd has no history since revision %d (%s): the heads in the spool directory are not "
-            "used; run `gazctl journals reset-head` where appends are refused",
+            "Etcd has no history since revision %d (%s): heads in the spool directory are used "
+            "only where the last route is known; run `gazctl journals reset-head` where appends "
+            "are refused",
             since_revision,
             error,
         )
@@ -177,26 +245,23 @@ async def journals_continued_by_others(
 
 async def _routes_since(
     etcd: Etcd, keyspace: BrokerKeySpace, first_revision: int
-) -> AsyncIterator[tuple[str, pb.Route]]:
-    """Yield synchronized routes, in order, from a revision up to that of the mirror."""
-    last = keyspace.revision
-    if first_revision > last:
-        return
+) -> AsyncGenerator[tuple[str, pb.Route, int]]:
+    """Yield journals with synchronized routes and their revisions, up to that of the mirror."""
     prefix = keys.assignments_prefix(keyspace.root)
-    # All of the mirror's prefix is watched: its last revision, that of our own member key, is
-    # where the history ends.
-    async with aclosing(etcd.watch(keyspace.root.encode(), first_revision)) as batches:
-        async for batch in batches:
-            for event in batch.events:
-                if event.kv.mod_revision > last:
-                    return
-                if event.is_delete or not event.kv.key.startswith(prefix) or not event.kv.value:
-                    continue
-                try:
-                    section = event.kv.key[len(prefix) :].decode()
-                    journal = keys.parse_assignment(section)[0]
-                    yield journal, pb.Route.FromString(event.kv.value)
-                except (ValueError, DecodeError) as error:
-                    _log.warning("%r in Etcd's history is ignored: %s", event.kv.key, error)
-            if batch.events and batch.events[-1].kv.mod_revision >= last:
-                return
+    async with aclosing(changes_since(etcd, keyspace, first_revision)) as events:
+        async for event in events:
+            if event.is_delete or not event.kv.key.startswith(prefix) or not event.kv.value:
+                continue
+            try:
+                journal = keys.parse_assignment(event.kv.key[len(prefix) :].decode())[0]
+                route = pb.Route.FromString(event.kv.value)
+            except (ValueError, DecodeError) as error:
+                _log.warning("%r in Etcd's history is ignored: %s", event.kv.key, error)
+            else:
+                yield journal, route, event.kv.mod_revision
+
+
+def _members_required(item: JournalEntry | None, revision: int, max_replication: int) -> int:
+    if item is None:
+        return 1
+    return members_required(item.value, item.mod_revision, revision, max_replication)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 import sys
@@ -16,7 +17,10 @@ from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.journal_spec import desired_replication, may_read
 from gazette_sdk.transport.base import ANYWHERE, Target, Transport
 
-__all__ = ["PeerInventory"]
+__all__ = ["LISTING_TIMEOUT_S", "PeerInventory"]
+
+LISTING_TIMEOUT_S: Final = 2.0
+"""Default bound of a broker's answer."""
 
 _CLAIMS: Final = Claims(int(Capability.READ), pb.LabelSelector(), math.inf)
 
@@ -30,6 +34,9 @@ class PeerInventory:
         local: carries calls to ourselves.
         stores: of the process.
         max_replication: cap of every journal's replication.
+        answer_timeout_s: bound of the answer of one broker. All of a journal are asked at once. One
+            that did not answer is not asked again within this time, so that it delays a round over
+            many journals only once.
     """
 
     def __init__(
@@ -40,12 +47,15 @@ class PeerInventory:
         local: Transport,
         stores: StoreRegistry,
         max_replication: int,
+        answer_timeout_s: float = LISTING_TIMEOUT_S,
     ) -> None:
         self._resolver = resolver
         self._peers = peers
         self._local = local
         self._stores = stores
         self._max_replication = max_replication
+        self._answer_timeout_s = answer_timeout_s
+        self._silent_until: dict[tuple[str, str], float] = {}  # loop times, by zone and suffix
 
     async def fragments_before(self, journal: str, end: int) -> list[pb.Fragment]:
         """Return the fragments that begin before an offset; some may be listed twice.
@@ -65,23 +75,33 @@ class PeerInventory:
             raise UnavailableError("it has too few brokers", journal=journal)
 
         found: list[pb.Fragment] = []
-        for member in members:
-            if member == self._resolver.local_id:
-                if resolution.replica is not None:
-                    found += resolution.replica.index.page(limit=sys.maxsize).fragments
-            elif may_read(spec):  # peers refuse to list a journal that nobody may read
-                found += await self._fragments_of(resolution, member, end)
+        if resolution.replica is not None:
+            found += resolution.replica.index.page(limit=sys.maxsize).fragments
+        if may_read(spec):  # peers refuse to list a journal that nobody may read
+            peers = [member for member in members if member != self._resolver.local_id]
+            asked = [self._fragments_in_time(resolution, member, end) for member in peers]
+            # All are awaited, so that none goes on asking after an error.
+            for answer in await asyncio.gather(*asked, return_exceptions=True):
+                if isinstance(answer, BaseException):
+                    raise answer
+                found += answer
         found += await list_stores(journal, spec.fragment.stores, self._stores)
         return [fragment for fragment in found if fragment.begin < end]
 
     async def digest(self, journal: str, begin: int, end: int) -> bytes | None:
-        """Return the SHA-1 of a span as the primary serves it; ``None`` if it is not complete.
+        """Return the SHA-1 of a span as the primary has it; ``None`` if it is not complete.
 
         Raises:
             GazetteError: the primary did not answer.
         """
         resolution = await self._resolve(journal)
-        request = pb.ReadRequest(journal=journal, offset=begin, end_offset=end, do_not_proxy=True)
+        request = pb.ReadRequest(
+            journal=journal,
+            offset=begin,
+            end_offset=end,
+            do_not_proxy=True,
+            include_unacknowledged=True,
+        )
         reads: Transport = self._local
         target = ANYWHERE
         if not resolution.is_local:
@@ -104,6 +124,27 @@ class PeerInventory:
         if resolution.status != pb.OK:
             raise UnavailableError(STATUS_NAMES[resolution.status], journal=journal)
         return resolution
+
+    async def _fragments_in_time(
+        self, resolution: Resolution, member: pb.ProcessSpec.ID, end: int
+    ) -> list[pb.Fragment]:
+        """Return the fragments of a member, which has to answer in time."""
+        key, loop = (member.zone, member.suffix), asyncio.get_running_loop()
+        silent = UnavailableError(
+            f"broker {member.zone}/{member.suffix} does not answer within "
+            f"{self._answer_timeout_s:g} s",
+            journal=resolution.journal,
+        )
+        if self._silent_until.get(key, 0.0) > loop.time():
+            raise silent
+        try:
+            async with asyncio.timeout(self._answer_timeout_s):
+                found = await self._fragments_of(resolution, member, end)
+        except TimeoutError:
+            self._silent_until[key] = loop.time() + self._answer_timeout_s
+            raise silent from None
+        self._silent_until.pop(key, None)
+        return found
 
     async def _fragments_of(
         self, resolution: Resolution, member: pb.ProcessSpec.ID, end: int

@@ -8,7 +8,8 @@ not uploaded. `states` has the transitions; this module performs their effects:
 - An uncontested spool is used as soon as its journal is assigned to this broker again.
 - Otherwise the journal's brokers and stores are asked for their fragments. A spool of which they
   have nothing, or the same bytes, is used. A contested one is truncated or renamed where they
-  have other bytes.
+  have other bytes. They are asked again when the journal's route changes, and after a pause.
+- When all spools of a journal are in use, and each of them is whole, its head is restored.
 
 Contested spools are recorded on disk before the revision from which the next start reads Etcd's
 history; see :meth:`SpoolDirectory.forget_head`. So a stop or a crash at any time leaves them in
@@ -37,6 +38,8 @@ from gazette_sdk.broker.recovery.truncate import set_superseded_aside, truncate_
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.slot import Signal
 from gazette_sdk.broker.spool.directory import CompletedSpool, Durability, SpoolDirectory
+from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
+from gazette_sdk.cluster.keyspace import Change
 from gazette_sdk.errors import GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import digest_of
@@ -44,14 +47,14 @@ from gazette_sdk.protocol.fragments import digest_of
 __all__ = ["Quarantine"]
 
 ASK_TIMEOUT_S: Final = 15.0
-"""Bound of one inventory. A peer that does not answer is asked again later."""
+"""Bound of one inventory with its stores. What does not answer is asked again later."""
 
 READ_TIMEOUT_S: Final = 300.0
 """Bound of reading a span from the primary: that of an upload, which it replaces."""
 
 PAUSE_S_MIN: Final = 0.05
-PAUSE_S_MAX: Final = 5.0
-"""Pauses between rounds. Each round asks for all journals that are left."""
+PAUSE_S_MAX: Final = 2.0
+"""Pauses between rounds, unless a route changes. Each round asks for all journals that are left."""
 
 _WARNING_PAUSE_S = 1.0  # a normal start takes some rounds
 _CONCURRENT_JOURNALS_MAX = 8
@@ -88,6 +91,8 @@ class Quarantine:
         inventory: what peers and stores have.
         upload: takes a spool that is used; also one whose journal is deleted, which is dropped.
         replica_of: returns our replica of the journal of this name and create revision, if any.
+        restores_head: returns True if this broker is a member of a journal's last route.
+        decided: called when nothing of a journal is in quarantine any more.
     """
 
     def __init__(
@@ -99,12 +104,18 @@ class Quarantine:
         inventory: PeerInventory,
         upload: Callable[[CompletedSpool], None],
         replica_of: Callable[[str, int], Replica | None],
+        restores_head: Callable[[str], bool] = lambda _: False,
+        decided: Callable[[], None] = lambda: None,
     ) -> None:
         self._directory = directory
         self._exists = exists
         self._inventory = inventory
         self._upload = upload
         self._replica_of = replica_of
+        self._restores_head = restores_head
+        self._decided = decided
+        self._woken = asyncio.Event()
+        self._whole: dict[Key, CompletedSpool | None] = {}  # last one, if all of them are whole
         self._entries: dict[Key, list[_Entry]] = {}  # without those that are being decided
         self._usable: dict[Key, list[CompletedSpool]] = {}  # for a replica which is made later
         self._ready: dict[Key, Signal] = {}  # of journals with spools in quarantine
@@ -132,6 +143,7 @@ class Quarantine:
             contested = []
             for entry in self._pop(key):
                 if entry.step(SpoolInput.ASSIGNED) is SpoolEffect.USE:
+                    self._note_whole(key, entry.spool, entry.spool)
                     taken.append(entry.spool)
                     self._upload(entry.spool)
                 else:
@@ -143,6 +155,7 @@ class Quarantine:
         """Decide about all spools; return when none is in quarantine."""
         pause_s, is_warned = PAUSE_S_MIN, False
         while self._entries:
+            self._woken.clear()
             room = asyncio.Semaphore(_CONCURRENT_JOURNALS_MAX)
             reasons = await asyncio.gather(*(self._try(key, room) for key in list(self._entries)))
             waiting = [reason for reason in reasons if reason]
@@ -155,8 +168,27 @@ class Quarantine:
                     "is not known yet what other brokers wrote there; asking again: %s",
                     len(waiting), waiting[0],
                 )  # fmt: skip
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, PAUSE_S_MAX)
+            try:
+                async with asyncio.timeout(pause_s):
+                    await self._woken.wait()
+                pause_s = PAUSE_S_MIN
+            except TimeoutError:
+                pause_s = min(pause_s * 2, PAUSE_S_MAX)
+
+    def holds(self, journal: str, create_revision: int) -> bool:
+        """Return True if a spool of a journal is in quarantine."""
+        return (journal, create_revision) in self._ready
+
+    def observe(self, changes: Iterable[Change]) -> None:
+        """Ask again at once if a journal with spools in quarantine is among changed keys."""
+        if not self._entries:
+            return
+        held = {journal for journal, _ in self._entries}
+        for change in changes:
+            match change.new or change.old:
+                case AssignmentEntry(item=journal) | ItemEntry(id=journal) if journal in held:
+                    self._woken.set()
+                    return
 
     def stop(self) -> None:
         """Let replicas end without waiting for decisions. Spools in quarantine stay on disk."""
@@ -196,7 +228,7 @@ class Quarantine:
         try:
             while entries:
                 used = await self._advance(entries[-1], inventory)
-                entries.pop()
+                self._note_whole(key, entries.pop().spool, used)
                 if used is not None:
                     inventory.append(used.fragment)
                     self._use(key, used)
@@ -280,4 +312,26 @@ class Quarantine:
         if entries:
             self._entries[key] = entries
         elif (ready := self._ready.pop(key, None)) is not None:
+            self._restore_head(self._whole.pop(key, None))
             ready.fire()
+            self._decided()
+
+    def _note_whole(self, key: Key, spool: CompletedSpool, used: CompletedSpool | None) -> None:
+        """Note the last spool of a journal, as long as all that were decided are whole."""
+        last = self._whole.get(key, spool)
+        if used is None or used.fragment.end < spool.fragment.end:
+            self._whole[key] = None
+        elif last is not None:
+            self._whole[key] = max(last, used, key=lambda each: each.fragment.end)
+
+    def _restore_head(self, last: CompletedSpool | None) -> None:
+        """Restore the head of a journal whose spools are all in use."""
+        if last is None or not self._restores_head(last.fragment.journal):
+            return
+        try:
+            head = self._directory.restore_head(last)
+        except OSError as error:
+            _log.warning("cannot write the head of %s: %s", last.fragment.journal, error)
+        else:
+            if head is not None:
+                _log.info("%s goes on at %d: its spools are in use", head.journal, head.end)

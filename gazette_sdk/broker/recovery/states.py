@@ -13,21 +13,26 @@ absent  a file states an offset         adopt the greatest offset      known
 absent  the head file is damaged        rename to head.damaged         absent
 absent  the head is of another cluster  none                           absent
 absent  a fragment is closed            write the head file            known
+absent  its spools are all in use       write the head file            known
 absent  others continued the journal    none                           absent
 absent  Etcd lacks the history          none                           absent
 absent  the journal is deleted          none                           absent
 known   a file states an offset         adopt the greatest offset      known
 known   a fragment is closed            write the head file            known
+known   its spools are all in use       write the head file            known
 known   others continued the journal    remove it; contest the spools  absent
 known   Etcd lacks the history          remove it; contest the spools  absent
 known   the journal is deleted          remove it; contest the spools  absent
 ======  ==============================  =============================  ==========
 
 A *recovered spool* holds bytes that an earlier process committed. *Others continued* a journal
-when Etcd has a synchronized route of it which this broker is not a member of; the spools written
-before are *contested* from then on, over restarts too (the file ``forgotten`` records it). While a
-spool is uncontested or contested it is in *quarantine*: it is in no index and not uploaded. A
-replica of the journal begins its own spool only when nothing of the journal is in quarantine.
+when Etcd has a synchronized route of it which this broker is not a member of, and which has as many
+members as the journal requires; the spools written before are *contested* from then on, over
+restarts too (the file ``forgotten`` records it). While a spool is uncontested or contested it is in
+*quarantine*: it is in no index and not uploaded. A replica of the journal begins its own spool only
+when nothing of the journal is in quarantine. A head that was removed for want of a history is
+written again when all contested spools are in use, each of them whole, and this broker is a member
+of the last route known (`last_routes`).
 
 ===========  ==========================================  ==============================  ===========
 state        input                                       effect                          next state
@@ -101,6 +106,7 @@ class HeadInput(enum.Enum):
     DAMAGED = "the head file is damaged"
     OTHER_CLUSTER = "the head is of another cluster"
     COMMITTED = "a fragment is closed"
+    SPOOLS_IN_USE = "its spools are all in use"
     CONTINUED_BY_OTHERS = "others continued the journal"
     HISTORY_LOST = "Etcd lacks the history"
     JOURNAL_DELETED = "the journal is deleted"
@@ -121,11 +127,13 @@ HEAD: Mapping[tuple[HeadState, HeadInput], tuple[HeadEffect, HeadState]] = {
     (HeadState.ABSENT, HeadInput.DAMAGED): (HeadEffect.SET_ASIDE, HeadState.ABSENT),
     (HeadState.ABSENT, HeadInput.OTHER_CLUSTER): (HeadEffect.NOTHING, HeadState.ABSENT),
     (HeadState.ABSENT, HeadInput.COMMITTED): (HeadEffect.WRITE, HeadState.KNOWN),
+    (HeadState.ABSENT, HeadInput.SPOOLS_IN_USE): (HeadEffect.WRITE, HeadState.KNOWN),
     (HeadState.ABSENT, HeadInput.CONTINUED_BY_OTHERS): (HeadEffect.NOTHING, HeadState.ABSENT),
     (HeadState.ABSENT, HeadInput.HISTORY_LOST): (HeadEffect.NOTHING, HeadState.ABSENT),
     (HeadState.ABSENT, HeadInput.JOURNAL_DELETED): (HeadEffect.NOTHING, HeadState.ABSENT),
     (HeadState.KNOWN, HeadInput.READ): (HeadEffect.ADOPT, HeadState.KNOWN),
     (HeadState.KNOWN, HeadInput.COMMITTED): (HeadEffect.WRITE, HeadState.KNOWN),
+    (HeadState.KNOWN, HeadInput.SPOOLS_IN_USE): (HeadEffect.WRITE, HeadState.KNOWN),
     (HeadState.KNOWN, HeadInput.CONTINUED_BY_OTHERS): (HeadEffect.FORGET, HeadState.ABSENT),
     (HeadState.KNOWN, HeadInput.HISTORY_LOST): (HeadEffect.FORGET, HeadState.ABSENT),
     (HeadState.KNOWN, HeadInput.JOURNAL_DELETED): (HeadEffect.FORGET, HeadState.ABSENT),

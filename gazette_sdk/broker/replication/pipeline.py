@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from typing import Any, TypeAlias
 
 from gazette_sdk.broker.append.machine import Input
 from gazette_sdk.broker.spool.spool import Spool
+from gazette_sdk.cluster.membership import LEASE_TTL_S
 from gazette_sdk.errors import (
     STATUS_NAMES,
     CallError,
@@ -41,10 +43,10 @@ __all__ = [
     "judge_sync",
 ]
 
-PEER_ANSWER_TIMEOUT_S = 10.0
-"""Bound of a peer's answer. A peer that misses it counts as gone: its stream is broken, and with
-it the pipeline. It is half of the default lease, so that a dead peer has not cost more than its
-lease does anyway."""
+PEER_ANSWER_TIMEOUT_S = LEASE_TTL_S / 2
+"""Default bound of a peer's answer. A peer that misses it counts as gone: its stream is broken, and
+with it the pipeline. It is half of the lease, so that a peer which does not answer has not cost
+more than its lease does anyway."""
 
 SEND_BUFFER_BYTES = 4 << 20
 """Content waiting to be sent to one peer before the append waits for it."""
@@ -53,6 +55,10 @@ OpenStream: TypeAlias = Callable[
     [pb.ProcessSpec.ID, AsyncIterator[pb.ReplicateRequest]], AsyncIterator[pb.ReplicateResponse]
 ]
 """Opens a Replicate stream to exactly that member."""
+
+TELL_DELAY_S = 0.001
+"""Pause before the peers are told of an acknowledgement by a request of its own: the request of the
+next append, if it comes first, saves it."""
 
 Answer: TypeAlias = pb.ReplicateResponse | GazetteError
 """Answer of a peer, or the error in its place."""
@@ -66,11 +72,26 @@ class PeerStream:
     Args:
         peer: id of the member.
         open_stream: opens it.
+        answer_timeout_s: bound of what the peer lets us wait for.
+        on_ended: called once, when the stream has ended or is broken.
+
+    Attributes:
+        error: the error that broke it; ``None`` while it works, and after an end that we wanted.
+        heard_at: time of the event loop of the last answer; -inf before the first.
     """
 
-    def __init__(self, peer: pb.ProcessSpec.ID, open_stream: OpenStream) -> None:
+    def __init__(
+        self,
+        peer: pb.ProcessSpec.ID,
+        open_stream: OpenStream,
+        *,
+        answer_timeout_s: float | None = None,
+        on_ended: Callable[[PeerStream], None] | None = None,
+    ) -> None:
         self.peer = peer
         self.error: GazetteError | None = None
+        self.heard_at = -math.inf
+        self._answer_timeout_s = answer_timeout_s or PEER_ANSWER_TIMEOUT_S
         self._outgoing: deque[pb.ReplicateRequest] = deque()
         self._outgoing_bytes = 0
         self._expected: deque[tuple[asyncio.Future[Answer], bool]] = deque()
@@ -80,6 +101,8 @@ class PeerStream:
         self._task = asyncio.get_running_loop().create_task(
             self._run(open_stream), name=f"replicate to {peer.zone}/{peer.suffix}"
         )
+        if on_ended is not None:
+            self._task.add_done_callback(lambda _: on_ended(self))
 
     def send(self, request: pb.ReplicateRequest) -> None:
         """Queue a request. A stream which is broken ignores it."""
@@ -108,10 +131,15 @@ class PeerStream:
         return self._outgoing_bytes <= SEND_BUFFER_BYTES
 
     async def room(self) -> None:
-        """Return when less than :data:`SEND_BUFFER_BYTES` wait to be sent, or it is broken."""
+        """Return when less than :data:`SEND_BUFFER_BYTES` wait to be sent, or it is broken.
+
+        A peer that takes nothing for as long as it may take to answer is given up.
+        """
         while self._outgoing_bytes > SEND_BUFFER_BYTES and self.error is None:
             self._room_wanted = asyncio.get_running_loop().create_future()
-            await self._room_wanted
+            done, _ = await asyncio.wait([self._room_wanted], timeout=self._answer_timeout_s)
+            if not done:
+                self.fail(_no_answer(self.peer))
 
     def half_close(self) -> None:
         """Send nothing more; the peer rolls back and ends the stream."""
@@ -131,7 +159,7 @@ class PeerStream:
 
     async def ended(self, timeout_s: float | None = None) -> None:
         """Return when the peer has ended the stream; break it after ``timeout_s``."""
-        done, _ = await asyncio.wait([self._task], timeout=timeout_s or PEER_ANSWER_TIMEOUT_S)
+        done, _ = await asyncio.wait([self._task], timeout=timeout_s or self._answer_timeout_s)
         if not done:
             self.fail(_no_answer(self.peer))
             await asyncio.wait([self._task])
@@ -150,8 +178,10 @@ class PeerStream:
 
     async def _run(self, open_stream: OpenStream) -> None:
         ended = CallError(f"{_name(self.peer)} ended its stream before answering")
+        loop = asyncio.get_running_loop()
         try:
             async for response in open_stream(self.peer, self._requests()):
+                self.heard_at = loop.time()
                 if not self._expected:
                     ended = CallError(f"{_name(self.peer)} sent an answer without a request")
                     self.error = ended
@@ -186,12 +216,22 @@ class Pipeline:
         header: the resolution it was started with.
         spool: ours, owned until :meth:`tear_down`.
         streams: one per other member, in member order.
+        answer_timeout_s: bound of a peer's answer.
+        acknowledged_end: offset through which all replicas are known to have the journal.
     """
 
     header: pb.Header
     spool: Spool
     streams: list[PeerStream] = field(default_factory=list)
+    answer_timeout_s: float = PEER_ANSWER_TIMEOUT_S
+    acknowledged_end: int = 0
     _opened: bool = False
+    _told_end: int = -1  # of acknowledged_end: what the peers know
+    _stored_end: int = 0
+    _told_stored_end: int = 0
+    _has_sent_content: bool = False  # since the last proposal
+    _proposed: pb.ReplicateRequest | None = None  # the last proposal sent
+    _telling: asyncio.TimerHandle | None = None
 
     @property
     def error(self) -> GazetteError | None:
@@ -242,6 +282,8 @@ class Pipeline:
             AssertionError: our own spool refused what was derived from it: a bug.
         """
         answers: list[asyncio.Future[Answer]] = []
+        self._tell_with(request)
+        self._proposed, self._has_sent_content = request, False
         for stream in self.streams:
             if self._opened:
                 stream.send(request)
@@ -275,6 +317,8 @@ class Pipeline:
 
     async def _scatter_content(self, content: bytes, content_delta: int, also: Any) -> None:
         request = pb.ReplicateRequest(content=content, content_delta=content_delta)
+        self._tell_with(request)
+        self._has_sent_content = True
         for stream in self.streams:
             stream.send(request)
         for stream in self.streams:
@@ -288,14 +332,14 @@ class Pipeline:
     ) -> list[Answer]:
         """Return the answers of all peers, in member order.
 
-        A peer which does not answer within ``timeout_s`` (by default
-        :data:`PEER_ANSWER_TIMEOUT_S`) is given up: its stream is broken.
+        A peer which does not answer within ``timeout_s`` (by default ``answer_timeout_s``) is
+        given up: its stream is broken.
         """
         if not answers:
             return []
         pending = [answer for answer in answers if not answer.done()]
         if pending:
-            await asyncio.wait(pending, timeout=timeout_s or PEER_ANSWER_TIMEOUT_S)
+            await asyncio.wait(pending, timeout=timeout_s or self.answer_timeout_s)
         for stream, answer in zip(self.streams, answers, strict=True):
             if not answer.done():
                 _log.warning("%s does not answer; its stream is given up", _name(stream.peer))
@@ -323,6 +367,8 @@ class Pipeline:
         assert self._opened, "a pipeline is synchronized before its first append"
         chunk = pb.ReplicateRequest(content=content)
         commit = pb.ReplicateRequest(proposal=committed, registers=registers, acknowledge=True)
+        self._tell_with(commit)
+        self._proposed = commit
         answers = []
         for stream in self.streams:
             stream.send(chunk)
@@ -342,12 +388,64 @@ class Pipeline:
             if error is not None:
                 raise error
 
+    # ---------------------------------------- what is acknowledged, and stored
+
+    def tell_acknowledged(self, end: int) -> None:
+        """Tell the peers that all replicas have acknowledged the journal through ``end``.
+
+        The next request says so; without one soon, one of its own does.
+        """
+        if self.streams and end > self.acknowledged_end:
+            self.acknowledged_end = end
+            if self._telling is None:
+                self._tell_soon()
+
+    def tell_stored(self, end: int) -> None:
+        """Tell the peers likewise that the store has the journal through ``end``."""
+        if self.streams and end > self._stored_end:
+            self._stored_end = end
+            if self._telling is None:
+                self._tell_soon()
+
+    def _tell_soon(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._telling = loop.call_later(TELL_DELAY_S, self._tell_now)
+
+    def _tell_with(self, request: pb.ReplicateRequest) -> None:
+        if self.acknowledged_end > self._told_end:
+            self._told_end = request.acknowledged_through = self.acknowledged_end
+        if self._stored_end > self._told_stored_end:
+            self._told_stored_end = request.stored_through = self._stored_end
+
+    def _tell_now(self) -> None:
+        """Repeat the last proposal, which changes nothing, with the acknowledged offset.
+
+        In the middle of an append it would roll back; then the append's next request has it.
+        """
+        self._telling = None
+        last = self._proposed
+        is_told = (self.acknowledged_end, self._stored_end) == (
+            self._told_end,
+            self._told_stored_end,
+        )
+        if is_told or self._has_sent_content or last is None:
+            return
+        request = pb.ReplicateRequest(proposal=last.proposal, registers=last.registers)
+        self._tell_with(request)
+        for stream in self.streams:
+            stream.send(request)
+
+    # ------------------------------------------------------------------ end
+
     async def tear_down(self) -> Spool:
         """Roll back what is not committed, and half-close every stream.
 
         Returns:
             the spool, which the caller puts back into its slot. :meth:`ended` waits for peers.
         """
+        if self._telling is not None:
+            self._telling.cancel()
+            self._tell_now()
         for stream in self.streams:
             stream.half_close()
         await self.spool.roll_back()
@@ -360,6 +458,8 @@ class Pipeline:
 
     def fail(self, error: GazetteError) -> None:
         """Break every stream at once."""
+        if self._telling is not None:
+            self._telling.cancel()
         for stream in self.streams:
             stream.fail(error)
 

@@ -2,37 +2,59 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from gazette_sdk.broker.replica import Replica
-from gazette_sdk.broker.replication.pipeline import OpenStream, PeerStream, Pipeline
+from gazette_sdk.broker.replication.peer_streams import PeerStreams
+from gazette_sdk.broker.replication.pipeline import OpenStream, Pipeline
 from gazette_sdk.broker.resolver import Resolution
+from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.base import Target, Transport
 
 __all__ = ["start_pipeline", "tear_down_pipeline"]
 
 
-async def start_pipeline(replica: Replica, resolution: Resolution, peers: Transport) -> Pipeline:
+async def start_pipeline(
+    replica: Replica, resolution: Resolution, peers: Transport, streams: PeerStreams
+) -> Pipeline:
     """Return a new pipeline over a route, not synchronized yet. The caller owns its slot.
 
     Args:
         replica: ours.
         resolution: of the journal, to us.
         peers: carries replication.
+        streams: those of this broker.
 
     Raises:
         InvalidatedError: the resolution is old.
+        UnavailableError: another stream did not release our spool in time.
     """
     header = resolution.header
-    spool = await replica.spool.take(resolution.invalidated)
+    try:
+        async with asyncio.timeout(streams.answer_timeout_s):
+            spool = await replica.spool.take(resolution.invalidated)
+    except TimeoutError:
+        raise UnavailableError(
+            "the journal's former primary still holds our replica; try again",
+            journal=resolution.journal,
+        ) from None
     open_stream = _opener(peers, header.route)
-    streams = [
-        PeerStream(member, open_stream)
+    peer_streams = [
+        streams.open(member, open_stream)
         for member in header.route.members
         if member != header.process_id
     ]
-    return Pipeline(header, spool, streams)
+    if peer_streams:
+        replica.index.hold(is_told=False)
+    return Pipeline(
+        header,
+        spool,
+        peer_streams,
+        answer_timeout_s=streams.answer_timeout_s,
+        acknowledged_end=replica.index.readable_end,
+    )
 
 
 async def tear_down_pipeline(replica: Replica, pipeline: Pipeline) -> None:

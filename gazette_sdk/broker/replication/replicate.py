@@ -1,7 +1,9 @@
 """The replica's side of replication: a primary's stream, applied to our spool (section 6.3).
 
 The stream owns the spool while it lasts. At its end, whatever the reason, uncommitted content is
-rolled back, and the spool is free for the next stream.
+rolled back, and the spool is free for the next stream. A stream whose route is not the journal's
+any more ends even if its primary sends nothing (`primary_requests`): a frozen primary must not
+keep the spool from its successor.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 from gazette_sdk.broker.replica import Replica
+from gazette_sdk.broker.replication.primary_requests import HAND_OVER_S, OnBroken, PrimaryRequests
 from gazette_sdk.broker.resolver import Resolution, Resolver
 from gazette_sdk.broker.slot import InvalidatedError
 from gazette_sdk.broker.spool.spool import Spool
@@ -23,7 +26,12 @@ __all__ = ["replicate"]
 
 
 async def replicate(
-    resolver: Resolver, requests: AsyncIterator[pb.ReplicateRequest], claims: Claims
+    resolver: Resolver,
+    requests: AsyncIterator[pb.ReplicateRequest],
+    claims: Claims,
+    *,
+    hand_over_s: float = HAND_OVER_S,
+    on_broken: OnBroken | None = None,
 ) -> AsyncGenerator[pb.ReplicateResponse]:
     """Serve one Replicate stream.
 
@@ -31,13 +39,15 @@ async def replicate(
         resolver: resolves the journal.
         requests: of the primary. The first is a proposal with the primary's header.
         claims: what the caller may do.
+        hand_over_s: see :class:`PrimaryRequests`.
+        on_broken: called with the primary if its stream breaks: it may be dead.
 
     Yields:
         one response per request that asks for acknowledgement.
 
     Raises:
         GazetteError: a request is invalid, out of order, or refused without having asked for
-            acknowledgement; or the header is not for us.
+            acknowledgement; the header is not for us; or the journal has another route now.
     """
     first = await anext(requests, None)
     if first is None:
@@ -55,11 +65,19 @@ async def replicate(
             header=resolution.header,
         )
         return
-    async with _owning(resolution.replica, spool):
+    replica = resolution.replica
+    following = PrimaryRequests(
+        requests, resolver, replica, first.header, hand_over_s=hand_over_s, on_broken=on_broken
+    )
+    async with _owning(replica, spool, following):
         header: pb.Header | None = resolution.header
         request: pb.ReplicateRequest | None = first
+        is_told = first.HasField("acknowledged_through")
+        if is_told:
+            resolution.replica.index.hold(is_told=True)
         while request is not None:
             response = await spool.apply(request, primary=False)
+            _note(resolution.replica, request, response.status, is_told=is_told)
             if request.acknowledge:
                 if header is not None:
                     response.header.CopyFrom(header)
@@ -71,9 +89,7 @@ async def replicate(
                     f"acknowledgement: this replica holds {_span(response.fragment)}",
                     journal=resolution.journal,
                 )
-            request = await anext(requests, None)
-            if request is not None:
-                validate(request)
+            request = await following.next()
 
 
 async def _take_spool(
@@ -99,11 +115,35 @@ async def _take_spool(
             continue
 
 
+def _note(
+    replica: Replica, request: pb.ReplicateRequest, status: pb.Status, *, is_told: bool
+) -> None:
+    """Note what the primary tells: what all replicas have acknowledged, and what is stored.
+
+    A primary of another implementation does not tell that: our commits are shown at once then.
+    """
+    if request.HasField("acknowledged_through"):
+        replica.index.acknowledge(request.acknowledged_through)
+    elif not is_told and status == pb.OK:
+        replica.index.release()
+    if request.stored_through:
+        replica.index.expect_stored(request.stored_through)
+    if request.acknowledge and request.proposal.end > 0 and status == pb.OK:
+        replica.head_is_known = True
+        if not replica.is_synchronized:
+            replica.is_synchronized = True
+            replica.want_copies()
+
+
 @asynccontextmanager
-async def _owning(replica: Replica, spool: Spool) -> AsyncIterator[None]:
+async def _owning(
+    replica: Replica, spool: Spool, following: PrimaryRequests
+) -> AsyncIterator[None]:
     try:
+        replica.is_synchronized = False
         yield
     finally:
+        following.close()
         try:
             await spool.roll_back()
         finally:

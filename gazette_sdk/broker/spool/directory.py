@@ -3,6 +3,7 @@
 ::
 
     ROOT/lock                                      locked while a broker uses the directory
+    ROOT/lease                                     the lease of the last process (`lease_note`)
     ROOT/revision                                  last revision of Etcd (`etcd_history`)
     ROOT/journals/NAME=DIGEST/head                 the greatest committed offset, and the registers
     ROOT/journals/NAME=DIGEST/forgotten            serial of the last contested spool
@@ -81,6 +82,7 @@ class SpoolDirectory:
         self._heads_lock = threading.Lock()  # the loop changes heads, background threads write them
         self._unwritten: set[str] = set()  # journals whose head is only in logs of spools
         self._serial = 0
+        self._cluster_id = 0  # of the recovery
         self._forgotten: dict[str, int] = {}  # content of each journal's file of this name
         try:
             (root / "journals").mkdir(parents=True, exist_ok=True)
@@ -141,8 +143,16 @@ class SpoolDirectory:
             return None
         return head
 
-    def note_head(self, head: Head) -> None:
-        """Write a head, if it is greater than the known one: a fragment was closed.
+    def heads(self) -> list[Head]:
+        """Return the known heads of all journals."""
+        return list(self._heads.values())
+
+    def note_head(self, head: Head, reason: HeadInput = HeadInput.COMMITTED) -> None:
+        """Write a head, if it is greater than the known one.
+
+        Args:
+            head: the head.
+            reason: what states it: by default, that a fragment was closed.
 
         Raises:
             OSError: it could not be written; it is known to this process only.
@@ -157,10 +167,33 @@ class SpoolDirectory:
                 ):
                     return
             state = HeadState.ABSENT if known is None else HeadState.KNOWN
-            if head_step(state, HeadInput.COMMITTED)[0] is HeadEffect.WRITE:
+            if head_step(state, reason)[0] is HeadEffect.WRITE:
                 self._heads[head.journal] = head
                 self._unwritten.add(head.journal)
                 self._write_head(head)
+
+    def restore_head(self, spool: CompletedSpool) -> Head | None:
+        """Write the end of a recovered spool as its journal's head, unless a head is known.
+
+        Args:
+            spool: the journal's last one, all of which is in use.
+
+        Returns:
+            the head that is written; ``None`` if one was known.
+
+        Raises:
+            OSError: it could not be written; it is known to this process only.
+        """
+        fragment = spool.fragment
+        known = self._heads.get(fragment.journal)
+        if known is not None and known.create_revision >= spool.create_revision:
+            return None
+        registers = spool.registers.SerializeToString(deterministic=True)
+        head = Head(
+            fragment.journal, fragment.end, registers, spool.create_revision, self._cluster_id
+        )
+        self.note_head(head, HeadInput.SPOOLS_IN_USE)
+        return head
 
     def forget_head(self, name: str, reason: HeadInput = HeadInput.CONTINUED_BY_OTHERS) -> None:
         """Forget a journal's head, if it is known: its spools are contested from now on.
@@ -220,6 +253,7 @@ class SpoolDirectory:
             every spool with committed content, by journal and offset. :meth:`head` and
             :meth:`journal` have the heads from now on.
         """
+        self._cluster_id = cluster_id
         directories = [entry for entry in (self.root / "journals").iterdir() if entry.is_dir()]
         recovered: list[CompletedSpool] = []
         with ThreadPoolExecutor(_RECOVERY_THREADS, thread_name_prefix="recover") as pool:

@@ -37,7 +37,8 @@ COMMANDS = (
             "`-o yaml` writes specs for `apply`, `-o json` one object, `-o proto` protobuf text. "
             "Tables have borders on a terminal, and are plain columns elsewhere. --heads and "
             "`-o wide` ask a broker of each journal for its write head, which takes a while for "
-            "thousands of journals; SIZE is the length of what can be read."
+            "thousands of journals; SIZE is the length of what can be read. The column WAITS FOR "
+            "is there if journals wait for brokers that are away, and alone have their last bytes."
         ),
         examples=(
             ("gazctl journals list", "all journals"),
@@ -222,17 +223,18 @@ COMMANDS = (
         (settings.PRUNE,),
         **_NAMES,
         details=(
-            "Removes fragments from the stores directly, with the credentials of this tool. "
+            "Shows the number and size of each journal's fragments that would be removed. With "
+            "--yes removes them, from the stores directly, with the credentials of this tool. "
             "Journals with a retention of 0 keep everything. Fragments which others cover are "
             "listed only after those are removed and brokers have refreshed the store: run it "
             "again later."
         ),
         examples=(
             (
-                "gazctl journals prune -l topic=orders --dry-run --log.level=info",
-                "log the fragments it would remove",
+                "gazctl journals prune -l topic=orders --log.level=info",
+                "show what it would remove, and log each fragment",
             ),
-            ("gazctl journals prune -l topic=orders", "remove it"),
+            ("gazctl journals prune -l topic=orders --yes", "remove it"),
         ),
     ),
     Command(
@@ -246,7 +248,10 @@ COMMANDS = (
             "INDEX_HAS_GREATER_OFFSET: its stored fragments end behind the offset that brokers "
             "know. Make sure that no former broker is left, and that brokers have refreshed their "
             "fragments. This command then sets the write head behind the stored content. It is "
-            "safe on healthy journals."
+            "safe on healthy journals. A journal that waits for brokers which are away (column "
+            "Waits For of `journals list`) goes on by itself when one of them is back over its "
+            "spool directory. For such a journal this command gives up what they have not stored, "
+            "and names them."
         ),
         examples=(
             ("gazctl journals reset-head -l prefix=orders/ --log.level=info", "all of a directory"),

@@ -11,6 +11,7 @@ from gazette_sdk.cli.formats import NONE, iec_bytes, message_json, proto_text, w
 from gazette_sdk.cli.journals.extents import Extent, extents_of
 from gazette_sdk.cli.journals.selection import selection_of
 from gazette_sdk.cli.journals.settings import LIST, ListSettings
+from gazette_sdk.cli.journals.unstored import Unstored, unstored_of
 from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
@@ -29,8 +30,11 @@ async def run(invocation: Invocation) -> None:
         CommandFailedError: a journal that was named does not exist.
     """
     settings = invocation.settings(LIST)
-    if settings.heads and settings.format not in {"table", "wide"}:
-        raise ConfigurationError("--heads needs -o table or wide: other formats are of specs alone")
+    for option, is_wanted in (("heads", settings.heads), ("unstored", settings.unstored)):
+        if is_wanted and settings.format not in {"table", "wide"}:
+            raise ConfigurationError(
+                f"--{option} needs -o table or wide: other formats are of specs alone"
+            )
     selection = selection_of(invocation, settings, is_required=False)
     async with open_broker(invocation) as transport:
         if not settings.watch:
@@ -60,7 +64,8 @@ async def show(transport: Transport, listing: pb.ListResponse, settings: ListSet
         case "table" | "wide":
             has_extents = settings.heads or settings.format == "wide"
             extents = await extents_of(transport, listing) if has_extents else {}
-            write_table(*_table(listing, settings, extents))
+            unstored = await unstored_of(transport, listing) if settings.unstored else {}
+            write_table(*_table(listing, settings, extents, unstored))
         case "yaml":
             sys.stdout.write(yaml_of(listing))
         case "json":
@@ -78,7 +83,10 @@ def yaml_of(listing: pb.ListResponse) -> str:
 
 
 def _table(
-    listing: pb.ListResponse, settings: ListSettings, extents: Mapping[str, Extent]
+    listing: pb.ListResponse,
+    settings: ListSettings,
+    extents: Mapping[str, Extent],
+    unstored: Mapping[str, Unstored],
 ) -> tuple[list[str], Iterator[list[str]]]:
     is_wide = settings.format == "wide"
     wanted = {
@@ -89,10 +97,18 @@ def _table(
         "Stores": settings.stores or is_wide,
         "Head": settings.heads or is_wide,
         "Size": settings.heads or is_wide,
+        "Waits For": any(journal.HasField("waiting") for journal in listing.journals),
+        "Unstored": settings.unstored,
+        "Holders": settings.unstored,
     }
     columns = [name for name, is_wanted in wanted.items() if is_wanted]
     rows = (
-        [_cell(journal, column, extents) for column in columns]
+        [
+            _unstored_cell(column, unstored[journal.spec.name])
+            if column in {"Unstored", "Holders"}
+            else _cell(journal, column, extents)
+            for column in columns
+        ]
         + [_label(journal.spec, name) for name in settings.label_columns]
         for journal in listing.journals
     )
@@ -123,7 +139,19 @@ def _cell(journal: pb.ListResponse.Journal, column: str, extents: Mapping[str, E
             text = str if column == "Head" else iec_bytes
             return NONE if value is None else text(value)
         case _:
-            return spec.name
+            return _absent(journal) if column == "Waits For" else spec.name
+
+
+def _absent(journal: pb.ListResponse.Journal) -> str:
+    brokers = (f"{broker.zone}/{broker.suffix}" for broker in journal.waiting.brokers)
+    return ",".join(brokers) or NONE
+
+
+def _unstored_cell(column: str, unstored: Unstored) -> str:
+    value = unstored.length_bytes if column == "Unstored" else unstored.holders
+    if value is None:
+        return NONE
+    return iec_bytes(value) if column == "Unstored" else str(value)
 
 
 def _label(spec: pb.JournalSpec, name: str) -> str:

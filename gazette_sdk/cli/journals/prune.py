@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import orjson
 
 from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.concurrency import for_each
+from gazette_sdk.cli.formats import iec_bytes, write_table
 from gazette_sdk.cli.journals.fragments import fragments_of
 from gazette_sdk.cli.journals.selection import (
     file_root_of,
@@ -20,7 +25,7 @@ from gazette_sdk.cli.journals.selection import (
     selection_of,
 )
 from gazette_sdk.cli.journals.settings import PRUNE
-from gazette_sdk.errors import FragmentNotFoundError
+from gazette_sdk.errors import ConfigurationError, FragmentNotFoundError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import to_seconds
@@ -35,49 +40,80 @@ REMOVALS_MAX = 32
 
 
 @dataclass(slots=True)
-class _Totals:
-    """Counts of listed and of removed fragments."""
+class _Pruned:
+    """Number and size of a journal's fragments, and of those that were, or would be, removed."""
 
-    journals: int = 0
+    journal: str
     fragments: int = 0
     bytes: int = 0
     pruned_fragments: int = 0
     pruned_bytes: int = 0
 
-    def fields(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
 
 async def run(invocation: Invocation) -> None:
-    """Remove fragments older than their journal's retention from their stores."""
+    """Show fragments that are older than their journal's retention, and remove them if asked to.
+
+    Raises:
+        ConfigurationError: it is told both to remove fragments and not to.
+        GazetteError: a fragment could not be removed, or the broker could not be asked.
+    """
     settings = invocation.settings(PRUNE)
+    if settings.yes and settings.dry_run:
+        raise ConfigurationError(
+            "--yes removes fragments, and --dry-run does not: give one of them"
+        )
     selection = selection_of(invocation, settings)
     root = file_root_of(settings.file_root)
-    totals = _Totals()
-    async with open_broker(invocation) as transport, aclosing(StoreRegistry(root)) as stores:
-        listing = await list_some(transport, selection)
-        for journal in listing.journals:
-            if is_fully_suspended(journal.spec):
-                continue
-            (response,) = await fragments_of(transport, [journal], pb.FragmentsRequest())
-            aged = aged_fragments(journal.spec, response, time.time())
-            _log.info(
-                "fetched aged fragments",
-                extra={
-                    "journal": journal.spec.name,
-                    "aged": len(aged),
-                    "total": len(response.fragments),
-                },
-            )
-            totals.journals += 1
-            totals.fragments += len(response.fragments)
-            totals.bytes += sum(length_of(each.spec) for each in response.fragments)
-            if not settings.dry_run and root is None:
-                for fragment in aged:
-                    if fragment.backing_store.startswith("file:"):
-                        raise missing_file_root(fragment.journal)
-            await _remove(stores, aged, totals, dry_run=settings.dry_run)
-    _log.info("finished pruning", extra={"dry_run": settings.dry_run, **totals.fields()})
+    found: list[_Pruned] = []
+    try:
+        async with open_broker(invocation) as transport, aclosing(StoreRegistry(root)) as stores:
+            listing = await list_some(transport, selection)
+            for journal in listing.journals:
+                if is_fully_suspended(journal.spec):
+                    continue
+                (response,) = await fragments_of(transport, [journal], pb.FragmentsRequest())
+                aged = aged_fragments(journal.spec, response, time.time())
+                found.append(
+                    _Pruned(
+                        journal.spec.name,
+                        len(response.fragments),
+                        sum(length_of(each.spec) for each in response.fragments),
+                    )
+                )
+                if settings.yes and root is None:
+                    for fragment in aged:
+                        if fragment.backing_store.startswith("file:"):
+                            raise missing_file_root(fragment.journal)
+                await _remove(stores, aged, found[-1], dry_run=not settings.yes)
+    finally:  # also what was removed before an error
+        _show(found, settings.format, dry_run=not settings.yes)
+    if not settings.yes and not settings.dry_run and any(each.pruned_fragments for each in found):
+        _log.warning("nothing was removed; add --yes to remove these fragments")
+
+
+def _show(found: list[_Pruned], form: Literal["table", "json"], *, dry_run: bool) -> None:
+    """Write what was, or would be, removed of each journal to standard output."""
+    if form == "json":
+        for each in found:
+            sys.stdout.write(orjson.dumps({**asdict(each), "dry_run": dry_run}).decode() + "\n")
+    elif found:
+        total = _Pruned("TOTAL")
+        for each in found:
+            for name in ("fragments", "bytes", "pruned_fragments", "pruned_bytes"):
+                setattr(total, name, getattr(total, name) + getattr(each, name))
+        verb = "To Remove" if dry_run else "Removed"
+        rows = (
+            [
+                each.journal,
+                str(each.fragments),
+                iec_bytes(each.bytes),
+                str(each.pruned_fragments),
+                iec_bytes(each.pruned_bytes),
+            ]
+            for each in (*found, total)
+        )
+        write_table(["Journal", "Fragments", "Size", verb, f"{verb} Size"], rows)
+    sys.stdout.flush()
 
 
 def aged_fragments(
@@ -98,11 +134,7 @@ def aged_fragments(
 
 
 async def _remove(
-    stores: StoreRegistry,
-    aged: list[pb.Fragment],
-    totals: _Totals,
-    *,
-    dry_run: bool,
+    stores: StoreRegistry, aged: list[pb.Fragment], counted: _Pruned, *, dry_run: bool
 ) -> None:
     async def remove(fragment: pb.Fragment) -> None:
         path = content_path(fragment)
@@ -114,9 +146,7 @@ async def _remove(
                 await asyncio.to_thread(store.remove, path)
             except FragmentNotFoundError:
                 _log.info("the fragment has already been removed", extra=fields)
-        totals.pruned_fragments += 1
-        totals.pruned_bytes += length_of(fragment)
+        counted.pruned_fragments += 1
+        counted.pruned_bytes += length_of(fragment)
 
     await for_each(aged, remove, REMOVALS_MAX)
-    if aged:
-        _log.info("pruned so far", extra={"dry_run": dry_run, **totals.fields()})

@@ -12,7 +12,7 @@ from gazette_sdk.cli.concurrency import for_each
 from gazette_sdk.cli.failure import CommandFailedError
 from gazette_sdk.cli.journals.selection import select, selection_of
 from gazette_sdk.cli.journals.settings import RESET_HEAD
-from gazette_sdk.errors import GazetteError, WrongAppendOffsetError
+from gazette_sdk.errors import GazetteError, UnavailableError, WrongAppendOffsetError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.base import Transport
@@ -35,21 +35,28 @@ async def run(invocation: Invocation) -> None:
     selection = selection_of(invocation, invocation.settings(RESET_HEAD))
     async with open_broker(invocation) as transport:
         journals = await select(transport, selection)
-        names = [each.spec.name for each in journals]
-        reasons = await for_each(names, functools.partial(_reset, transport))
+        reasons = await for_each(journals, functools.partial(_reset, transport))
     failed = [reason for reason in reasons if reason]
     if failed:
         raise CommandFailedError(
-            f"{len(failed)} of {len(names)} journals could not be reset: {failed[0]}"
+            f"{len(failed)} of {len(journals)} journals could not be reset: {failed[0]}"
         )
 
 
-async def _reset(transport: Transport, journal: str) -> str:
+async def _reset(transport: Transport, listed: pb.ListResponse.Journal) -> str:
     """Reset one journal; return the reason of a failure, or an empty text."""
+    journal = listed.spec.name
     fields = {"journal": journal}
+    absent = ", ".join(f"{broker.zone}/{broker.suffix}" for broker in listed.waiting.brokers)
     try:
         async with asyncio.timeout(JOURNAL_TIMEOUT_S):
             head = (await read_metadata(transport, journal, -1)).offset
+            if absent and head == 0:
+                raise UnavailableError(
+                    f"it waits for {absent}, and nothing of it is stored; start one of them over "
+                    "its spool directory, or delete the journal and create it again",
+                    journal=journal,
+                )
             request = pb.AppendRequest(
                 journal=journal, offset=head, suspend=pb.AppendRequest.SUSPEND_KEEP
             )
@@ -65,4 +72,9 @@ async def _reset(transport: Transport, journal: str) -> str:
         return str(error)
     else:
         _log.info("reset write head", extra={**fields, "offset": head})
+        if absent:
+            _log.warning(
+                "gave up what brokers that are away did not store behind the new write head",
+                extra={**fields, "offset": head, "brokers": absent},
+            )
     return ""

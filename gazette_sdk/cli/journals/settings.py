@@ -69,6 +69,14 @@ class ListSettings(SelectionSettings):
         bool,
         Option("Heads", "Show write head and size in the table; asks a broker of each journal"),
     ] = False
+    unstored: Annotated[
+        bool,
+        Option(
+            "Unstored",
+            "Show what is in no store, and how many brokers have it, in the table; asks all "
+            "brokers of each journal",
+        ),
+    ] = False
     watch: Annotated[bool, Option("Watch", "List again on every change, until interrupted")] = False
 
 
@@ -237,7 +245,19 @@ class FragmentsSettings(SelectionSettings):
 class PruneSettings(SelectionSettings):
     """Options of ``prune``."""
 
-    dry_run: Annotated[bool, Option("DryRun", "Log fragments instead of removing them")] = False
+    yes: Annotated[
+        bool,
+        Option(
+            "Yes",
+            "Remove the fragments; without it, only show what would be removed",
+            short="y",
+            in_ini=False,
+        ),
+    ] = False
+    dry_run: Annotated[
+        bool, Option("DryRun", "Only show what would be removed, which is the default")
+    ] = False
+    format: Annotated[Literal["table", "json"], _FORMAT] = "table"
     file_root: Annotated[
         str, Option("FileRoot", "Directory of the brokers' file:// stores on this machine")
     ] = ""

@@ -8,11 +8,13 @@ In reading order:
 
 * :mod:`~.codec`: interface of the allocator to values of items and members,
 * :mod:`~.state`: snapshot of the mirror with derived values,
-* :mod:`~.solver`, on :mod:`~.push_relabel` and :mod:`~.placement`: desired assignments,
+* :mod:`~.solver`, on :mod:`~.push_relabel`, :mod:`~.placement` and :mod:`~.moves`: desired
+  assignments,
 * :mod:`~.converge`: one round from current towards desired assignments,
 * :mod:`~.txn`: writing a round in few transactions,
 * :mod:`~.loop`: rounds as the cluster changes,
-* :mod:`~.metrics`.
+* :mod:`~.metrics`,
+* :mod:`~.description` and :mod:`~.simulation`: what would move if the cluster changed.
 """
 
 from gazette_sdk.cluster.allocator.codec import Allocation

@@ -7,6 +7,7 @@ limit, and later rounds perform the steps that are not possible now.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -53,8 +54,7 @@ def converge(state: State, desired: Sequence[Sequence[int]]) -> Iterator[Checkpo
     for index, item in enumerate(state.items):
         while dead and dead[-1][0] < item.id:
             yield remove_dead(state.root, dead.pop()[1])
-        current = state.item_assignments[index]
-        if _is_settled(state, current, desired[index]):
+        if _is_settled(state, index, desired[index]):
             continue
         checkpoint = ItemState(state, index, desired[index]).checkpoint()
         if checkpoint.operations:
@@ -77,18 +77,17 @@ def remove_dead(root: str, assignments: Sequence[AssignmentEntry[Any]]) -> Check
     return checkpoint
 
 
-def _is_settled(
-    state: State, current: Sequence[AssignmentEntry[Any]], desired: Sequence[int]
-) -> bool:
+def _is_settled(state: State, index: int, desired: Sequence[int]) -> bool:
     """Return True if an item has exactly the desired members, in slots 0 and up."""
-    if len(current) != len(desired):
+    current = state.item_assignments[index]
+    if len(current) != len(desired) or state.holders[index] != desired:
         return False
-    for assignment, member in zip(current, desired, strict=True):
-        if state.member_index(assignment.zone, assignment.suffix) != member:
-            return False
-    if len(current) == 1:
-        return current[0].slot == 0
-    return {assignment.slot for assignment in current} == set(range(len(current)))
+    return {assignment.slot for assignment in current} == _packed_slots(len(current))
+
+
+@functools.cache
+def _packed_slots(count: int) -> frozenset[int]:
+    return frozenset(range(count))
 
 
 class ItemState:
@@ -116,12 +115,15 @@ class ItemState:
         self.add: list[Addition] = []
         self.remove: list[AssignmentEntry[Any]] = []
         self.keep: list[AssignmentEntry[Any]] = []
+        self._repeated: list[AssignmentEntry[Any]] = []  # second ones of a member, removed at once
 
         wanted = set(desired)
-        held = set()
+        held: set[int | None] = set()
         for assignment in self._current:
             member = state.member_index(assignment.zone, assignment.suffix)
-            if member in wanted:
+            if member in held:
+                self._repeated.append(assignment)
+            elif member in wanted:
                 held.add(member)
                 self.keep.append(assignment)
             else:
@@ -154,7 +156,7 @@ class ItemState:
                     break
                 consistent -= 1
             accepted += 1
-        self.remove = candidates[:accepted]
+        self.remove = [*candidates[:accepted], *self._repeated]
         self.keep += candidates[accepted:]
 
     def constrain_order(self) -> None:

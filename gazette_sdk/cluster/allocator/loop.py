@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from gazette_sdk.cluster.allocator import metrics
 from gazette_sdk.cluster.allocator.codec import Allocation
 from gazette_sdk.cluster.allocator.converge import converge
+from gazette_sdk.cluster.allocator.placement import current_placement, shortfall
 from gazette_sdk.cluster.allocator.solver import solve
 from gazette_sdk.cluster.allocator.state import State, leader_of
 from gazette_sdk.cluster.allocator.txn import TXN_MAX, BatchedTxn
@@ -125,6 +126,8 @@ class _Allocator:
             # Assignments are no input of the solution: a lost one is added again as it was.
             self._desired = await self._solve(state)
             self._solved = state.network
+        elif (kept := _kept_placement(state, self._desired)) is not None:
+            self._desired = kept
 
         txn = BatchedTxn(
             self._etcd.txn,
@@ -170,6 +173,27 @@ class _Allocator:
         _log.warning(
             "%d of %d replicas have no place: add members, or raise their limits", *self._shortage
         )
+
+
+def _kept_placement(state: State, desired: list[list[int]]) -> list[list[int]] | None:
+    """Return the current placement, if it is another one than desired, and no worse.
+
+    A primary that does not reach a replica gives its place to another member by itself. What is
+    assigned then is kept: the solution would bring the first one back.
+    """
+    if all(
+        len(current) == len(members)
+        and all(
+            state.member_index(assignment.zone, assignment.suffix) == member
+            for assignment, member in zip(current, members, strict=True)
+        )
+        for current, members in zip(state.item_assignments, desired, strict=True)
+    ):
+        return None
+    current = current_placement(state)
+    if current is None or shortfall(state, current) > shortfall(state, desired):
+        return None
+    return current
 
 
 def _log_solution(state: State, desired: Sequence[Sequence[int]], duration_s: float) -> None:

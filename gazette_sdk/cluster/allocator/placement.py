@@ -29,22 +29,15 @@ class Shortfall(NamedTuple):
 
 def current_placement(state: State) -> list[list[int]] | None:
     """Return the current placement; ``None`` if a limit or a replication forbids to keep it."""
-    counts = [0] * len(state.members)
-    placement: list[list[int]] = []
-    for assignments, replication in zip(state.item_assignments, state.replication, strict=True):
-        holders: set[int] = set()
-        for assignment in assignments:
-            member = state.member_index(assignment.zone, assignment.suffix)
-            if member is None:
-                return None
-            holders.add(member)
-            counts[member] += 1
-        if len(assignments) > replication or len(holders) < len(assignments):
+    for assignments, holders, replication in zip(
+        state.item_assignments, state.holders, state.replication, strict=True
+    ):
+        # Fewer holders than assignments: a member is gone, or holds two slots.
+        if not len(holders) == len(assignments) <= replication:
             return None
-        placement.append(sorted(holders))
-    if any(count > state.effective_limit(member) for member, count in enumerate(counts)):
+    if any(count > state.effective_limit(m) for m, count in enumerate(state.total_count)):
         return None
-    return placement
+    return [list(holders) for holders in state.holders]
 
 
 def shortfall(state: State, placement: Sequence[Sequence[int]]) -> Shortfall:

@@ -9,9 +9,10 @@ members send to the sink as many as they can hold. Goals, the lowest priority fi
 3. an item with several replicas is spread over two zones at least,
 4. as many replicas as possible are placed; where slots are short, the first items get theirs.
 
-Push/relabel is greedy in its relaxations and reaches them nearly always. Two more steps guarantee
-them: replicas without a member are placed where limits allow it, and a complete placement is
-replaced only by a better one, so that a new leader moves nothing.
+Push/relabel is greedy in its relaxations and reaches them nearly always. Three more steps guarantee
+them: replicas without a member are placed where limits allow it, moves that the goals do not need
+are undone, and a complete placement is replaced only by a better one, so that a new leader moves
+nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gazette_sdk.cluster.allocator.moves import undo_needless_moves
 from gazette_sdk.cluster.allocator.placement import (
     complete,
     current_placement,
@@ -57,6 +59,7 @@ def solve(state: State) -> list[list[int]]:
         solver.solve()
         desired += network.extract(solver)
     complete(state, desired)
+    undo_needless_moves(state, desired)
     if current is not None and current_shortfall is not None and current_shortfall.unplaced == 0:
         # Assignments move only for a better placement.
         return current if current_shortfall <= shortfall(state, desired) else desired

@@ -35,6 +35,8 @@ class State:
         revision: revision of the mirror.
         items, members, assignments: its entries, in order of their keys.
         item_assignments: for each item its assignments.
+        holders: for each item the ascending indices of the members that it is assigned to; of
+            those that exist.
         dead_assignments: assignments of items that do not exist.
         replication: for each item its desired number of members.
         limits: for each member the number of items it offers to hold.
@@ -79,8 +81,10 @@ class State:
         )
         self.member_slots -= sum(self.shed)
         self.network = (
-            tuple(zip((m.key for m in self.members), self.limits, strict=True)),
-            tuple(zip((i.key for i in self.items), self.replication, strict=True)),
+            tuple(member.key for member in self.members),
+            tuple(self.limits),
+            tuple(item.key for item in self.items),
+            tuple(self.replication),
             tuple(self.shed),
         )
 
@@ -88,19 +92,28 @@ class State:
         self.total_count = [0] * len(self.members)
         self.primary_count = [0] * len(self.members)
         self.item_assignments: list[list[AssignmentEntry[Any]]] = [[] for _ in self.items]
+        self.holders: list[list[int]] = [[] for _ in self.items]
         self.dead_assignments: list[AssignmentEntry[Any]] = []
         self._join()
 
     def _join(self) -> None:
         """Group the assignments by item, and count those of each member."""
-        by_item = dict(zip((item.id for item in self.items), self.item_assignments, strict=True))
+        index = {item.id: number for number, item in enumerate(self.items)}
+        member_index = self._member_index
         for assignment in self.assignments:
-            held = by_item.get(assignment.item)
-            if held is None:
+            item = index.get(assignment.item)
+            if item is None:
                 self.dead_assignments.append(assignment)
                 continue
-            held.append(assignment)
-            self.count(assignment, 1)
+            self.item_assignments[item].append(assignment)
+            member = member_index.get((assignment.zone, assignment.suffix))
+            if member is not None:
+                holders = self.holders[item]
+                if not holders or holders[-1] != member:
+                    holders.append(member)
+                self.total_count[member] += 1
+                if assignment.slot == 0:
+                    self.primary_count[member] += 1
 
     def effective_limit(self, member: int) -> int:
         """Return the number of items that the member of that index may hold."""

@@ -1,9 +1,9 @@
 """Fragment stores: one class per kind of store, constructed from its URL.
 
 In reading order: :mod:`~.base` (operations and errors of a store), :mod:`~.file` (a directory),
-:mod:`~.memory`, :mod:`~.objects` (base of stores over a network), and the backends :mod:`~.s3`,
-:mod:`~.gs` and :mod:`~.azure`, which are imported when first used, since each needs an extra of
-the package.
+:mod:`~.memory`, :mod:`~.objects` (base of stores over a network), the backends :mod:`~.s3`,
+:mod:`~.gs` and :mod:`~.azure`, then :mod:`~.hadoop` (base of Hadoop's stores), :mod:`~.webhdfs` and
+:mod:`~.hdfs`. Backends are imported when first used, since each needs an extra of the package.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ _BACKENDS: Final = {
     "az": _AZURE,
     "abfs": _AZURE,
     "azure-ad": ("gazette_sdk.fragment.stores.azure:AzureADStore", "azure"),
+    "webhdfs": ("gazette_sdk.fragment.stores.webhdfs:WebHdfsStore", "hdfs"),
+    "hdfs": ("gazette_sdk.fragment.stores.hdfs:HdfsStore", "hdfs"),
 }
 """Class of each scheme over a network, and the extra of this package that it needs."""
 

@@ -36,7 +36,7 @@ from gazette_sdk.protocol.labels import pairs_of
 from gazette_sdk.protocol.selectors import format_selector
 from gazette_sdk.transport import metrics
 from gazette_sdk.transport.append.route import CHUNK_BYTES
-from gazette_sdk.transport.backoff import Pause, pause
+from gazette_sdk.transport.backoff import Pause, pause_append
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.target import ANYWHERE, AppendItem, Target
 
@@ -97,7 +97,7 @@ def status_error(request: pb.AppendRequest, response: pb.AppendResponse) -> Stat
         detail = f"registers are {{{registers}}}, the append requires {{{wanted}}}"
     elif response.status == pb.WRONG_APPEND_OFFSET:
         detail = f"the append names offset {request.offset}"
-    elif response.status == pb.FRAGMENT_STORE_UNHEALTHY:
+    elif response.status in {pb.FRAGMENT_STORE_UNHEALTHY, pb.INSUFFICIENT_JOURNAL_BROKERS}:
         detail = response.store_health_error
     return for_status(
         response.status, detail, journal=request.journal, offset=request.offset or None
@@ -157,7 +157,7 @@ async def append(
     request: pb.AppendRequest,
     sources: Sequence[Source],
     *,
-    pause: Pause = pause,
+    pause: Pause = pause_append,
 ) -> pb.AppendResponse:
     """Append several sources as one append, trying again until it succeeds.
 

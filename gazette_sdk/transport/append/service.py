@@ -28,7 +28,7 @@ from gazette_sdk.transport.append.append import check_opening
 from gazette_sdk.transport.append.appender import JournalAppender
 from gazette_sdk.transport.append.pending import AnyFuture, PendingAppend, any_ended
 from gazette_sdk.transport.append.queue import DependencyFailedError
-from gazette_sdk.transport.backoff import Pause, pause
+from gazette_sdk.transport.backoff import Pause, pause_append
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import is_running
 
@@ -79,7 +79,7 @@ class AppendService:
         delivery_timeout_s: float | None = None,
         is_sticky: bool = True,
         on_settled: Callable[[list[PendingAppend], Exception | None], None] | None = None,
-        pause: Pause = pause,
+        pause: Pause = pause_append,
     ) -> None:
         self.transport = transport
         self.loop = loop or asyncio.get_running_loop()

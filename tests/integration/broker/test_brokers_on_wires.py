@@ -334,17 +334,16 @@ def test_a_proxied_read_follows_the_journal_and_ends_with_its_caller(wired):
 
 def test_a_peer_that_answers_no_more_fails_the_append_in_bounded_time(wired, monkeypatch):
     without_pulses(monkeypatch)
-    monkeypatch.setattr("gazette_sdk.broker.replication.pipeline.PEER_ANSWER_TIMEOUT_S", 0.5)
 
     async def scenario():
         async with wired() as cluster:
-            one, two = await replicated(cluster)
+            one, two = await replicated(cluster, answer_timeout_s=0.5)
             assert (await one.append(JOURNAL, b"one")).status == pb.OK
-            cluster.proxies["broker-2"].answering.clear()
+            cluster.proxies["broker-2"].cut("answers")
             with pytest.raises(GazetteError, match="did not answer"):
                 await asyncio.wait_for(one.append(JOURNAL, b"two"), LIMIT_S)
             # It wakes up, and the journal goes on by another stream.
-            cluster.proxies["broker-2"].answering.set()
+            cluster.proxies["broker-2"].heal()
             begin = (await _appended(one, b"three")).commit.begin
             for client in (one, two):
                 assert (await client.read(JOURNAL, do_not_proxy=True)).startswith(b"one")
@@ -363,7 +362,7 @@ def test_a_peer_whose_connections_break_is_reached_again(wired, monkeypatch):
             for number in range(5):
                 text = b"(%d)" % number
                 begins[text] = (await _appended(one, text)).commit.begin
-                await cluster.proxies["broker-2"].break_connections()
+                cluster.proxies["broker-2"].reset()
             await _appended(one, b"!")
             content = await one.read(JOURNAL, do_not_proxy=True)
             assert sorted(begins.values()) == list(begins.values())
@@ -378,19 +377,20 @@ def test_a_peer_whose_connections_break_is_reached_again(wired, monkeypatch):
 def test_a_peer_that_takes_connections_and_says_nothing_is_unavailable(wired, monkeypatch):
     """A process that is stopped: its kernel goes on to accept."""
     without_pulses(monkeypatch)
-    monkeypatch.setattr("gazette_sdk.broker.replication.pipeline.PEER_ANSWER_TIMEOUT_S", 0.7)
     monkeypatch.setattr(choice, "HELLO_TIMEOUT_S", 0.2)
 
     async def scenario():
         async with wired() as cluster:
-            one, two = await cluster.start("broker-1"), await cluster.start("broker-2")
+            one, two = [
+                await cluster.start(name, answer_timeout_s=0.7) for name in ("broker-1", "broker-2")
+            ]
             await one.apply(journal_spec(JOURNAL, replication=2))
-            cluster.proxies["broker-2"].flowing.clear()
+            cluster.proxies["broker-2"].cut()
             await cluster.assign(JOURNAL, "broker-1", "broker-2")
             with pytest.raises(GazetteError):
                 await asyncio.wait_for(one.append(JOURNAL, b"lost"), LIMIT_S)
-            cluster.proxies["broker-2"].flowing.set()
-            await cluster.proxies["broker-2"].break_connections()
+            cluster.proxies["broker-2"].reset()
+            cluster.proxies["broker-2"].heal()
             begin = (await _appended(one, b"kept")).commit.begin
             for client in (one, two):
                 assert await client.read(JOURNAL, begin, do_not_proxy=True) == b"kept"

@@ -12,7 +12,7 @@ from gazette_sdk.broker.recovery.etcd_history import (
 from gazette_sdk.cluster import etcd as etcd_module
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.protocol import broker_pb2 as pb
-from support.brokers import LIMIT_S, HandCluster, journal_spec
+from support.brokers import LIMIT_S, HandCluster, crash, journal_spec, without_waiting
 from support.etcd import run
 from support.spools import until
 
@@ -28,6 +28,44 @@ def test_only_a_synchronized_route_shows_that_others_continued():
     assert not is_route_without(pb.Route(primary=-1), OURS)
     assert not is_route_without(route(OURS, OTHER), OURS)
     assert is_route_without(route(OTHER), OURS)
+
+
+def test_a_route_of_too_few_members_does_not_count():
+    third = pb.ProcessSpec.ID(zone="local", suffix="third")
+    assert not is_route_without(route(OTHER), OURS, 2)
+    assert is_route_without(route(OTHER, third), OURS, 2)
+    assert is_route_without(route(OTHER), OURS, 0)
+
+
+def test_the_history_ignores_routes_of_too_few_members_unless_the_spec_changed_later(etcd):
+    async def scenario():
+        async with etcd.client() as client:
+            keyspace = BrokerKeySpace("/short")
+
+            async def put_spec(journal):
+                value = journal_spec(journal, replication=2).SerializeToString()
+                return await client.put(keyspace.item_key(journal), value)
+
+            async def put(journal, *members):
+                key = keyspace.assignment_key(journal, "local", "other", 0)
+                await client.put(key, route(*members).SerializeToString())
+
+            since = await put_spec("a/short")
+            await put_spec("b/whole")
+            await put_spec("c/changed-later")
+            await put_spec("d/ours-then-short")
+            third = pb.ProcessSpec.ID(zone="local", suffix="third")
+            await put("a/short", OTHER)
+            await put("b/whole", OTHER, third)
+            await put("c/changed-later", OTHER)
+            await put("d/ours-then-short", OTHER, OURS)
+            await put("d/ours-then-short", OTHER)
+            last = await put_spec("c/changed-later")
+            await keyspace.load(client, last)
+            found = await journals_continued_by_others(client, keyspace, OURS, since)
+            assert found == {"b/whole", "c/changed-later"}
+
+    run(scenario())
 
 
 def test_the_history_shows_which_journals_others_continued(etcd):
@@ -106,7 +144,11 @@ def test_a_revision_file_is_written_by_itself(tmp_path, monkeypatch):
     run(scenario())
 
 
-def test_a_journal_which_others_went_on_with_is_not_continued_at_the_old_head(etcd, tmp_path):
+def test_a_journal_which_others_went_on_with_is_not_continued_at_the_old_head(
+    etcd, tmp_path, monkeypatch
+):
+    without_waiting(monkeypatch)
+
     async def scenario():
         async with HandCluster(etcd, tmp_path) as cluster:
             one = await cluster.start("broker-1")
@@ -135,7 +177,39 @@ def test_a_journal_which_others_went_on_with_is_not_continued_at_the_old_head(et
     run(scenario())
 
 
-def test_a_head_is_forgotten_while_the_broker_lives_too(etcd, tmp_path):
+def test_a_member_that_starts_before_the_others_writes_no_route(etcd, tmp_path):
+    """All are killed, and one that has nothing of the journal is there first."""
+
+    async def scenario():
+        async with HandCluster(etcd, tmp_path) as cluster:
+            for number in (1, 2, 3):
+                client = await cluster.start(f"broker-{number}")
+            await client.apply(journal_spec("a/journal", replication=2))
+            await cluster.assign("a/journal", "broker-1", "broker-2")
+            assert (await client.append("a/journal", b"before")).status == pb.OK
+            for number in (1, 2, 3):
+                await crash(cluster.brokers.pop(f"broker-{number}"))
+
+            client = await cluster.start("broker-3")
+            await cluster.assign("a/journal", "broker-3")
+            status = (await client.append("a/journal", b"x")).status
+            assert status == pb.INSUFFICIENT_JOURNAL_BROKERS
+            keyspace = cluster.brokers["broker-3"].keyspace
+            assert [each.raw for each in keyspace.assignments("a/journal")] == [b""]
+
+            await cluster.start("broker-1")
+            await cluster.start("broker-2")
+            await cluster.assign("a/journal", "broker-3", "broker-1")
+            response = await client.append("a/journal", b"!")
+            assert (response.status, response.commit.begin) == (pb.OK, len(b"before"))
+            assert await client.read("a/journal", 6) == b"!"
+
+    run(scenario())
+
+
+def test_a_head_is_forgotten_while_the_broker_lives_too(etcd, tmp_path, monkeypatch):
+    without_waiting(monkeypatch)
+
     async def scenario():
         async with HandCluster(etcd, tmp_path) as cluster:
             one = await cluster.start("broker-1")

@@ -264,11 +264,10 @@ def test_replicas_that_never_agree_end_in_an_error(etcd, tmp_path, monkeypatch):
 
 def test_a_silent_peer_fails_the_append_in_bounded_time(etcd, tmp_path, monkeypatch):
     without_pulses(monkeypatch)
-    monkeypatch.setattr("gazette_sdk.broker.replication.pipeline.PEER_ANSWER_TIMEOUT_S", 0.2)
 
     async def scenario():
         loop = asyncio.get_running_loop()
-        async with HandCluster(etcd, tmp_path) as cluster:
+        async with HandCluster(etcd, tmp_path, answer_timeout_s=0.2) as cluster:
             client = await led(cluster, {"peer-2": ScriptedPeer(lambda _: loop.create_future())})
             await cluster.assign(JOURNAL, "broker-1", "peer-2")
             with pytest.raises(GazetteError, match="did not answer"):
@@ -283,7 +282,6 @@ def test_what_no_replica_acknowledged_is_not_stored_by_a_primary_that_goes(
     etcd, tmp_path, monkeypatch, ending, codec
 ):
     without_pulses(monkeypatch)
-    monkeypatch.setattr("gazette_sdk.broker.replication.pipeline.PEER_ANSWER_TIMEOUT_S", 0.3)
 
     async def scenario():
         def answer(request):
@@ -292,7 +290,7 @@ def test_what_no_replica_acknowledged_is_not_stored_by_a_primary_that_goes(
             return pb.ReplicateResponse()
 
         peer = ScriptedPeer(answer)
-        async with HandCluster(etcd, tmp_path) as cluster:
+        async with HandCluster(etcd, tmp_path, answer_timeout_s=0.3) as cluster:
             spec = {"compression_codec": codec, "stores": ["file:///"]}
             client = await led(cluster, {"peer-2": peer}, **spec)
             await cluster.assign(JOURNAL, "broker-1", "peer-2")

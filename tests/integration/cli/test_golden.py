@@ -28,6 +28,7 @@ MENDED = {
     "prune, no match": 1,
     "fragments json, a fully suspended journal matches": 0,
     "prune dry run, a fully suspended journal matches": 0,
+    "prune, file store (the tool has no file root)": 0,
     "list, broker unreachable": 1,
     "read, with cache, stored fragment without file root": 1,
     "edit, revision is stale (RPC fails)": 0,
@@ -44,13 +45,17 @@ OUTCOMES = {
         "made/x/three unchanged",
     ],
     "apply, revision ignored": ["made/one updated"],
+    "prune dry run": ["prune/aged 2", "TOTAL 2"],
+    "prune dry run, retention 0": ["prune/keep 2", "TOTAL 2"],
+    "prune dry run, a fully suspended journal matches": ["prune/aged 2", "TOTAL 2"],
+    "prune, file store (the tool has no file root)": ["prune/aged 2", "TOTAL 2"],
     "apply deletes with max-txn-size": [
         "made/one deleted",
         "made/two deleted",
         "made/x/three updated",
     ],
 }
-"""Outcomes that our ``apply`` shows of each journal. The recorded tool wrote nothing."""
+"""What ``apply`` and ``prune`` show of each journal. The recorded tool wrote nothing."""
 
 SPECS = """
 replication: 1
@@ -516,8 +521,30 @@ def test_prune(tool, cluster):
     ):
         replay(tool, cluster, name)
     assert stored(cluster, "prune") == before
+    selected = ("journals", "prune", "-l", "prefix=prune/")
+    aged = {"journal": "prune/aged", "fragments": 2, "bytes": 2200}
+    kept = {"journal": "prune/keep", "fragments": 2, "bytes": 2200}
+    two, none = ({"pruned_fragments": n, "pruned_bytes": 1100 * n} for n in (2, 0))
+    dry = tool.ok(*selected, "-o", "json")
+    shown = [json.loads(line) for line in dry.text.splitlines()]
+    assert shown == [aged | two | {"dry_run": True}, kept | none | {"dry_run": True}]
+    assert "add --yes" in dry.stderr
+    assert stored(cluster, "prune") == before
+    both = tool(*selected, "--yes", "--dry-run")
+    assert both.status == 1
+    assert "give one of them" in both.stderr
     root = str(cluster.file_root)
-    tool.ok("journals", "prune", "-l", "prefix=prune/", "--file-root", root)
+    rootless = tool(*selected, "--yes")
+    assert rootless.status == 1
+    assert "--file-root" in rootless.stderr
+    assert stored(cluster, "prune") == before
+    done = tool.ok(*selected, "--yes", "--file-root", root)
+    rows = [[*row] for row in plain_cells(done.text)]
+    assert rows[1:] == [
+        ["prune/aged", "2", "2.1 KiB", "2", "2.1 KiB"],
+        ["prune/keep", "2", "2.1 KiB", "0", "0 B"],
+        ["TOTAL", "4", "4.3 KiB", "2", "2.1 KiB"],
+    ]
     assert stored(cluster, "prune/aged") == set()
     assert stored(cluster, "prune/keep") == {each for each in before if "keep" in str(each)}
 

@@ -106,6 +106,16 @@ def test_write_heads_and_sizes_are_listed_where_they_are_wanted(tool, topic):
     assert re.search(r"<S> .*file:/// +3000 ", wide[2])
 
 
+def test_what_is_in_no_store_is_listed_with_the_number_of_brokers_that_have_it(tool, topic):
+    tool.ok("journals", "append", f"{topic}/b", stdin=b"x" * 3000)
+    header, *listed = rows(tool.ok("journals", "list", "-l", f"topic={topic}", "--unstored").text)
+    assert header == ["NAME", "UNSTORED", "HOLDERS"]
+    # It may have been stored meanwhile.
+    assert listed[0] in ([f"{topic}/a", "8", "B", "1"], [f"{topic}/a", "8 B", "1"],
+                         [f"{topic}/a", "0 B", "<none>"])  # fmt: skip
+    assert listed[1] in ([f"{topic}/b", "2.9 KiB", "1"], [f"{topic}/b", "0 B", "<none>"])
+
+
 def test_a_journal_without_content_and_one_that_is_suspended_have_heads(tool, topic):
     tool.ok("journals", "suspend", f"{topic}/b")
     assert rows(tool.ok("journals", "list", f"{topic}/b", "--heads").text)[1] == [

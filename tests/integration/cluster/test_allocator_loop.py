@@ -183,6 +183,26 @@ def test_a_lost_assignment_comes_back_without_solving_again(etcd, monkeypatch):
     run(scenario())
 
 
+def test_a_replica_that_its_primary_replaced_stays_replaced(etcd):
+    async def scenario():
+        names = ("a/one1", "a/two2", "a/three")
+        async with etcd.client() as client, cluster(client, *names) as (one, two, three):
+            await apply(client, item=2)
+            before = (await settled(one, item=2))["item"]
+            members = {member.suffix: member for member in (one, two, three)}
+            (spare,) = set(members) - set(before)
+            gone = next(a for a in one.keyspace.assignments("item") if a.slot == 1)
+            key = keys.assignment_key(ROOT, "item", "a", spare, 1)
+            change = [Delete(gone.key), Put(key, b"", members[spare].lease)]
+            revision = (await client.txn([], change)).revision
+            await one.keyspace.wait_for_revision(revision)
+            assert (await settled(one, item=2))["item"] == [before[0], spare]
+            await apply(client, item=2, other=1)  # also where something else is solved
+            assert (await settled(one, item=2, other=1))["item"] == [before[0], spare]
+
+    run(scenario())
+
+
 def test_a_bad_item_does_no_harm_and_a_good_value_mends_it(etcd):
     async def scenario():
         async with etcd.client() as client, cluster(client, "a/lone") as (lone,):

@@ -17,8 +17,8 @@ from gazette_sdk.errors import (
     EtcdUnavailableError,
     LeaseLostError,
 )
+from gazette_sdk.testing.tcp_proxy import TcpProxy
 from support.etcd import run, within
-from support.tcp_proxy import TcpProxy
 
 
 def port_of(etcd):
@@ -152,7 +152,7 @@ def test_a_broken_connection_ends_a_watch_and_the_client_reconnects(etcd):
             revision = await client.put(b"/p", b"1")
             async with aclosing(client.watch(b"/p", revision)) as batches:
                 await anext(batches)
-                await proxy.break_connections()
+                proxy.reset()
                 with pytest.raises(EtcdUnavailableError):
                     await anext(batches)
             assert (await client.range(b"/p")).count == 1
@@ -169,7 +169,7 @@ def test_a_lease_is_kept_over_broken_connections(etcd):
             await client.put(b"/k", b"", lease=lease)
             keeping = asyncio.create_task(client.keep_alive(lease, 1))
             for _ in range(3):
-                await proxy.break_connections()
+                proxy.reset()
                 # The key outlives its lease's time to live only if the lease is renewed.
                 with pytest.raises(TimeoutError):
                     await within(asyncio.shield(keeping), timeout_s=0.6)
@@ -187,8 +187,7 @@ def test_a_lease_that_runs_out_is_lost_within_its_time_to_live(etcd):
         async with TcpProxy(port_of(etcd)) as proxy:
             client = await Etcd.connect(f"http://127.0.0.1:{proxy.port}")
             lease = await client.grant(1)
-            proxy.accepting = False
-            await proxy.break_connections()
+            proxy.refuse()
             started = loop.time()
             with pytest.raises(LeaseLostError, match="unable to keep the lease alive"):
                 await client.keep_alive(lease, 1)
@@ -203,7 +202,7 @@ def test_a_stalled_connection_loses_the_lease_too(etcd):
         async with TcpProxy(port_of(etcd)) as proxy:
             client = await Etcd.connect(f"http://127.0.0.1:{proxy.port}")
             lease = await client.grant(1)
-            proxy.flowing.clear()
+            proxy.cut()
             with pytest.raises(LeaseLostError):
                 await within(client.keep_alive(lease, 1), timeout_s=3)
             await client.aclose()
@@ -304,6 +303,32 @@ def test_calls_on_a_closed_client_are_refused_and_running_ones_end(etcd):
             await within(waiting)
         with pytest.raises(ClosedError):
             await client.range(b"/")
+
+    run(scenario())
+
+
+def test_a_closed_client_ends_renewals_and_calls_that_wait_for_a_connection(etcd):
+    async def scenario():
+        async with TcpProxy(port_of(etcd)) as proxy:
+            client = await Etcd.connect(f"http://127.0.0.1:{proxy.port}")
+            keeping = asyncio.ensure_future(client.keep_alive(await client.grant(60), 60))
+            proxy.accepting = False
+            await proxy.break_connections()
+            waiting = [asyncio.ensure_future(client.range(b"/")) for _ in range(3)]
+            await asyncio.sleep(0.1)
+            await client.aclose()
+            for call in waiting:
+                with pytest.raises(ClosedError):
+                    await within(call)
+            keeping.cancel()
+            await asyncio.wait([keeping])
+
+            other = await Etcd.connect(etcd.address)
+            keeping = asyncio.ensure_future(other.keep_alive(await other.grant(1), 1))
+            await asyncio.sleep(0.1)
+            await other.aclose()
+            with pytest.raises(ClosedError):
+                await within(keeping, timeout_s=3)
 
     run(scenario())
 

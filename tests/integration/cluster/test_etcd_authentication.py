@@ -25,18 +25,18 @@ async def etcd_with_a_user(directory):
     await server.start()
     admin = await Etcd.connect(server.endpoint)
     try:
-        auth = admin._auth
-        await auth.UserAdd(rpc.AuthUserAddRequest(name="root", password="r"))
-        await auth.UserAdd(rpc.AuthUserAddRequest(name=USER, password=PASSWORD))
-        await auth.RoleAdd(rpc.AuthRoleAddRequest(name="root"))
-        await auth.RoleAdd(rpc.AuthRoleAddRequest(name="brokers"))
+        auth, call = admin._auth, admin._call
+        await call(auth.UserAdd, rpc.AuthUserAddRequest(name="root", password="r"))
+        await call(auth.UserAdd, rpc.AuthUserAddRequest(name=USER, password=PASSWORD))
+        await call(auth.RoleAdd, rpc.AuthRoleAddRequest(name="root"))
+        await call(auth.RoleAdd, rpc.AuthRoleAddRequest(name="brokers"))
         grant = rpc.AuthRoleGrantPermissionRequest(name="brokers")
         grant.perm.permType = 2  # read and write
         grant.perm.key, grant.perm.range_end = b"/root/", b"/root0"
-        await auth.RoleGrantPermission(grant)
-        await auth.UserGrantRole(rpc.AuthUserGrantRoleRequest(user="root", role="root"))
-        await auth.UserGrantRole(rpc.AuthUserGrantRoleRequest(user=USER, role="brokers"))
-        await auth.AuthEnable(rpc.AuthEnableRequest())
+        await call(auth.RoleGrantPermission, grant)
+        await call(auth.UserGrantRole, rpc.AuthUserGrantRoleRequest(user="root", role="root"))
+        await call(auth.UserGrantRole, rpc.AuthUserGrantRoleRequest(user=USER, role="brokers"))
+        await call(auth.AuthEnable, rpc.AuthEnableRequest())
         yield server.endpoint
     finally:
         await admin.aclose()

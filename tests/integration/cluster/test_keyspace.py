@@ -14,8 +14,8 @@ from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.cluster.keyspace import Entry, KeySpace
 from gazette_sdk.errors import EtcdCompactedError, EtcdUnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.testing.tcp_proxy import TcpProxy
 from support.etcd import run, within
-from support.tcp_proxy import TcpProxy
 from support.vectors import group
 
 
@@ -122,7 +122,7 @@ def test_a_watch_resumes_over_broken_connections_without_loss_or_repetition(etcd
                 for number in range(30):
                     written.append(await writer.put(b"/root/k%d" % number, b"%d" % number))
                     if number % 5 == 0:
-                        await proxy.break_connections()
+                        proxy.reset()
                 await keyspace.wait_for_revision(written[-1])
             assert sorted(seen) == written
             await client.aclose()

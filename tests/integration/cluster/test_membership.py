@@ -11,8 +11,8 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.membership import Membership
 from gazette_sdk.errors import EtcdError, EtcdUnavailableError, LeaseLostError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.testing.tcp_proxy import TcpProxy
 from support.etcd import run, within
-from support.tcp_proxy import TcpProxy
 
 ZONE, SUFFIX = "a", "member"
 KEY = keys.member_key("/root", ZONE, SUFFIX)
@@ -69,8 +69,14 @@ def test_a_conflicting_announcement_waits_until_the_old_lease_goes(etcd, caplog)
             old = Membership(client, KEY, ttl_s=60)
             await old.start()
             await old.announce(spec(1))
-            async with Membership(client, KEY, ttl_s=60, retry_s=0.01) as new:
+            # The pause is longer than the test may take: the deletion of the key ends it.
+            async with Membership(client, KEY, ttl_s=60, retry_s=1000) as new:
                 announcing = asyncio.create_task(new.announce(spec(2)))
+                with pytest.raises(TimeoutError):
+                    await within(asyncio.shield(announcing), timeout_s=0.1)
+                # A key that begins with ours is another member's.
+                await client.put(KEY + b"2", b"")
+                await client.delete(KEY + b"2")
                 with pytest.raises(TimeoutError):
                     await within(asyncio.shield(announcing), timeout_s=0.1)
                 assert [s for s, _, _ in await announced(client)] == [spec(1)]
@@ -122,6 +128,34 @@ def test_an_announcement_of_our_own_lease_is_found_again(etcd):
     run(scenario())
 
 
+def test_an_update_without_an_answer_is_repeated_whether_it_was_done_or_not(etcd, monkeypatch):
+    async def scenario():
+        async with etcd.client() as client, Membership(client, KEY, ttl_s=60) as membership:
+            await membership.announce(spec(1))
+            txn, failures = client.txn, ["before", "after", "before"]
+
+            async def failing_txn(*args):
+                failure = failures.pop() if failures else ""
+                result = await txn(*args) if failure != "before" else None
+                if failure:
+                    raise EtcdUnavailableError("away")
+                return result
+
+            monkeypatch.setattr(client, "txn", failing_txn)
+            revision = await membership.set_exiting()
+            assert not failures
+            ((value, _, found),) = await announced(client)
+            assert value.exiting
+            assert found == revision == membership.revision
+
+            monkeypatch.setattr("gazette_sdk.cluster.membership.UPDATE_TIMEOUT_S", 0)
+            failures.append("before")
+            with pytest.raises(EtcdUnavailableError):
+                await membership.update(spec(2))
+
+    run(scenario())
+
+
 def test_a_session_from_start_to_end(etcd):
     async def scenario():
         async with etcd.client() as client:
@@ -167,16 +201,76 @@ def test_a_member_cut_off_from_etcd_is_lost_when_peers_see_it_gone(etcd):
             membership = Membership(client, KEY, ttl_s=1)
             await membership.start()
             await membership.announce(spec())
-            proxy.accepting = False
-            await proxy.break_connections()
+            proxy.refuse()
             with pytest.raises(LeaseLostError):
                 await within(asyncio.shield(membership.lost), timeout_s=3)
             async with asyncio.timeout(5):
                 watch = observer.watch(KEY, 1 + membership.revision)
                 assert (await anext(watch)).events[0].is_delete
                 await watch.aclose()
-            # There is no lease to revoke, so the end takes no time.
-            await within(membership.revoke(), timeout_s=0.5)
+            # Etcd may still hold the lease, so it is revoked; bounded by its time to live.
+            await within(membership.revoke(), timeout_s=3)
+            await client.aclose()
+
+    run(scenario())
+
+
+def test_the_wait_for_a_key_goes_on_over_broken_connections(etcd):
+    async def scenario():
+        async with TcpProxy(urlsplit(etcd.address).port) as proxy, etcd.client() as observer:
+            old = Membership(observer, KEY, ttl_s=60)
+            await old.start()
+            await old.announce(spec(1))
+            client = await Etcd.connect(f"http://127.0.0.1:{proxy.port}")
+            async with Membership(client, KEY, ttl_s=60, retry_s=1000) as new:
+                announcing = asyncio.create_task(new.announce(spec(2)))
+                for _ in range(3):
+                    await asyncio.sleep(0.05)
+                    await proxy.break_connections()
+                await old.revoke()
+                assert await within(announcing) == new.revision
+            await client.aclose()
+
+    run(scenario())
+
+
+def test_a_wait_for_a_key_ends_with_its_own_lease_and_can_be_cancelled(etcd):
+    async def scenario():
+        async with etcd.client() as client, Membership(client, KEY, ttl_s=60) as old:
+            await old.announce(spec(1))
+            async with Membership(client, KEY, ttl_s=1, retry_s=1000) as new:
+                announcing = asyncio.create_task(new.announce(spec(2)))
+                await client.revoke(new.lease)
+                with pytest.raises(LeaseLostError):
+                    await within(announcing)
+            async with Membership(client, KEY, ttl_s=60, retry_s=1000) as new:
+                announcing = asyncio.create_task(new.announce(spec(2)))
+                await asyncio.sleep(0.1)
+                announcing.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await within(announcing)
+
+    run(scenario())
+
+
+def test_a_lease_that_was_lost_without_an_answer_is_revoked_at_the_end(etcd):
+    async def scenario():
+        async with TcpProxy(urlsplit(etcd.address).port) as proxy, etcd.client() as observer:
+            client = await Etcd.connect(f"http://127.0.0.1:{proxy.port}")
+            membership = Membership(client, KEY, ttl_s=3)
+            await membership.start()
+            await membership.announce(spec())
+            proxy.flowing.clear()
+            # Etcd still holds the lease, as after a change of its leader.
+            other = asyncio.create_task(observer.keep_alive(membership.lease, 3))
+            with pytest.raises(LeaseLostError):
+                await within(asyncio.shield(membership.lost), timeout_s=10)
+            assert await announced(observer)
+            proxy.flowing.set()
+            await membership.revoke()
+            assert not await announced(observer)
+            other.cancel()
+            await asyncio.wait([other])
             await client.aclose()
 
     run(scenario())
@@ -190,7 +284,7 @@ def test_the_end_is_not_held_up_by_an_etcd_that_is_away(etcd, monkeypatch, caplo
             client = await Etcd.connect(f"http://127.0.0.1:{proxy.port}")
             membership = Membership(client, KEY, ttl_s=60)
             await membership.start()
-            proxy.flowing.clear()
+            proxy.cut()
             await within(membership.revoke(), timeout_s=2)
             await client.aclose()
 

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from gazette_sdk.embedded import EmbeddedCluster
-from gazette_sdk.transport import loop as sdk_loop
+from gazette_sdk.testing.tcp_proxy import TcpProxy
 from integration.failures.disks import SmallDisk, small_disk
 from support.services import Service
 from support.stores import *  # noqa: F403
 from support.stores import create_s3_bucket
-from support.tcp_proxy import TcpProxy
 
 
 @pytest.fixture(scope="module")
@@ -41,27 +40,14 @@ class LosableS3:
 
     def refuse(self) -> None:
         """Every connection is closed, those of now and new ones."""
-
-        async def refuse() -> None:
-            self.proxy.accepting = False
-            await self.proxy.break_connections()
-
-        sdk_loop.run(refuse(), 10)
+        self.proxy.refuse()
 
     def hang(self) -> None:
         """Connections are taken, and nothing comes back any more."""
-        sdk_loop.run(_called(self.proxy.flowing.clear), 10)
+        self.proxy.cut()
 
     def come_back(self) -> None:
-        def come_back() -> None:
-            self.proxy.accepting = True
-            self.proxy.flowing.set()
-
-        sdk_loop.run(_called(come_back), 10)
-
-
-async def _called(function: Callable[[], None]) -> None:
-    function()
+        self.proxy.heal()
 
 
 @pytest.fixture
@@ -71,18 +57,8 @@ def losable_s3(s3_service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator
     bucket = f"bucket-{uuid.uuid4().hex[:12]}"
     create_s3_bucket(f"http://{s3_service.address}", bucket)
 
-    async def opened() -> TcpProxy:
-        return await TcpProxy(s3_service.port).__aenter__()
-
-    async def closed(proxy: TcpProxy) -> None:
-        proxy.flowing.set()
-        await proxy.__aexit__(None, None, None)
-
-    proxy = sdk_loop.run(opened(), 10)
-    try:
+    with TcpProxy(s3_service.port) as proxy:
         yield LosableS3(proxy, bucket)
-    finally:
-        sdk_loop.run(closed(proxy), 10)
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
 """Appends whose answers are lost are made again; committed readers see their messages once."""
 
-import asyncio
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from urllib.parse import urlsplit
 
@@ -13,10 +11,10 @@ import pytest
 from crash.transactions import History, Transaction, check_uninterrupted
 from gazette_sdk import connect
 from gazette_sdk.message import Publisher, Reader
+from gazette_sdk.testing.tcp_proxy import TcpProxy
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.base import Transport
 from integration.message.topics import Entry, Topic, entries, message_of, read_all, transaction_of
-from support.tcp_proxy import TcpProxy
 from support.threads import in_parallel
 
 WAIT_S = 60.0
@@ -25,30 +23,12 @@ HOLD_MAX_S = 0.05
 SEED = 3
 
 
-@contextmanager
-def proxied(address: str) -> Iterator[TcpProxy]:
-    """A door to the cluster which can be slammed. It lives on the SDK's loop."""
-
-    async def opened() -> TcpProxy:
-        return await TcpProxy(urlsplit(address).port).__aenter__()
-
-    async def closed() -> None:
-        proxy.answering.set()
-        await proxy.__aexit__(None, None, None)
-
-    proxy = sdk_loop.run(opened(), WAIT_S)
-    try:
-        yield proxy
-    finally:
-        sdk_loop.run(closed(), WAIT_S)
-
-
-async def lose_answers(proxy: TcpProxy, hold_s: float) -> None:
-    """Hold answers back for a while, in which appends land unseen, then cut the connections."""
-    proxy.answering.clear()
-    await asyncio.sleep(hold_s)
-    await proxy.break_connections()
-    proxy.answering.set()
+def lose_answers(proxy: TcpProxy, hold_s: float) -> None:
+    """Hold answers back for a while, in which appends land unseen, then break the connections."""
+    proxy.cut("answers")
+    time.sleep(hold_s)
+    proxy.reset()
+    proxy.heal()
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -83,12 +63,12 @@ def test_messages_whose_acknowledgement_was_lost_are_seen_once(topic: Topic):
             for _ in range(CUTS):
                 wanted.update({name: len(known) + 2 for name, known in histories.items()})
                 until(all_come_through)
-                sdk_loop.run(lose_answers(proxy, chance.random() * HOLD_MAX_S), WAIT_S)
+                lose_answers(proxy, chance.random() * HOLD_MAX_S)
         finally:
             over.append(True)
 
-    with proxied(topic.cluster.address) as proxy:
-        address = f"http://127.0.0.1:{proxy.port}"
+    with TcpProxy(urlsplit(topic.cluster.address).port) as proxy:
+        address = proxy.address
         # Without routes, every call goes through the door.
         transports = {name: connect(address, cache_size=0) for name in PROGRAMS}
         in_parallel([*(partial(publish, *each) for each in transports.items()), slam], 2 * WAIT_S)

@@ -22,7 +22,7 @@ from gazette_sdk.fragment import (
 )
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path, sum_of
-from support.stores import put_bytes
+from support.stores import STORE_KINDS, put_bytes
 
 # Azure's client gives aiohttp bodies as bytes, which aiohttp advises against.
 pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")
@@ -146,7 +146,7 @@ def test_a_store_that_works_passes_its_probes(store):
     assert [found.path for found in store.list("")] == [".test/health-check"]
 
 
-@pytest.mark.parametrize("kind", ["file", "s3", "gs", "azure"])
+@pytest.mark.parametrize("kind", ["file", "s3", "gs", "azure", "webhdfs", "hdfs"])
 def test_a_store_without_its_bucket_is_refused_for_good(make_store, kind):
     store = make_store(kind, create=False)
     with pytest.raises(StoreAuthorizationError, match="exist") as caught:
@@ -197,7 +197,7 @@ def test_a_fragment_of_every_codec_is_listed_and_read(store, codec):
 
 
 def test_find_and_replace_apply_to_every_operation(make_store):
-    for kind in ("file", "memory", "s3", "gs", "azure"):
+    for kind in STORE_KINDS:
         store = make_store(kind, "", find="bar/", replace="baz/")
         put_bytes(store, "foo/bar/x", b"x")
         assert store.exists("foo/bar/x")

@@ -14,6 +14,7 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.testing.tcp_proxy import TcpProxy
 from gazette_sdk.transport.base import Target
 from gazette_sdk.transport.routing.dispatcher import Health, candidates
 from gazette_sdk.transport.target import SERVICE
@@ -30,7 +31,6 @@ from support.scripted_broker import (
     route_to,
     until,
 )
-from support.tcp_proxy import TcpProxy
 
 KEYS = "c2VjcmV0c2VjcmV0"
 
@@ -156,12 +156,12 @@ async def test_a_broker_that_is_far_away_or_busy_is_given_time_to_answer_the_fir
     async with ScriptedBroker() as broker, TcpProxy(broker.port) as proxy:
         broker.on_apply = lambda _: pb.ApplyResponse(header=header())
         address = f"http://127.0.0.1:{proxy.port}"
-        proxy.answering.clear()
+        proxy.cut("answers")
         async with GrpcTransport(address, reconnect_backoff_max_s=0.1) as transport:
             applying = asyncio.create_task(transport.apply(pb.ApplyRequest()))
             await asyncio.sleep(0.5)  # what a dial takes, handshakes and all
             assert transport.wire._channels.health(SERVICE) is Health.CONNECTING
-            proxy.answering.set()
+            proxy.heal()
             assert (await applying).header == header()
             assert proxy.connections_made == 1
 

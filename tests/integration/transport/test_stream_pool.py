@@ -10,13 +10,13 @@ import pytest
 
 from gazette_sdk.errors import ClosedError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.testing.tcp_proxy import TcpProxy
 from gazette_sdk.transport.wires.stream import StreamTransport
 from gazette_sdk.transport.wires.stream import pool as pool_module
 from support.scripted_broker import append_ok, in_loop, read_metadata, until
 from support.scripted_stream import ScriptedStream
 from support.stream_transports import APPLIED, apply, obliging, pool, read, served
 from support.stream_transports import idle as _idle
-from support.tcp_proxy import TcpProxy
 
 pytestmark = pytest.mark.usefixtures("no_descriptor_leaks")
 
@@ -125,7 +125,7 @@ async def test_a_connection_that_broke_while_idle_is_not_used():
         StreamTransport(f"http://localhost:{proxy.port}") as transport,
     ):
         await apply(transport)
-        await proxy.break_connections()
+        proxy.reset()
         await until(lambda: not _idle(transport))
         assert await apply(transport) == APPLIED
 

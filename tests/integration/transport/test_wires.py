@@ -518,6 +518,26 @@ async def test_closing_ends_calls_under_way(wire):
         await transport.aclose()
 
 
+@everywhere
+@in_loop
+async def test_closing_ends_appends_at_every_step_of_their_begin(wire):
+    for steps in range(40):  # of the event loop, from the begin of the append to the close
+        async with wire.served() as (broker, transport):
+
+            async def on_append(requests):
+                await anext(requests)
+                await asyncio.Event().wait()
+
+            broker.on_append = on_append
+            append = asyncio.create_task(transport.append(items(b"x")))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await transport.aclose()
+            async with asyncio.timeout(30):
+                with pytest.raises(ClosedError):
+                    await append
+
+
 # -------------------------------------------------------------- authentication
 
 

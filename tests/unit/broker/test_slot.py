@@ -114,3 +114,15 @@ def test_a_signal_tells_everybody_once():
         assert told == ["a", "late"]
 
     run(scenario())
+
+
+def test_peek_shows_what_was_handed_to_a_waiter():
+    async def scenario():
+        slot = Slot()
+        taking = asyncio.ensure_future(slot.take())
+        await asyncio.sleep(0)
+        slot.put("thing")
+        assert slot.peek() == "thing"
+        assert await taking == "thing"
+
+    run(scenario())

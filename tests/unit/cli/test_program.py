@@ -74,6 +74,7 @@ def test_without_a_command_help_goes_to_standard_error(gazctl, arguments, proble
         (["journals", "list", "a name"], "'a name'"),
         (["journals", "list", "an/example", "-l", "topic=a"], "not both"),
         (["journals", "list", "--heads", "-o", "json"], "--heads needs -o table or wide"),
+        (["journals", "list", "--unstored", "-o", "yaml"], "--unstored needs -o table or wide"),
         (["journals", "list", "--timeout=-1s"], "--timeout: -1s is less than 0s, the least"),
         (
             ["journals", "read", "an/example", "-n", "-1"],

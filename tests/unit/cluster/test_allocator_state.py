@@ -156,3 +156,20 @@ def test_a_cluster_without_members_or_items_has_a_state():
     state = state_of([("/root/assign/gone#a#member#0", "")])
     assert (state.zones, state.member_slots, state.item_slots) == ([], 0, 0)
     assert [a.item for a in state.dead_assignments] == ["gone"]
+
+
+def test_holders_are_the_members_that_exist_each_of_them_once():
+    state = state_of(
+        [
+            ("/root/items/item", item_value(3)),
+            ("/root/items/other", item_value(1)),
+            ("/root/members/a#member", member_value(2)),
+            ("/root/members/b#member", member_value(2)),
+            ("/root/assign/item#a#member#1", ""),
+            ("/root/assign/item#a#member#2", ""),
+            ("/root/assign/item#a#gone#0", ""),
+            ("/root/assign/item#b#member#3", ""),
+        ]
+    )
+    assert state.holders == [[0, 1], []]
+    assert state.total_count == [2, 1]

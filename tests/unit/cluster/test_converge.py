@@ -176,6 +176,19 @@ def test_a_settled_cluster_needs_nothing():
     assert list(converge(state, [[0, 1]])) == []
 
 
+@pytest.mark.parametrize("value", ["", "consistent"])
+def test_a_second_assignment_of_a_member_is_removed_at_once(value):
+    entries = [
+        ("/root/items/item", item_value(1)),
+        ("/root/members/z#one", member_value(2)),
+        ("/root/assign/item#z#one#0", value),
+        ("/root/assign/item#z#one#1", value),
+    ]
+    state = State(filled(entries), VectorAllocation())
+    (checkpoint,) = converge(state, [[0]])
+    assert described([checkpoint], state)[1] == [["delete", "/root/assign/item#z#one#1"]]
+
+
 def test_slots_are_packed_one_step_a_round_and_only_when_nothing_else_changes():
     def checkpoints(slots, desired):
         entries = [

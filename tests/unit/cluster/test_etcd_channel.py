@@ -3,7 +3,12 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from gazette_sdk.cluster.etcd_channel import _dial_target, error_of_status, error_of_text
+from gazette_sdk.cluster.etcd_channel import (
+    EtcdNoLeaderError,
+    _dial_target,
+    error_of_status,
+    error_of_text,
+)
 from gazette_sdk.errors import (
     EtcdCompactedError,
     EtcdError,
@@ -29,7 +34,7 @@ def test_addresses(address, target, is_tls):
 @pytest.mark.parametrize(
     ("code", "details", "error"),
     [
-        ("UNAVAILABLE", "etcdserver: no leader", EtcdUnavailableError),
+        ("UNAVAILABLE", "etcdserver: no leader", EtcdNoLeaderError),
         ("DEADLINE_EXCEEDED", "", EtcdUnavailableError),
         ("UNKNOWN", "Stream removed", EtcdUnavailableError),
         ("OUT_OF_RANGE", "mvcc: required revision has been compacted", EtcdCompactedError),
@@ -47,7 +52,7 @@ def test_statuses(code, details, error):
 @pytest.mark.parametrize(
     ("reason", "error"),
     [
-        ("etcdserver: no leader", EtcdUnavailableError),
+        ("etcdserver: no leader", EtcdNoLeaderError),
         ("mvcc: required revision has been compacted", EtcdCompactedError),
         ("permission denied", EtcdError),
     ],

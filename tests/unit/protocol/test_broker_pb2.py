@@ -31,7 +31,7 @@ MESSAGES = {
     "Header.Etcd": "1 cluster_id uint64, 2 member_id uint64, 3 revision int64, 4 raft_term uint64",
     "ReadRequest": "1 header Header, 2 journal string, 3 offset int64, 4 block bool, "
     "5 do_not_proxy bool, 6 metadata_only bool, 7 end_offset int64, 8 begin_mod_time int64, "
-    "9 min_etcd_revision int64",
+    "9 min_etcd_revision int64, 100 include_unacknowledged bool",
     "ReadResponse": "1 status Status, 2 header Header, 3 offset int64, 4 write_head int64, "
     "5 fragment Fragment, 6 fragment_url string, 7 content bytes",
     "AppendRequest": "1 header Header, 2 journal string, 3 do_not_proxy bool, 4 content bytes, "
@@ -41,7 +41,8 @@ MESSAGES = {
     "4 registers LabelSet, 5 total_chunks int64, 6 delayed_chunks int64, "
     "7 store_health_error string",
     "ReplicateRequest": "1 header Header, 2 deprecated_journal string, 3 proposal Fragment, "
-    "4 content bytes, 5 content_delta int64, 6 acknowledge bool, 7 registers LabelSet",
+    "4 content bytes, 5 content_delta int64, 6 acknowledge bool, 7 registers LabelSet, "
+    "100 acknowledged_through int64, 101 stored_through int64",
     "ReplicateResponse": "1 status Status, 2 header Header, 3 fragment Fragment, "
     "4 registers LabelSet",
     "ListRequest": "1 selector LabelSelector, 4 watch bool, 5 watch_resume Header",
@@ -53,7 +54,7 @@ MESSAGES = {
     "ApplyResponse": "1 status Status, 2 header Header",
     "FragmentsRequest": "1 header Header, 2 journal string, 3 begin_mod_time int64, "
     "4 end_mod_time int64, 5 next_page_token int64, 6 page_limit int32, "
-    "7 signatureTTL Duration, 8 do_not_proxy bool",
+    "7 signatureTTL Duration, 8 do_not_proxy bool, 100 unstored_only bool",
     "FragmentsResponse": "1 status Status, 2 header Header, "
     "3 fragments *FragmentsResponse._Fragment, 4 next_page_token int64",
     "FragmentsResponse._Fragment": "1 spec Fragment, 2 signed_url string",

@@ -45,6 +45,12 @@ def test_routes_of_assignments_follow_the_vectors(case):
     assert made == route(case["expect"])
 
 
+def test_two_assignments_of_one_member_are_one_member():
+    made = routes.route_of([("a", "one", 1), ("a", "two", 0), ("a", "two", 2), ("b", "one", 3)])
+    assert [f"{m.zone}/{m.suffix}" for m in made.members] == ["a/one", "a/two", "b/one"]
+    assert made.primary == 1
+
+
 @pytest.mark.parametrize("case", cases("broker", "route_attach_endpoints"))
 def test_attached_endpoints_follow_the_vectors(case):
     given = route({"members": case["members"], "endpoints": ["old"]})

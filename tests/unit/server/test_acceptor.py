@@ -100,11 +100,11 @@ def test_new_connections_leave_the_loop_to_others():
         listener = Listener()
         listener.add(PortProtocol("any", (b"X",), asyncio.Protocol))
         port = listener.bind("127.0.0.1", 0)
+        await listener.start()
         turns = 0
         with contextlib.ExitStack() as held:
-            for _ in range(100):
+            for _ in range(100):  # none is accepted before the loop runs again
                 held.enter_context(socket.create_connection(("127.0.0.1", port)))
-            await listener.start()
             while len(listener._opening) < 100:
                 turns += 1
                 await asyncio.sleep(0)

@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import errno
 import gc
 import socket
 from pathlib import Path
@@ -210,17 +211,41 @@ def test_closing_aborts_connections_that_are_just_being_made(turns):
     gc.collect()  # which tells of sockets that nobody closed
 
 
-def test_connections_wait_from_binding_until_the_start():
+def test_connections_are_refused_from_binding_until_the_start():
     async def scenario():
         listener = _listening([])
-        reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-        writer.write(b"GET /early")
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", listener.port)
         await listener.start()
         try:
-            assert await asyncio.wait_for(reader.readexactly(15), 5) == b"http:GET /early"
+            assert await _ask(listener.port, b"GET /late") == b"http:GET /late"
         finally:
-            writer.transport.abort()
             listener.close()
+
+    run(scenario(), 10)
+
+
+def test_a_port_that_is_bound_is_in_use_before_it_is_served():
+    first, second = _listening([]), Listener()
+    try:
+        with pytest.raises(ConfigurationError, match=f"port {first.port}.* already in use"):
+            second.bind("127.0.0.1", first.port)
+    finally:
+        first.close()
+
+
+def test_a_port_that_another_process_serves_on_at_the_start_is_in_use():
+    class Taken(socket.socket):
+        def listen(self, _backlog=0):
+            raise OSError(errno.EADDRINUSE, "Address already in use")
+
+    async def scenario():
+        listener = Listener()
+        taken = Taken()
+        listener._sockets.append(taken)
+        with pytest.raises(ConfigurationError, match="is already in use; stop the process"):
+            await listener.start()
+        assert taken.fileno() == -1
 
     run(scenario(), 10)
 
@@ -274,13 +299,17 @@ def _has_ipv6_loopback() -> bool:
 
 
 def test_all_interfaces_can_be_bound():
-    listener = Listener()
-    port = listener.bind("", 0)
-    try:
-        with socket.create_connection(("127.0.0.1", port), 5):
-            pass
-    finally:
-        listener.close()
+    async def scenario():
+        listener = Listener()
+        port = listener.bind("", 0)
+        await listener.start()
+        try:
+            with socket.create_connection(("127.0.0.1", port), 5):
+                pass
+        finally:
+            listener.close()
+
+    run(scenario(), 10)
 
 
 def test_a_unix_socket_is_served_and_removed(tmp_path: Path):

@@ -117,7 +117,9 @@ def test_a_file_without_its_certificate_is_refused(given, missing):
 
 
 @pytest.mark.parametrize("given", ["cert-file", "cert-key-file", "trusted-ca-file"])
-@pytest.mark.parametrize("address", ["http://etcd:2379", "unix:///etcd", None])
+@pytest.mark.parametrize(
+    "address", ["http://etcd:2379", "unix:///etcd", "https://a:1, http://b:1", None]
+)
 def test_certificates_for_an_etcd_without_tls_are_refused(given, address):
     arguments = {f"etcd.{given}": ["a.pem"]}
     if address is not None:
@@ -127,7 +129,7 @@ def test_certificates_for_an_etcd_without_tls_are_refused(given, address):
 
 
 def test_a_certificate_for_etcd_needs_its_key():
-    https = {"etcd.address": ["https://etcd:2379"]}
+    https = {"etcd.address": ["https://etcd:2379, https://other:2379"]}
     load(ETCD, Sources({**https, "etcd.trusted-ca-file": ["ca.pem"]}))
     files = {"etcd.cert-file": ["a.pem"], "etcd.cert-key-file": ["b.pem"]}
     load(ETCD, Sources({**https, **files}))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc
 import grpc.aio
@@ -22,6 +22,8 @@ from gazette_sdk.transport.wires.grpc.codec import decode_read_response, encode_
 from gazette_sdk.transport.wires.tls import Tls
 
 __all__ = ["Channels", "Stubs", "dial"]
+
+T = TypeVar("T")
 
 SWEEP_INTERVAL_S = 30.0
 """A member's connection that one full interval did not use is closed."""
@@ -157,6 +159,7 @@ class Channels:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        self._steps: set[asyncio.Task[Any]] = set()
         self._closed = False
 
     @property
@@ -204,12 +207,36 @@ class Channels:
             self._sweep_timer.cancel()
         for peer in list(self._stubs):
             self._close(peer)
+        for step in self._steps:
+            step.cancel()
         if self._closing:
             await asyncio.gather(*self._closing)
 
+    async def until_closed(self, step: Coroutine[Any, Any, T]) -> T:
+        """Await a step that grpcio does not end when its channel is closed.
+
+        These are the wait for a connection, and the first write or the half-close of a call.
+
+        Raises:
+            ClosedError: the transport is closed, or was closed meanwhile.
+        """
+        if self._closed:
+            step.close()
+            raise _closed_error()
+        task = asyncio.ensure_future(step)
+        self._steps.add(task)
+        try:
+            await asyncio.wait([task])
+        finally:
+            self._steps.discard(task)
+            task.cancel()
+        if task.cancelled() and self.closed:
+            raise _closed_error()
+        return task.result()
+
     def _open(self, peer: Peer) -> Stubs:
         if self._closed:
-            raise ClosedError("the transport was closed; connect again")
+            raise _closed_error()
         loop = asyncio.get_running_loop()
         if self._loop is None:
             self._loop = loop
@@ -245,7 +272,7 @@ class Channels:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 while action_for(peer, _HEALTH[state]) is Action.WAIT:
-                    await channel.wait_for_state_change(state)
+                    await self.until_closed(channel.wait_for_state_change(state))
                     state = channel.get_state(try_to_connect=True)
         except TimeoutError:
             if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
@@ -254,9 +281,7 @@ class Channels:
                 f"{self.where(peer)} did not answer within {self._connect_timeout_s:g} s"
             ) from None
         except grpc.aio.UsageError as error:
-            raise ClosedError(
-                "the transport was closed while it connected; connect again"
-            ) from error
+            raise _closed_error() from error
 
     def _sweep(self) -> None:
         for peer in self._marks.sweep(list(self._stubs)):
@@ -268,3 +293,7 @@ class Channels:
         closing = asyncio.ensure_future(self._stubs.pop(peer).channel.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
+
+
+def _closed_error() -> ClosedError:
+    return ClosedError("the transport was closed; connect again")

@@ -159,7 +159,7 @@ class GrpcWire(Wire):
         async with self._begin(to) as call:
             stream = call.stubs.replicate(metadata=call.metadata)
             ended = _FirstStatus(stream)
-            sending = asyncio.create_task(_send(stream, opening, requests))
+            sending = asyncio.create_task(self._send(stream, opening, requests))
             sending.add_done_callback(lambda task: _give_up_if_failed(task, stream))
             try:
                 async for response in self._responses(call, stream, ended, sending):
@@ -186,7 +186,7 @@ class GrpcWire(Wire):
             try:
                 with self._errors_of(call, stream, ended):
                     try:
-                        await _send(stream, append.request, requests)
+                        await self._send(stream, append.request, requests)
                     except Exception:
                         await self._roll_back(stream, receiving)
                         raise
@@ -198,9 +198,28 @@ class GrpcWire(Wire):
             raise CallError(f"Append at {to.where}: ended without a response", journal=to.journal)
         return response
 
+    async def _send(self, stream: Any, opening: Message, requests: AsyncIterator[Any]) -> None:
+        """Send all requests and half-close; stop quietly once the other side has ended the call.
+
+        A failed send carries no cause; the answer of the other side does.
+
+        Raises:
+            ClosedError: the transport was closed before the call had begun.
+        """
+        try:
+            await self._channels.until_closed(stream.write(opening))
+        except _ANSWERED:
+            return
+        async for request in requests:
+            try:
+                await stream.write(request)
+            except _ANSWERED:
+                return
+        await _half_close(stream)
+
     async def _roll_back(self, stream: Any, receiving: asyncio.Task[Any]) -> None:
         """Half-close without commit, and wait for the broker to have seen it."""
-        await _half_close(stream)
+        await self._channels.until_closed(_half_close(stream))
         await asyncio.wait([receiving], timeout=ROLLBACK_TIMEOUT_S)
 
     async def _responses(
@@ -268,23 +287,6 @@ def _error_kind(error: grpc.aio.AioRpcError) -> str:
 
 _ANSWERED = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
 """Errors of a send when the other side has already ended the call."""
-
-
-async def _send(stream: Any, opening: Message, requests: AsyncIterator[Any]) -> None:
-    """Send all requests and half-close; stop quietly once the other side has ended the call.
-
-    A failed send carries no cause; the answer of the other side does.
-    """
-    try:
-        await stream.write(opening)
-    except _ANSWERED:
-        return
-    async for request in requests:
-        try:
-            await stream.write(request)
-        except _ANSWERED:
-            return
-    await _half_close(stream)
 
 
 async def _half_close(stream: Any) -> None:

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from gazette_sdk.errors import UnavailableError
+from gazette_sdk.errors import ClosedError, UnavailableError
 from gazette_sdk.transport.routing.dispatcher import Health
 from gazette_sdk.transport.routing.routed import RoutedTransport
 from gazette_sdk.transport.target import SERVICE, Destination, Peer
@@ -122,6 +122,7 @@ class ChosenWire(WireChoice):
         self.remembered = RememberedWires()
         self._address = address
         self._make_grpc = make_grpc
+        self._closed = False
         self._attempts: dict[
             tuple[asyncio.AbstractEventLoop, Peer], asyncio.Future[UnavailableError | None]
         ] = {}
@@ -168,6 +169,7 @@ class ChosenWire(WireChoice):
 
     async def aclose(self) -> None:
         """See :meth:`WireChoice.aclose`."""
+        self._closed = True
         await self.stream.aclose()
         if self.grpc is not None:
             await self.grpc.aclose()
@@ -206,6 +208,8 @@ class ChosenWire(WireChoice):
 
     def _with_grpc(self) -> Wire:
         if self.grpc is None:
+            if self._closed:
+                raise ClosedError("the transport was closed; connect again")
             self.grpc = self._make_grpc()
         return self.grpc
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gazette_sdk.broker.append.common_case import OPENING_BYTES_MAX, InlineAppends, append_now
 from gazette_sdk.broker.spool.chunk_queue import LARGE_CHUNK_BYTES
 from gazette_sdk.broker.spool.directory import Durability
+from gazette_sdk.fragment.health import CHECK_PENDING
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Claims
 from gazette_sdk.server.call import Call
@@ -240,9 +241,12 @@ def test_other_requests_are_declined(kind, tmp_path):
 
 SITUATIONS: dict[str, Callable[[World], object]] = {
     "pipeline in use": lambda world: world.replica.pipeline.take_now(),
-    "index not ready": lambda world: world.replica.index.first_refresh.clear(),
+    "index not ready": lambda world: (
+        _forget_head(world),
+        world.replica.index.first_refresh.clear(),
+    ),
     "index ahead": lambda world: world.list_fragment(0, 1000),
-    "store unhealthy": lambda world: _fail_store(world, "down"),
+    "store unhealthy": lambda world: (_forget_head(world), _fail_store(world, "down")),
     "read-only": lambda world: _set_spec(world, flags=pb.JournalSpec.O_RDONLY),
     "new spec": lambda world: _set_spec(world, length=77),
     "not primary": lambda world: _resolve_to(world, pb.NOT_JOURNAL_PRIMARY_BROKER, True),
@@ -252,6 +256,10 @@ SITUATIONS: dict[str, Callable[[World], object]] = {
     "no pipeline yet": lambda world: setattr(world.replica, "ready", None),
     "disk full": lambda world: setattr(world.spool, "_commit", _no_room),
 }
+
+
+def _forget_head(world: World) -> None:
+    world.replica.head_is_known = False
 
 
 def _no_room(_: Any) -> None:
@@ -268,6 +276,29 @@ def test_a_journal_that_is_not_ready_is_declined(change, replication, tmp_path):
         assert append_now(world.shared, request, b"content", CLAIMS) is None
         assert world.state() == before
         vars(world.spool).pop("_commit", None)
+
+    with_world(tmp_path, scenario, replication=replication)
+
+
+@pytest.mark.parametrize("replication", [1, 2])
+@pytest.mark.parametrize("error", ["down", CHECK_PENDING])
+def test_a_known_head_needs_no_listing_and_no_store_that_others_stand_in_for(
+    error, replication, tmp_path
+):
+    async def scenario(world):
+        assert world.replica.head_is_known
+        world.replica.index.first_refresh.clear()
+        _fail_store(world, error)
+        request = pb.AppendRequest(journal=JOURNAL)
+        started = append_now(world.shared, request, b"content", CLAIMS)
+        assert (started is not None) == (replication > 1 or error == CHECK_PENDING)
+        if started is not None:
+            await started.acknowledged()
+        response = await world.append(request, b"more")
+        assert response.status == (pb.OK if started is not None else pb.FRAGMENT_STORE_UNHEALTHY)
+        # Whether it can be suspended depends on what is stored.
+        request = pb.AppendRequest(journal=JOURNAL, suspend=pb.AppendRequest.SUSPEND_IF_FLUSHED)
+        assert (await world.append(request, b"")).status == pb.FRAGMENT_STORE_UNHEALTHY
 
     with_world(tmp_path, scenario, replication=replication)
 

@@ -146,3 +146,17 @@ def test_a_pulse_is_bounded(monkeypatch, caplog):
 def test_idle_journals_are_suspended_only_where_wished():
     assert pulse_mode(10_000, auto_suspend=False) == Mode.SUSPEND_NO_RESUME
     assert pulse_mode(SUSPEND_AFTER_PULSES, auto_suspend=True) == Mode.SUSPEND_IF_FLUSHED
+
+
+def test_a_pulse_that_failed_is_tried_again_soon(monkeypatch):
+    monkeypatch.setattr(pulse_module, "PULSE_PERIOD_S", 1000)
+    monkeypatch.setattr(pulse_module, "PULSE_RETRY_S", 0.001)
+
+    async def scenario():
+        recorder, replica = Recorder(CallError("a replica is gone")), FakeReplica()
+        running = asyncio.ensure_future(Pulses(recorder.append, auto_suspend=False).run(replica))
+        await recorder.reach(5)
+        replica.signal.fire()
+        await running
+
+    run(scenario())

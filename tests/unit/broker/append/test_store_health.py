@@ -1,13 +1,21 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
-from gazette_sdk.broker.append.store_health import WAIT_MAX_S, StoreUnhealthyError, await_health
+from gazette_sdk.broker.append.store_health import (
+    FAILING_TOLERATED_S,
+    WAIT_MAX_S,
+    StoreUnhealthyError,
+    await_health,
+    is_dispensable,
+)
 from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.broker.slot import InvalidatedError, Signal
 from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.fragment.health import CHECK_PENDING
 from gazette_sdk.fragment.registry import StoreRegistry
 from support.etcd import run
 from support.vectors import cases
@@ -22,13 +30,14 @@ class Setup:
         self.signal = Signal()
         self.root = root
 
-    async def wait(self, url=STORE, waited_s=0.0):
+    async def wait(self, url=STORE, waited_s=0.0, **known):
         await await_health(
             self.index,
             self.stores,
             url,
             self.signal,
             started_at=asyncio.get_running_loop().time() - waited_s,
+            **known,
         )
 
 
@@ -112,5 +121,37 @@ def test_a_fired_signal_comes_first(tmp_path):
         setup.signal.fire()
         with pytest.raises(InvalidatedError):
             await setup.wait(None)
+
+    scenario_of(work, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("error", "failing_s", "has_peers", "expect"),
+    [
+        (CHECK_PENDING, None, False, True),
+        (CHECK_PENDING, None, True, True),
+        ("down", 0.0, False, False),
+        ("down", 0.0, True, True),
+        ("down", FAILING_TOLERATED_S - 1, True, True),
+        ("down", FAILING_TOLERATED_S, True, False),
+    ],
+)
+def test_a_store_that_is_dispensable(error, failing_s, has_peers, expect):
+    now = 10_000.0
+    since = None if failing_s is None else now - failing_s
+    health = SimpleNamespace(error=error, failing_since=since)
+    assert is_dispensable(health, now, has_peers=has_peers) == expect
+
+
+def test_a_primary_that_knows_the_head_waits_neither_for_a_listing_nor_for_a_first_check(tmp_path):
+    async def work(setup):
+        for has_peers in (False, True):  # nothing was listed, and no check has ended
+            waiting = setup.wait(head_is_known=True, has_peers=has_peers)
+            await asyncio.wait_for(waiting, 0.5)
+        with pytest.raises(StoreUnhealthyError):
+            await setup.wait()
+        await asyncio.wait_for(setup.wait(head_is_known=True, has_peers=True), 0.5)
+        with pytest.raises(StoreUnhealthyError):
+            await setup.wait(head_is_known=True)
 
     scenario_of(work, tmp_path)

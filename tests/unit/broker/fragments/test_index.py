@@ -3,10 +3,15 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import tempfile
 import weakref
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from gazette_sdk.broker.fragments import index as index_module
 from gazette_sdk.broker.fragments.index import OFFSET_JUMP_AGE_S, Index, Summary
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.errors import ClosedError
@@ -193,5 +198,120 @@ def test_committed_bytes_of_a_spool_can_be_read_at_once(directory):
         del user
         gc.collect()
         assert (await index.query(pb.ReadRequest(offset=3))).file.read_at(0, 7) == b"content"
+
+    asyncio.run(scenario())
+
+
+# ----------------------------------------------------------- what is acknowledged
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 9)),
+        st.tuples(st.just("roll"), st.just(0)),
+        st.tuples(st.just("acknowledge"), st.integers(0, 100)),  # percent of what is committed
+        st.tuples(st.just("store"), st.integers(0, 100)),  # percent of the closed fragments
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=300)
+@given(steps=STEPS)
+def test_readers_are_never_ahead_of_what_is_acknowledged_or_stored(steps):
+    """The index against a model: an offset is readable if it is acknowledged, or stored."""
+
+    async def scenario(directory):
+        index, file = Index(), a_file(directory)
+        index.hold(is_told=False)
+        begin = end = acknowledged = stored = 0
+        closed: list[tuple[int, int]] = []
+        forms = {(0, 0)}
+        for name, value in steps:
+            match name:
+                case "append":
+                    end += value
+                    forms.add((begin, end))
+                    index.add_unacknowledged(fragment_of(begin, end), file)
+                case "roll" if end > begin:
+                    closed.append((begin, end))
+                    begin = end
+                case "acknowledge":
+                    acknowledged = max(acknowledged, end * value // 100)
+                    index.acknowledge(end * value // 100)
+                case "store":
+                    those = closed[: len(closed) * value // 100]
+                    stored = max(stored, max((e for _, e in those), default=0))
+                    there = closed[: sum(e <= stored for _, e in closed)]
+                    index.replace_remote(
+                        CoverSet(fragment_of(*span, 1_500_000_000) for span in there)
+                    )
+            readable = max(acknowledged, stored)
+            assert index.readable_end == readable
+            assert index.summary().end == end
+            head = await index.query(pb.ReadRequest(offset=-1))
+            assert (head.offset, head.write_head) == (readable, readable)
+            for offset in range(end + 1):
+                found = await index.query(pb.ReadRequest(offset=offset))
+                assert (found.status == pb.OK) == (offset < readable)
+                if found.fragment is not None:
+                    assert found.fragment.begin <= offset < found.fragment.end <= readable
+                everything = await index.query(
+                    pb.ReadRequest(offset=offset, include_unacknowledged=True)
+                )
+                assert (everything.status == pb.OK) == (offset < end)
+                assert everything.write_head == end
+
+    with tempfile.TemporaryDirectory() as root, SpoolDirectory(Path(root)) as directory:
+        asyncio.run(scenario(directory))
+
+
+def test_a_read_gets_the_fragment_as_it_was_when_it_was_acknowledged(directory):
+    async def scenario():
+        index, user = Index(), SpoolUser(directory)
+        user._on_commit = index.add_unacknowledged
+        index.hold(is_told=False)
+        waiting = asyncio.ensure_future(index.query(pb.ReadRequest(block=True)))
+        await user.append(b"first")
+        first = user.spool.fragment
+        await user.append(b"second")
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        index.acknowledge(first.end)
+        found = await waiting
+        assert (found.status, found.fragment, found.write_head) == (pb.OK, first, 5)
+        assert found.file is user.spool.content_file
+        index.acknowledge(3)  # of an earlier append
+        assert index.readable_end == 5
+        index.acknowledge(11)
+        found = await index.query(pb.ReadRequest(offset=5))
+        assert found.fragment == user.spool.fragment
+
+    asyncio.run(scenario())
+
+
+def test_a_read_that_does_not_block_waits_for_the_primary_to_tell_what_is_acknowledged(
+    directory, monkeypatch
+):
+    async def scenario():
+        index, file = Index(), a_file(directory)
+        index.hold(is_told=True)
+        index.add_unacknowledged(fragment_of(0, 5), file)
+        reads = [
+            asyncio.ensure_future(index.query(pb.ReadRequest(offset=offset))) for offset in (0, -1)
+        ]
+        await asyncio.sleep(0)
+        assert not any(read.done() for read in reads)
+        index.acknowledge(5)
+        content, head = await asyncio.gather(*reads)
+        assert (content.status, content.fragment.end) == (pb.OK, 5)
+        assert (head.offset, head.write_head) == (5, 5)
+        # A primary that is gone tells nothing more.
+        monkeypatch.setattr(index_module, "ACKNOWLEDGED_WAIT_S", 0.001)
+        index.add_unacknowledged(fragment_of(0, 9), file)
+        head = await index.query(pb.ReadRequest(offset=-1))
+        assert (head.status, head.write_head) == (pb.OFFSET_NOT_YET_AVAILABLE, 5)
+        index.release()
+        assert index.readable_end == 9
 
     asyncio.run(scenario())

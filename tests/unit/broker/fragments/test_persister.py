@@ -11,6 +11,7 @@ import pytest
 
 from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.spool.directory import SpoolDirectory
+from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.fragment.stores import FileStore, open_store
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -172,6 +173,42 @@ def test_a_replica_that_finds_the_fragment_does_not_upload_it_again(tmp_path):
         await until(lambda: not done.file.path.exists())
 
     scenario(tmp_path, body)
+
+
+def test_a_replica_checks_at_once_what_a_listing_shows(tmp_path):
+    async def body(setting):
+        done, kept = [await setting.spool(primary=False) for _ in range(2)]
+        path = setting.root / "good" / "a" / "journal" / content_name(done.fragment)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"what the primary stored")
+        for spool in (done, kept):
+            setting.persister.complete(spool)
+        setting.persister._rotate()
+        other = pb.Fragment()
+        other.CopyFrom(kept.fragment)
+        other.sum.part1 += 1
+        setting.persister.check_listed("another/journal", CoverSet([done.fragment]))
+        assert setting.persister.pending == 2
+        setting.persister.check_listed(JOURNAL, CoverSet([done.fragment, other]))
+        await setting.settled()
+        await until(lambda: not done.file.path.exists())
+        assert kept.file.path.exists()
+        assert setting.persister.pending == 1
+        assert len(setting.stored()) == 1
+
+    scenario(tmp_path, body)
+
+
+def test_what_is_stored_is_told(tmp_path):
+    told = []
+
+    async def body(setting):
+        done = await setting.spool()
+        setting.persister.complete(done)
+        await setting.settled()
+        assert told == [done]
+
+    scenario(tmp_path, body, stored=told.append)
 
 
 @pytest.mark.parametrize("how", ["deleted", "created again"])

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gazette_sdk.broker.fragments import refresh
 from gazette_sdk.broker.fragments.index import Index, Summary
 from gazette_sdk.broker.fragments.refresh import (
     FIRST_RETRY_S_MAX,
@@ -109,6 +110,33 @@ def test_the_index_follows_the_store_and_releases_local_files(tmp_path):
 
                 specs[0] = None  # the journal is deleted
                 await asyncio.wait_for(task, 5)
+
+    asyncio.run(scenario())
+
+
+def test_a_listing_that_the_primarys_uploads_ask_for_comes_sooner(tmp_path, monkeypatch):
+    monkeypatch.setattr(refresh, "WANTED_PAUSE_S", 0.001)
+
+    async def scenario():
+        root = tmp_path / "store"
+        root.mkdir()
+        index, spec = Index(), spec_of("file:///store/", interval_s=300)
+        with SpoolDirectory(tmp_path / "spools") as directory:
+            user = SpoolUser(directory, on_commit=index.commit)
+            await user.append(bytes(100))
+            async with refreshing(index, StoreRegistry(tmp_path), lambda _: spec):
+                await asyncio.wait_for(index.first_refresh.wait(), 5)
+                index.expect_stored(99)
+                assert not index.listing_wanted.is_set()
+                index.expect_stored(100)
+                assert index.listing_wanted.is_set()
+                await asyncio.sleep(0.02)  # listings which do not show it yet
+                assert index.listing_wanted.is_set()
+                assert (await index.query(pb.ReadRequest())).file is not None
+                put(root, 0, 100)
+                await until(lambda: index.summary().mod_time > 0)
+                assert not index.listing_wanted.is_set()
+                assert (await index.query(pb.ReadRequest())).file is None
 
     asyncio.run(scenario())
 

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from gazette_sdk.broker.recovery import quarantine, truncate
 from gazette_sdk.broker.recovery.quarantine import Quarantine
 from gazette_sdk.broker.recovery.reconcile import valid_end
+from gazette_sdk.broker.recovery.states import HeadInput
 from gazette_sdk.broker.recovery.truncate import set_superseded_aside, truncate_spool
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import digest_of
+from support.brokers import Mirror
 from support.spools import CLUSTER, REVISION, SpoolUser, sum_of_content, until
 
 JOURNAL = "a/journal"
@@ -229,7 +231,7 @@ class ScriptedInventory:
 class Made:
     """A quarantine of the fixture's directory, and what it uploaded."""
 
-    def __init__(self, directory, inventory, *, exists=True):
+    def __init__(self, directory, inventory, *, exists=True, restores_head=False):
         self.uploaded = []
         self.replica = None
         self.directory = directory
@@ -240,6 +242,7 @@ class Made:
             inventory=inventory,
             upload=self.uploaded.append,
             replica_of=lambda *_: self.replica,
+            restores_head=lambda _: restores_head,
         )
 
     @property
@@ -392,6 +395,63 @@ def test_a_shorter_copy_elsewhere_supersedes_nothing_until_the_journal_is_contin
             await asyncio.wait_for(running, 10)
             assert made.uploaded == []
         assert recovered(root) == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("others_have", "is_in_last_route", "restored"),
+    [
+        ([], True, True),
+        ([fragment(0, 100)], True, True),  # the same bytes
+        ([], False, False),  # others may have gone on behind it
+        ([fragment(8, 100)], True, False),
+    ],
+)
+def test_the_head_is_restored_when_the_last_spool_is_in_use(
+    root, others_have, is_in_last_route, restored
+):
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            inventory = ScriptedInventory(others_have, digest=hashlib.sha1(WHOLE).digest())
+            made = Made(directory, inventory, restores_head=is_in_last_route)
+            directory.forget_head(JOURNAL, HeadInput.HISTORY_LOST)
+            seen = []
+            _, ready = made.quarantine.take(JOURNAL, REVISION)
+            known = {"create_revision": REVISION, "cluster_id": CLUSTER}
+            ready.on_fire(lambda: seen.append(directory.head(JOURNAL, **known)))
+            await asyncio.wait_for(made.quarantine.run(), 10)
+            (head,) = seen  # before a replica begins its spool
+            assert (head is not None) == restored
+            if restored:
+                assert head.end == len(WHOLE)
+        with SpoolDirectory(root) as directory:
+            directory.recover(CLUSTER)
+            assert (directory.head(JOURNAL, **known) is not None) == restored
+
+    asyncio.run(scenario())
+
+
+def test_a_change_of_the_route_ends_the_pause(root, monkeypatch):
+    monkeypatch.setattr(quarantine, "PAUSE_S_MIN", 1000.0)
+    mirror = Mirror()
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            inventory = ScriptedInventory(UnavailableError("no primary"))
+            made = Made(directory, inventory)
+            mirror.keyspace.observers.append(
+                lambda: made.quarantine.observe(mirror.keyspace.changes)
+            )
+            running = asyncio.ensure_future(made.quarantine.run())
+            await until(lambda: inventory.asked == 1)
+            mirror.put(dict([mirror.assignment("another/journal", "broker", 0)]))
+            await asyncio.sleep(0.01)
+            assert inventory.asked == 1
+            inventory.answers = [[]]
+            mirror.put(dict([mirror.assignment(JOURNAL, "broker", 0)]))
+            await asyncio.wait_for(running, 10)
+            assert made.spans == [(0, len(WHOLE))]
 
     asyncio.run(scenario())
 

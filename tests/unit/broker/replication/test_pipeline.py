@@ -7,6 +7,7 @@ import pytest
 
 from gazette_sdk.broker.append.machine import Input
 from gazette_sdk.broker.replication import pipeline as pipeline_module
+from gazette_sdk.broker.replication.peer_streams import PeerStreams
 from gazette_sdk.broker.replication.pipeline import PeerStream, Pipeline, judge_acks, judge_sync
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.errors import CallError, DeadlineExceededError, UnavailableError
@@ -261,6 +262,52 @@ def test_an_append_waits_for_peers_that_read_slower_than_it_sends(directory, mon
     run(scenario())
 
 
+def test_a_peer_that_takes_no_content_is_given_up(directory, monkeypatch):
+    monkeypatch.setattr(pipeline_module, "SEND_BUFFER_BYTES", 10)
+
+    async def scenario():
+        async def stuck(_peer, _requests):
+            await asyncio.Event().wait()
+            yield
+
+        spool = SpoolUser(directory).spool
+        stream = PeerStream(PEERS[0], stuck, answer_timeout_s=0.05)
+        pipeline = Pipeline(HEADER, spool, [stream])
+        await pipeline.scatter_content(bytes(20), 0)
+        assert isinstance(pipeline.error, DeadlineExceededError)
+        await pipeline.tear_down()
+        await pipeline.ended()
+
+    run(scenario())
+
+
+def test_streams_to_one_peer_break_together_and_are_reported_once_each(directory):
+    async def scenario():
+        reported = []
+        streams = PeerStreams(on_broken=lambda peer, error: reported.append((peer, error)))
+        peers = [Peer() for _ in range(3)]
+        opened = [
+            streams.open(at, peer.serve)
+            for at, peer in zip([PEERS[0], PEERS[0], PEERS[1]], peers, strict=True)
+        ]
+        answers = [stream.expect() for stream in opened]
+        gone = UnavailableError("gone")
+        streams.fail(PEERS[0].zone, PEERS[0].suffix, gone)
+        streams.fail("no", "such peer", gone)
+        assert [answer.done() for answer in answers] == [True, True, False]
+        assert await answers[0] is gone
+        await opened[0].ended()
+        await opened[1].ended()
+        assert reported == [(PEERS[0], gone)] * 2
+        opened[2].half_close()
+        peers[2].ok()
+        await opened[2].ended()
+        assert len(reported) == 2
+        assert not streams._open
+
+    run(scenario())
+
+
 def test_tearing_down_rolls_back_and_half_closes(directory):
     async def scenario():
         pipeline, (peer,) = started(directory, 1)
@@ -429,3 +476,46 @@ def test_the_largest_later_revision_is_resolved_at():
     found = sync_of(elsewhere(200), elsewhere(300))
     assert (found.input, found.read_through) == (Input.LATER, 300)
     assert sync_of(elsewhere(100), OK).input is Input.FAILED
+
+
+# ----------------------------------------------- what is acknowledged, and stored
+
+
+def test_peers_are_told_with_the_next_request_or_soon_by_the_last_proposal(directory):
+    async def scenario():
+        pipeline, (peer, _) = started(directory)
+        pipeline.acknowledged_end = 0
+        await pipeline.scatter(proposal(pipeline.spool))
+        (first,) = await peer.received(1)
+        assert (first.HasField("acknowledged_through"), first.acknowledged_through) == (True, 0)
+
+        await pipeline.scatter_content(b"one", 0)
+        await pipeline.scatter(proposal(pipeline.spool))
+        pipeline.tell_acknowledged(3)
+        pipeline.tell_stored(2)
+        content, commit, told = (await peer.received(4))[1:]
+        assert not content.HasField("acknowledged_through")
+        assert not commit.HasField("acknowledged_through")
+        assert (told.acknowledged_through, told.stored_through) == (3, 2)
+        assert (told.proposal, told.registers) == (commit.proposal, commit.registers)
+        assert not told.acknowledge
+
+        # In the middle of an append it would roll back.
+        await pipeline.scatter_content(b"two", 0)
+        pipeline.tell_acknowledged(4)
+        pipeline.tell_acknowledged(3)
+        pipeline._telling.cancel()
+        pipeline._tell_now()
+        await pipeline.scatter_content(b"three", 3)
+        more = (await peer.received(6))[4:]
+        assert [(r.content, r.acknowledged_through) for r in more] == [(b"two", 0), (b"three", 4)]
+
+        # Whoever goes on without this primary knows as much as it did.
+        await pipeline.scatter(proposal(pipeline.spool))
+        pipeline.tell_acknowledged(11)
+        await pipeline.tear_down()
+        assert (await peer.received(8))[7].acknowledged_through == 11
+        pipeline.fail(UnavailableError("over"))
+        await pipeline.ended()
+
+    run(scenario())

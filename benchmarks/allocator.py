@@ -1,0 +1,190 @@
+"""Time of the allocator, and moves of assignments when a broker is lost.
+
+    python benchmarks/allocator.py [--journals 10000] [--brokers 60] [--zones 3] [--json] [--check]
+
+It measures a cluster of R = 3 without Etcd, as the leader sees it: the first solution, a round in
+which nothing changes, the solution when one broker is lost, and when it has returned. The least
+processor time of all rounds counts, because other programs slow a round down and never speed it up.
+
+Moves are compared with the least possible number: for a lost broker the assignments that it held,
+for a returned one those that others hold above their fair share.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from measure import Figure, arguments, report
+
+from gazette_sdk.cluster import keys
+from gazette_sdk.cluster.allocator.converge import converge
+from gazette_sdk.cluster.allocator.solver import solve
+from gazette_sdk.cluster.allocator.state import State
+from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalAllocation, route_value
+from gazette_sdk.cluster.etcd import KeyValue, WatchBatch, WatchEvent
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.routes import route_of
+
+ROOT = "/gazette/cluster"
+REPLICATION = 3
+JOURNAL_LIMIT = 1024
+
+FIRST_MS_MAX = 1000.0
+UNCHANGED_MS_MAX = 50.0
+MOVES_RATIO_MAX = 1.2
+
+T = TypeVar("T")
+
+Member = tuple[str, str]
+Placement = list[list[Member]]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Journals and brokers of a measurement."""
+
+    journals: Sequence[str]
+    members: Sequence[Member]
+
+    @classmethod
+    def of(cls, journals: int, brokers: int, zones: int) -> Cluster:
+        """Return a cluster whose brokers are spread over zones evenly."""
+        return cls(
+            [f"measured/part-{number:05}" for number in range(journals)],
+            sorted((f"zone-{n % zones}", f"broker-{n:03}") for n in range(brokers)),
+        )
+
+    def without(self, member: Member) -> Cluster:
+        """Return the cluster when a broker is lost."""
+        return Cluster(self.journals, [each for each in self.members if each != member])
+
+    def keyspace(self, placement: Placement) -> BrokerKeySpace:
+        """Return the mirror of the cluster, whose journals are all synchronized."""
+        keyspace = BrokerKeySpace(ROOT)
+        entries = sorted(self._entries(placement))
+        events = tuple(
+            WatchEvent(is_delete=False, kv=KeyValue(key, value, revision, revision, 1, lease=1))
+            for revision, (key, value) in enumerate(entries, 1)
+        )
+        keyspace.apply([WatchBatch(pb.Header.Etcd(revision=len(events)), events)])
+        return keyspace
+
+    def state(self, placement: Placement) -> State:
+        """Return the allocator's view of the cluster."""
+        return State(self.keyspace(placement), JournalAllocation())
+
+    def solve(self, placement: Placement) -> Placement:
+        """Return the desired placement."""
+        desired = solve(self.state(placement))
+        return [[self.members[member] for member in holders] for holders in desired]
+
+    def _entries(self, placement: Placement) -> Iterator[tuple[bytes, bytes]]:
+        for name in self.journals:
+            spec = pb.JournalSpec(name=name, replication=REPLICATION)
+            spec.fragment.length = 1 << 26
+            spec.fragment.compression_codec = pb.GZIP
+            spec.fragment.refresh_interval.FromSeconds(300)
+            yield keys.item_key(ROOT, name), spec.SerializeToString()
+        for zone, suffix in self.members:
+            broker = pb.BrokerSpec(journal_limit=JOURNAL_LIMIT)
+            broker.process_spec.id.zone, broker.process_spec.id.suffix = zone, suffix
+            broker.process_spec.endpoint = "http://localhost:8080"
+            yield keys.member_key(ROOT, zone, suffix), broker.SerializeToString()
+        for name, holders in zip(self.journals, placement, strict=False):
+            value = route_value(route_of((*each, slot) for slot, each in enumerate(holders)))
+            for slot, (zone, suffix) in enumerate(holders):
+                yield keys.assignment_key(ROOT, name, zone, suffix, slot), value
+
+
+def added(before: Placement, after: Placement) -> int:
+    """Return how many assignments of a placement are new."""
+    return sum(len(set(new) - set(old)) for old, new in zip(before, after, strict=True))
+
+
+def least_ms(rounds: int, work: Callable[[], T]) -> float:
+    """Return the least processor time of some calls, in milliseconds."""
+    times = []
+    for _ in range(rounds):
+        begun = time.process_time()
+        work()
+        times.append(time.process_time() - begun)
+    return min(times) * 1000
+
+
+def figures(journals: int, brokers: int, zones: int, rounds: int) -> list[Figure]:
+    """Measure a cluster.
+
+    Args:
+        journals: number of its journals.
+        brokers: number of its brokers.
+        zones: number of their zones.
+        rounds: number of measurements of each time.
+    """
+    cluster = Cluster.of(journals, brokers, zones)
+    empty = cluster.state([])
+    placement = cluster.solve([])
+    first_ms = least_ms(rounds, lambda: solve(empty))
+    keyspace, desired = cluster.keyspace(placement), solve(empty)
+
+    def unchanged() -> None:
+        if list(converge(State(keyspace, JournalAllocation()), desired)):
+            raise AssertionError("a round without changes writes nothing")
+
+    unchanged_ms = least_ms(max(rounds, 3), unchanged)
+
+    worst, held, degraded = 0, 1, placement
+    lost_ms = 0.0
+    for lost in (cluster.members[0], cluster.members[brokers // 2], cluster.members[-1]):
+        smaller = cluster.without(lost)
+        left = [[each for each in holders if each != lost] for holders in placement]
+        after = smaller.solve(left)
+        needed = sum(len(holders) for holders in placement) - sum(len(h) for h in left)
+        if added(left, after) / needed >= worst / held:
+            worst, held, degraded = added(left, after), needed, after
+            lost_ms = least_ms(rounds, partial(solve, smaller.state(left)))
+    returned = cluster.solve(degraded)
+    share = -(-journals * REPLICATION // brokers)
+    above = sum(max(0, count - share) for count in loads(degraded).values())
+    return [
+        _time("first solution", first_ms, FIRST_MS_MAX),
+        _time("round without changes", unchanged_ms, UNCHANGED_MS_MAX),
+        _time("solution for a lost broker", lost_ms, FIRST_MS_MAX),
+        _moves("moves for a lost broker, what it held = baseline", worst, held),
+        _moves(
+            "moves when it is back, what is above fair shares = baseline",
+            added(degraded, returned),
+            above,
+        ),
+    ]
+
+
+def _time(name: str, found_ms: float, most_ms: float) -> Figure:
+    return Figure(name, found_ms, most_ms, "ms", 1.0, more_is_better=False)
+
+
+def _moves(name: str, found: int, least: int) -> Figure:
+    return Figure(name, found, least, "assignments", MOVES_RATIO_MAX, more_is_better=False)
+
+
+def loads(placement: Placement) -> dict[Member, int]:
+    """Return the number of assignments of each broker."""
+    counts: dict[Member, int] = {}
+    for holders in placement:
+        for member in holders:
+            counts[member] = counts.get(member, 0) + 1
+    return counts
+
+
+def main() -> None:
+    """Run the program."""
+    options = arguments(__doc__ or "", journals=10_000, brokers=60, zones=3)
+    found = figures(options.journals, options.brokers, options.zones, options.rounds)
+    report(found, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,10 @@
+"""Fail-over before a lease ends: dead brokers are deposed, cut or frozen replicas replaced.
+
+- `decision`: the verification of a suspect, as a pure table
+- `probe`: dials of a broker's endpoint
+- `challenges`: challenges in Etcd, which every living broker answers
+- `verifier`: the driver: from evidence to the revocation of a dead broker's lease
+- `links`: since when a link to a peer has not worked
+- `replacement`: what a primary does about a replica that it does not reach, as a pure decision
+- `rebuilder`: the driver of replacements
+"""

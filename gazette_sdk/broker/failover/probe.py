@@ -1,0 +1,67 @@
+"""Dial of a broker's endpoint, which tells a dead process from one that cannot be reached."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+from gazette_sdk.broker.failover.decision import Input
+from gazette_sdk.errors import GazetteError
+from gazette_sdk.protocol import urls
+
+__all__ = ["DIAL_TIMEOUT_S", "dial"]
+
+DIAL_TIMEOUT_S = 0.5
+"""Bound of one dial. A process that is dead refuses within a round trip."""
+
+
+async def dial(endpoint: str, *, timeout_s: float = DIAL_TIMEOUT_S) -> Input:
+    """Connect to an endpoint, and close the connection at once.
+
+    Args:
+        endpoint: URL of a broker: ``http://``, ``https://`` or ``unix://``.
+        timeout_s: bound of the whole dial.
+
+    Returns:
+        ``REACHED`` if an address of the host accepted, ``REFUSED`` if all of them refused, else
+        ``UNCLEAR``.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            found = [await _connect(*place) async for place in _places(endpoint)]
+    except (OSError, ValueError, GazetteError):  # the endpoint may have no port
+        return Input.UNCLEAR
+    if Input.REACHED in found:
+        return Input.REACHED
+    return Input.REFUSED if found and set(found) == {Input.REFUSED} else Input.UNCLEAR
+
+
+async def _places(endpoint: str) -> AsyncIterator[tuple[int, Any]]:
+    """Yield the family and the address of each socket of an endpoint."""
+    address = urls.dial_address(endpoint)
+    if address.startswith("unix:"):
+        yield socket.AF_UNIX, address.removeprefix("unix://")
+        return
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    found = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+    for family, _, _, _, place in found:
+        yield family, place
+
+
+async def _connect(family: int, address: Any) -> Input:
+    """Connect to one address, of the form of its family."""
+    with contextlib.closing(socket.socket(family, socket.SOCK_STREAM)) as sock:
+        sock.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, address)
+        except ConnectionRefusedError:
+            return Input.REFUSED
+        except OSError:
+            return Input.UNCLEAR
+        # A port of this host on which nobody listens may be connected to itself.
+        is_self = family != socket.AF_UNIX and sock.getsockname() == sock.getpeername()
+        return Input.REFUSED if is_self else Input.REACHED

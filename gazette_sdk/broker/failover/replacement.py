@@ -1,0 +1,138 @@
+"""Replacement of replicas that their primary does not reach, as a pure decision.
+
+The primary holds every acknowledged byte. So it may go on without a replica that it does not reach,
+as soon as another broker takes the place. A primary that reaches nobody at all is cut off itself:
+it gives its role to a replica, which holds every acknowledged byte, too.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from gazette_sdk.cluster.broker_keys import BrokerAssignment
+from gazette_sdk.cluster.etcd import Compare, Delete, Operation, Put
+
+__all__ = ["Action", "Candidate", "Decision", "decide", "hand_over", "replace", "unchanged"]
+
+ZONES_MIN = 2
+"""A journal with several replicas is spread over so many zones, if the cluster has them."""
+
+
+class Action(enum.Enum):
+    """What becomes of a journal."""
+
+    NOTHING = enum.auto()
+    """No replica is cut off, or nobody can take its place."""
+    REPLACE = enum.auto()
+    """The replica leaves the journal, and a substitute takes its slot, unless there are enough."""
+    HAND_OVER = enum.auto()
+    """Another replica becomes the primary, since we reach nobody and it may reach a substitute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A member that may take a place in the journal.
+
+    Attributes:
+        zone, suffix: its id.
+        load: journals that it holds, for each that it offers to hold.
+        is_reached: True if the primary reaches it.
+    """
+
+    zone: str
+    suffix: str
+    load: float
+    is_reached: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Action, and whom it is about.
+
+    Attributes:
+        action: the action.
+        peer: assignment of the replica that is replaced, or that becomes the primary.
+        substitute: who takes the place; ``None`` if enough replicas remain.
+    """
+
+    action: Action
+    peer: BrokerAssignment | None = None
+    substitute: Candidate | None = None
+
+
+_NOTHING = Decision(Action.NOTHING)
+
+
+def decide(
+    assignments: Sequence[BrokerAssignment],
+    primary: BrokerAssignment,
+    cut_off: Collection[tuple[str, str]],
+    candidates: Sequence[Candidate],
+    *,
+    desired: int,
+) -> Decision:
+    """Return what a primary does about one journal.
+
+    Args:
+        assignments: all of the journal.
+        primary: that of the primary, which decides.
+        cut_off: zone and suffix of the members that it does not reach.
+        candidates: members that have room, and are not of the journal.
+        desired: number of members that the journal should have.
+    """
+    peers = sorted((a for a in assignments if a is not primary), key=lambda a: a.slot)
+    lost = [peer for peer in peers if (peer.zone, peer.suffix) in cut_off]
+    if not lost:
+        return _NOTHING
+    if len(assignments) > desired:
+        return Decision(Action.REPLACE, lost[0])
+    reached = [candidate for candidate in candidates if candidate.is_reached]
+    if reached:
+        zones = {a.zone for a in assignments if a is not lost[0]}
+        wants_zone = len(zones) < ZONES_MIN
+        best = min(reached, key=lambda c: (wants_zone and c.zone in zones, c.load, c.suffix))
+        return Decision(Action.REPLACE, lost[0], best)
+    # The peer may reach the substitute. Without one nobody could do better than we.
+    if candidates and len(lost) == len(peers):
+        return Decision(Action.HAND_OVER, peers[0])
+    return _NOTHING
+
+
+def unchanged(assignments: Sequence[BrokerAssignment]) -> list[Compare]:
+    """Return comparisons that hold while a journal's assignments are as they were."""
+    return [Compare.mod_revision(each.key, each.mod_revision) for each in assignments]
+
+
+def replace(peer: BrokerAssignment, key: bytes | None, lease: int) -> list[Operation]:
+    """Return the operations that replace a replica.
+
+    Args:
+        peer: assignment of the replica that leaves.
+        key: assignment key of the substitute; ``None`` for none.
+        lease: that of the substitute.
+    """
+    operations: list[Operation] = [Delete(peer.key)]
+    if key is not None:
+        operations.append(Put(key, b"", lease))
+    return operations
+
+
+def hand_over(
+    primary: BrokerAssignment, primary_key: bytes, peer: BrokerAssignment, peer_key: bytes
+) -> list[Operation]:
+    """Return the operations that swap the slots of a primary and of a replica.
+
+    Args:
+        primary: assignment of the primary.
+        primary_key: its assignment key in the slot of the replica.
+        peer: assignment of the replica.
+        peer_key: its assignment key in slot 0.
+    """
+    return [
+        Delete(primary.key),
+        Delete(peer.key),
+        Put(primary_key, primary.raw, primary.lease),
+        Put(peer_key, peer.raw, peer.lease),
+    ]

@@ -1,0 +1,268 @@
+"""Copies of un-stored content, from the other replicas of a journal to a new one.
+
+A replica that joins gets appends from then on. What was appended before is in the stores, or on the
+other replicas only: those bytes have one holder less than the journal's replication. So whenever
+the replicas agreed, ours asks the others for their un-stored fragments, and copies those that it
+lacks: then as many brokers as required may be lost again. A copy is a spool like any other, with a
+log of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import math
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Final, NamedTuple
+
+from gazette_sdk.broker.fragments.refresh import list_stores
+from gazette_sdk.broker.metrics import UNSTORED_MISSING
+from gazette_sdk.broker.replica import Replica
+from gazette_sdk.broker.resolver import Resolution, Resolver
+from gazette_sdk.broker.spool.commit_log import Commit, CommitLog, write_all
+from gazette_sdk.broker.spool.content_file import CompletedSpool, ContentFile
+from gazette_sdk.errors import STATUS_NAMES, GazetteError, UnavailableError
+from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.outage import Outage
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.authorization import Capability, Claims
+from gazette_sdk.protocol.fragments import digest_of, length_of
+from gazette_sdk.transport.base import Target, Transport
+
+__all__ = ["Holding", "UnstoredCopies", "missing_of"]
+
+CONCURRENT_JOURNALS_MAX: Final = 4
+"""Journals whose un-stored content is copied at a time, each from one peer: appends go first."""
+
+DELAY_S: Final = 1.0
+"""Pause before the peers are asked: by then a primary has stored what was closed, if it can."""
+
+RETRY_S_MIN: Final = 0.25
+RETRY_S_MAX: Final = 5.0
+"""Bounds of the pause after a failed round."""
+
+LIST_TIMEOUT_S: Final = 10.0
+"""Bound of an answer of a peer, and of a listing of the stores."""
+
+COPY_TIMEOUT_S: Final = 300.0
+"""Bound of one fragment's copy: that of an upload."""
+
+_CLAIMS: Final = Claims(int(Capability.READ), pb.LabelSelector(), math.inf)
+
+_log = logging.getLogger(__name__)
+
+
+class Holding(NamedTuple):
+    """Un-stored fragment of a peer.
+
+    Attributes:
+        member: the peer.
+        fragment: what it has.
+    """
+
+    member: pb.ProcessSpec.ID
+    fragment: pb.Fragment
+
+
+def missing_of(holdings: Iterable[Holding], have: CoverSet, end: int) -> list[Holding]:
+    """Return the fewest holdings that add the bytes which are not there, by offset.
+
+    Args:
+        holdings: of all peers.
+        have: what is there; it is changed.
+        end: offset through which all replicas agree. Fragments that end behind it are written
+            still, or may be overwritten.
+    """
+    final = [holding for holding in holdings if holding.fragment.end <= end]
+    final.sort(key=lambda holding: (holding.fragment.begin, -holding.fragment.end))
+    missing = []
+    for holding in final:
+        fragment = holding.fragment
+        if not have.covers(fragment.begin, fragment.end):
+            have.add(fragment)
+            missing.append(holding)
+    return missing
+
+
+class UnstoredCopies:
+    """Copier of un-stored content. It belongs to the event loop.
+
+    Args:
+        resolver: has the routes of journals.
+        peers: carries calls to other brokers.
+        stores: of the process.
+    """
+
+    def __init__(self, resolver: Resolver, peers: Transport, stores: StoreRegistry) -> None:
+        self._resolver = resolver
+        self._peers = peers
+        self._stores = stores
+        self._room = asyncio.Semaphore(CONCURRENT_JOURNALS_MAX)
+        self._turns: dict[tuple[str, str], asyncio.Lock] = {}  # one journal at a time per peer
+
+    async def run(self, replica: Replica) -> None:
+        """Copy what a replica lacks, until it has all, or until it is cancelled."""
+        outage = Outage(_log, f"copy of the un-stored content of {replica.journal}")
+        await asyncio.sleep(DELAY_S)
+        pause_s = RETRY_S_MIN
+        while replica.copies_wanted:
+            replica.copies_wanted = False
+            if replica.index.cover().covers(0, replica.agreed_begin):
+                continue
+            missing = UNSTORED_MISSING.cell(replica.journal)
+            missing.value = missing.value or math.inf  # until the peers have told
+            try:
+                async with self._room:
+                    await self._copy_missing(replica)
+            except (GazetteError, OSError, TimeoutError) as error:
+                outage.failed(error or "no answer in time")
+                replica.copies_wanted = True
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, RETRY_S_MAX)
+        outage.ended()
+        UNSTORED_MISSING.remove(replica.journal)
+
+    async def _copy_missing(self, replica: Replica) -> None:
+        """Copy what the peers have and this replica lacks.
+
+        Raises:
+            GazetteError: a peer did not answer, or what it has cannot be read. What the others
+                have is copied nevertheless.
+            OSError: our disk refuses it.
+            TimeoutError: a peer did not answer in time.
+        """
+        resolution = await self._resolver.resolve(
+            replica.journal, _CLAIMS, may_proxy=True, require_primary=False
+        )
+        if resolution.status != pb.OK or resolution.replica is not replica:
+            return
+        end = replica.agreed_begin
+        holdings: list[Holding] = []
+        failure: Exception | None = None
+        for member in resolution.header.route.members:
+            if member != self._resolver.local_id:
+                try:
+                    async with asyncio.timeout(LIST_TIMEOUT_S):
+                        holdings += await self._unstored_of(resolution, member, end)
+                except (GazetteError, TimeoutError) as error:
+                    failure = failure or error
+        have = replica.index.cover()
+        is_listed = replica.index.first_refresh.is_set() and replica.index.refresh_failure is None
+        if is_listed and missing_of(holdings, have.copy(), end):
+            for fragment in await self._stored(resolution):
+                have.add(fragment)
+        missing = missing_of(holdings, have, end)
+        left = sum(length_of(holding.fragment) for holding in missing)
+        for holding in missing:
+            UNSTORED_MISSING.cell(replica.journal).value = left
+            member = holding.member
+            turn = self._turns.setdefault((member.zone, member.suffix), asyncio.Lock())
+            async with turn, asyncio.timeout(COPY_TIMEOUT_S):
+                replica.adopt(await self._copy(replica, resolution, holding))
+            left -= length_of(holding.fragment)
+        if missing:
+            _log.info(
+                "copied %d un-stored fragments of %s from its other replicas",
+                len(missing), replica.journal,
+            )  # fmt: skip
+        if failure is not None:
+            raise failure
+
+    async def _stored(self, resolution: Resolution) -> CoverSet:
+        """Return what the stores have now; nothing if they cannot be listed."""
+        assert resolution.spec is not None
+        try:
+            async with asyncio.timeout(LIST_TIMEOUT_S):
+                urls = resolution.spec.fragment.stores
+                return await list_stores(resolution.journal, urls, self._stores)
+        except (GazetteError, OSError, TimeoutError):
+            return CoverSet()  # the refresh of the index reports it
+
+    async def _unstored_of(
+        self, resolution: Resolution, member: pb.ProcessSpec.ID, end: int
+    ) -> list[Holding]:
+        request = pb.FragmentsRequest(
+            journal=resolution.journal, do_not_proxy=True, unstored_only=True
+        )
+        target = _address(request.header, resolution, member)
+        found: list[Holding] = []
+        while True:
+            response = await self._peers.list_fragments(request, target)
+            if response.status != pb.OK:
+                raise UnavailableError(
+                    f"broker {member.zone}/{member.suffix} answers {STATUS_NAMES[response.status]}",
+                    journal=resolution.journal,
+                )
+            found += [
+                Holding(member, entry.spec)
+                for entry in response.fragments
+                if not entry.spec.mod_time  # brokers of other implementations list all
+            ]
+            request.next_page_token = response.next_page_token
+            if not 0 < response.next_page_token < end:
+                return found
+
+    async def _copy(
+        self, replica: Replica, resolution: Resolution, holding: Holding
+    ) -> CompletedSpool:
+        fragment, storage = holding.fragment, replica.storage
+        registers = replica.spool.peek().registers
+        now = datetime.now(UTC)
+        file, log = storage.create(fragment.begin, fragment.compression_codec)
+        try:
+            await self._receive(file, resolution, holding)
+            self._commit(log, fragment, now, registers)
+            if storage.persisted:
+                await asyncio.to_thread(storage.sync, file, log.fd, is_new=True)
+        except BaseException:
+            file.discard()
+            raise
+        finally:
+            log.close()
+        return CompletedSpool(
+            fragment, registers, now, file, storage.create_revision, primary=False
+        )
+
+    def _commit(
+        self, log: CommitLog, fragment: pb.Fragment, now: datetime, registers: pb.LabelSet
+    ) -> None:
+        # If the journal has ended here, then with these registers.
+        encoded = registers.SerializeToString(deterministic=True)
+        first_append_us = round(now.timestamp() * 1e6)
+        log.append(Commit(fragment.end, digest_of(fragment.sum), first_append_us, encoded))
+
+    async def _receive(self, file: ContentFile, resolution: Resolution, holding: Holding) -> None:
+        """Write a fragment's content into a file, and verify it."""
+        member, fragment = holding
+        request = pb.ReadRequest(
+            journal=resolution.journal,
+            offset=fragment.begin,
+            end_offset=fragment.end,
+            do_not_proxy=True,
+            include_unacknowledged=True,
+        )
+        target = _address(request.header, resolution, member)
+        found, offset = hashlib.sha1(usedforsecurity=False), fragment.begin
+        async for item in self._peers.read(request, target):
+            if isinstance(item, bytes):
+                write_all(file.fd, item, offset - fragment.begin)
+                found.update(item)
+                offset += len(item)
+            elif item.status != pb.OK or item.offset != offset:
+                break
+        if offset != fragment.end or found.digest() != digest_of(fragment.sum):
+            raise UnavailableError(
+                f"broker {member.zone}/{member.suffix} has {offset - fragment.begin} of "
+                f"{length_of(fragment)} bytes from {fragment.begin} on; asking again",
+                journal=resolution.journal,
+            )
+
+
+def _address(header: pb.Header, resolution: Resolution, member: pb.ProcessSpec.ID) -> Target:
+    """Write the header of a call to a member, and return where it goes."""
+    header.CopyFrom(resolution.header)
+    header.process_id.CopyFrom(member)
+    return Target(route=resolution.header.route, member=member)

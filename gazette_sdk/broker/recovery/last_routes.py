@@ -1,0 +1,361 @@
+"""Last routes: the synchronized route over which each journal was last appended to.
+
+The members of that route, and nobody else, are known to have every acknowledged byte. Assignments
+hold the route, and end with the leases of their members. So a mirror alone forgets it when the last
+member goes. :class:`LastRoutes` keeps it: from the history of Etcd at the start, as far as Etcd has
+not compacted it, and from the mirror since.
+
+A journal *waits* if none of its present brokers was a member of its last route. Acknowledged bytes
+may then lie only on brokers that are away, whatever its stores have: a new primary must neither
+begin anew nor write a route. It goes on by itself when one of them is back (`waiting_journals`), or
+when the operator gives up these bytes (`gazctl journals reset-head`).
+
+These routes do not count:
+
+- routes of fewer members than the journal requires: nothing is appended over them,
+- routes of suspended journals: nothing is appended until the suspension ends, and the spec has the
+  offset,
+- routes that the last member withdrew, with an empty value, because all content is stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from gazette_sdk.cluster import keys
+from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
+from gazette_sdk.cluster.etcd import Etcd, KeyValue, WatchEvent, prefix_end
+from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
+from gazette_sdk.errors import EtcdCompactedError, EtcdError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION, desired_replication
+
+__all__ = ["LastRoutes", "changes_since", "members_required", "waiting_text"]
+
+HISTORY_TIMEOUT_S = 10.0
+"""Bound of reading the history. When it is over, no earlier route is known."""
+
+COMPACTIONS_MAX = 3
+"""Attempts to begin at the oldest revision, which Etcd may compact at any time."""
+
+_PAGE_KEYS = 1000
+
+_log = logging.getLogger(__name__)
+
+
+class _Written(NamedTuple):
+    """Value of an assignment."""
+
+    route: pb.Route
+    mod_revision: int
+    version: int
+
+
+class _LastRoute(NamedTuple):
+    """A journal's last route. ``create_revision`` is that of the journal."""
+
+    create_revision: int
+    route: pb.Route
+
+
+class LastRoutes:
+    """Last route of every journal. It belongs to the event loop.
+
+    Args:
+        keyspace: mirror of Etcd. The caller adds :meth:`observe` to its observers.
+        max_replication: cap of every journal's replication.
+
+    Attributes:
+        waiting: names of the journals that wait.
+    """
+
+    def __init__(
+        self, keyspace: BrokerKeySpace, max_replication: int = DEFAULT_MAX_REPLICATION
+    ) -> None:
+        self._keyspace = keyspace
+        self._max_replication = max_replication
+        self.waiting: set[str] = set()
+        self._known: dict[str, _LastRoute] = {}
+
+    async def load(self, etcd: Etcd) -> None:
+        """Read the routes of the mirror, and those that only the history has.
+
+        The history is read if there is a journal without any written route. It is read from the
+        creation of the oldest one of these journals on.
+
+        Args:
+            etcd: the client. The mirror is just loaded at a revision that changed its prefix.
+        """
+        unknown: list[JournalEntry] = []
+        for item in self._keyspace.items():
+            self._note(item)
+            if item.id not in self._known and not _is_suspended(item.value):
+                unknown.append(item)
+        if not unknown:
+            return
+        first = min(item.create_revision for item in unknown)
+        history = _History(self._keyspace.root, self._max_replication)
+        try:
+            async with asyncio.timeout(HISTORY_TIMEOUT_S):
+                await history.read(etcd, self._keyspace, first)
+        except (EtcdError, TimeoutError) as error:
+            _log.warning(
+                "the history of Etcd since revision %d cannot be read (%s): it is not known "
+                "whether brokers that are away have content of journals without a route",
+                first,
+                error or "it took too long",
+            )
+            return
+        for item in unknown:
+            route = history.last_route(item.id, item.create_revision)
+            if route is not None:
+                self._known[item.id] = _LastRoute(item.create_revision, route)
+                self._note_waiting(item.id)
+
+    def observe(self) -> None:
+        """Note the routes of the last batch of changes of the mirror."""
+        touched: dict[str, None] = {}
+        for change in self._keyspace.changes:
+            match change.new or change.old:
+                case AssignmentEntry(item=journal) | ItemEntry(id=journal):
+                    touched[journal] = None
+        for journal in touched:
+            item = self._keyspace.item(journal)
+            if item is None:
+                self._known.pop(journal, None)
+            else:
+                self._note(item)
+            self._note_waiting(journal)
+
+    def route(self, journal: str) -> pb.Route | None:
+        """Return a journal's last route; ``None`` if none is known."""
+        known, item = self._known.get(journal), self._keyspace.item(journal)
+        if known is None or item is None or known.create_revision != item.create_revision:
+            return None
+        return known.route
+
+    def absent_brokers(self, journal: str) -> Sequence[pb.ProcessSpec.ID]:
+        """Return the brokers of the last route which a journal waits for; none if it does not.
+
+        It does not wait if one of its present brokers is a member of the last route, or holds a
+        route at all: then this broker has every byte.
+        """
+        route, item = self.route(journal), self._keyspace.item(journal)
+        if route is None or item is None or _is_suspended(item.value):
+            return ()
+        for entry in self._keyspace.assignments(journal):
+            member = pb.ProcessSpec.ID(zone=entry.zone, suffix=entry.suffix)
+            if entry.value.members or member in route.members:
+                return ()
+        return route.members
+
+    def _note_waiting(self, journal: str) -> None:
+        if self.absent_brokers(journal):
+            self.waiting.add(journal)
+        else:
+            self.waiting.discard(journal)
+
+    def _note(self, item: JournalEntry) -> None:
+        known = self._known.get(item.id)
+        if known is not None and known.create_revision != item.create_revision:
+            known = None
+        route = _last_route(
+            item.value,
+            item.mod_revision,
+            (
+                _Written(entry.value, entry.mod_revision, entry.version)
+                for entry in self._keyspace.assignments(item.id)
+                if entry.mod_revision > item.create_revision
+            ),
+            known.route if known is not None else None,
+            self._max_replication,
+        )
+        if route is None:
+            self._known.pop(item.id, None)
+        elif known is None or route is not known.route:
+            self._known[item.id] = _LastRoute(item.create_revision, route)
+
+
+def waiting_text(absent: Sequence[pb.ProcessSpec.ID]) -> str:
+    """Return the text that names the brokers which a journal waits for, and the remedy."""
+    names = ", ".join(f"{broker.zone}/{broker.suffix}" for broker in absent)
+    return (
+        f"only brokers that are away have its last bytes: {names}; start one of them over its "
+        "spool directory and the journal goes on by itself, or give up what they have not stored "
+        "with `gazctl journals reset-head` (a journal without stored content: delete it, and "
+        "create it again)"
+    )
+
+
+def members_required(
+    spec: pb.JournalSpec, spec_revision: int, route_revision: int, max_replication: int
+) -> int:
+    """Return the number of members that a route needs to count.
+
+    It is the journal's replication if the spec has not changed since the route was written. Else
+    the replication at that time is not known, and every route counts.
+
+    Args:
+        spec: the journal's.
+        spec_revision: at which the spec was written.
+        route_revision: at which the route was written.
+        max_replication: cap of every journal's replication.
+    """
+    if spec_revision > route_revision:
+        return 1
+    return max(1, desired_replication(spec, max_replication))
+
+
+async def changes_since(
+    etcd: Etcd, keyspace: BrokerKeySpace, first_revision: int
+) -> AsyncGenerator[WatchEvent]:
+    """Yield changes of a mirror's prefix, in order, from a revision up to that of the mirror.
+
+    Raises:
+        EtcdError: Etcd failed, or has compacted the first revision.
+    """
+    last = keyspace.revision
+    if first_revision > last:
+        return
+    # All of the mirror's prefix is watched: its last revision, that of our own member key, is
+    # where the history ends.
+    async with aclosing(etcd.watch(keyspace.root.encode(), first_revision)) as batches:
+        async for batch in batches:
+            for event in batch.events:
+                if event.kv.mod_revision > last:
+                    return
+                yield event
+            if batch.events and batch.events[-1].kv.mod_revision >= last:
+                return
+
+
+# ------------------------------------------------------------------- pure parts
+
+
+def _is_suspended(spec: pb.JournalSpec) -> bool:
+    return spec.suspend.level != pb.JournalSpec.Suspend.NONE
+
+
+def _last_route(
+    spec: pb.JournalSpec,
+    spec_revision: int,
+    written: Iterable[_Written],
+    known: pb.Route | None,
+    max_replication: int,
+) -> pb.Route | None:
+    """Return a journal's last route, given its present keys and the last route before."""
+    if _is_suspended(spec):
+        return None
+    # The newest first: an old value may be left of a transaction over other assignments.
+    for route, mod_revision, version in sorted(written, key=lambda each: -each.mod_revision):
+        if not route.members:
+            if version > 1:
+                return None  # withdrawn
+        elif len(route.members) >= members_required(
+            spec, spec_revision, mod_revision, max_replication
+        ):
+            return route
+    return known
+
+
+@dataclass(slots=True)
+class _PastJournal:
+    """Keys of a journal at a revision of the history, and its last route up to then."""
+
+    spec: pb.JournalSpec | None = None
+    create_revision: int = 0
+    mod_revision: int = 0
+    written: dict[bytes, _Written] = field(default_factory=dict)
+    last_route: pb.Route | None = None
+
+
+class _History:
+    """Replay of the keys of journals and assignments from Etcd's history."""
+
+    def __init__(self, root: str, max_replication: int) -> None:
+        self._items = keys.items_prefix(root)
+        self._assignments = keys.assignments_prefix(root)
+        self._max_replication = max_replication
+        self._journals: dict[str, _PastJournal] = {}
+
+    def last_route(self, journal: str, create_revision: int) -> pb.Route | None:
+        """Return the last route of the journal that was created at a revision."""
+        past = self._journals.get(journal)
+        return past.last_route if past and past.create_revision == create_revision else None
+
+    async def read(self, etcd: Etcd, keyspace: BrokerKeySpace, first_revision: int) -> None:
+        """Replay the history up to the mirror's revision.
+
+        Raises:
+            EtcdError: Etcd failed.
+        """
+        for _ in range(COMPACTIONS_MAX):
+            try:
+                async with aclosing(changes_since(etcd, keyspace, first_revision)) as events:
+                    async for event in events:
+                        self._apply(event.kv, is_delete=event.is_delete)
+            except EtcdCompactedError as error:
+                self._journals.clear()
+                base = error.compact_revision
+                if not 0 < base <= keyspace.revision:
+                    return  # nothing older than the mirror is kept
+                await self._load(etcd, base)
+                first_revision = base + 1
+            else:
+                return
+        raise EtcdCompactedError("Etcd compacts its history again and again")
+
+    async def _load(self, etcd: Etcd, revision: int) -> None:
+        """Load the keys at a revision."""
+        for prefix in (self._items, self._assignments):
+            key, end = prefix, prefix_end(prefix)
+            has_more = True
+            while has_more:
+                page = await etcd.range(key, end, revision=revision, limit=_PAGE_KEYS)
+                for kv in page.entries:
+                    self._apply(kv, is_delete=False)
+                has_more = page.has_more
+                key = page.entries[-1].key + b"\0" if page.entries else key
+
+    def _apply(self, kv: KeyValue, *, is_delete: bool) -> None:
+        try:
+            if kv.key.startswith(self._items):
+                journal = keys.parse_item(kv.key[len(self._items) :].decode())
+                past = self._journals.setdefault(journal, _PastJournal())
+                spec = None if is_delete else pb.JournalSpec.FromString(kv.value)
+                if spec is None or past.create_revision != kv.create_revision:
+                    past.last_route = None
+                past.spec = spec
+                past.create_revision, past.mod_revision = kv.create_revision, kv.mod_revision
+            elif kv.key.startswith(self._assignments):
+                journal = keys.parse_assignment(kv.key[len(self._assignments) :].decode())[0]
+                past = self._journals.setdefault(journal, _PastJournal())
+                if is_delete:
+                    past.written.pop(kv.key, None)
+                    return  # what it stated was noted before
+                route = pb.Route.FromString(kv.value)
+                past.written[kv.key] = _Written(route, kv.mod_revision, kv.version)
+            else:
+                return
+        except (ValueError, DecodeError) as error:
+            _log.warning("%r in Etcd's history is ignored: %s", kv.key, error)
+            return
+        if past.spec is not None:
+            past.last_route = _last_route(
+                past.spec,
+                past.mod_revision,
+                (
+                    each
+                    for each in past.written.values()
+                    if each.mod_revision > past.create_revision
+                ),
+                past.last_route,
+                self._max_replication,
+            )

@@ -1,0 +1,60 @@
+"""The Replicate streams that a broker has open to others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from gazette_sdk.broker.replication.pipeline import PEER_ANSWER_TIMEOUT_S, OpenStream, PeerStream
+from gazette_sdk.errors import GazetteError
+from gazette_sdk.protocol import broker_pb2 as pb
+
+__all__ = ["PeerStreams"]
+
+_Name: TypeAlias = tuple[str, str]
+
+
+@dataclass(slots=True)
+class PeerStreams:
+    """Registry of Replicate streams, by peer.
+
+    Attributes:
+        answer_timeout_s: bound of a peer's answer.
+        on_broken: called with each peer whose stream broke, and the error.
+    """
+
+    answer_timeout_s: float = PEER_ANSWER_TIMEOUT_S
+    on_broken: Callable[[pb.ProcessSpec.ID, GazetteError], None] | None = None
+    _open: dict[_Name, set[PeerStream]] = field(default_factory=dict)
+    _heard_at: dict[_Name, float] = field(default_factory=dict)
+
+    def open(self, peer: pb.ProcessSpec.ID, open_stream: OpenStream) -> PeerStream:
+        """Open a stream to a peer. It is forgotten when it ends."""
+        stream = PeerStream(
+            peer, open_stream, answer_timeout_s=self.answer_timeout_s, on_ended=self._ended
+        )
+        self._open.setdefault((peer.zone, peer.suffix), set()).add(stream)
+        return stream
+
+    def fail(self, zone: str, suffix: str, error: GazetteError) -> None:
+        """Break all streams to a peer: nobody waits for its answers any more."""
+        for stream in list(self._open.get((zone, suffix), ())):
+            stream.fail(error)
+
+    def heard_at(self, zone: str, suffix: str) -> float:
+        """Return the loop time of the last answer of a peer; -inf if there was none."""
+        streams = self._open.get((zone, suffix), ())
+        heard_at = self._heard_at.get((zone, suffix), -math.inf)
+        return max(heard_at, *(stream.heard_at for stream in streams), -math.inf)
+
+    def _ended(self, stream: PeerStream) -> None:
+        name = stream.peer.zone, stream.peer.suffix
+        streams = self._open[name]
+        streams.discard(stream)
+        self._heard_at[name] = max(self._heard_at.get(name, -math.inf), stream.heard_at)
+        if not streams:
+            del self._open[name]
+        if stream.error is not None and self.on_broken is not None:
+            self.on_broken(stream.peer, stream.error)

@@ -1,0 +1,473 @@
+"""Connections to the members of an Etcd cluster: one is in use, another one replaces it.
+
+All calls of a client run over one connection, so that they see one state of the connection. A
+connection is used after its member answered a read that needs the cluster's leader. When it breaks,
+or its member does not answer in time, or has no leader, it is closed: its calls end with
+:class:`~gazette_sdk.errors.EtcdUnavailableError`. The next call dials all other addresses, one
+shortly after the other, and takes the first that answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from gazette_sdk.cluster._etcd3 import rpc, stubs
+from gazette_sdk.cluster.etcd_channel import (
+    EtcdNoLeaderError,
+    EtcdNotReachedError,
+    error_of_status,
+)
+from gazette_sdk.cluster.etcd_endpoints import Endpoints
+from gazette_sdk.errors import ClosedError, EtcdError, EtcdUnavailableError
+
+__all__ = ["REQUIRE_LEADER", "Connection", "Connections"]
+
+DIAL_STAGGER_S = 0.1
+"""Pause between the dials of two addresses. A refused dial is followed by the next one at once."""
+
+ROUND_PAUSE_S = 0.05
+"""Pause after all addresses failed. An election takes some tenths of a second."""
+
+ROUND_PAUSE_MAX_S = 0.5
+"""Longest such pause: it doubles with each round."""
+
+SLOW_CALL_S = 0.25
+"""Time after which the member is checked that does not answer a call."""
+
+LATE_ANSWER_S = 0.05
+"""Time for the answers of calls that the former leader decided."""
+
+MEMBERS_PERIOD_S = 10.0
+"""Period of reading the member list."""
+
+REQUIRE_LEADER = ("hasleader", "true")
+"""Metadata of a call that a member without a leader refuses at once, before it does anything."""
+
+_LINEARIZABLE = b"\x08\x01"
+"""Field 1 of MemberListRequest of etcd 3.5, which the message of etcd3 0.12 does not have yet."""
+
+_log = logging.getLogger(__name__)
+
+CallT = TypeVar("CallT", bound=grpc.aio.Call)
+
+
+class Connection:
+    """Channel to one address, with its running calls.
+
+    Attributes:
+        address: the address.
+        member_id: id of the member that answered, 0 before.
+        raft_term: newest term of the cluster's leader in an answer.
+        is_closed: True from :meth:`close` on.
+        slow_calls: its calls that have had no answer for some time.
+        probe: checks the member while there are such calls.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, address: str) -> None:
+        self.address = address
+        self.member_id = 0
+        self.cluster_id = 0
+        self.raft_term = 0
+        self.is_closed = False
+        self.slow_calls: set[object] = set()
+        self.probe: asyncio.Task[None] | None = None
+        self.kv = stubs.KVStub(channel)
+        self.lease = stubs.LeaseStub(channel)
+        self.watch = stubs.WatchStub(channel)
+        self.maintenance = stubs.MaintenanceStub(channel)
+        self.auth = stubs.AuthStub(channel)
+        self.cluster = stubs.ClusterStub(channel)
+        self._channel = channel
+        self._calls: dict[grpc.aio.Call, int] = {}
+        self._steps: set[asyncio.Future[Any]] = set()
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """True if it is connected, as far as known."""
+        return not self.is_closed and self._channel.get_state() is grpc.ChannelConnectivity.READY
+
+    @contextlib.contextmanager
+    def running(self, call: CallT) -> Iterator[CallT]:
+        """Cancel a call at the end of this block, or when the connection is closed."""
+        self._calls[call] = self.raft_term
+        try:
+            yield call
+        finally:
+            del self._calls[call]
+            call.cancel()
+
+    async def step(self, awaitable: Awaitable[Any]) -> Any:
+        """Await one read or write of a stream, which :meth:`close` can cancel."""
+        step = asyncio.ensure_future(awaitable)
+        self._steps.add(step)
+        try:
+            return await step
+        finally:
+            self._steps.discard(step)
+
+    def note(self, header: Any) -> None:
+        """Note what the header of an answer says about the member and its leader."""
+        self.member_id, self.cluster_id = header.member_id, header.cluster_id
+        self.raft_term = max(self.raft_term, header.raft_term)
+
+    def calls_before(self, raft_term: int) -> list[grpc.aio.Call]:
+        """Return the unary calls that began under an earlier leader, as far as known."""
+        return [
+            call
+            for call, begun in self._calls.items()
+            if 0 < begun < raft_term and isinstance(call, grpc.aio.UnaryUnaryCall)
+        ]
+
+    def close(self) -> None:
+        """Begin to close the connection. Running calls end with an error."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        # Closing the channel ends only some of them, and does not wake pending writes.
+        for call in (*self._calls, *self._steps):
+            call.cancel()
+        self._closing = asyncio.ensure_future(self._channel.close())
+
+    async def aclose(self) -> None:
+        """Close the connection, and wait until it is closed."""
+        self.close()
+        assert self._closing is not None
+        await self._closing
+
+
+class Connections:
+    """The connection in use of a client, and its replacement.
+
+    Args:
+        endpoints: the addresses.
+        open_channel: returns a channel to an address.
+        answer_timeout_s: longest time until a live member answers.
+
+    Attributes:
+        endpoints: the addresses.
+        cluster_id: of the Etcd cluster, from the first connection on.
+    """
+
+    def __init__(
+        self,
+        endpoints: Endpoints,
+        open_channel: Callable[[str], grpc.aio.Channel],
+        *,
+        answer_timeout_s: float,
+    ) -> None:
+        self.endpoints = endpoints
+        self.cluster_id = 0
+        self._answer_timeout_s = answer_timeout_s
+        self._open_channel = open_channel
+        self._current: Connection | None = None
+        self._replaced: set[Connection] = set()
+        self._dialling: asyncio.Task[Connection] | None = None
+        self._probes: set[asyncio.Task[None]] = set()
+        self._members: asyncio.Task[None] | None = None
+        self._failed_rounds = 0
+        self._is_closed = False
+
+    async def aclose(self) -> None:
+        """Close all connections. Running calls end with an error."""
+        self._is_closed = True
+        tasks = [t for t in (self._dialling, self._members, *self._probes) if t is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        closing = [c.aclose() for c in (self._current, *self._replaced) if c is not None]
+        self._current = None
+        await asyncio.gather(*closing)
+
+    # -------------------------------------------------------------- the one in use
+
+    async def current(self, deadline: float) -> Connection:
+        """Return the connection in use. Dial until there is one.
+
+        Args:
+            deadline: loop time until which to dial.
+
+        Raises:
+            EtcdNotReachedError: no member answers.
+            EtcdError: an address leads to another Etcd cluster.
+        """
+        loop = asyncio.get_running_loop()
+        while True:
+            self._check_open()
+            connection = self._current
+            if connection is not None:
+                if connection.is_ready:
+                    return connection
+                self.fail(connection, "the connection broke")
+            dialling = self._dialling
+            if dialling is None or dialling.done():
+                dialling = loop.create_task(self._dial_any(), name="dial of Etcd")
+                dialling.add_done_callback(_retrieve)
+                self._dialling = dialling
+            reason = "no answer in time"
+            try:
+                async with asyncio.timeout_at(deadline):
+                    # It is cancelled by `aclose` only, and is no cancellation of this task.
+                    await asyncio.wait([dialling])
+                if not dialling.cancelled():
+                    dialling.result()
+                continue
+            except TimeoutError:
+                pass
+            except EtcdUnavailableError as error:
+                reason = str(error)
+            pause_s = min(ROUND_PAUSE_S * 2**self._failed_rounds, ROUND_PAUSE_MAX_S)
+            if loop.time() + pause_s >= deadline:
+                addresses = ", ".join(self.endpoints.configured)
+                raise EtcdNotReachedError(
+                    f"no Etcd answers at {addresses} ({reason}); check the address, and that Etcd "
+                    "runs"
+                )
+            await asyncio.sleep(pause_s)
+
+    def fail(self, connection: Connection, reason: str) -> None:
+        """Close a connection that broke, or whose member does not answer or has no leader."""
+        if connection is self._current:
+            _log.info("Etcd at %s is left: %s", connection.address, reason)
+            self._current = None
+            self.endpoints.failed(connection.address)
+        self._close(connection)
+
+    async def dial_other(self, suspect: Connection) -> Connection:
+        """Return a connection other than one whose member does not answer.
+
+        It is the one in use if that was replaced already. Else give it to :meth:`adopt` or
+        :meth:`discard` after use.
+
+        Raises:
+            EtcdUnavailableError: no other member answers.
+        """
+        if self._current is not None and self._current is not suspect:
+            return self._current
+        candidates = self.endpoints.candidates()
+        others = [address for address in candidates if address != suspect.address]
+        # At last the same address again: the connection may be dead, and the member alive.
+        return await self._first_of([*others, suspect.address])
+
+    def adopt(self, connection: Connection, instead_of: Connection) -> None:
+        """Use a connection whose member answered, where the one of ``instead_of`` does not."""
+        if connection is self._current:
+            return
+        if self._current is None or self._current is instead_of:
+            self.fail(instead_of, f"no answer in time, but there is one at {connection.address}")
+            self._current = connection
+        else:
+            self._close(connection)
+
+    def discard(self, connection: Connection) -> None:
+        """Close a connection of :meth:`dial_other`, unless it came into use."""
+        if connection is not self._current:
+            self._close(connection)
+
+    def _close(self, connection: Connection) -> None:
+        self._replaced.add(connection)
+        connection.close()
+        closing = connection._closing  # noqa: SLF001 - of this module
+        assert closing is not None
+        closing.add_done_callback(lambda _: self._replaced.discard(connection))
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClosedError("the Etcd client was closed: make another one")
+
+    # -------------------------------------------------------------- dialling
+
+    async def _dial_any(self) -> Connection:
+        """Dial all candidates, and use the first that answers."""
+        self._failed_rounds = min(self._failed_rounds + 1, 10)
+        connection = await self._first_of(self.endpoints.candidates())
+        self._failed_rounds = 0
+        if self._current is None:
+            self._current = connection
+            if self._members is None:
+                self._members = asyncio.get_running_loop().create_task(
+                    self._follow_members(), name="member list of Etcd"
+                )
+        else:
+            self._close(connection)
+        return self._current
+
+    async def _first_of(self, addresses: list[str]) -> Connection:
+        """Return the first verified connection to one of the addresses, dialled in order.
+
+        Raises:
+            EtcdError: none could be made; another error than a missing answer comes first.
+        """
+        left = list(addresses)
+        dials: set[asyncio.Task[Connection]] = set()
+        failures: list[EtcdError] = []
+        try:
+            while left or dials:
+                if left:
+                    dials.add(asyncio.ensure_future(self._dial(left.pop(0))))
+                done, _ = await asyncio.wait(
+                    dials,
+                    timeout=DIAL_STAGGER_S if left else None,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                for dial in done:
+                    dials.discard(dial)
+                    try:
+                        return dial.result()
+                    except EtcdError as error:
+                        failures.append(error)
+        finally:
+            await self._abandon(dials)
+        failures.sort(key=lambda error: isinstance(error, EtcdUnavailableError))
+        raise failures[0]
+
+    async def _abandon(self, dials: set[asyncio.Task[Connection]]) -> None:
+        """Cancel dials, and close the connections that were made nevertheless."""
+        for dial in dials:
+            dial.cancel()
+        for ended in await asyncio.gather(*dials, return_exceptions=True):
+            if isinstance(ended, Connection):
+                self._close(ended)
+
+    async def _dial(self, address: str) -> Connection:
+        """Connect to an address, and check that its member answers and has a leader.
+
+        Raises:
+            EtcdUnavailableError: it does not.
+            EtcdError: it is a member of another cluster.
+        """
+        connection = Connection(self._open_channel(address), address)
+        try:
+            await self._read_members(connection)
+            self._check_cluster(connection)
+        except BaseException as error:
+            if isinstance(error, EtcdError):
+                self.endpoints.failed(address)
+            self._close(connection)
+            raise
+        return connection
+
+    def _check_cluster(self, connection: Connection) -> None:
+        if self.cluster_id == 0:
+            self.cluster_id = connection.cluster_id
+        if connection.cluster_id in (self.cluster_id, 0):
+            return
+        text = (
+            f"etcd ClusterID mismatch (expected {self.cluster_id}, got {connection.cluster_id}) at "
+            f"{connection.address}; this is another Etcd than before: restart the process"
+        )
+        if connection.address in self.endpoints.configured:
+            raise EtcdError(text)
+        raise EtcdUnavailableError(text)
+
+    async def _read_members(self, connection: Connection) -> None:
+        """Read the member list through the leader, which shows that the member has one.
+
+        Raises:
+            EtcdUnavailableError: no answer, or no leader.
+        """
+        request = rpc.MemberListRequest.FromString(_LINEARIZABLE)
+        call = connection.cluster.MemberList(
+            request, timeout=self._answer_timeout_s, metadata=(REQUIRE_LEADER,)
+        )
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            with connection.running(call):
+                response = await call
+        except asyncio.CancelledError as error:
+            if task.cancelling() or not connection.is_closed:
+                raise
+            raise EtcdNotReachedError("the connection was closed") from error
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (
+                grpc.StatusCode.PERMISSION_DENIED,
+                grpc.StatusCode.UNAUTHENTICATED,
+                grpc.StatusCode.INVALID_ARGUMENT,
+            ):
+                return  # an answer of Etcd that keeps its member list from strangers
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise EtcdNotReachedError(
+                    f"no answer within {self._answer_timeout_s:g} s"
+                ) from error
+            raise error_of_status(error.code(), error.details() or "", "MemberList") from error
+        connection.note(response.header)
+        self.endpoints.reached(connection.address, connection.member_id)
+        if self.cluster_id in (connection.cluster_id, 0):
+            self.endpoints.replace_members(
+                {member.ID: tuple(member.clientURLs) for member in response.members}
+            )
+
+    async def _follow_members(self) -> None:
+        """Read the member list from time to time, and the members behind configured addresses."""
+        warned = False
+        while True:
+            for address in self.endpoints.unknown:
+                try:
+                    self._close(await self._dial(address))
+                except EtcdUnavailableError as error:
+                    _log.debug("Etcd at %s does not answer: %s", address, error)
+                except EtcdError as error:
+                    if not warned:
+                        _log.warning("the address %s is of no use: %s", address, error)
+                    warned = True
+            await asyncio.sleep(MEMBERS_PERIOD_S)
+            connection = self._current
+            if connection is not None and connection.is_ready:
+                try:
+                    await self._read_members(connection)
+                except EtcdError as error:  # calls leave a member that does not answer
+                    _log.debug("the member list of Etcd was not read: %s", error)
+
+    # -------------------------------------------------------------- slow calls
+
+    @contextlib.contextmanager
+    def checked_while_slow(self, connection: Connection) -> Iterator[None]:
+        """Check the member of a connection while this block runs, after a short time.
+
+        A member that does not answer is left. Calls that an earlier leader may have lost end.
+        """
+        call = object()
+
+        def begin() -> None:
+            connection.slow_calls.add(call)
+            if connection.probe is None or connection.probe.done():
+                connection.probe = asyncio.ensure_future(self._check(connection))
+                self._probes.add(connection.probe)
+                connection.probe.add_done_callback(self._probes.discard)
+
+        timer = asyncio.get_running_loop().call_later(SLOW_CALL_S, begin)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            connection.slow_calls.discard(call)
+
+    async def _check(self, connection: Connection) -> None:
+        while connection.slow_calls and not connection.is_closed:
+            try:
+                await self._read_members(connection)
+            except (EtcdNoLeaderError, EtcdNotReachedError) as error:
+                self.fail(connection, str(error))
+            except EtcdError as error:
+                if not connection.is_ready:
+                    self.fail(connection, str(error))
+                # Else an election, for instance. The member answers, so it is asked again.
+            if connection.calls_before(connection.raft_term):
+                await asyncio.sleep(LATE_ANSWER_S)
+                for call in connection.calls_before(connection.raft_term):
+                    call.cancel()
+            await asyncio.sleep(SLOW_CALL_S)
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Mark the error of a task as retrieved: all who waited for it may have been cancelled."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,3 @@
+from support.etcd import etcd_cluster
+
+__all__ = ["etcd_cluster"]

@@ -1,0 +1,75 @@
+"""Bugs to plant into the product: each has to be found by the checker within a thousand seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gazette_sdk.broker.append import append, common_case
+from gazette_sdk.broker.append.inputs import Verdict, judge_preconditions
+from gazette_sdk.broker.fragments.index import Summary
+from gazette_sdk.broker.replica import Replica
+from gazette_sdk.broker.replication.pipeline import Pipeline
+from gazette_sdk.broker.spool.directory import JournalSpools
+from gazette_sdk.broker.spool.spool import Spool
+
+__all__ = ["PLANTS"]
+
+
+def _acknowledge_early() -> None:
+    """Acknowledge an append before its peers did."""
+
+    async def acknowledged(*_: object) -> None:
+        pass
+
+    Pipeline.acknowledged = acknowledged  # type: ignore[method-assign]
+
+
+def _reuse_offsets() -> None:
+    """Begin a journal at offset 0 where its head is not known, whatever the stores have."""
+
+    def judge(
+        request: Any, terms: Any, registers: Any, spool: Any, index: Summary, *, now: float
+    ) -> Verdict:
+        index = Summary(min(index.begin, spool.end), spool.end, index.mod_time)
+        return judge_preconditions(request, terms, registers, spool, index, now=now)
+
+    append.judge_preconditions = judge
+    common_case.judge_preconditions = judge
+    JournalSpools.head = property(lambda _: None)  # type: ignore[method-assign, assignment]
+
+
+def _forget_syncs() -> None:
+    """Acknowledge an append with durability ``persisted`` before it is on disk."""
+
+    async def sync(_: Spool) -> None:
+        pass
+
+    Spool._sync = sync  # type: ignore[method-assign]
+
+
+def _read_early() -> None:
+    """Show an append to readers before all replicas have it."""
+    new_spool = Replica._new_spool
+
+    def make(replica: Replica) -> Spool:
+        spool = new_spool(replica)
+        on_commit = spool._on_commit
+
+        def committed(fragment: Any, file: Any) -> None:
+            on_commit(fragment, file)
+            replica.index.commit(fragment, file)
+
+        spool._on_commit = committed
+        return spool
+
+    Replica._new_spool = make  # type: ignore[method-assign]
+
+
+PLANTS: dict[str, Callable[[], None]] = {
+    "early-acknowledgements": _acknowledge_early,
+    "offsets-again": _reuse_offsets,
+    "no-sync": _forget_syncs,
+    "early-reads": _read_early,
+}
+"""All planted bugs, by name."""

@@ -1,0 +1,346 @@
+"""One run: a cluster, its clients, its faults, and the checks at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import io
+import logging
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gazette_sdk.broker.spool.directory import Durability
+from gazette_sdk.errors import GazetteError
+from gazette_sdk.fragment.content import decode_fragment
+from gazette_sdk.fragment.stores.base import StoredContent
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.fragments import parse_content_path
+from gazette_sdk.protocol.rpc import validate
+from gazette_sdk.transport.base import Target, Transport
+from simulation import plants, threads
+from simulation.checker import Checker, Promise, Violation
+from simulation.cluster import Cluster, Host, Settings
+from simulation.disk import Disks, watch_syncs
+from simulation.etcd_channel import EtcdHost, use_channels
+from simulation.loop import VirtualLoop, current_node
+from simulation.network import Network
+from simulation.schedule import FAULTS, Faults
+from simulation.store import STORE_URL, StoredState, use_store
+from simulation.wire import endpoint_of, transport
+from simulation.workload import Workload, read_all
+
+__all__ = ["Outcome", "Plan", "run_seed"]
+
+PROGRESS_S = 60.0
+"""Time after the last fault within which every journal has to take appends again, virtual."""
+
+READABLE_S = 60.0
+"""Time within which every broker of a journal has to serve all of it, virtual."""
+
+DISKS = Path("/dev/shm")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a seed decides on before a run begins."""
+
+    settings: Settings
+    replication: int
+    journals: list[str]
+    writers: int
+    pause_s: float
+    codec: int
+    latency_s: float
+    refresh_s: int
+    faults: list[str]
+    duration_s: float
+
+    @classmethod
+    def of(cls, seed: int) -> Plan:
+        """Return the plan of a seed."""
+        rng = random.Random(f"plan {seed}")
+        brokers = rng.randint(3, 5)
+        replication = 1 if seed % 4 == 0 else rng.choice((2, 3))
+        return cls(
+            settings=Settings(
+                brokers=brokers,
+                zones=2,
+                lease_ttl_s=rng.choice((5, 5, 10)),
+                durability=rng.choice((Durability.REPLICATED,) * 2 + (Durability.PERSISTED,)),
+            ),
+            replication=replication,
+            journals=[f"sim/journal-{number}" for number in range(rng.randint(1, 3))],
+            writers=rng.randint(1, 2),
+            pause_s=rng.choice((0.2, 0.5, 1.5)),
+            codec=rng.choice((pb.NONE, pb.NONE, pb.SNAPPY, pb.GZIP)),
+            latency_s=rng.choice((0.001, 0.01, 0.05)),
+            refresh_s=rng.choice((2, 5, 20)),
+            faults=rng.choices(list(FAULTS), k=rng.randint(1, 5)),
+            duration_s=10.0 + 15.0 * rng.random(),
+        )
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Outcome of a run.
+
+    Attributes:
+        violations: broken promises.
+        log: lines of its log.
+        acknowledged: number of appends.
+        virtual_s: length of the run.
+    """
+
+    violations: list[Violation] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+    acknowledged: int = 0
+    virtual_s: float = 0.0
+
+
+def run_seed(
+    seed: int,
+    *,
+    plant: str = "",
+    left_out: AbstractSet[Promise] = frozenset(),
+    keeps_log: bool = True,
+) -> Outcome:
+    """Run a seed. It changes this process for good: call it in a process of its own.
+
+    Args:
+        seed: decides on everything.
+        plant: name of a bug to plant; none by default.
+        left_out: promises that are not checked.
+        keeps_log: False to save the time of writing a log.
+    """
+    gc.disable()  # nothing of a killed process may be collected, and so cleaned up
+    threads.install(seed)
+    if plant:
+        plants.PLANTS[plant]()
+    outcome = Outcome()
+    loop = VirtualLoop()
+    asyncio.set_event_loop(loop)
+    checker = Checker(left_out)
+    outcome.violations = checker.violations
+    root = Path(tempfile.mkdtemp(prefix="simulation-", dir=DISKS if DISKS.is_dir() else None))
+    _capture_logs(loop, outcome, checker, str(root), keeps_log=keeps_log)
+    try:
+        loop.run_until_complete(_run(seed, root, loop, checker))
+    except Exception as error:  # noqa: BLE001 - a violation as any other
+        _log.exception("the run failed")
+        checker.violated(Promise.NO_CRASH, f"the run failed: {error!r}")
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    outcome.acknowledged = checker.acknowledged
+    outcome.virtual_s = loop.time()
+    return outcome
+
+
+async def _run(seed: int, root: Path, loop: VirtualLoop, checker: Checker) -> None:
+    plan = Plan.of(seed)
+    _log.warning("seed %d: %s", seed, plan)
+    network = Network(random.Random(f"network {seed}"), plan.latency_s)
+    use_channels(network)
+    store = StoredState(loop.unix_time, random.Random(f"store {seed}"))
+    use_store(store)
+    disks = Disks(random.Random(f"disks {seed}"))
+    watch_syncs(disks)
+    etcd = EtcdHost(network, random.Random(f"etcd {seed}"))
+    rng = random.Random(f"cluster {seed}")
+    cluster = Cluster(
+        root, plan.settings, rng, network=network, etcd=etcd, store=store, disks=disks
+    )
+    for host in cluster.hosts:
+        cluster.start(host)
+
+    def client(name: str) -> Transport:
+        return transport(network, name, rng, services=cluster.names, cache_size=100)
+
+    admin = client("admin")
+    await _until(lambda: all(_is_serving(host) for host in cluster.hosts), 30.0)
+    await _create(admin, plan)
+    workload = Workload(checker, random.Random(f"workload {seed}"))
+    for number in range(plan.writers):
+        workload.start_writer(client(f"writer-{number}"), plan.journals, plan.pause_s)
+    for journal in plan.journals:
+        workload.start_reader(client(f"reader of {journal}"), journal, "reader")
+    await asyncio.sleep(2 * rng.random())
+
+    faults = Faults(cluster, workload, plan.latency_s, random.Random(f"faults {seed}"))
+    await faults.run(plan.duration_s, plan.faults)
+    reader = client("last reader")
+    if await _check_progress(plan, workload, checker, admin):
+        await workload.stop()
+        for journal in plan.journals:
+            await _check_readable(cluster, journal, reader, checker)
+    await workload.stop()
+    await _stop(cluster)
+    for journal in plan.journals:
+        checker.final(journal, "store", 0, _stored(store, journal))
+    _log.warning("over: %d appends were acknowledged", checker.acknowledged)
+
+
+async def _create(admin: Transport, plan: Plan) -> None:
+    """Create the journals."""
+    request = pb.ApplyRequest()
+    for journal in plan.journals:
+        spec = request.changes.add().upsert
+        spec.name, spec.replication = journal, plan.replication
+        fragment = spec.fragment
+        fragment.length = 4096
+        fragment.compression_codec = plan.codec  # type: ignore[assignment]
+        fragment.stores.append(STORE_URL)
+        fragment.refresh_interval.FromSeconds(plan.refresh_s)
+    validate(request)
+    while True:
+        try:
+            response = await admin.apply(request)
+        except GazetteError as error:
+            _log.warning("journals are not created yet: %s", error)
+        else:
+            if response.status == pb.OK:
+                return
+        await asyncio.sleep(0.5)
+
+
+# ------------------------------------------------------------------------ checks
+
+
+async def _check_progress(
+    plan: Plan, workload: Workload, checker: Checker, admin: Transport
+) -> bool:
+    """Check that every journal takes an append again. Return True if all do."""
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + PROGRESS_S
+
+    async def append(journal: str) -> bool:
+        reason = "?"
+        while loop.time() < ends_at:
+            reason = await workload.append(admin, journal)
+            if not reason:
+                return True
+            await asyncio.sleep(0.5)
+        checker.violated(
+            Promise.PROGRESS, f"{journal} takes no append {PROGRESS_S:.0f} s after faults: {reason}"
+        )
+        return False
+
+    return all(await asyncio.gather(*map(append, plan.journals)))
+
+
+async def _check_readable(
+    cluster: Cluster, journal: str, reader: Transport, checker: Checker
+) -> None:
+    """Check what each broker of a journal serves."""
+    for host in cluster.hosts:
+        broker = host.broker
+        if broker is None or not _is_serving(host):
+            continue
+        replica = broker.resolver.replica(journal)
+        if replica is None:
+            continue
+        end = max(checker.end_of(journal), replica.index.summary().end)
+        member = pb.ProcessSpec.ID(zone=host.zone, suffix=host.name)
+        route = pb.Route(members=[member], endpoints=[endpoint_of(host.name)], primary=0)
+        try:
+            async with asyncio.timeout(READABLE_S):
+                while True:
+                    try:
+                        content = await read_all(
+                            reader, journal, Target(route=route, member=member), end
+                        )
+                    except GazetteError as error:
+                        _log.warning("%s at %s is not readable: %s", journal, host.name, error)
+                    else:
+                        if len(content) >= end or host.broker is not broker:
+                            break
+                    await asyncio.sleep(1.0)
+        except TimeoutError:
+            if host.broker is broker and broker.resolver.replica(journal) is replica:
+                spans = [f"[{f.begin}, {f.end})" for f in replica.index.page(limit=99).fragments]
+                checker.violated(
+                    Promise.READABLE,
+                    f"{journal} at {host.name} is not readable up to {end}: {', '.join(spans)}",
+                )
+            continue
+        checker.final(journal, host.name, 0, content)
+
+
+async def _stop(cluster: Cluster) -> None:
+    """Stop all brokers, which store what they have."""
+    _log.warning("all brokers stop")
+    stops = []
+    for host in cluster.hosts:
+        host.wanted = False
+        if host.node is not None and host.broker is not None:
+            stops.append(host.node.task(host.broker.stop(persist_timeout_s=120.0)))
+    if stops:
+        await asyncio.wait(stops, timeout=300.0)
+
+
+def _stored(store: StoredState, journal: str) -> bytes:
+    """Return a journal's content in the store, up to the first gap."""
+    fragments = []
+    for key, data in store.objects.items():
+        if key.startswith(journal + "/"):
+            fragment = parse_content_path(journal, key.removeprefix(journal + "/"))
+            fragments.append((fragment.begin, -fragment.end, key, fragment, data))
+    content = b""
+    for begin, _, key, fragment, data in sorted(fragments, key=lambda found: found[:3]):
+        if begin > len(content) or fragment.end <= len(content):
+            continue
+        raw = StoredContent(io.BytesIO(data), len(data))
+        with decode_fragment(raw, fragment, begin, source=key) as decoded:
+            content += decoded.readall()[len(content) - begin :]
+    return content
+
+
+def _is_serving(host: Host) -> bool:
+    broker = host.broker
+    return broker is not None and broker._is_composed
+
+
+async def _until(condition: Callable[[], bool], timeout_s: float) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - a poll costs no real time
+            await asyncio.sleep(0.05)
+
+
+# ------------------------------------------------------------------------ log
+
+
+def _capture_logs(
+    loop: VirtualLoop, outcome: Outcome, checker: Checker, root: str, *, keeps_log: bool
+) -> None:
+    """Write all log records into the run's log, with virtual time and node."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            node = current_node()
+            text = record.getMessage().replace(root, "")
+            if record.exc_info and record.levelno >= logging.ERROR:
+                text += "\n" + logging.Formatter().formatException(record.exc_info)
+                if not record.name.startswith("simulation"):
+                    checker.violated(Promise.NO_CRASH, f"{node and node.name}: {text}")
+            outcome.log.append(f"{loop.time():9.4f} {node.name if node else '-':9} {text}")
+
+    def unhandled(_: Any, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        text = f"{context.get('message')}: {error!r}"
+        _log.error(text, exc_info=error)
+        node = current_node()
+        checker.violated(Promise.NO_CRASH, f"{node and node.name}: {text}")
+
+    level = logging.WARNING if keeps_log else logging.ERROR
+    logging.basicConfig(handlers=[Handler()], level=level, force=True)
+    if keeps_log:
+        logging.getLogger("simulation").setLevel(logging.INFO)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    loop.set_exception_handler(unhandled)

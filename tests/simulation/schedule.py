@@ -1,0 +1,318 @@
+"""Faults of a run: what a seed does to a cluster, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+from gazette_sdk.broker.spool.directory import Durability
+from simulation.cluster import Cluster, Host
+from simulation.etcd_channel import ETCD_HOST
+from simulation.loop import VirtualLoop
+from simulation.store import StoreFault
+from simulation.workload import Workload
+
+__all__ = ["FAULTS", "Faults"]
+
+_log = logging.getLogger(__name__)
+
+Fault: TypeAlias = Callable[["Faults"], Awaitable[None]]
+
+
+class Faults:
+    """Schedule of faults of one run.
+
+    Args:
+        cluster: suffers them.
+        workload: of its clients. Many faults begin shortly after an append.
+        latency_s: of the network.
+        rng: decides on the faults.
+    """
+
+    def __init__(
+        self, cluster: Cluster, workload: Workload, latency_s: float, rng: random.Random
+    ) -> None:
+        self.cluster = cluster
+        self._workload = workload
+        self._latency_s = latency_s
+        self.rng = rng
+        self.ttl_s = cluster.settings.lease_ttl_s
+        self._cuts: list[tuple[str, str]] = []
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def run(self, duration_s: float, names: list[str]) -> None:
+        """Let faults begin at random times, and end all of them after the duration."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + duration_s
+        for name in names:
+            begins_in_s = self.rng.random() * duration_s
+            self._tasks.append(asyncio.create_task(self._one(name, begins_in_s)))
+        await asyncio.sleep(ends_at - loop.time())
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.end_all()
+
+    def end_all(self) -> None:
+        """End all faults, and start all brokers."""
+        _log.warning("all faults end")
+        cluster = self.cluster
+        while self._cuts:
+            cluster.network.heal(*self._cuts.pop())
+        if not cluster.etcd.is_up:
+            cluster.etcd.start()
+        cluster.store.fault, cluster.store.list_lag_s = StoreFault.NONE, 0.0
+        _set_lag(0.0005)
+        for host in cluster.hosts:
+            if host.node is not None:
+                host.node.proceed()
+            cluster.start(host)
+
+    async def _one(self, name: str, begins_in_s: float) -> None:
+        await asyncio.sleep(begins_in_s)
+        await self.amid_append()
+        await FAULTS[name](self)
+
+    # ------------------------------------------------------------- building
+
+    async def amid_append(self) -> None:
+        """Wait until an append is under way, mostly."""
+        if self.rng.random() < 0.7:
+            await self._workload.next_append()
+            await asyncio.sleep(8 * self.rng.random() * self._latency_s)
+
+    def some_host(self) -> Host:
+        """Return a host, preferably that of a primary."""
+        if self.rng.random() < 0.5:
+            routes = self.cluster.routes()
+            if routes:
+                return self.rng.choice(routes)[0]
+        return self.rng.choice(self.cluster.hosts)
+
+    def some_link(self) -> tuple[str, str]:
+        """Return two hosts, preferably those of a primary and its peer."""
+        routes = [route for route in self.cluster.routes() if len(route) > 1]
+        if routes and self.rng.random() < 0.6:
+            primary, *peers = self.rng.choice(routes)
+            return primary.name, self.rng.choice(peers).name
+        a, b = self.rng.sample(self.cluster.names, 2)
+        return a, b
+
+    def kill(self, host: Host) -> None:
+        """Kill a broker."""
+        if host.node is not None:
+            _log.warning("%s is killed", host.name)
+        self.cluster.kill(host)
+
+    async def kill_and_start(self, hosts: list[Host]) -> None:
+        """Kill brokers at once, and start each again after a while."""
+        for host in hosts:
+            self.kill(host)
+        await asyncio.gather(*(self.start_later(host) for host in hosts))
+
+    async def start_later(self, host: Host) -> None:
+        """Start a broker after a while: before its lease ends, or long after."""
+        await asyncio.sleep(self.rng.choice((0.3, 1.0, 1.0, 3.0)) * self.rng.random() * self.ttl_s)
+        self.cluster.start(host)
+
+    async def cut(self, links: list[tuple[str, str]], duration_s: float) -> None:
+        """Cut directions of links for some time."""
+        _log.warning("cut for %.1f s: %s", duration_s, ", ".join(f"{a}>{b}" for a, b in links))
+        for link in links:
+            self.cluster.network.cut(*link)
+            self._cuts.append(link)
+        await asyncio.sleep(duration_s)
+        for link in links:
+            if link in self._cuts:
+                self._cuts.remove(link)
+                self.cluster.network.heal(*link)
+        _log.warning("healed: %s", ", ".join(f"{a}>{b}" for a, b in links))
+
+    def outage_s(self) -> float:
+        """Return the length of an outage: sometimes shorter than a lease, sometimes longer."""
+        return self.rng.choice((0.3, 1.0, 2.5)) * (0.3 + self.rng.random()) * self.ttl_s
+
+
+# ------------------------------------------------------------------------ faults
+
+
+async def _kill_one(faults: Faults) -> None:
+    await faults.kill_and_start([faults.some_host()])
+
+
+async def _kill_two(faults: Faults) -> None:
+    await faults.kill_and_start(faults.rng.sample(faults.cluster.hosts, 2))
+
+
+async def _kill_all(faults: Faults) -> None:
+    await faults.kill_and_start(list(faults.cluster.hosts))
+
+
+async def _kill_zone(faults: Faults) -> None:
+    zone = faults.some_host().zone
+    await faults.kill_and_start([host for host in faults.cluster.hosts if host.zone == zone])
+
+
+async def _power_fails(faults: Faults) -> None:
+    """All machines lose their power, or one does. Appends must have been forced to disk."""
+    cluster = faults.cluster
+    if cluster.settings.durability is not Durability.PERSISTED:
+        return
+    hosts = [faults.some_host()] if faults.rng.random() < 0.4 else list(cluster.hosts)
+    for host in hosts:
+        _log.warning("the power of %s fails", host.name)
+        cluster.kill(host)
+        cluster.disks.fail(host.directory / "spools")
+    await asyncio.gather(*(faults.start_later(host) for host in hosts))
+
+
+async def _kill_in_succession(faults: Faults) -> None:
+    for _ in range(faults.rng.randint(2, 5)):
+        host = faults.some_host()
+        faults.kill(host)
+        await asyncio.sleep(faults.rng.random() * faults.ttl_s / 2)
+        faults.cluster.start(host)
+        await asyncio.sleep(faults.rng.random() * faults.ttl_s / 2)
+
+
+async def _pause(faults: Faults) -> None:
+    host = faults.some_host()
+    node, duration_s = host.node, faults.outage_s()
+    if node is None:
+        return
+    _log.warning("%s is paused for %.1f s", host.name, duration_s)
+    node.pause()
+    await asyncio.sleep(duration_s)
+    if not node.is_dead:
+        _log.warning("%s proceeds", host.name)
+        node.proceed()
+
+
+async def _cut_pair(faults: Faults) -> None:
+    a, b = faults.some_link()
+    await faults.cut([(a, b), (b, a)], faults.outage_s())
+
+
+async def _cut_one_way(faults: Faults) -> None:
+    a, b = faults.some_link()
+    await faults.cut([faults.rng.choice([(a, b), (b, a)])], faults.outage_s())
+
+
+async def _cut_and_kill(faults: Faults) -> None:
+    """Cut a primary from a peer, and kill the primary while it waits for that peer."""
+    a, b = faults.some_link()
+    cutting = asyncio.ensure_future(faults.cut([(a, b)], faults.outage_s()))
+    await faults.amid_append()
+    await faults.kill_and_start([host for host in faults.cluster.hosts if host.name == a])
+    await cutting
+
+
+async def _cut_from_etcd(faults: Faults) -> None:
+    host = faults.some_host().name
+    links = [(host, ETCD_HOST), (ETCD_HOST, host)]
+    if faults.rng.random() < 0.4:
+        links = [faults.rng.choice(links)]
+    await faults.cut(links, faults.outage_s())
+
+
+async def _isolate(faults: Faults) -> None:
+    host = faults.some_host().name
+    others = [*(name for name in faults.cluster.names if name != host), ETCD_HOST]
+    links = [link for other in others for link in ((host, other), (other, host))]
+    await faults.cut(links, faults.outage_s())
+
+
+async def _etcd_outage(faults: Faults) -> None:
+    etcd, duration_s = faults.cluster.etcd, faults.rng.choice((0.5, 1.0, faults.outage_s()))
+    if not etcd.is_up:
+        return
+    _log.warning("Etcd is down for %.1f s", duration_s)
+    etcd.stop()
+    await asyncio.sleep(duration_s)
+    if not etcd.is_up:
+        etcd.start()
+        _log.warning("Etcd is up")
+
+
+async def _compact(faults: Faults) -> None:
+    model = faults.cluster.etcd.model
+    if model.revision > model.compacted + 1:
+        revision = faults.rng.randint(model.compacted + 1, model.revision)
+        _log.warning("Etcd is compacted at %d of %d", revision, model.revision)
+        model.compact(revision)
+
+
+async def _store_fails(faults: Faults) -> None:
+    store = faults.cluster.store
+    store.fault = faults.rng.choice([fault for fault in StoreFault if fault is not StoreFault.NONE])
+    _log.warning("the store %s", store.fault.value)
+    await asyncio.sleep(3 + 15 * faults.rng.random())
+    store.fault = StoreFault.NONE
+    _log.warning("the store works again")
+
+
+async def _store_lags(faults: Faults) -> None:
+    faults.cluster.store.list_lag_s = 5 * faults.rng.random()
+    lag_s = faults.rng.choice((0.05, 0.5, 2.0))
+    _log.warning("disks and the store lag %.2f s", lag_s)
+    _set_lag(lag_s)
+    await asyncio.sleep(2 + 10 * faults.rng.random())
+    _set_lag(0.0005)
+    faults.cluster.store.list_lag_s = 0.0
+    _log.warning("disks and the store lag no more")
+
+
+async def _drain(faults: Faults) -> None:
+    host = faults.some_host()
+    _log.warning("%s is to leave", host.name)
+    await _restart(faults, host)
+
+
+async def _rolling_restart(faults: Faults) -> None:
+    _log.warning("rolling restart")
+    for host in list(faults.cluster.hosts):
+        await _restart(faults, host)
+
+
+async def _restart(faults: Faults, host: Host) -> None:
+    faults.cluster.drain(host)
+    for _ in range(100):
+        if host.node is None:
+            break
+        await asyncio.sleep(0.2)
+    else:
+        faults.kill(host)
+    await asyncio.sleep(faults.rng.random())
+    faults.cluster.start(host)
+
+
+FAULTS: dict[str, Fault] = {
+    "kill": _kill_one,
+    "kill-two": _kill_two,
+    "kill-all": _kill_all,
+    "kill-zone": _kill_zone,
+    "power": _power_fails,
+    "kill-in-succession": _kill_in_succession,
+    "pause": _pause,
+    "cut": _cut_pair,
+    "cut-one-way": _cut_one_way,
+    "cut-and-kill": _cut_and_kill,
+    "cut-from-etcd": _cut_from_etcd,
+    "isolate": _isolate,
+    "etcd-outage": _etcd_outage,
+    "compact": _compact,
+    "store-fails": _store_fails,
+    "store-lags": _store_lags,
+    "drain": _drain,
+    "rolling-restart": _rolling_restart,
+}
+"""All faults, by name."""
+
+
+def _set_lag(delay_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    loop.work_delay_s = lambda: delay_s

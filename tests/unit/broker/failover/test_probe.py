@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from gazette_sdk.broker.failover.decision import Input
+from gazette_sdk.broker.failover.probe import dial
+from support.etcd import run
+
+
+@pytest.fixture
+def listener():
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        yield made
+
+
+def test_an_endpoint_that_accepts_is_reached(listener):
+    port = listener.getsockname()[1]
+    for endpoint in (f"http://127.0.0.1:{port}", f"https://localhost:{port}/path"):
+        assert run(dial(endpoint)) is Input.REACHED
+
+
+def test_an_endpoint_on_which_nobody_listens_refuses(listener):
+    port = listener.getsockname()[1]
+    listener.close()
+    for host in ("127.0.0.1", "localhost"):
+        assert run(dial(f"http://{host}:{port}")) is Input.REFUSED
+
+
+def test_unix_sockets_are_dialled_too(tmp_path):
+    path = tmp_path / "socket"
+    endpoint = f"unix://{path}"
+    assert run(dial(endpoint)) is Input.UNCLEAR  # it may be on another machine
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+        assert run(dial(endpoint)) is Input.REFUSED
+        bound.listen()
+        assert run(dial(endpoint)) is Input.REACHED
+
+
+@pytest.mark.parametrize("endpoint", ["http://no-such-host.invalid:80", "other://host"])
+def test_what_is_no_refusal_is_unclear(endpoint):
+    assert run(dial(endpoint)) is Input.UNCLEAR
+
+
+def test_a_dial_is_bounded(monkeypatch):
+    async def scenario():
+        async def never(*_):
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", never)
+        assert await dial("http://127.0.0.1:1", timeout_s=0.01) is Input.UNCLEAR
+
+    run(scenario())

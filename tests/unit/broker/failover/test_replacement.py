@@ -1,0 +1,108 @@
+"""What a primary decides about replicas that it does not reach, over every combination."""
+
+from __future__ import annotations
+
+from itertools import chain, combinations, product
+
+import pytest
+
+from gazette_sdk.broker.failover.replacement import (
+    Action,
+    Candidate,
+    decide,
+    hand_over,
+    replace,
+    unchanged,
+)
+from gazette_sdk.cluster.etcd import Compare, Delete, Put
+from gazette_sdk.cluster.item_keyspace import AssignmentEntry
+from gazette_sdk.protocol import broker_pb2 as pb
+
+
+def assignment(suffix: str, slot: int, zone: str = "z0") -> AssignmentEntry[pb.Route]:
+    key = f"/assign/j#{zone}#{suffix}#{slot}".encode()
+    raw = b"route"
+    return AssignmentEntry(
+        key, pb.Route(), 1, 10 + slot, 1, 100 + slot, raw, "j", zone, suffix, slot
+    )
+
+
+def subsets(of):
+    return list(chain.from_iterable(combinations(of, count) for count in range(len(of) + 1)))
+
+
+CANDIDATES = [Candidate("z1", "spare-1", 0.5), Candidate("z0", "spare-0", 0.1)]
+
+
+@pytest.mark.parametrize(
+    ("count", "desired", "candidates", "lost"),
+    [
+        (count, desired, candidates, lost)
+        for count, desired, candidates in product((1, 2, 3, 4), (1, 2, 3), subsets(CANDIDATES))
+        for lost in subsets(range(1, count))
+    ],
+)
+def test_every_combination_has_its_action(count, desired, candidates, lost):
+    assignments = [assignment(f"peer-{slot}", slot) for slot in range(count)]
+    cut_off = {("z0", f"peer-{slot}") for slot in lost}
+    found = decide(assignments, assignments[0], cut_off, candidates, desired=desired)
+    if not lost:
+        assert found.action is Action.NOTHING
+    elif count > desired:
+        assert (found.action, found.substitute) == (Action.REPLACE, None)
+        assert found.peer is assignments[lost[0]]
+    elif candidates:
+        assert found.action is Action.REPLACE
+        assert found.peer is assignments[lost[0]]
+        # Only one zone remains: the second one is wanted.
+        wanted = CANDIDATES[0] if CANDIDATES[0] in candidates else CANDIDATES[1]
+        assert found.substitute is wanted
+    else:
+        assert found.action is Action.NOTHING
+    # Whatever is decided: the journal keeps its members' number where it was right, and us.
+    assert found.peer is not assignments[0]
+
+
+@pytest.mark.parametrize("lost", subsets((1, 2)))
+@pytest.mark.parametrize("has_substitute", [False, True])
+def test_a_journal_is_handed_over_where_nobody_is_reached_and_a_substitute_exists(
+    lost, has_substitute
+):
+    assignments = [assignment(f"peer-{slot}", slot) for slot in range(3)]
+    cut_off = {("z0", f"peer-{slot}") for slot in lost}
+    candidates = [Candidate("z1", "spare", 0, is_reached=False)] if has_substitute else []
+    found = decide(assignments, assignments[0], cut_off, candidates, desired=3)
+    if has_substitute and len(lost) == 2:
+        assert (found.action, found.peer) == (Action.HAND_OVER, assignments[1])
+    else:
+        assert found.action is Action.NOTHING
+
+
+def test_the_least_loaded_takes_the_place_where_two_zones_remain():
+    assignments = [assignment("p0", 0), assignment("p1", 1, "z1"), assignment("p2", 2, "z1")]
+    found = decide(assignments, assignments[0], {("z1", "p1")}, CANDIDATES, desired=3)
+    assert found.substitute is CANDIDATES[1]
+
+
+def test_a_primary_that_others_removed_decides_about_the_order_of_slots():
+    assignments = [assignment("p2", 2), assignment("p1", 1), assignment("p0", 0)]
+    cut_off = {("z0", "p1"), ("z0", "p2")}
+    spare = [Candidate("z1", "spare", 0, is_reached=False)]
+    found = decide(assignments, assignments[2], cut_off, spare, desired=3)
+    assert (found.action, found.peer) == (Action.HAND_OVER, assignments[1])
+
+
+def test_operations_of_a_replacement_and_of_a_hand_over():
+    primary, peer = assignment("p0", 0), assignment("p1", 1)
+    assert unchanged([primary, peer]) == [
+        Compare.mod_revision(primary.key, 10),
+        Compare.mod_revision(peer.key, 11),
+    ]
+    assert replace(peer, None, 0) == [Delete(peer.key)]
+    assert replace(peer, b"new", 7) == [Delete(peer.key), Put(b"new", b"", 7)]
+    assert hand_over(primary, b"p0-in-1", peer, b"p1-in-0") == [
+        Delete(primary.key),
+        Delete(peer.key),
+        Put(b"p0-in-1", b"route", 100),
+        Put(b"p1-in-0", b"route", 101),
+    ]

@@ -1,0 +1,87 @@
+"""Bounds of the questions to a journal's brokers."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from gazette_sdk.broker.recovery.peer_inventory import PeerInventory
+from gazette_sdk.errors import UnavailableError
+from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.protocol import broker_pb2 as pb
+from support.brokers import journal_spec
+
+LOCAL, FAST, SILENT = (pb.ProcessSpec.ID(zone="z", suffix=name) for name in ("a", "fast", "silent"))
+
+
+class ScriptedPeers:
+    """Transport of which one member never answers."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def list_fragments(self, request, target):
+        self.asked.append(target.member.suffix)
+        if target.member == SILENT:
+            await asyncio.Event().wait()
+        response = pb.FragmentsResponse()
+        response.fragments.add().spec.CopyFrom(pb.Fragment(journal=request.journal, end=7))
+        return response
+
+
+class ScriptedResolver:
+    """Resolver of one journal, without a replica of ours."""
+
+    local_id = LOCAL
+
+    def __init__(self, *members):
+        self.members = members
+
+    async def resolve(self, journal, *_, **__):
+        header = pb.Header(route=pb.Route(members=self.members, primary=0))
+        spec = journal_spec(journal, replication=len(self.members))
+        return SimpleNamespace(
+            journal=journal, status=pb.OK, spec=spec, header=header, replica=None
+        )
+
+
+def inventory(peers, *members, answer_timeout_s):
+    return PeerInventory(
+        ScriptedResolver(*members),
+        peers=peers,
+        local=peers,
+        stores=StoreRegistry(None),
+        max_replication=3,
+        answer_timeout_s=answer_timeout_s,
+    )
+
+
+def test_every_other_member_is_asked():
+    peers = ScriptedPeers()
+
+    async def scenario():
+        made = inventory(peers, FAST, LOCAL, answer_timeout_s=10.0)
+        assert [found.end for found in await made.fragments_before("a/journal", 10)] == [7]
+
+    asyncio.run(scenario())
+    assert peers.asked == ["fast"]
+
+
+def test_a_member_without_an_answer_is_given_up_and_not_asked_again_at_once():
+    peers = ScriptedPeers()
+
+    async def scenario():
+        made = inventory(peers, FAST, SILENT, answer_timeout_s=0.05)
+        for _ in range(3):
+            with pytest.raises(UnavailableError, match="z/silent does not answer within"):
+                await asyncio.wait_for(made.fragments_before("a/journal", 10), 10)
+            made._silent_until.update(dict.fromkeys(made._silent_until, 1000000000000.0))
+        assert peers.asked.count("silent") == 1
+        made._silent_until.clear()
+        with pytest.raises(UnavailableError):
+            await asyncio.wait_for(made.fragments_before("a/journal", 10), 10)
+        assert peers.asked.count("silent") == 2
+
+    asyncio.run(scenario())

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+
+from gazette_sdk.cli.journals.unstored import Unstored, unstored_of, unstored_spans
+from gazette_sdk.errors import UnavailableError
+from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.protocol import broker_pb2 as pb
+from support.etcd import run
+
+MEMBERS = [pb.ProcessSpec.ID(zone="zone", suffix=f"broker-{number}") for number in range(3)]
+
+
+def span(begin, end, mod_time=0):
+    return pb.Fragment(journal="a/journal", begin=begin, end=end, mod_time=mod_time)
+
+
+def covers(*spans):
+    return CoverSet(span(*each) for each in spans)
+
+
+@pytest.mark.parametrize(
+    ("local", "stored", "expect"),
+    [
+        ([], (), Unstored(0)),
+        ([(), ()], [(0, 10)], Unstored(0)),
+        ([[(0, 10)], [(0, 10)]], [(0, 10)], Unstored(0)),
+        ([[(0, 10)], [(0, 10)]], (), Unstored(10, 2)),
+        ([[(0, 10)], [(5, 10)]], (), Unstored(10, 1)),
+        ([[(0, 10)], [(5, 10)]], [(0, 5)], Unstored(5, 2)),
+        ([[(0, 4), (4, 10)], [(0, 10)], [(10, 20)]], (), Unstored(20, 1)),
+    ],
+)
+def test_spans(local, stored, expect):
+    assert unstored_spans([covers(*each) for each in local], covers(*stored)) == expect
+
+
+class Brokers:
+    """What three brokers have of a journal."""
+
+    def __init__(self, *local, stored=()):
+        self.local = local
+        self.stored = stored
+        self.asked = []
+
+    async def list_fragments(self, request, target):
+        number = MEMBERS.index(target.member)
+        self.asked.append((number, request.unstored_only))
+        if self.local[number] is None:
+            raise UnavailableError("it is gone")
+        response = pb.FragmentsResponse(status=pb.OK)
+        found = list(self.local[number])
+        if not request.unstored_only:
+            found += [(*each, 77) for each in self.stored]
+        page = sorted(each for each in found if each[0] >= request.next_page_token)
+        for each in page[:1]:
+            response.fragments.add(spec=span(*each))
+        if len(page) > 1:
+            response.next_page_token = page[1][0]
+        return response
+
+
+def found_of(brokers, level=pb.JournalSpec.Suspend.NONE):
+    journal = pb.ListResponse.Journal(route=pb.Route(members=MEMBERS, primary=1))
+    journal.spec.name = "a/journal"
+    journal.spec.suspend.level = level
+    listing = pb.ListResponse(journals=[journal])
+    return run(unstored_of(brokers, listing))["a/journal"]
+
+
+def test_what_is_appended_after_the_primarys_answer_is_left_out():
+    brokers = Brokers([(0, 10), (10, 30)], [(0, 10), (10, 20)], [(0, 10), (10, 25)])
+    assert found_of(brokers) == Unstored(20, 3)
+    assert brokers.asked[0] == (1, True)
+    assert {is_short for _, is_short in brokers.asked} == {True}
+
+
+def test_what_one_broker_found_in_a_store_is_stored():
+    brokers = Brokers([(0, 10), (10, 20)], [(10, 20)], [(10, 20)], stored=[(0, 10)])
+    assert found_of(brokers) == Unstored(10, 3)
+
+
+def test_a_broker_that_lacks_content_and_one_that_is_gone_count_less(caplog):
+    assert found_of(Brokers([(0, 10), (10, 20)], [(0, 10), (10, 20)], [(10, 20)])) == Unstored(
+        20, 2
+    )
+    assert found_of(Brokers([(0, 10)], None, [(0, 10)])) == Unstored(10, 2)
+    assert "a broker does not tell what it has" in caplog.text
+    assert found_of(Brokers(None, None, None)) == Unstored()
+
+
+def test_a_journal_that_is_fully_suspended_has_nothing_that_is_not_stored():
+    assert found_of(Brokers(), level=pb.JournalSpec.Suspend.FULL) == Unstored(0)
