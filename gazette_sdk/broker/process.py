@@ -20,6 +20,7 @@ from typing import Any
 
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.append.append import Appends
+from gazette_sdk.broker.append.assignments import withdraw_routes
 from gazette_sdk.broker.append.pulse import Pulses
 from gazette_sdk.broker.authorize import Authorization
 from gazette_sdk.broker.config import BrokerConfig
@@ -51,7 +52,12 @@ from gazette_sdk.cluster.broker_keys import (
 )
 from gazette_sdk.cluster.etcd import ANSWER_TIMEOUT_S, Etcd
 from gazette_sdk.cluster.membership import Membership
-from gazette_sdk.errors import ConfigurationError, EtcdUnavailableError, GazetteError
+from gazette_sdk.errors import (
+    ConfigurationError,
+    EtcdError,
+    EtcdUnavailableError,
+    GazetteError,
+)
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -77,6 +83,9 @@ directory."""
 
 PERSIST_AGAIN_S = 1.0
 """Bound of the uploads after the broker left the cluster, if the first bound was reached."""
+
+WITHDRAWAL_TIMEOUT_S = 2.0
+"""Bound of withdrawing the routes of journals when the last broker leaves."""
 
 RECONNECT_BACKOFF_MAX_S = 0.5
 """Longest pause before a lost peer is dialled again."""
@@ -380,7 +389,8 @@ class Broker:
 
         The allocator moves this broker's journals to others; :attr:`ended` is done when none is
         left. While too few members would remain for a journal's replication, this broker keeps
-        its journals.
+        its journals. It is done at once where no other broker is left that could take them:
+        :meth:`stop` then stores all of their content.
 
         Raises:
             EtcdError: it could not be announced.
@@ -388,6 +398,7 @@ class Broker:
         if self._membership is not None:
             self.persister.set_exiting()
             await self._membership.set_exiting()
+            self._run("leaving alone", self._end_when_alone())
 
     async def stop(self, *, persist_timeout_s: float = PERSIST_TIMEOUT_S) -> None:
         """End streams, replicas, uploads, membership and connections, in this order. Bounded.
@@ -401,17 +412,19 @@ class Broker:
         if self._is_stopped:
             return
         self._is_stopped = True
-        await self._cancel("allocator", "recovery", "waiting journals", "sweeper")
+        await self._cancel("allocator", "leaving alone", "recovery", "waiting journals", "sweeper")
         if self._is_composed:
             await self._rebuilder.aclose()
             self.service.end_streams()
             self.resolver.stop_local()
             self._quarantine.stop()
-            await self._shut_down_replicas(primaries=True)
+            is_closed = await self._shut_down_replicas(primaries=True)
             await self._cancel("persister")
             self.persister.set_exiting()
             if not await self._persist(persist_timeout_s):
                 persist_timeout_s = min(persist_timeout_s, PERSIST_AGAIN_S)
+            elif is_closed and self._is_alone():
+                await self._withdraw_routes()
         if self._history is not None:
             self._history.flush()
         # The journals that we led are complete and stored, so others may continue them. Of the
@@ -441,7 +454,43 @@ class Broker:
         if self._spools is not None:
             await asyncio.to_thread(self._spools.close)
 
-    async def _shut_down_replicas(self, *, primaries: bool) -> None:
+    def _is_alone(self) -> bool:
+        """Return True if no other broker is a member that could take journals."""
+        return not any(
+            (entry.zone, entry.suffix) != (self._id.zone, self._id.suffix)
+            and entry.value.journal_limit > 0
+            for entry in self.keyspace.members()
+        )
+
+    async def _end_when_alone(self) -> None:
+        while not self._is_alone():
+            await self.keyspace.wait_for_update()
+        if not self.ended.done():
+            _log.info("no other broker can take the journals over: all content is stored instead")
+            self.ended.set_result(None)
+
+    async def _withdraw_routes(self) -> None:
+        """Withdraw the routes of journals that we led alone: all of their content is stored."""
+        assert self._etcd is not None
+        storeless = self.persister.storeless
+        entries = [
+            entry
+            for entry in self.keyspace.local_assignments(self._id.zone, self._id.suffix)
+            if entry.slot == 0
+            and entry.value.members
+            and entry.item not in storeless
+            and len(self.keyspace.assignments(entry.item)) == 1
+            and (item := self.keyspace.item(entry.item)) is not None
+            and not self._quarantine.holds(entry.item, item.create_revision)
+        ]
+        try:
+            async with asyncio.timeout(WITHDRAWAL_TIMEOUT_S):
+                await withdraw_routes(self._etcd, entries)
+        except (EtcdError, TimeoutError) as error:
+            _log.warning("journals wait for this broker to come back: %s", error or "no answer")
+
+    async def _shut_down_replicas(self, *, primaries: bool) -> bool:
+        """Wait for replicas that end. Return False if one did not in time."""
         for cancel in (False, True):
             if cancel:
                 self.service.cancel_writes()
@@ -454,7 +503,8 @@ class Broker:
                     SHUTDOWN_TIMEOUT_S,
                 )
             else:
-                return
+                return True
+        return False
 
     async def _persist(self, timeout_s: float) -> bool:
         """Upload what is left. Return True if all was uploaded in time."""

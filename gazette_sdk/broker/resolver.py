@@ -347,7 +347,7 @@ class Resolver:
         self, journal: str, item: JournalEntry | None, *, may_proxy: bool, require_primary: bool
     ) -> Resolution:
         keyspace, local_id = self._keyspace, self.local_id
-        assignments = keyspace.assignments(journal) if item is not None else []
+        assignments = _distinct(keyspace.assignments(journal)) if item is not None else []
         route = route_of((a.zone, a.suffix, a.slot) for a in assignments)
         attach_endpoints(route, keyspace.endpoint)
 
@@ -395,3 +395,16 @@ class Resolver:
             invalidated=replica.signal if replica is not None else None,
             is_local=is_local or status != pb.OK,
         )
+
+
+def _distinct(assignments: list[BrokerAssignment]) -> list[BrokerAssignment]:
+    """Return assignments with one of each broker: the one of its least slot.
+
+    A broker may have two for a moment, when it takes a journal over while the allocator adds it.
+    """
+    least: dict[tuple[str, str], BrokerAssignment] = {}
+    for entry in assignments:
+        known = least.setdefault((entry.zone, entry.suffix), entry)
+        if entry.slot < known.slot:
+            least[entry.zone, entry.suffix] = entry
+    return assignments if len(least) == len(assignments) else list(least.values())

@@ -25,9 +25,9 @@ _SERVE = Command(
         "gRPC and HTTP share one port. Without --broker.host, or with a loopback name, only this "
         "machine is served; any other name is advertised, and all interfaces are served.\n\n"
         "SIGTERM or Ctrl-C drain the broker: its journals move to other brokers, its spools are "
-        "stored, and it ends with status 0. This needs other brokers with room. Further signals "
-        "change nothing, except SIGQUIT: the broker stores its spools for at most ten seconds and "
-        "ends, without a drain."
+        "stored, and it ends with status 0. This needs other brokers with room; only the last one "
+        "of a cluster ends without. Further signals change nothing, except SIGQUIT: the broker "
+        "stores its spools for at most ten seconds and ends, without a drain."
     ),
     examples=(
         (

@@ -1,18 +1,25 @@
 """Writes of a journal's primary to Etcd: its synchronized route, and its suspension.
 
+The last broker withdraws the routes of journals that it leaves with all of their content stored.
+
 Every transaction compares the keys of its resolution (protocol section 13.2). It fails if one of
 them has changed since: then the resolution is old by at least one revision.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gazette_sdk.broker.resolver import Resolution
-from gazette_sdk.cluster.broker_keys import is_consistent, route_value
+from gazette_sdk.cluster.broker_keys import BrokerAssignment, is_consistent, route_value
 from gazette_sdk.cluster.etcd import Compare, Etcd, Put
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.non_null_fields import complete
 
-__all__ = ["write_route", "write_suspend"]
+__all__ = ["withdraw_routes", "write_route", "write_suspend"]
+
+TXN_PUTS_MAX = 100
+"""Routes withdrawn by one transaction. Etcd takes 128 operations unless configured otherwise."""
 
 
 async def write_route(etcd: Etcd, resolution: Resolution) -> int | None:
@@ -34,6 +41,27 @@ async def write_route(etcd: Etcd, resolution: Resolution) -> int | None:
         [Put(entry.key, value, ignore_lease=True) for entry in resolution.assignments],
     )
     return result.revision if result.succeeded else resolution.revision + 1
+
+
+async def withdraw_routes(etcd: Etcd, entries: Sequence[BrokerAssignment]) -> None:
+    """State that journals have no content but what is stored: their last member leaves.
+
+    The empty value is that of an assignment before its journal has synchronized. So a journal does
+    not wait for this broker afterwards. A journal whose assignment has changed keeps its route.
+
+    Args:
+        etcd: the client.
+        entries: assignments of the journals, each of them the journal's only one.
+
+    Raises:
+        EtcdError: Etcd failed.
+    """
+    for begin in range(0, len(entries), TXN_PUTS_MAX):
+        some = entries[begin : begin + TXN_PUTS_MAX]
+        await etcd.txn(
+            [Compare.mod_revision(entry.key, entry.mod_revision) for entry in some],
+            [Put(entry.key, b"", ignore_lease=True) for entry in some],
+        )
 
 
 async def write_suspend(etcd: Etcd, resolution: Resolution, suspend: pb.JournalSpec.Suspend) -> int:

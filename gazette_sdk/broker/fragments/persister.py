@@ -108,6 +108,11 @@ class Persister:
             + sum(len(backlog.spools) for backlog in self._backlogs.values())
         )
 
+    @property
+    def storeless(self) -> set[str]:
+        """Journals with spools that have no store to be uploaded to."""
+        return {spool.fragment.journal for spool in self._storeless}
+
     def complete(self, spool: CompletedSpool) -> None:
         """Upload a closed spool: now if this broker is its primary, otherwise minutes later."""
         if length_of(spool.fragment) == 0:

@@ -2,7 +2,9 @@
 
 A journal waits while none of its present brokers was a member of its last route (`last_routes`). A
 broker whose spool directory has all of its acknowledged bytes takes the primary's place, in one
-transaction, and so ends the wait. The allocator moves the journal later if it wants to.
+transaction, and so ends the wait. The allocator moves the journal later if it wants to. It may also
+add this broker at the same moment, since its transaction does not depend on ours: then the second
+assignment of this broker is deleted again.
 
 The directory has all acknowledged bytes of a journal if its head is known and nobody continued the
 journal since (`etcd_history`); or if the broker that used the directory before is a member of the
@@ -12,6 +14,7 @@ last route, which is the only trace of a journal without content.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
@@ -31,6 +34,13 @@ RETRY_S = 1.0
 
 CONCURRENT_MAX = 16
 """Transactions at once."""
+
+WATCHED_S = 30.0
+"""Time after a takeover in which a second assignment is looked for: a call of the allocator to Etcd
+ends within a third of it."""
+
+_SLOTS = 16
+"""Slots, from 0 on, that are checked for another assignment of this broker."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +82,7 @@ class WaitingJournals:
         self._history = history
         self._is_quarantined = is_quarantined
         self._woken = asyncio.Event()
+        self._taken: dict[str, float] = {}  # journals, and the loop time of their takeover
         self._outage = Outage(_log, "takeover of journals that wait for this broker")
 
     def wake(self) -> None:
@@ -103,17 +114,21 @@ class WaitingJournals:
         room = asyncio.Semaphore(CONCURRENT_MAX)
         while True:
             self._woken.clear()
-            waiting = list(filter(self._is_due, sorted(self._last_routes.waiting)))
-            if waiting:
-                taken = await asyncio.gather(*(self._take(journal, room) for journal in waiting))
-                if not all(taken):
-                    try:
-                        async with asyncio.timeout(RETRY_S):
-                            await self._woken.wait()
-                    except TimeoutError:
-                        pass
-                    continue
-            await self._woken.wait()
+            work = [self._take(each, room) for each in filter(self._is_due, self._waiting())]
+            work += [self._delete_second(each, room) for each in self._taken_lately()]
+            done = await asyncio.gather(*work)
+            pause_s = None if all(done) else RETRY_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._woken.wait()
+
+    def _waiting(self) -> Sequence[str]:
+        return sorted(self._last_routes.waiting)
+
+    def _taken_lately(self) -> Sequence[str]:
+        now = asyncio.get_running_loop().time()
+        self._taken = {name: at for name, at in self._taken.items() if now < at + WATCHED_S}
+        return list(self._taken)
 
     def _is_due(self, journal: str) -> bool:
         member = self._keyspace.member(self._local_id.zone, self._local_id.suffix)
@@ -148,17 +163,15 @@ class WaitingJournals:
                 Compare.mod_revision(entry.key, entry.mod_revision)
                 for entry in (item, member, *assignments)
             ]
-            compares.append(Compare.mod_revision(key, 0))
-            try:
-                result = await self._etcd.txn(compares, changes)
-                if result.succeeded:
-                    await self._keyspace.wait_for_revision(result.revision)
-            except EtcdError as error:
-                self._outage.failed(error)
+            ours = {entry.slot for entry in assignments if self._is_ours(entry)}
+            compares += [
+                Compare.mod_revision(self._keyspace.assignment_key(journal, zone, suffix, slot), 0)
+                for slot in range(_SLOTS)
+                if slot not in ours
+            ]
+            if not await self._write(compares, changes):
                 return False
-            self._outage.ended()
-            if not result.succeeded:
-                return False
+            self._taken[journal] = asyncio.get_running_loop().time()
             _log.warning(
                 "%s waited for this broker, which has all of its bytes, and goes on here in the "
                 "place of %s",
@@ -166,6 +179,28 @@ class WaitingJournals:
                 ", ".join(f"{each.zone}/{each.suffix}" for each in gone),
             )
             return True
+
+    async def _delete_second(self, journal: str, room: asyncio.Semaphore) -> bool:
+        """Delete assignments of this broker beside that of the primary, if there are any."""
+        async with room:
+            ours = [each for each in self._keyspace.assignments(journal) if self._is_ours(each)]
+            ours.sort(key=lambda entry: entry.slot)
+            if len(ours) < 2:
+                return True
+            compares = [Compare.mod_revision(entry.key, entry.mod_revision) for entry in ours]
+            return await self._write(compares, [Delete(entry.key) for entry in ours[1:]])
+
+    async def _write(self, compares: Sequence[Compare], changes: Sequence[Operation]) -> bool:
+        """Run a transaction, and wait until the mirror has it. Return True if it succeeded."""
+        try:
+            result = await self._etcd.txn(compares, changes)
+            if result.succeeded:
+                await self._keyspace.wait_for_revision(result.revision)
+        except EtcdError as error:
+            self._outage.failed(error)
+            return False
+        self._outage.ended()
+        return result.succeeded
 
     def _is_ours(self, entry: BrokerAssignment) -> bool:
         return (entry.zone, entry.suffix) == (self._local_id.zone, self._local_id.suffix)

@@ -402,13 +402,38 @@ def test_flags_forbid_reading_or_appending(etcd, tmp_path):
     run(scenario())
 
 
-def test_a_lone_broker_drains_only_without_journals(etcd, tmp_path):
+def test_a_lone_broker_drains_at_once_and_stores_everything(etcd, tmp_path):
+    """Its routes say then that no journal waits for it, but for one without a store."""
+
     async def scenario():
         async with a_broker(etcd, tmp_path) as (broker, client):
-            await client.apply(journal_spec("a/journal"))
-            await client.append_when_ready("a/journal", b"x")
+            await client.apply(stored("a/journal"), journal_spec("b/storeless"))
+            for journal in ("a/journal", "b/storeless"):
+                await client.append_when_ready(journal, b"x")
             await broker.drain()
             assert (await client.append("a/journal", b"y")).status == pb.OK
+            await asyncio.wait_for(asyncio.shield(broker.ended), LIMIT_S)
+        content = [path.read_bytes() for path in (tmp_path / "fragments").rglob("*.raw")]
+        assert sorted(content) in ([b"xy"], [b"x", b"y"])
+        async with a_broker(etcd, tmp_path, "broker-2") as (broker, _):
+            assert broker._last_routes.waiting == {"b/storeless"}
+        async with a_broker(etcd, tmp_path) as (_, client):
+            assert (await client.append_when_ready("a/journal", b"!")).commit.begin == 2
+            assert (await client.append_when_ready("b/storeless", b"!")).commit.begin == 1
+
+    run(scenario())
+
+
+def test_a_broker_with_others_drains_only_without_journals(etcd, tmp_path):
+    async def scenario():
+        async with (
+            a_broker(etcd, tmp_path) as (broker, client),
+            a_broker(etcd, tmp_path, "broker-2", journal_limit=1),
+        ):
+            await client.apply(journal_spec("a/journal", replication=2))
+            await client.append_when_ready("a/journal")
+            await broker.drain()
+            await asyncio.sleep(0.2)
             assert not broker.ended.done()
             await client.delete("a/journal")
             await asyncio.wait_for(asyncio.shield(broker.ended), LIMIT_S)
