@@ -170,12 +170,15 @@ class _Append:
         return self._response()
 
     async def _proxy(self) -> pb.AppendResponse:
+        """Let the primary make the append. A frozen one is given up when it leaves the cluster."""
         shared, resolution = self._shared, self._resolution
+        primary = resolution.header.process_id
+        call = proxy_append(shared.peers, resolution, self._request, self._items)
         try:
-            return await proxy_append(shared.peers, resolution, self._request, self._items)
+            return await shared.streams.until_gone(primary, call)
         except UnavailableError as error:
             if shared.streams.on_broken is not None:
-                shared.streams.on_broken(resolution.header.process_id, error)
+                shared.streams.on_broken(primary, error)
             raise
 
     def _failed(self, error: Exception) -> Input:
