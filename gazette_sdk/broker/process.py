@@ -23,6 +23,7 @@ from gazette_sdk.broker.append.append import Appends
 from gazette_sdk.broker.append.pulse import Pulses
 from gazette_sdk.broker.authorize import Authorization
 from gazette_sdk.broker.config import BrokerConfig
+from gazette_sdk.broker.failover.pause_guard import PauseGuard
 from gazette_sdk.broker.failover.probe import dial
 from gazette_sdk.broker.failover.rebuilder import Rebuilder
 from gazette_sdk.broker.failover.verifier import Failover
@@ -103,6 +104,7 @@ class Broker:
     persister: Persister
     _quarantine: Quarantine
     _failover: Failover
+    _guard: PauseGuard
     _rebuilder: Rebuilder
 
     def __init__(self, config: BrokerConfig, peers: Transport | None = None) -> None:
@@ -179,6 +181,7 @@ class Broker:
         self._run("persister", self.persister.run())
         self._run("recovery", self._quarantine.run())
         self._run("failover", self._failover.run())
+        self._run("pause guard", self._guard.run())
         self._run("sweeper", self._sweep(self._stores))
 
     async def _open_spools(self, root: Path) -> SpoolDirectory:
@@ -257,9 +260,9 @@ class Broker:
         answer_timeout_s = config.answer_timeout_s or config.lease_ttl_s / 2
         streams = PeerStreams(answer_timeout_s)
         assert self._membership is not None
-        failover = self._failover = Failover(
-            etcd, self.keyspace, self._id, self._membership.lease, streams
-        )
+        lease = self._membership.lease
+        guard = self._guard = PauseGuard(etcd, lease, config.lease_ttl_s)
+        failover = self._failover = Failover(etcd, self.keyspace, self._id, lease, streams)
         rebuilder = self._rebuilder = Rebuilder(
             etcd,
             self.keyspace,
@@ -283,6 +286,7 @@ class Broker:
             peers=peers,
             max_replication=config.max_replication,
             streams=streams,
+            has_lease=guard.has_lease,
         )
         parts = ReplicaParts(
             complete=self.persister.complete,
@@ -367,7 +371,7 @@ class Broker:
         # other journals the primary releases our spool when the membership ends.
         if self._membership is not None:
             await self._membership.revoke()
-        await self._cancel("failover")  # until now it has answered challenges
+        await self._cancel("failover", "pause guard")  # until now it has answered challenges
         if self._is_composed:
             await self._shut_down_replicas(primaries=False)
             await self._persist(persist_timeout_s)

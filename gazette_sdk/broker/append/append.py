@@ -69,6 +69,7 @@ class Appends:
         peers: carries appends to other primaries, and replication.
         max_replication: cap of every journal's replication.
         streams: Replicate streams to other brokers.
+        has_lease: returns False while the lease may have ended unnoticed.
         now: Unix time, in seconds.
     """
 
@@ -78,6 +79,7 @@ class Appends:
     peers: Transport
     max_replication: int
     streams: PeerStreams = field(default_factory=PeerStreams)
+    has_lease: Callable[[], bool] = field(default=lambda: True)
     now: Callable[[], float] = field(default=time.time)
 
     async def append(
@@ -405,6 +407,8 @@ class _Append:
         elif self._cause is None and content.length == 0 and changes_registers(request):
             self._cause = CallError("append stream: a change of registers requires content")
 
+        if self._cause is None:
+            self._cause = self._lease_error(pipeline)
         proposal = spool.fragment
         if self._cause is None and self._status == pb.OK and content.length > 0:
             await spool.flush()
@@ -431,6 +435,8 @@ class _Append:
 
     async def _read_acks(self) -> Input:
         await self._acking.acknowledged(self._answers)
+        if self._cause is None:
+            self._cause = self._lease_error(self._acking)
         if self._cause is not None:
             is_cancelled = isinstance(self._cause, asyncio.CancelledError)
             return Input.CANCELLED if is_cancelled else Input.FAILED
@@ -440,6 +446,15 @@ class _Append:
         assert replica is not None
         replica.acknowledge(self._proposed)
         return Input.AGREED
+
+    def _lease_error(self, pipeline: Pipeline) -> UnavailableError | None:
+        """Return the error of a primary without peers whose lease may have ended unnoticed."""
+        if pipeline.streams or self._shared.has_lease():
+            return None
+        return UnavailableError(
+            "this broker was stopped for longer than its lease may last; try again",
+            journal=self._resolution.journal,
+        )
 
     def _next_proposal(self, pipeline: Pipeline) -> pb.Fragment:
         spool = pipeline.spool
