@@ -24,6 +24,7 @@ from gazette_sdk.broker.append.assignments import withdraw_routes
 from gazette_sdk.broker.append.pulse import Pulses
 from gazette_sdk.broker.authorize import Authorization
 from gazette_sdk.broker.config import BrokerConfig
+from gazette_sdk.broker.failover.pause_guard import PauseGuard
 from gazette_sdk.broker.failover.probe import dial
 from gazette_sdk.broker.failover.rebuilder import Rebuilder
 from gazette_sdk.broker.failover.verifier import Failover
@@ -118,6 +119,7 @@ class Broker:
     _failover: Failover
     _last_routes: LastRoutes
     _waiting_journals: WaitingJournals
+    _guard: PauseGuard
     _rebuilder: Rebuilder
 
     def __init__(self, config: BrokerConfig, peers: Transport | None = None) -> None:
@@ -203,6 +205,7 @@ class Broker:
         self._run("recovery", self._quarantine.run())
         self._run("failover", self._failover.run())
         self._run("waiting journals", self._waiting_journals.run())
+        self._run("pause guard", self._guard.run())
         self._run("sweeper", self._sweep(self._stores))
 
     async def _open_spools(self, root: Path) -> SpoolDirectory:
@@ -281,9 +284,9 @@ class Broker:
         answer_timeout_s = config.answer_timeout_s or config.lease_ttl_s / 2
         streams = PeerStreams(answer_timeout_s)
         assert self._membership is not None
-        failover = self._failover = Failover(
-            etcd, self.keyspace, self._id, self._membership.lease, streams
-        )
+        lease = self._membership.lease
+        guard = self._guard = PauseGuard(etcd, lease, config.lease_ttl_s)
+        failover = self._failover = Failover(etcd, self.keyspace, self._id, lease, streams)
         rebuilder = self._rebuilder = Rebuilder(
             etcd,
             self.keyspace,
@@ -319,6 +322,7 @@ class Broker:
             max_replication=config.max_replication,
             streams=streams,
             waits_for=self._waiting_journals.waits_for,
+            has_lease=guard.has_lease,
         )
         parts = ReplicaParts(
             complete=self.persister.complete,
@@ -431,7 +435,7 @@ class Broker:
         # other journals the primary releases our spool when the membership ends.
         if self._membership is not None:
             await self._membership.revoke()
-        await self._cancel("failover")  # until now it has answered challenges
+        await self._cancel("failover", "pause guard")  # until now it has answered challenges
         if self._is_composed:
             await self._shut_down_replicas(primaries=False)
             await self._persist(persist_timeout_s)

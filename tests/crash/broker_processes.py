@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -16,6 +16,7 @@ from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append.service import AppendService
+from gazette_sdk.transport.base import Transport
 
 __all__ = ["BrokerProcesses", "Stalls", "journal_spec", "primary_of"]
 
@@ -57,8 +58,8 @@ class BrokerProcesses:
         self.etcd.stop_blocking()
 
     @property
-    def addresses(self) -> list[str]:
-        return [f"http://127.0.0.1:{port}" for port in self.ports.values()]
+    def urls(self) -> dict[str, str]:
+        return {name: f"http://127.0.0.1:{port}" for name, port in self.ports.items()}
 
     def start(self, name: str) -> None:
         number = int(name.rpartition("-")[2])
@@ -75,11 +76,6 @@ class BrokerProcesses:
                 stdout=log,
                 stderr=log,
             )
-
-    def kill(self, name: str) -> None:
-        process = self.processes.pop(name)
-        process.kill()
-        process.wait()
 
     def signal(self, name: str, number: signal.Signals) -> None:
         self.processes[name].send_signal(number)
@@ -107,23 +103,20 @@ class Stalls:
         acknowledged: number of appends.
     """
 
-    transport: object
+    transport: Transport
     journal: str
     longest_s: float = 0.0
     acknowledged: int = 0
-    begun_s: float = 0.0
-    trace: list[tuple[float, float]] = field(default_factory=list)
 
     async def run(self) -> None:
         """Append, until cancelled."""
         service = AppendService(self.transport)
         try:
             while True:
-                self.begun_s = time.monotonic()
+                begun_s = time.monotonic()
                 request = pb.AppendRequest(journal=self.journal)
                 await (await service.append(request, b"%09d\n" % self.acknowledged))
-                took_s = time.monotonic() - self.begun_s
-                self.trace.append((self.begun_s, took_s))
+                took_s = time.monotonic() - begun_s
                 self.longest_s = max(self.longest_s, took_s)
                 self.acknowledged += 1
                 await asyncio.sleep(0.005)
@@ -138,7 +131,7 @@ class Stalls:
                 await asyncio.sleep(0.01)
 
 
-async def primary_of(transport, journal: str) -> tuple[str, list[str]]:
+async def primary_of(transport: Transport, journal: str) -> tuple[str, list[str]]:
     """Return the suffixes of a journal's primary, and of its other members."""
     async for response in transport.list(pb.ListRequest()):
         for found in response.journals:

@@ -75,6 +75,7 @@ class Appends:
         streams: Replicate streams to other brokers.
         waits_for: returns the brokers that are away and alone have a journal's last bytes; none if
             we have them, too, or if it is not known.
+        has_lease: returns False while the lease may have ended unnoticed.
         now: Unix time, in seconds.
     """
 
@@ -85,6 +86,7 @@ class Appends:
     max_replication: int
     streams: PeerStreams = field(default_factory=PeerStreams)
     waits_for: Callable[[str], Sequence[pb.ProcessSpec.ID]] = lambda _: ()
+    has_lease: Callable[[], bool] = field(default=lambda: True)
     now: Callable[[], float] = field(default=time.time)
 
     async def append(
@@ -177,12 +179,15 @@ class _Append:
         return self._response()
 
     async def _proxy(self) -> pb.AppendResponse:
+        """Let the primary make the append. A frozen one is given up when it leaves the cluster."""
         shared, resolution = self._shared, self._resolution
+        primary = resolution.header.process_id
+        call = proxy_append(shared.peers, resolution, self._request, self._items)
         try:
-            return await proxy_append(shared.peers, resolution, self._request, self._items)
+            return await shared.streams.until_gone(primary, call)
         except UnavailableError as error:
             if shared.streams.on_broken is not None:
-                shared.streams.on_broken(resolution.header.process_id, error)
+                shared.streams.on_broken(primary, error)
             raise
 
     def _failed(self, error: Exception) -> Input:
@@ -475,6 +480,8 @@ class _Append:
         elif self._cause is None and content.length == 0 and changes_registers(request):
             self._cause = CallError("append stream: a change of registers requires content")
 
+        if self._cause is None:
+            self._cause = self._lease_error(pipeline)
         proposal = spool.fragment
         if self._cause is None and self._status == pb.OK and content.length > 0:
             await spool.flush()
@@ -501,6 +508,8 @@ class _Append:
 
     async def _read_acks(self) -> Input:
         await self._acking.acknowledged(self._answers)
+        if self._cause is None:
+            self._cause = self._lease_error(self._acking)
         if self._cause is not None:
             is_cancelled = isinstance(self._cause, asyncio.CancelledError)
             return Input.CANCELLED if is_cancelled else Input.FAILED
@@ -511,6 +520,15 @@ class _Append:
         replica.acknowledge(self._proposed)
         self._acking.tell_acknowledged(self._proposed.end)
         return Input.AGREED
+
+    def _lease_error(self, pipeline: Pipeline) -> UnavailableError | None:
+        """Return the error of a primary without peers whose lease may have ended unnoticed."""
+        if pipeline.streams or self._shared.has_lease():
+            return None
+        return UnavailableError(
+            "this broker was stopped for longer than its lease may last; try again",
+            journal=self._resolution.journal,
+        )
 
     def _next_proposal(self, pipeline: Pipeline) -> pb.Fragment:
         spool = pipeline.spool

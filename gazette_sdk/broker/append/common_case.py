@@ -166,7 +166,7 @@ def append_now(
     now = shared.now()
     if behind is not None and behind is not pipeline:
         return None
-    if pipeline.streams and not _may_await(pipeline, claims, now):
+    if not (_may_await(pipeline, claims, now) if pipeline.streams else shared.has_lease()):
         return None
 
     spool = pipeline.spool

@@ -1,17 +1,20 @@
-"""The Replicate streams that a broker has open to others."""
+"""The Replicate streams, and other calls, that a broker has open to others."""
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from gazette_sdk.broker.replication.pipeline import PEER_ANSWER_TIMEOUT_S, OpenStream, PeerStream
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 
 __all__ = ["PeerStreams"]
+
+T = TypeVar("T")
 
 _Name: TypeAlias = tuple[str, str]
 
@@ -28,6 +31,7 @@ class PeerStreams:
     answer_timeout_s: float = PEER_ANSWER_TIMEOUT_S
     on_broken: Callable[[pb.ProcessSpec.ID, GazetteError], None] | None = None
     _open: dict[_Name, set[PeerStream]] = field(default_factory=dict)
+    _calls: dict[_Name, dict[asyncio.Task[Any], GazetteError | None]] = field(default_factory=dict)
     _heard_at: dict[_Name, float] = field(default_factory=dict)
 
     def open(self, peer: pb.ProcessSpec.ID, open_stream: OpenStream) -> PeerStream:
@@ -38,10 +42,34 @@ class PeerStreams:
         self._open.setdefault((peer.zone, peer.suffix), set()).add(stream)
         return stream
 
+    async def until_gone(self, peer: pb.ProcessSpec.ID, call: Coroutine[Any, Any, T]) -> T:
+        """Await a call to a peer, until the peer has left the cluster.
+
+        Raises:
+            GazetteError: of :meth:`fail`. The call was cancelled.
+        """
+        task = asyncio.ensure_future(call)
+        name = peer.zone, peer.suffix
+        self._calls.setdefault(name, {})[task] = None
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()  # does nothing to a call that has ended
+            error = self._calls[name].pop(task)
+            if not self._calls[name]:
+                del self._calls[name]
+        if error is not None and task.cancelled():
+            raise error
+        return task.result()
+
     def fail(self, zone: str, suffix: str, error: GazetteError) -> None:
-        """Break all streams to a peer: nobody waits for its answers any more."""
+        """Break all streams to a peer, and end all calls: nobody waits for its answers any more."""
         for stream in list(self._open.get((zone, suffix), ())):
             stream.fail(error)
+        calls = self._calls.get((zone, suffix), {})
+        for task in calls:
+            calls[task] = error
+            task.cancel()
 
     def heard_at(self, zone: str, suffix: str) -> float:
         """Return the loop time of the last answer of a peer; -inf if there was none."""

@@ -186,3 +186,28 @@ def test_a_primary_frozen_at_any_state_commits_nothing_against_its_successor(
             )
 
     run(scenario())
+
+
+def test_a_primary_without_peers_commits_nothing_once_its_lease_may_have_ended(
+    etcd, tmp_path, monkeypatch
+):
+    """It is stopped for longer than its lease, and reads appends before anything else."""
+    without_pulses(monkeypatch)
+
+    async def scenario():
+        async with HandCluster(etcd, tmp_path) as cluster:
+            client = await cluster.start(STALE)
+            await client.apply(journal_spec(JOURNAL))
+            await cluster.assign(JOURNAL, STALE)
+            await appended(client, b"old")
+            broker = cluster.brokers[STALE]
+            guard = broker._guard
+            await freeze_mirror(broker)
+            await broker._etcd.revoke(broker.lease)
+            guard._valid_until -= 1000
+            before = broker.resolver.replica(JOURNAL).spool.peek().fragment.end
+            with pytest.raises(GazetteError, match="stopped for longer"):
+                await client.append(JOURNAL, b"stale", do_not_proxy=True)
+            assert broker.resolver.replica(JOURNAL).spool.peek().fragment.end == before
+
+    run(scenario())

@@ -519,3 +519,37 @@ def test_peers_are_told_with_the_next_request_or_soon_by_the_last_proposal(direc
         await pipeline.ended()
 
     run(scenario())
+
+
+def test_a_call_to_a_peer_ends_when_the_peer_has_left():
+    async def scenario():
+        streams = PeerStreams()
+
+        async def frozen():
+            await asyncio.Event().wait()
+
+        async def answered():
+            return "answer"
+
+        async def refused():
+            raise CallError("no")
+
+        assert await streams.until_gone(PEERS[0], answered()) == "answer"
+        with pytest.raises(CallError, match="no"):
+            await streams.until_gone(PEERS[0], refused())
+        calls = [
+            asyncio.ensure_future(streams.until_gone(peer, frozen()))
+            for peer in (PEERS[0], PEERS[0], PEERS[1])
+        ]
+        await asyncio.sleep(0)
+        streams.fail(PEERS[0].zone, PEERS[0].suffix, UnavailableError("left"))
+        for call in calls[:2]:
+            with pytest.raises(UnavailableError, match="left"):
+                await call
+        assert not calls[2].done()
+        calls[2].cancel()
+        await asyncio.wait([calls[2]])
+        assert calls[2].cancelled()
+        assert not streams._calls
+
+    run(scenario())

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from gazette_sdk.broker.failover.pause_guard import PauseGuard
+from gazette_sdk.errors import EtcdUnavailableError
+from support.etcd import run
+from support.spools import until
+
+
+class Leases:
+    """Etcd, as far as the guard asks it."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    async def time_to_live(self, lease):
+        assert lease == 7
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_a_process_that_runs_has_its_lease():
+    async def scenario():
+        guard = PauseGuard(Leases(-1), 7, 100)
+        assert guard.has_lease()
+        running = asyncio.ensure_future(guard.run())
+        await asyncio.sleep(0)
+        assert guard.has_lease()
+        running.cancel()
+        await asyncio.wait([running])
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("answers", [[3], [EtcdUnavailableError("away"), 3]])
+def test_behind_a_pause_the_lease_is_looked_up(answers):
+    async def scenario():
+        guard = PauseGuard(Leases(*answers), 7, 1.0)
+        guard._valid_until -= 1.0  # as if it had been stopped
+        assert not guard.has_lease()
+        running = asyncio.ensure_future(guard.run())
+        await until(guard.has_lease)
+        running.cancel()
+        await asyncio.wait([running])
+
+    run(scenario())
+
+
+def test_a_lease_that_has_ended_stays_so():
+    async def scenario():
+        guard = PauseGuard(Leases(-1), 7, 0.02)
+        guard._valid_until -= 1.0
+        running = asyncio.ensure_future(guard.run())
+        for _ in range(10):
+            await asyncio.sleep(0.005)
+            assert not guard.has_lease()
+        running.cancel()
+        await asyncio.wait([running])
+
+    run(scenario())
