@@ -261,11 +261,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def bury(self, node: Node) -> None:
         """Kill a node, and keep what it leaves from being collected."""
         node.kill()
-        self.graveyard.extend(
-            task
-            for task in asyncio.all_tasks(self)
-            if isinstance(task, _Task) and task.node is node
-        )
+        for task in asyncio.all_tasks(self):
+            if isinstance(task, _Task) and task.node is node:
+                task._log_destroy_pending = False
+                self.graveyard.append(task)
 
 
 def _make_task(loop: asyncio.AbstractEventLoop, work: Any, context: Any = None) -> _Task:

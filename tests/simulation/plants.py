@@ -55,10 +55,13 @@ def _read_early() -> None:
     def make(replica: Replica) -> Spool:
         spool = new_spool(replica)
         on_commit = spool._on_commit
+        # An index that shows all that is committed is early by itself.
+        acknowledge = getattr(replica.index, "acknowledge", None)
 
         def committed(fragment: Any, file: Any) -> None:
             on_commit(fragment, file)
-            replica.index.commit(fragment, file)
+            if acknowledge is not None:
+                acknowledge(fragment.end)
 
         spool._on_commit = committed
         return spool

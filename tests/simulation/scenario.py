@@ -160,8 +160,8 @@ async def _run(seed: int, root: Path, loop: VirtualLoop, checker: Checker) -> No
     for host in cluster.hosts:
         cluster.start(host)
 
-    def client(name: str) -> Transport:
-        return transport(network, name, rng, services=cluster.names, cache_size=100)
+    def client(name: str, zone: str = "") -> Transport:
+        return transport(network, name, rng, services=cluster.names, zone=zone, cache_size=100)
 
     admin = client("admin")
     await _until(lambda: all(_is_serving(host) for host in cluster.hosts), 30.0)
@@ -170,16 +170,17 @@ async def _run(seed: int, root: Path, loop: VirtualLoop, checker: Checker) -> No
     for number in range(plan.writers):
         workload.start_writer(client(f"writer-{number}"), plan.journals, plan.pause_s)
     for journal in plan.journals:
-        workload.start_reader(client(f"reader of {journal}"), journal, "reader")
+        for zone in ("zone-0", "zone-1"):  # they prefer other brokers
+            reader = client(f"reader of {journal} in {zone}", zone)
+            workload.start_reader(reader, journal, zone)
     await asyncio.sleep(2 * rng.random())
 
     faults = Faults(cluster, workload, plan.latency_s, random.Random(f"faults {seed}"))
     await faults.run(plan.duration_s, plan.faults)
-    reader = client("last reader")
     if await _check_progress(plan, workload, checker, admin):
         await workload.stop()
         for journal in plan.journals:
-            await _check_readable(cluster, journal, reader, checker)
+            await _check_readable(cluster, journal, client("last reader"), checker)
     await workload.stop()
     await _stop(cluster)
     for journal in plan.journals:
