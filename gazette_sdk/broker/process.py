@@ -279,6 +279,7 @@ class Broker:
             peers=peers,
             max_replication=config.max_replication,
             waits_for=self._waiting_journals.waits_for,
+            is_all_stored=self._last_routes.is_withdrawn,
         )
         parts = ReplicaParts(
             complete=self.persister.complete,
