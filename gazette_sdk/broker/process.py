@@ -323,6 +323,7 @@ class Broker:
             streams=streams,
             waits_for=self._waiting_journals.waits_for,
             has_lease=guard.has_lease,
+            is_all_stored=self._last_routes.is_withdrawn,
         )
         parts = ReplicaParts(
             complete=self.persister.complete,

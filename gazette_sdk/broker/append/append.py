@@ -76,6 +76,8 @@ class Appends:
         waits_for: returns the brokers that are away and alone have a journal's last bytes; none if
             we have them, too, or if it is not known.
         has_lease: returns False while the lease may have ended unnoticed.
+        is_all_stored: returns True if the last broker of a journal left when all of its content was
+            stored, and nobody continued it since.
         now: Unix time, in seconds.
     """
 
@@ -87,6 +89,7 @@ class Appends:
     streams: PeerStreams = field(default_factory=PeerStreams)
     waits_for: Callable[[str], Sequence[pb.ProcessSpec.ID]] = lambda _: ()
     has_lease: Callable[[], bool] = field(default=lambda: True)
+    is_all_stored: Callable[[str], bool] = lambda _: False
     now: Callable[[], float] = field(default=time.time)
 
     async def append(
@@ -356,6 +359,8 @@ class _Append:
             refused := await self._refuse_unless_given_up(absent)
         ):
             return refused
+        if await self._is_behind_stored_content():
+            return Input.ROLL
         written = await write_route(self._shared.etcd, resolution)
         if written is None:
             replica.settled = resolution
@@ -371,17 +376,10 @@ class _Append:
         """
         resolution, replica, request = self._resolution, self._held, self._request
         assert replica is not None
-        assert resolution.invalidated is not None
         self._status, self._detail = pb.INSUFFICIENT_JOURNAL_BROKERS, waiting_text(absent)
         if request.offset == 0:
             return Input.REFUSED
-        await await_health(
-            replica.index,
-            self._shared.stores,
-            self._terms.store,
-            resolution.invalidated,
-            started_at=self._started_at,
-        )
+        await self._await_store()
         head = self._current_pipeline().spool.fragment.end
         if request.offset != max(head, replica.index.summary()[1]):
             self._status = pb.WRONG_APPEND_OFFSET
@@ -395,6 +393,33 @@ class _Append:
         )
         self._status, self._detail = pb.OK, ""
         return None
+
+    async def _is_behind_stored_content(self) -> bool:
+        """Return True if the journal goes on behind its stored content, which is all there is."""
+        replica = self._held
+        assert replica is not None
+        is_head_known = self._current_pipeline().spool.fragment.end > 0
+        if is_head_known or not self._shared.is_all_stored(self._resolution.journal):
+            return False
+        await self._await_store()
+        self._roll_to = replica.index.summary()[1] if self._terms.may_write else 0
+        return self._roll_to > 0
+
+    async def _await_store(self) -> None:
+        """Wait until the stores are listed, and the first one is healthy."""
+        invalidated, replica = self._resolution.invalidated, self._held
+        assert replica is not None
+        assert invalidated is not None
+        await await_health(
+            replica.index,
+            self._shared.stores,
+            self._terms.store,
+            invalidated,
+            started_at=self._started_at,
+            # Whether a journal can be suspended depends on what is stored.
+            head_is_known=replica.head_is_known and may_carry_content(self._request.suspend),
+            has_peers=bool(self._current_pipeline().streams),
+        )
 
     async def _await_replicas(self) -> Input:
         resolution, replica = self._resolution, self._held
@@ -431,19 +456,9 @@ class _Append:
     # -------------------------------------------------------- preconditions
 
     async def _validate_preconditions(self) -> Input:
-        invalidated, replica = self._resolution.invalidated, self._held
+        replica = self._held
         assert replica is not None
-        assert invalidated is not None
-        await await_health(
-            replica.index,
-            self._shared.stores,
-            self._terms.store,
-            invalidated,
-            started_at=self._started_at,
-            # Whether a journal can be suspended depends on what is stored.
-            head_is_known=replica.head_is_known and may_carry_content(self._request.suspend),
-            has_peers=bool(self._current_pipeline().streams),
-        )
+        await self._await_store()
         verdict = judge_preconditions(
             self._request,
             self._terms,

@@ -168,6 +168,8 @@ APPEND: Mapping[tuple[State, Input], Step] = {
     # Brokers that are away have bytes which these members lack, unless the operator gives them up.
     (State.UPDATE_ASSIGNMENTS, Input.REFUSED): Step(_RELEASE, State.ERROR),
     (State.UPDATE_ASSIGNMENTS, Input.INVALIDATED): Step(_NOTHING, State.RESOLVE),
+    # The last broker left with all content stored: the journal goes on behind it.
+    (State.UPDATE_ASSIGNMENTS, Input.ROLL): Step(_NOTHING, State.SEND_SYNC),
     (State.UPDATE_ASSIGNMENTS, Input.FAILED): Step(_RELEASE, State.ERROR),
     (State.UPDATE_ASSIGNMENTS, Input.CANCELLED): Step(_RELEASE, State.ERROR),
     # Too many members: the allocator adds before it removes. Waiting costs less than the second

@@ -14,8 +14,10 @@ These routes do not count:
 
 - routes of fewer members than the journal requires: nothing is appended over them,
 - routes of suspended journals: nothing is appended until the suspension ends, and the spec has the
-  offset,
-- routes that the last member withdrew, with an empty value, because all content is stored.
+  offset.
+
+The last member of a route may withdraw it, with an empty value, when all content is stored. Then
+the journal goes on behind its stored content, at whichever broker.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
 from gazette_sdk.errors import EtcdCompactedError, EtcdError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION, desired_replication
+from gazette_sdk.protocol.routes import NO_PRIMARY
 
 __all__ = ["LastRoutes", "changes_since", "members_required", "waiting_text"]
 
@@ -59,7 +62,10 @@ class _Written(NamedTuple):
 
 
 class _LastRoute(NamedTuple):
-    """A journal's last route. ``create_revision`` is that of the journal."""
+    """A journal's last route; without members if it is withdrawn.
+
+    ``create_revision`` is that of the journal.
+    """
 
     create_revision: int
     route: pb.Route
@@ -135,11 +141,19 @@ class LastRoutes:
             self._note_waiting(journal)
 
     def route(self, journal: str) -> pb.Route | None:
-        """Return a journal's last route; ``None`` if none is known."""
+        """Return a journal's last route; ``None`` if none is known.
+
+        It has no members if it was withdrawn.
+        """
         known, item = self._known.get(journal), self._keyspace.item(journal)
         if known is None or item is None or known.create_revision != item.create_revision:
             return None
         return known.route
+
+    def is_withdrawn(self, journal: str) -> bool:
+        """Return True if a journal's last route was withdrawn: all of its content is stored."""
+        route = self.route(journal)
+        return route is not None and not route.members
 
     def absent_brokers(self, journal: str) -> Sequence[pb.ProcessSpec.ID]:
         """Return the brokers of the last route which a journal waits for; none if it does not.
@@ -257,7 +271,7 @@ def _last_route(
     for route, mod_revision, version in sorted(written, key=lambda each: -each.mod_revision):
         if not route.members:
             if version > 1:
-                return None  # withdrawn
+                return pb.Route(primary=NO_PRIMARY)  # withdrawn
         elif len(route.members) >= members_required(
             spec, spec_revision, mod_revision, max_replication
         ):
@@ -310,7 +324,9 @@ class _History:
                 first_revision = base + 1
             else:
                 return
-        raise EtcdCompactedError("Etcd compacts its history again and again")
+        raise EtcdCompactedError(
+            f"Etcd compacts the history of {keyspace.root} faster than it can be read; try again"
+        )
 
     async def _load(self, etcd: Etcd, revision: int) -> None:
         """Load the keys at a revision."""

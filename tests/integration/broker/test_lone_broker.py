@@ -425,13 +425,19 @@ def test_a_lone_broker_drains_at_once_and_stores_everything(etcd, tmp_path):
 
 
 def test_a_broker_with_others_drains_only_without_journals(etcd, tmp_path):
+    """The other one cannot be reached, so that it cannot take the journal over."""
+
     async def scenario():
-        async with (
-            a_broker(etcd, tmp_path) as (broker, client),
-            a_broker(etcd, tmp_path, "broker-2", journal_limit=1),
-        ):
-            await client.apply(journal_spec("a/journal", replication=2))
-            await client.append_when_ready("a/journal")
+        async with a_broker(etcd, tmp_path) as (broker, client):
+            await client.apply(journal_spec("a/journal"))
+            await client.append_when_ready("a/journal", b"x")
+            spec = pb.BrokerSpec(journal_limit=10)
+            spec.process_spec.id.zone, spec.process_spec.id.suffix = "local", "other"
+            spec.process_spec.endpoint = "http://other.test:8080"
+            async with etcd.client() as other:
+                key = broker.keyspace.member_key("local", "other")
+                revision = await other.put(key, spec.SerializeToString())
+            await broker.keyspace.wait_for_revision(revision)
             await broker.drain()
             await asyncio.sleep(0.2)
             assert not broker.ended.done()

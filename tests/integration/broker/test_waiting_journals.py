@@ -181,6 +181,7 @@ def test_a_journal_that_was_created_again_does_not_wait(etcd, tmp_path):
         async with HandCluster(etcd, tmp_path) as cluster:
             client = await killed_holder(cluster, b"before")
             await refused(client)
+            await cluster.assign(JOURNAL)  # broker-3 would be the first one of the new journal
             await client.delete(JOURNAL)
             await client.apply(spec())
             await cluster.assign(JOURNAL, "broker-4")
@@ -245,6 +246,51 @@ def test_the_history_is_read_from_where_etcd_compacted_it(etcd):
             routes = LastRoutes(keyspace)
             await routes.load(client)
             assert routes.waiting == set()
+
+    run(scenario())
+
+
+def test_a_journal_whose_route_was_withdrawn_goes_on_behind_its_stored_content(etcd, tmp_path):
+    async def scenario():
+        async with HandCluster(etcd, tmp_path) as cluster:
+            client = await cluster.start("broker-1")
+            await client.apply(spec())
+            await cluster.assign(JOURNAL, "broker-1")
+            for content in (b"first,", b"second,"):
+                await client.append(JOURNAL, content)
+            await cluster.brokers.pop("broker-1").stop()  # it is the only one
+            client = await cluster.start("broker-2")
+            await cluster.assign(JOURNAL, "broker-2")
+            await goes_on(client, b"third", at=len(b"first,second,"))
+            assert await client.read(JOURNAL) == b"first,second,third"
+
+            # From now on it is broker-2 that others wait for.
+            await cluster.start("broker-3")
+            await crash(cluster.brokers.pop("broker-2"))
+            client = await cluster.start("broker-1")
+            await cluster.assign(JOURNAL, "broker-1")
+            await refused(client, "local/broker-2")
+            await cluster.start("broker-2")
+            await goes_on(client, b"!", at=len(b"first,second,third"))
+            assert await client.read(JOURNAL) == b"first,second,third!"
+
+    run(scenario())
+
+
+def test_a_second_assignment_by_the_allocator_is_deleted(etcd, tmp_path):
+    async def scenario():
+        async with HandCluster(etcd, tmp_path) as cluster:
+            client = await killed_holder(cluster, b"before")
+            broker = await cluster.start("broker-1")
+            await goes_on(client, b"!", at=len(b"before"))
+            keyspace = cluster.brokers["broker-1"].keyspace
+            second = keyspace.assignment_key(JOURNAL, "local", "broker-1", 1)
+            await cluster.etcd.put(second, b"", lease=cluster.brokers["broker-1"].lease)
+            assert (await broker.append(JOURNAL, b"!")).status == pb.OK
+            async with asyncio.timeout(LIMIT_S):
+                while (await cluster.etcd.range(second)).entries:
+                    await keyspace.wait_for_update()
+            await goes_on(client, b"!", at=len(b"before!!"))
 
     run(scenario())
 

@@ -48,7 +48,8 @@ MESSAGES = {
     "ListRequest": "1 selector LabelSelector, 4 watch bool, 5 watch_resume Header",
     "ListResponse": "1 status Status, 2 header Header, 3 journals *ListResponse.Journal",
     "ListResponse.Journal": "1 spec JournalSpec, 2 mod_revision int64, 3 route Route, "
-    "4 create_revision int64",
+    "4 create_revision int64, 101 waiting ListResponse.Waiting",
+    "ListResponse.Waiting": "1 brokers *ProcessSpec.ID",
     "ApplyRequest": "1 changes *ApplyRequest.Change",
     "ApplyRequest.Change": "1 expect_mod_revision int64, 2 upsert JournalSpec, 3 delete string",
     "ApplyResponse": "1 status Status, 2 header Header",
