@@ -49,12 +49,6 @@ class TcpProxy:
         self._server.close()
         await self.break_connections()
 
-    async def refuse(self) -> None:
-        """Close the port, and break all connections: the kernel refuses new ones."""
-        assert self._server is not None
-        self._server.close()
-        await self.break_connections()
-
     async def break_connections(self) -> None:
         """Reset all connections of now."""
         for writer in self._writers:

@@ -14,6 +14,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import LIMIT_S, ZONE, journal_spec
 from support.etcd import run
 from support.spools import until
+from support.tcp_proxy import TcpProxy
 from support.wired_brokers import WiredCluster
 
 JOURNAL = "a/journal"
@@ -62,6 +63,13 @@ class Cluster(WiredCluster):
         return await self.clients[broker].read(JOURNAL, do_not_proxy=True)
 
 
+async def refuse(proxy: TcpProxy) -> None:
+    """Close the port, and break all connections: the kernel refuses new ones."""
+    assert proxy._server is not None
+    proxy._server.close()
+    await proxy.break_connections()
+
+
 @pytest.fixture
 def cluster(etcd, tmp_path):
     @contextlib.asynccontextmanager
@@ -83,7 +91,7 @@ def test_a_replica_that_its_primary_does_not_reach_is_replaced_and_stays_a_membe
             (spare,) = {*brokers.clients} - {*brokers.route}
             proxy = brokers.proxies[cut]
             if is_refusing:
-                await proxy.refuse()
+                await refuse(proxy)
             else:
                 proxy.flowing.clear()
             # The bound of the issue; twice of it, as machines may be slow.
@@ -108,7 +116,7 @@ def test_a_primary_that_reaches_nobody_hands_its_journal_over(cluster, caplog):
             primary, peer = brokers.route
             for name, proxy in brokers.proxies.items():
                 if name != primary:
-                    await proxy.refuse()
+                    await refuse(proxy)
             await brokers.append(b"(cut)", within_s=2 * (TTL_S + 1))
             await until(lambda: brokers.route[0] == peer)
             assert len(brokers.members) == 4
