@@ -24,10 +24,7 @@ from gazette_sdk.broker.append.assignments import withdraw_routes
 from gazette_sdk.broker.append.pulse import Pulses
 from gazette_sdk.broker.authorize import Authorization
 from gazette_sdk.broker.config import BrokerConfig
-from gazette_sdk.broker.failover.pause_guard import PauseGuard
-from gazette_sdk.broker.failover.probe import dial
-from gazette_sdk.broker.failover.rebuilder import Rebuilder
-from gazette_sdk.broker.failover.verifier import Failover
+from gazette_sdk.broker.failover.failover import Failover
 from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.fragments.refresh import refresh_index
 from gazette_sdk.broker.fragments.unstored import UnstoredCopies
@@ -39,7 +36,6 @@ from gazette_sdk.broker.recovery.peer_inventory import LISTING_TIMEOUT_S, PeerIn
 from gazette_sdk.broker.recovery.quarantine import Quarantine
 from gazette_sdk.broker.recovery.waiting_journals import WaitingJournals
 from gazette_sdk.broker.replica import Replica, ReplicaParts
-from gazette_sdk.broker.replication.peer_streams import PeerStreams
 from gazette_sdk.broker.resolver import Resolver
 from gazette_sdk.broker.service import JournalService
 from gazette_sdk.broker.spool.default_root import make_default_root
@@ -53,12 +49,7 @@ from gazette_sdk.cluster.broker_keys import (
 )
 from gazette_sdk.cluster.etcd import ANSWER_TIMEOUT_S, Etcd
 from gazette_sdk.cluster.membership import Membership
-from gazette_sdk.errors import (
-    ConfigurationError,
-    EtcdError,
-    EtcdUnavailableError,
-    GazetteError,
-)
+from gazette_sdk.errors import ConfigurationError, EtcdError, EtcdUnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -119,8 +110,6 @@ class Broker:
     _failover: Failover
     _last_routes: LastRoutes
     _waiting_journals: WaitingJournals
-    _guard: PauseGuard
-    _rebuilder: Rebuilder
 
     def __init__(self, config: BrokerConfig, peers: Transport | None = None) -> None:
         if config.file_only and config.file_root is None:
@@ -205,7 +194,6 @@ class Broker:
         self._run("recovery", self._quarantine.run())
         self._run("failover", self._failover.run())
         self._run("waiting journals", self._waiting_journals.run())
-        self._run("pause guard", self._guard.run())
         self._run("sweeper", self._sweep(self._stores))
 
     async def _open_spools(self, root: Path) -> SpoolDirectory:
@@ -281,28 +269,16 @@ class Broker:
         # These observe first: heads are checked before replicas are made of them.
         self.keyspace.observers += [self._last_routes.observe, history.observe]
         self.resolver = Resolver(self.keyspace, self._id, make_replica, history.is_continued)
-        answer_timeout_s = config.answer_timeout_s or config.lease_ttl_s / 2
-        streams = PeerStreams(answer_timeout_s)
         assert self._membership is not None
-        lease = self._membership.lease
-        guard = self._guard = PauseGuard(etcd, lease, config.lease_ttl_s)
-        failover = self._failover = Failover(etcd, self.keyspace, self._id, lease, streams)
-        rebuilder = self._rebuilder = Rebuilder(
+        failover = self._failover = Failover(
             etcd,
             self.keyspace,
-            JournalAllocation(config.max_replication),
-            self._id,
-            streams,
+            local_id=self._id,
+            lease=self._membership.lease,
             ttl_s=config.lease_ttl_s,
-            dial=dial,
+            answer_timeout_s=config.answer_timeout_s or config.lease_ttl_s / 2,
+            allocation=JournalAllocation(config.max_replication),
         )
-
-        def stream_broke(peer: pb.ProcessSpec.ID, error: GazetteError) -> None:
-            failover.suspect(peer, error)
-            rebuilder.failed(peer, error)
-
-        streams.on_broken = stream_broke
-        self.keyspace.observers.append(failover.observe)
         membership = self._membership
         self._waiting_journals = WaitingJournals(
             etcd,
@@ -320,9 +296,9 @@ class Broker:
             stores=stores,
             peers=peers,
             max_replication=config.max_replication,
-            streams=streams,
+            streams=failover.streams,
             waits_for=self._waiting_journals.waits_for,
-            has_lease=guard.has_lease,
+            has_lease=failover.has_lease,
             is_all_stored=self._last_routes.is_withdrawn,
         )
         parts = ReplicaParts(
@@ -353,7 +329,7 @@ class Broker:
             stores=stores,
             peers=peers,
             authorization=Authorization(self.authority),
-            hand_over_s=answer_timeout_s / 5,
+            hand_over_s=failover.hand_over_s,
             on_broken=failover.suspect,
         )
         self._quarantine = Quarantine(
@@ -419,7 +395,7 @@ class Broker:
         self._is_stopped = True
         await self._cancel("allocator", "leaving alone", "recovery", "waiting journals", "sweeper")
         if self._is_composed:
-            await self._rebuilder.aclose()
+            await self._failover.end_changes()
             self.service.end_streams()
             self.resolver.stop_local()
             self._quarantine.stop()
@@ -436,7 +412,7 @@ class Broker:
         # other journals the primary releases our spool when the membership ends.
         if self._membership is not None:
             await self._membership.revoke()
-        await self._cancel("failover", "pause guard")  # until now it has answered challenges
+        await self._cancel("failover")  # until now it has answered challenges
         if self._is_composed:
             await self._shut_down_replicas(primaries=False)
             await self._persist(persist_timeout_s)

@@ -405,8 +405,12 @@ class _Append:
         self._roll_to = replica.index.summary()[1] if self._terms.may_write else 0
         return self._roll_to > 0
 
-    async def _await_store(self) -> None:
-        """Wait until the stores are listed, and the first one is healthy."""
+    async def _await_store(self, *, head_is_known: bool = False) -> None:
+        """Wait until the stores are listed, and the first one is healthy.
+
+        Args:
+            head_is_known: True if the journal's head is known without the stores.
+        """
         invalidated, replica = self._resolution.invalidated, self._held
         assert replica is not None
         assert invalidated is not None
@@ -416,8 +420,7 @@ class _Append:
             self._terms.store,
             invalidated,
             started_at=self._started_at,
-            # Whether a journal can be suspended depends on what is stored.
-            head_is_known=replica.head_is_known and may_carry_content(self._request.suspend),
+            head_is_known=head_is_known,
             has_peers=bool(self._current_pipeline().streams),
         )
 
@@ -458,7 +461,9 @@ class _Append:
     async def _validate_preconditions(self) -> Input:
         replica = self._held
         assert replica is not None
-        await self._await_store()
+        # Whether a journal can be suspended depends on what is stored.
+        can_be_suspended = not may_carry_content(self._request.suspend)
+        await self._await_store(head_is_known=replica.head_is_known and not can_be_suspended)
         verdict = judge_preconditions(
             self._request,
             self._terms,

@@ -1,5 +1,6 @@
 """Fail-over before a lease ends: dead brokers are deposed, cut or frozen replicas replaced.
 
+- `failover`: the parts of one broker, and how they are told of evidence
 - `decision`: the verification of a suspect, as a pure table
 - `probe`: dials of a broker's endpoint
 - `challenges`: challenges in Etcd, which every living broker answers

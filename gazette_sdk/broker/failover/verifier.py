@@ -1,4 +1,4 @@
-"""The driver of fail-over: from evidence that a broker died to the revocation of its lease.
+"""The driver of verifications: from evidence that a broker died to the revocation of its lease.
 
 Evidence is a Replicate stream that broke, at either end, or a call to a broker that could not be
 carried. It only begins a verification, which the table of `decision` defines: evidence of a broker
@@ -22,7 +22,7 @@ from gazette_sdk.cluster.item_keyspace import MemberEntry
 from gazette_sdk.errors import EtcdError, GazetteError, LeaseLostError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 
-__all__ = ["Failover"]
+__all__ = ["Verifier"]
 
 DIAL_AGAIN_S = 0.05
 """Pause before the second dial of an endpoint that refused."""
@@ -46,7 +46,7 @@ VERIFY_AGAIN_S = 1.0
 _log = logging.getLogger(__name__)
 
 
-class Failover:
+class Verifier:
     """Verifier of suspected brokers, and observer of those that leave.
 
     Args:

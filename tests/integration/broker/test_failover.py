@@ -10,7 +10,7 @@ import pytest
 
 from gazette_sdk.broker.failover import verifier as verifier_module
 from gazette_sdk.broker.failover.decision import Input
-from gazette_sdk.broker.failover.verifier import Failover
+from gazette_sdk.broker.failover.verifier import Verifier
 from gazette_sdk.broker.replication.peer_streams import PeerStreams
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -43,13 +43,13 @@ class Member:
         key = self.keyspace.member_key(ZONE, self.id.suffix)
         revision = await self.etcd.put(key, spec.SerializeToString(), lease=self.lease)
         await self.keyspace.load(self.etcd, revision)
-        self.failover = Failover(
+        self.verifier = Verifier(
             self.etcd, self.keyspace, self.id, self.lease, PeerStreams(), dial=self._dial
         )
-        self.keyspace.observers.append(self.failover.observe)
+        self.keyspace.observers.append(self.verifier.observe)
         self.run(self.keyspace.watch(self.etcd, delay_s=0.001))
         if is_answering:
-            self.run(self.failover.run())
+            self.run(self.verifier.run())
 
     def run(self, work) -> None:
         self._tasks.append(asyncio.ensure_future(work))
@@ -70,7 +70,7 @@ class Member:
         return self.keyspace.member(ZONE, suffix) is not None
 
     def challenged(self, member: pb.ProcessSpec.ID) -> bool:
-        board = self.failover._challenges
+        board = self.verifier._challenges
         return board._mirror.find(board._key("challenges", member)) is not None
 
     async def lost(self, suffix: str) -> None:
@@ -82,7 +82,7 @@ class Member:
     async def verified(self) -> None:
         """Wait until it verifies nobody any more."""
         async with asyncio.timeout(LIMIT_S):
-            while tasks := list(self.failover._tasks.values()):
+            while tasks := list(self.verifier._tasks.values()):
                 await asyncio.wait(tasks)
 
 
@@ -98,7 +98,7 @@ async def members(etcd, *suffixes):
                     for other in made:
                         while not member.sees(other.id.suffix):
                             await member.keyspace.wait_for_update()
-                        answered = member.failover._challenges.is_answered_by
+                        answered = member.verifier._challenges.is_answered_by
                         await until(lambda answered=answered, to=other.id: answered(to))
             yield made
         finally:
@@ -117,8 +117,8 @@ def test_a_dead_broker_is_deposed_by_one_of_its_peers(etcd, caplog):
         async with members(etcd, "one1", "two2", "dead") as (one, two, dead):
             await dead.freeze()
             for member in (one, two):
-                member.failover.suspect(dead.id, "its stream broke")
-                member.failover.suspect(dead.id, "another one, too")
+                member.verifier.suspect(dead.id, "its stream broke")
+                member.verifier.suspect(dead.id, "another one, too")
             await one.lost("dead")
             await two.lost("dead")
             await one.verified()
@@ -141,7 +141,7 @@ async def challenges(etcd):
 def test_a_broker_that_answers_in_etcd_is_not_deposed_whatever_its_port_says(etcd):
     async def scenario():
         async with members(etcd, "one1", "two2") as (one, two):
-            one.failover.suspect(two.id, "the link is cut, and refuses")
+            one.verifier.suspect(two.id, "the link is cut, and refuses")
             await one.verified()
             assert one.dials == 2
             assert one.sees("two2")
@@ -155,7 +155,7 @@ def test_a_broker_that_another_one_reaches_is_not_deposed(etcd):
         async with members(etcd, "one1", "two2", "slow") as (one, two, slow):
             await slow.freeze()
             two.answers["slow"] = Input.REACHED
-            one.failover.suspect(slow.id, "the link is cut, and refuses")
+            one.verifier.suspect(slow.id, "the link is cut, and refuses")
             await one.verified()
             assert two.dials == 1
             assert one.sees("slow")
@@ -168,7 +168,7 @@ def test_a_frozen_broker_is_left_to_its_lease(etcd):
         async with members(etcd, "one1", "cold") as (one, cold):
             await cold.freeze()
             one.answers["cold"] = Input.REACHED  # the kernel accepts
-            one.failover.suspect(cold.id, "it does not answer")
+            one.verifier.suspect(cold.id, "it does not answer")
             await one.verified()
             assert one.dials == 2
             assert one.sees("cold")
@@ -189,7 +189,7 @@ def test_a_broker_that_does_not_answer_challenges_has_more_time(etcd, monkeypatc
                     await one.keyspace.wait_for_update()
             loop = asyncio.get_running_loop()
             begun = loop.time()
-            one.failover.suspect(other.id, "it is dead")
+            one.verifier.suspect(other.id, "it is dead")
             await one.lost("other")
             assert loop.time() - begun >= 0.7
             await other.freeze()
@@ -208,7 +208,7 @@ def test_a_lease_that_is_renewed_meanwhile_saves_the_suspect(etcd, monkeypatch):
                 while not one.sees("other"):
                     await one.keyspace.wait_for_update()
             await asyncio.sleep(1.1)  # its lease has become older
-            one.failover.suspect(other.id, "the link is cut, and refuses")
+            one.verifier.suspect(other.id, "the link is cut, and refuses")
             await until(lambda: one.challenged(other.id))
             other.run(other.etcd.keep_alive(other.lease, 60))
             await one.verified()
@@ -221,9 +221,9 @@ def test_a_lease_that_is_renewed_meanwhile_saves_the_suspect(etcd, monkeypatch):
 def test_neither_this_broker_nor_a_stranger_is_verified(etcd):
     async def scenario():
         async with members(etcd, "one1") as (one,):
-            one.failover.suspect(one.id, "itself")
-            one.failover.suspect(pb.ProcessSpec.ID(zone=ZONE, suffix="gone"), "it has left")
-            assert not one.failover._tasks
+            one.verifier.suspect(one.id, "itself")
+            one.verifier.suspect(pb.ProcessSpec.ID(zone=ZONE, suffix="gone"), "it has left")
+            assert not one.verifier._tasks
             assert one.dials == 0
 
     run(scenario())
@@ -234,10 +234,10 @@ def test_a_verifier_that_died_is_succeeded_by_another_one(etcd):
         async with members(etcd, "one1", "two2", "dead") as (one, two, dead):
             await dead.freeze()
             # Its challenge stays until its own lease ends.
-            assert await two.failover._challenges.create(dead.id)
+            assert await two.verifier._challenges.create(dead.id)
             await two.freeze()
-            one.failover.suspect(dead.id, "its stream broke")
-            one.failover.suspect(two.id, "its stream broke")
+            one.verifier.suspect(dead.id, "its stream broke")
+            one.verifier.suspect(two.id, "its stream broke")
             await one.lost("two2")
             await one.lost("dead")
 

@@ -201,7 +201,7 @@ def test_a_primary_without_peers_commits_nothing_once_its_lease_may_have_ended(
             await cluster.assign(JOURNAL, STALE)
             await appended(client, b"old")
             broker = cluster.brokers[STALE]
-            guard = broker._guard
+            guard = broker._failover._guard
             await freeze_mirror(broker)
             await broker._etcd.revoke(broker.lease)
             guard._valid_until -= 1000

@@ -1,0 +1,77 @@
+"""Fail-over of one broker: its parts, and how they are told of evidence."""
+
+from __future__ import annotations
+
+import asyncio
+
+from gazette_sdk.broker.failover.pause_guard import PauseGuard
+from gazette_sdk.broker.failover.probe import dial
+from gazette_sdk.broker.failover.rebuilder import Rebuilder
+from gazette_sdk.broker.failover.verifier import Verifier
+from gazette_sdk.broker.replication.peer_streams import PeerStreams
+from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalAllocation
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.errors import GazetteError
+from gazette_sdk.protocol import broker_pb2 as pb
+
+__all__ = ["Failover"]
+
+
+class Failover:
+    """Verifier of suspected brokers, rebuilder of journals, and guard of this broker's lease.
+
+    Args:
+        etcd: the client.
+        keyspace: mirror of the cluster, observed from the construction on.
+        local_id: this broker.
+        lease: id of its lease.
+        ttl_s: the lease's time to live.
+        answer_timeout_s: bound of a peer's answer.
+        allocation: the allocator's rules.
+
+    Attributes:
+        streams: Replicate streams of this broker to others.
+        hand_over_s: longest silence of a journal's former primary before its stream is ended.
+    """
+
+    def __init__(
+        self,
+        etcd: Etcd,
+        keyspace: BrokerKeySpace,
+        *,
+        local_id: pb.ProcessSpec.ID,
+        lease: int,
+        ttl_s: float,
+        answer_timeout_s: float,
+        allocation: JournalAllocation,
+    ) -> None:
+        self.streams = streams = PeerStreams(answer_timeout_s, self._stream_broke)
+        self.hand_over_s = answer_timeout_s / 5
+        self._guard = PauseGuard(etcd, lease, ttl_s)
+        self._verifier = Verifier(etcd, keyspace, local_id, lease, streams)
+        self._rebuilder = Rebuilder(
+            etcd, keyspace, allocation, local_id, streams, ttl_s=ttl_s, dial=dial
+        )
+        keyspace.observers.append(self._verifier.observe)
+
+    async def run(self) -> None:
+        """Answer challenges and guard the lease, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._verifier.run(), name="fail-over verifier")
+            group.create_task(self._guard.run(), name="fail-over guard")
+
+    async def end_changes(self) -> None:
+        """Change no journals any more: the broker stops. Challenges are answered on."""
+        await self._rebuilder.aclose()
+
+    def has_lease(self) -> bool:
+        """Return False if the lease may have ended while the process was stopped."""
+        return self._guard.has_lease()
+
+    def suspect(self, peer: pb.ProcessSpec.ID, reason: object) -> None:
+        """Verify that a broker lives, because of a stream or a call that broke."""
+        self._verifier.suspect(peer, reason)
+
+    def _stream_broke(self, peer: pb.ProcessSpec.ID, error: GazetteError) -> None:
+        self._verifier.suspect(peer, error)
+        self._rebuilder.failed(peer, error)
