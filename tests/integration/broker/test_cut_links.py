@@ -125,12 +125,12 @@ def test_a_member_key_that_is_gone_ends_the_wait_for_its_answers(cluster):
             primary, peer = brokers.route
             streams = brokers.brokers[primary].service._appends.streams
             assert streams._open[ZONE, peer]
-            brokers.proxies[peer].answering.clear()
+            brokers.proxies[peer].cut("answers")
             append = asyncio.ensure_future(brokers.clients[primary].append(JOURNAL, b"x"))
             await until(lambda: not append.done())
             await brokers.etcd.revoke(brokers.brokers[peer]._membership.lease)
             with pytest.raises(GazetteError):
                 await asyncio.wait_for(append, 2)
-            brokers.proxies[peer].answering.set()
+            brokers.proxies[peer].heal()
 
     run(scenario(), timeout_s=60)
