@@ -29,6 +29,7 @@ from gazette_sdk.protocol.routes import (
 )
 
 __all__ = [
+    "WITHDRAWN_ROUTE",
     "BrokerAssignment",
     "BrokerEntry",
     "BrokerKeySpace",
@@ -38,6 +39,10 @@ __all__ = [
     "is_consistent",
     "route_value",
 ]
+
+WITHDRAWN_ROUTE = pb.Route(primary=NO_PRIMARY).SerializeToString()
+"""Value of the assignment of a journal whose last broker left with all content stored. It decodes
+like that of an assignment which has not synchronized, which has no bytes."""
 
 JournalEntry = ItemEntry[pb.JournalSpec]
 BrokerEntry = MemberEntry[pb.BrokerSpec]

@@ -11,7 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gazette_sdk.broker.resolver import Resolution
-from gazette_sdk.cluster.broker_keys import BrokerAssignment, is_consistent, route_value
+from gazette_sdk.cluster.broker_keys import (
+    WITHDRAWN_ROUTE,
+    BrokerAssignment,
+    is_consistent,
+    route_value,
+)
 from gazette_sdk.cluster.etcd import Compare, Etcd, Put
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.non_null_fields import complete
@@ -46,8 +51,8 @@ async def write_route(etcd: Etcd, resolution: Resolution) -> int | None:
 async def withdraw_routes(etcd: Etcd, entries: Sequence[BrokerAssignment]) -> None:
     """State that journals have no content but what is stored: their last member leaves.
 
-    The empty value is that of an assignment before its journal has synchronized. So a journal does
-    not wait for this broker afterwards. A journal whose assignment has changed keeps its route.
+    So a journal does not wait for this broker afterwards, but goes on behind its stored content. A
+    journal whose assignment has changed keeps its route.
 
     Args:
         etcd: the client.
@@ -60,7 +65,7 @@ async def withdraw_routes(etcd: Etcd, entries: Sequence[BrokerAssignment]) -> No
         some = entries[begin : begin + TXN_PUTS_MAX]
         await etcd.txn(
             [Compare.mod_revision(entry.key, entry.mod_revision) for entry in some],
-            [Put(entry.key, b"", ignore_lease=True) for entry in some],
+            [Put(entry.key, WITHDRAWN_ROUTE, ignore_lease=True) for entry in some],
         )
 
 

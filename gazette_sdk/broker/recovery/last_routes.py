@@ -16,7 +16,7 @@ These routes do not count:
 - routes of suspended journals: nothing is appended until the suspension ends, and the spec has the
   offset.
 
-The last member of a route may withdraw it, with an empty value, when all content is stored. Then
+The last member of a route may withdraw it when all content is stored (``WITHDRAWN_ROUTE``). Then
 the journal goes on behind its stored content, at whichever broker.
 """
 
@@ -32,13 +32,12 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 
 from gazette_sdk.cluster import keys
-from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
+from gazette_sdk.cluster.broker_keys import WITHDRAWN_ROUTE, BrokerKeySpace, JournalEntry
 from gazette_sdk.cluster.etcd import Etcd, KeyValue, WatchEvent, prefix_end
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
 from gazette_sdk.errors import EtcdCompactedError, EtcdError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION, desired_replication
-from gazette_sdk.protocol.routes import NO_PRIMARY
 
 __all__ = ["LastRoutes", "changes_since", "members_required", "waiting_text"]
 
@@ -58,7 +57,7 @@ class _Written(NamedTuple):
 
     route: pb.Route
     mod_revision: int
-    version: int
+    raw: bytes
 
 
 class _LastRoute(NamedTuple):
@@ -184,7 +183,7 @@ class LastRoutes:
             item.value,
             item.mod_revision,
             (
-                _Written(entry.value, entry.mod_revision, entry.version)
+                _Written(entry.value, entry.mod_revision, entry.raw)
                 for entry in self._keyspace.assignments(item.id)
                 if entry.mod_revision > item.create_revision
             ),
@@ -268,11 +267,10 @@ def _last_route(
     if _is_suspended(spec):
         return None
     # The newest first: an old value may be left of a transaction over other assignments.
-    for route, mod_revision, version in sorted(written, key=lambda each: -each.mod_revision):
-        if not route.members:
-            if version > 1:
-                return pb.Route(primary=NO_PRIMARY)  # withdrawn
-        elif len(route.members) >= members_required(
+    for route, mod_revision, raw in sorted(written, key=lambda each: -each.mod_revision):
+        if raw == WITHDRAWN_ROUTE:
+            return route
+        if raw and len(route.members) >= members_required(
             spec, spec_revision, mod_revision, max_replication
         ):
             return route
@@ -357,7 +355,7 @@ class _History:
                     past.written.pop(kv.key, None)
                     return  # what it stated was noted before
                 route = pb.Route.FromString(kv.value)
-                past.written[kv.key] = _Written(route, kv.mod_revision, kv.version)
+                past.written[kv.key] = _Written(route, kv.mod_revision, kv.value)
             else:
                 return
         except (ValueError, DecodeError) as error:
