@@ -82,6 +82,7 @@ class EtcdServer:
             False.
         start_timeout_s: longest time until etcd is ready.
         stop_timeout_s: longest time from SIGTERM to etcd's end, before it is killed.
+        advertise_port: port of its URL in the member list, if a proxy maps it; 0 for its port.
         port: port to serve on if it is free; 0 for any free one.
     """
 
@@ -95,6 +96,7 @@ class EtcdServer:
         start_timeout_s: float = 30.0,
         stop_timeout_s: float = 10.0,
         port: int = 0,
+        advertise_port: int = 0,
     ) -> None:
         self.data_dir = Path(data_dir).absolute()
         self._binary = binary
@@ -103,6 +105,7 @@ class EtcdServer:
         self._start_timeout_s = start_timeout_s
         self._stop_timeout_s = stop_timeout_s
         self._port = port
+        self._advertise_port = advertise_port
         self._child: ChildProcess | None = None
 
     @property
@@ -262,7 +265,7 @@ class EtcdServer:
             f"--name={peers.name}",
             "--data-dir=data",
             f"--listen-client-urls={client}",
-            f"--advertise-client-urls={client}",
+            f"--advertise-client-urls=http://127.0.0.1:{self._advertise_port or port}",
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
             "--initial-cluster=" + ",".join(f"{name}={url}" for name, url in peers.urls),

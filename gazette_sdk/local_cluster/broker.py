@@ -63,7 +63,8 @@ class BrokerOptions:
     """Options that the brokers of a local cluster share.
 
     Attributes:
-        etcd: returns the address of Etcd for a broker that starts.
+        etcd: returns the URL of a member of Etcd that runs.
+        etcd_address: address of Etcd for the broker.
         file_root: directory of ``file://`` stores.
         lease_ttl_s: lifetime of leases in Etcd, in seconds.
         log_level: least level of log records.
@@ -74,6 +75,7 @@ class BrokerOptions:
     """
 
     etcd: Callable[[], str]
+    etcd_address: str
     file_root: Path
     lease_ttl_s: float
     log_level: str
@@ -92,20 +94,28 @@ class LocalBroker:
     Args:
         name: its id.
         zone: its zone.
-        port: its port on loopback, also after a restart.
         spools: its disk: the directory of what is not stored yet. It survives the process.
         options: options that all brokers share.
+        port: its port on loopback, also after a restart.
+        advertise_port: the port that it advertises, which a proxy may map.
 
     Attributes:
         name: its id; another one after ``start(name=...)``.
         zone: its zone.
-        address: its URL.
+        address: its URL, not that of a proxy.
         spools: its disk.
         starts: number of its processes.
     """
 
     def __init__(
-        self, name: str, zone: str, port: int, spools: Path, options: BrokerOptions
+        self,
+        name: str,
+        zone: str,
+        spools: Path,
+        options: BrokerOptions,
+        *,
+        port: int,
+        advertise_port: int,
     ) -> None:
         self.name = name
         self.zone = zone
@@ -113,6 +123,7 @@ class LocalBroker:
         self.spools = spools
         self.starts = 0
         self._port = port
+        self._advertise_port = advertise_port
         self._options = options
         self._child: ChildProcess | None = None
         self._state = BrokerState.ENDED
@@ -146,11 +157,6 @@ class LocalBroker:
     def log(self) -> Path | None:
         """File of its log; None if it shares the output of this process."""
         return None if self._options.logs is None else self._options.logs / f"{self.name}.log"
-
-    def is_member(self, keyspace: BrokerKeySpace) -> bool:
-        """Return True if this broker is a member of its cluster in Etcd."""
-        entry = keyspace.member(self.zone, self.name)
-        return entry is not None and entry.value.process_spec.endpoint == self.address
 
     # ------------------------------------------------------------- controls
 
@@ -361,8 +367,9 @@ class LocalBroker:
             *(sys.executable, "-m", "gazette_sdk.cli.gazette", "serve"),
             *("--broker.id", self.name, "--broker.zone", self.zone),
             *("--broker.port", str(self._port), "--broker.spool-dir", str(self.spools)),
+            *("--broker.advertise-port", str(self._advertise_port)),
             *("--broker.file-root", str(options.file_root)),
-            *("--etcd.address", options.etcd(), "--etcd.lease", f"{options.lease_ttl_s:g}s"),
+            *("--etcd.address", options.etcd_address, "--etcd.lease", f"{options.lease_ttl_s:g}s"),
             *("--log.level", options.log_level, "--log.format", options.log_format),
             *options.arguments,
         ]

@@ -65,6 +65,8 @@ class LocalCluster:
         logs: directory of their log files; None to share the output of this process.
         restarts: True to start a broker again if it ends by itself, for example without its lease.
         arguments: further arguments of each ``gazette serve``.
+        advertise: returns the port that a broker or a member of Etcd advertises, given the one
+            that it serves; for proxies. By default it is the same.
 
     Attributes:
         data: directory of all data.
@@ -90,12 +92,15 @@ class LocalCluster:
         logs: Path | None = None,
         restarts: bool = False,
         arguments: Sequence[str] = (),
+        advertise: Callable[[int], int] = int,
     ) -> None:
         if brokers < 1:
             raise ConfigurationError(f"a cluster needs at least one broker, not {brokers}")
         names = _zone_names(zones)
         self.data = Path(data).absolute()
-        self.etcd = EtcdMembers(self.data / "etcd", etcd_members, sync_writes=sync_etcd)
+        self.etcd = EtcdMembers(
+            self.data / "etcd", etcd_members, sync_writes=sync_etcd, advertise=advertise
+        )
         self._restarts = restarts
         self._is_stopping = False
         self._failure: GazetteError | None = None
@@ -107,7 +112,8 @@ class LocalCluster:
         for index in range(brokers):
             name = broker_name(spools, index)
             options = BrokerOptions(
-                etcd=self._etcd_endpoint_of(index),
+                etcd=self.etcd.endpoint,
+                etcd_address=self.etcd.advertised_address(index % etcd_members),
                 file_root=self.fragments,
                 lease_ttl_s=lease_ttl_s,
                 log_level=log_level,
@@ -118,7 +124,16 @@ class LocalCluster:
             )
             its_port = port if index == 0 and port else reserve_port()
             zone = names[index % len(names)]
-            self.brokers.append(LocalBroker(name, zone, its_port, spools / name, options))
+            self.brokers.append(
+                LocalBroker(
+                    name,
+                    zone,
+                    spools / name,
+                    options,
+                    port=its_port,
+                    advertise_port=advertise(its_port),
+                )
+            )
 
     @property
     def fragments(self) -> Path:
@@ -311,9 +326,6 @@ class LocalCluster:
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
     # ----------------------------------------------------------------- inside
-
-    def _etcd_endpoint_of(self, index: int) -> Callable[[], str]:
-        return lambda: self.etcd.endpoint(index % len(self.etcd))
 
     def _in_parallel(
         self, call: Callable[[LocalBroker], None], brokers: Iterable[LocalBroker]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,17 +29,34 @@ class EtcdMembers:
         data: directory of their files.
         count: number of members, at least 1. An odd number is usual: most of them must run.
         sync_writes: False if writes need not be forced to disk, for tests with temporary data.
+        advertise: returns the port to advertise for a port that is served, which a proxy maps.
 
     Raises:
         ConfigurationError: the number is wrong.
     """
 
-    def __init__(self, data: Path, count: int = 1, *, sync_writes: bool = True) -> None:
+    def __init__(
+        self,
+        data: Path,
+        count: int = 1,
+        *,
+        sync_writes: bool = True,
+        advertise: Callable[[int], int] = int,
+    ) -> None:
         if count < 1:
             raise ConfigurationError(f"an Etcd needs at least one member, not {count}")
+        ports = [reserve_port() for _ in range(count)]
+        self._advertised = [advertise(port) for port in ports]
         if count == 1:
             # At this path EmbeddedCluster has its Etcd, too.
-            self.servers = [EtcdServer(data, sync_writes=sync_writes, port=reserve_port())]
+            self.servers = [
+                EtcdServer(
+                    data,
+                    sync_writes=sync_writes,
+                    port=ports[0],
+                    advertise_port=self._advertised[0],
+                )
+            ]
             return
         urls = tuple(
             (f"member-{index}", f"http://127.0.0.1:{reserve_port()}") for index in range(count)
@@ -48,9 +66,10 @@ class EtcdMembers:
                 data / name,
                 peers=Peers(name, urls, heartbeat_ms=HEARTBEAT_MS, election_ms=ELECTION_MS),
                 sync_writes=sync_writes,
-                port=reserve_port(),
+                port=port,
+                advertise_port=advertised,
             )
-            for name, _ in urls
+            for (name, _), port, advertised in zip(urls, ports, self._advertised, strict=True)
         ]
 
     def __len__(self) -> int:
@@ -65,6 +84,15 @@ class EtcdMembers:
     def address(self) -> str:
         """URLs of the members that run, separated by commas: the address for a client."""
         return ",".join(self.endpoints)
+
+    def advertised_address(self, first: int = 0) -> str:
+        """Return the advertised URLs of all members, separated by commas.
+
+        Args:
+            first: number of the member that comes first.
+        """
+        ports = self._advertised[first:] + self._advertised[:first]
+        return ",".join(f"http://127.0.0.1:{port}" for port in ports)
 
     def endpoint(self, index: int = 0) -> str:
         """Return the URL of a member that runs, if possible that with this number.

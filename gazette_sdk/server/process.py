@@ -46,6 +46,7 @@ class Server:
         port: port number, ``0`` or empty for a free one; or ``unix:///path`` of a socket.
         advertise_host: host name of the advertised endpoint; by default ``host``, or this
             machine's name if all interfaces are bound.
+        advertise_port: port of the advertised endpoint; 0 for the bound one.
         tls: TLS of the port, see :func:`~gazette_sdk.server.tls.server_context`. Unix sockets
             ignore it.
         max_receive_bytes: greatest gRPC message accepted.
@@ -63,6 +64,7 @@ class Server:
         host: str = "localhost",
         port: str = "0",
         advertise_host: str = "",
+        advertise_port: int = 0,
         tls: ssl.SSLContext | None = None,
         max_receive_bytes: int = DEFAULT_MAX_RECEIVE_BYTES,
         debug_port: str = "",
@@ -79,6 +81,7 @@ class Server:
         self._host = host
         self._port = port or "0"
         self._advertise_host = advertise_host or host or socket.gethostname()
+        self._advertise_port = advertise_port
         self._scheme = "https" if tls is not None else "http"
         self._debug_port = debug_port
         self._debug_http = HttpHost()
@@ -144,7 +147,7 @@ class Server:
             )
         bound = listener.bind(self._host, int(port))
         name = f"[{self._advertise_host}]" if ":" in self._advertise_host else self._advertise_host
-        return f"{scheme}://{name}:{bound}"
+        return f"{scheme}://{name}:{self._advertise_port or bound}"
 
     async def start(self) -> str:
         """Serve, after :meth:`bind` where that was not called yet. Return the endpoint."""
@@ -211,6 +214,7 @@ def configured_server(settings: ProcessSettings, debug: DebugSettings) -> Server
         host=settings.bind_host,
         port=settings.port,
         advertise_host=settings.advertise_host,
+        advertise_port=settings.advertise_port,
         tls=tls,
         max_receive_bytes=settings.max_grpc_recv_size,
         debug_port=debug.port,

@@ -117,6 +117,14 @@ class ProcessSettings(Settings):
     port: Annotated[
         str, Option("Port", "Port to serve on, or unix:///path; empty for a random free port")
     ] = ""
+    advertise_port: Annotated[
+        int,
+        Option(
+            "AdvertisePort",
+            "Port to advertise, if a proxy or a container maps it; 0 for the port that is served",
+        ),
+        Field(ge=0, le=65535),
+    ] = 0
     server_cert_file: Annotated[
         str, Option("ServerCertFile", "Server certificate, PEM; turns TLS on")
     ] = ""

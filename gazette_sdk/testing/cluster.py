@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from gazette_sdk.local_cluster import LocalCluster
+from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.local_cluster import LocalBroker, LocalCluster
+from gazette_sdk.local_cluster.ports import reserve_port
+from gazette_sdk.testing.tcp_proxy import TcpProxy
 
 __all__ = ["TemporaryCluster", "gazette_cluster"]
 
@@ -42,17 +45,24 @@ class TemporaryCluster(LocalCluster):
 
     store = f"file:///{STORE}/"
     _is_temporary = False
+    _proxies: Sequence[TcpProxy] = ()  # of the members of Etcd, then of the brokers
 
     def start(self) -> Self:
         """Start Etcd and all brokers; see :meth:`LocalCluster.start`."""
         if not (self.fragments / STORE).is_symlink():
             (self.fragments / STORE).mkdir(parents=True, exist_ok=True)
+        for proxy in self._proxies:
+            proxy.start()
         return super().start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """Heal the store, and end all brokers and Etcd; see :meth:`LocalCluster.stop`."""
         self.heal_store()
-        super().stop(timeout_s)
+        try:
+            super().stop(timeout_s)
+        finally:
+            for proxy in self._proxies:
+                proxy.stop()
 
     def fail_store(self) -> None:
         """Make the store :attr:`store` unusable: writes, reads and listings fail.
@@ -71,6 +81,45 @@ class TemporaryCluster(LocalCluster):
         if store.is_symlink():
             store.unlink()
             self._healthy_store.rename(store)
+
+    def cut(self, broker: LocalBroker, others: Iterable[LocalBroker]) -> None:
+        """Cut a broker from others, both ways. Connections stay open, and nothing arrives.
+
+        A process that is started later is not cut.
+
+        Args:
+            broker: a broker that runs.
+            others: brokers that run.
+
+        Raises:
+            ConfigurationError: the cluster was made without ``cuts``.
+        """
+        for other in others:
+            self.cut_calls(broker, other)
+            self.cut_calls(other, broker)
+
+    def cut_calls(self, caller: LocalBroker, callee: LocalBroker) -> None:
+        """Cut a broker's calls to another, which can still call it. See :meth:`cut`."""
+        self._proxy_of(callee).cut(pid=caller.pid)
+
+    def cut_from_etcd(self, broker: LocalBroker) -> None:
+        """Cut a broker from all members of Etcd. Other connections of it work. See :meth:`cut`."""
+        self._require_proxies()
+        for proxy in self._proxies[: len(self.etcd)]:
+            proxy.cut(pid=broker.pid)
+
+    def heal_links(self) -> None:
+        """Undo all cuts. What was sent meanwhile is delivered."""
+        for proxy in self._proxies:
+            proxy.heal()
+
+    def _proxy_of(self, broker: LocalBroker) -> TcpProxy:
+        self._require_proxies()
+        return self._proxies[len(self.etcd) + self.brokers.index(broker)]
+
+    def _require_proxies(self) -> None:
+        if not self._proxies:
+            raise ConfigurationError("give cuts=True to gazette_cluster() to cut connections")
 
     @property
     def _healthy_store(self) -> Path:
@@ -98,6 +147,7 @@ def gazette_cluster(
     zones: int | Sequence[str] = 1,
     etcd_members: int = 1,
     lease_ttl_s: float = LEASE_TTL_S,
+    cuts: bool = False,
     data: Path | str | None = None,
     log_level: str = "info",
     arguments: Sequence[str] = (),
@@ -109,6 +159,8 @@ def gazette_cluster(
         zones: names of zones, which are given to the brokers in turn; or how many.
         etcd_members: number of members of Etcd.
         lease_ttl_s: lifetime of the brokers' leases in Etcd, in seconds, at least 1.
+        cuts: True if connections between brokers, and to Etcd, shall be cut by
+            :meth:`TemporaryCluster.cut` and :meth:`TemporaryCluster.cut_from_etcd`. On Linux only.
         data: directory of all data; by default a temporary one.
         log_level: least level of the brokers' log records, which are in ``logs`` below the data.
         arguments: further arguments of each ``gazette serve``.
@@ -117,8 +169,16 @@ def gazette_cluster(
         ConfigurationError: a number is wrong.
     """
     directory = Path(tempfile.mkdtemp(prefix="gazette-cluster-") if data is None else data)
+    proxies: list[TcpProxy] = []
+
+    def advertise(port: int) -> int:
+        if cuts:
+            proxies.append(TcpProxy(port, port=reserve_port()))
+        return proxies[-1].port if cuts else port
+
     cluster = TemporaryCluster(
         directory,
+        advertise=advertise,
         brokers=brokers,
         zones=zones,
         etcd_members=etcd_members,
@@ -129,4 +189,5 @@ def gazette_cluster(
         arguments=arguments,
     )
     cluster._is_temporary = data is None  # noqa: SLF001 - this module's own class
+    cluster._proxies = proxies  # noqa: SLF001 - as above
     return cluster

@@ -108,6 +108,7 @@ class Stage:
         """Undo what a fault left, and wait until everything is as before."""
         cluster = self.cluster
         cluster.heal_store()
+        cluster.heal_links()
         for index, server in enumerate(cluster.etcd.servers):
             if server.pid is None:
                 cluster.start_etcd(index)
@@ -185,7 +186,9 @@ def running_stage(
         store_fails_s: how long the store fails, at least.
         data: directory of the cluster; by default a temporary one.
     """
-    with gazette_cluster(4, zones=2, etcd_members=3, lease_ttl_s=TTL_S, data=data) as cluster:
+    with gazette_cluster(
+        4, zones=2, etcd_members=3, lease_ttl_s=TTL_S, cuts=True, data=data
+    ) as cluster:
         cluster.apply(JOURNALS.format(replication=replication))
         addresses = [broker.address for broker in cluster.brokers]
         with Load(addresses, NAMES, appenders=2, seed=seed) as load:
@@ -240,6 +243,29 @@ def freeze(stage: Stage, chance: random.Random) -> None:
     broker.pause()
     time.sleep(TTL_S + 2.0)
     broker.resume()
+    with contextlib.suppress(TimeoutError):  # it may have kept its lease
+        broker.wait_until_ended(TTL_S)
+    stage.wait_for_appends()
+
+
+def cut_from_etcd(stage: Stage, chance: random.Random) -> None:
+    stage.cluster.cut_from_etcd(stage.primary_of(chance.choice(NAMES)))
+    time.sleep(TTL_S + 2.0)
+    stage.wait_for_appends()
+
+
+def cut_from_peers(stage: Stage, chance: random.Random) -> None:
+    broker = stage.primary_of(chance.choice(NAMES))
+    stage.cluster.cut(broker, [each for each in stage.running if each is not broker])
+    time.sleep(TTL_S + 2.0)
+    stage.wait_for_appends()
+
+
+def cut_one_way(stage: Stage, chance: random.Random) -> None:
+    broker = stage.primary_of(chance.choice(NAMES))
+    other = chance.choice([each for each in stage.running if each is not broker])
+    stage.cluster.cut_calls(broker, other)
+    time.sleep(TTL_S + 2.0)
     stage.wait_for_appends()
 
 
@@ -299,6 +325,9 @@ FAULTS = (
     Fault("kills in quick succession", KILL_BAR_S, kill_in_succession),
     Fault("lose a zone", KILL_BAR_S, lose_zone),
     Fault("freeze one", FROZEN_BAR_S, freeze),
+    Fault("cut one from etcd", FROZEN_BAR_S, cut_from_etcd),
+    Fault("cut one from its peers", FROZEN_BAR_S, cut_from_peers),
+    Fault("cut a link one way", FROZEN_BAR_S, cut_one_way),
     Fault("store fails, with kills", STORE_BAR_S, fail_store),
     Fault("kill a member of etcd", ETCD_BAR_S, kill_etcd),
     Fault("kill the only replica", LONE_KILL_BAR_S, kill_only_replica, replication=1),
@@ -345,6 +374,7 @@ def suffer(stage: Stage, fault: Fault, chance: random.Random) -> Outcome:
         fault.run(stage, chance)
     finally:
         stage.cluster.heal_store()
+        stage.cluster.heal_links()
     stage.restore()
     took_s = time.monotonic() - begin
     stall = stage.load.longest_stall(begin, stage.excused)

@@ -29,6 +29,16 @@ def append(address, content):
         return int(answer.headers["X-Commit-Begin"])
 
 
+def appends_soon(address):
+    """Whether a broker answers an append within two seconds."""
+    request = urllib.request.Request(f"{address}/notes", data=b"x", method="PUT")
+    try:
+        urllib.request.urlopen(request, timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
 def read(address):
     with urllib.request.urlopen(f"{address}/notes?offset=0", timeout=30) as answer:
         return answer.read()
@@ -116,6 +126,39 @@ def test_a_member_of_etcd_is_killed_and_started_again(gazette_cluster):
     cluster.start_etcd(2)
     assert len(cluster.etcd.endpoints) == 3
     assert append(cluster.address, b"one") == 0
+
+
+@pytest.mark.slow
+def test_a_broker_that_is_cut_from_etcd_loses_its_lease(gazette_cluster):
+    cluster = gazette_cluster(3, lease_ttl_s=1, cuts=True)
+    first, second, _ = cluster.brokers
+    cluster.apply(JOURNAL.format(replication=2, store=cluster.store))
+    cluster.cut_from_etcd(second)
+    assert second.wait_until_ended(60) == 1
+    cluster.wait_until_ready()
+    assert append(first.address, b"one") == 0
+    second.start()  # the cut was of the earlier process
+    cluster.wait_until_ready()
+
+
+@pytest.mark.slow
+def test_brokers_that_are_cut_from_each_other_do_not_serve_for_each_other(gazette_cluster):
+    cluster = gazette_cluster(2, cuts=True)
+    cluster.apply(JOURNAL.format(replication=1, store=cluster.store))
+    for broker in cluster.brokers:
+        append(broker.address, b"x")
+    cluster.cut(cluster.brokers[0], [cluster.brokers[1]])
+    outcomes = [appends_soon(broker.address) for broker in cluster.brokers]
+    assert sorted(outcomes) == [False, True]  # the journal's broker does not need the other
+    cluster.heal_links()
+    for broker in cluster.brokers:
+        append(broker.address, b"x")
+
+
+def test_cuts_need_proxies(tmp_path):
+    cluster = cluster_of(2, data=tmp_path)
+    with pytest.raises(ConfigurationError, match="cuts=True"):
+        cluster.cut_from_etcd(cluster.brokers[0])
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ OPTIONS = [
     ("broker.id", "ID", "BROKER_ID", ""),
     ("broker.host", "Host", "BROKER_HOST", ""),
     ("broker.port", "Port", "BROKER_PORT", ""),
+    ("broker.advertise-port", "AdvertisePort", "BROKER_ADVERTISE_PORT", 0),
     ("broker.server-cert-file", "ServerCertFile", "BROKER_SERVER_CERT_FILE", ""),
     ("broker.server-cert-key-file", "ServerCertKeyFile", "BROKER_SERVER_CERT_KEY_FILE", ""),
     ("broker.server-ca-file", "ServerCAFile", "BROKER_SERVER_CA_FILE", ""),
