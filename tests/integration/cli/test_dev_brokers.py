@@ -32,7 +32,7 @@ fragment: {length: 65536, compression_codec: GZIP, stores: ["file:///"], refresh
 
 def start_dev(directory, *arguments):
     process = start_tool(
-        GAZETTE, ["dev", "--data", "data", "--port", "0", "--lease", "2s", *arguments], directory
+        GAZETTE, ["dev", "--data", "data", "--port", "0", "--lease", "20s", *arguments], directory
     )
     text = read_until(process, b"print(envelope.message)").decode()
     return process, re.search(r"running at (http://\S+)", text)[1], text
