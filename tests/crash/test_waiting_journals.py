@@ -169,7 +169,7 @@ fragment: {{length: 1048576, compression_codec: NONE, stores: ["file:///"], refr
     def stored(self, journal: str) -> bytes:
         """What the store has of a journal, from offset 0 as far as it has no hole."""
         spans = {}
-        for path in (self.directory / "stores" / journal).iterdir():
+        for path in (self.directory / "stores" / journal).glob("*"):
             if not path.name.startswith("."):
                 begin, end = (int(part, 16) for part in path.name.split("-")[:2])
                 spans[begin] = (end, path)

@@ -252,7 +252,7 @@ def plain_cells(text):
     begins = [match.start() for match in re.finditer(r"(?:^|(?<=  ))\S", lines[0])]
     rows = [
         [
-            line[begin:end].rstrip().replace("broker-000", "broker-1")
+            line[begin:end].rstrip().replace("broker-0", "broker-1")
             for begin, end in zip(begins, [*begins[1:], None], strict=True)
         ]
         for line in lines
