@@ -18,6 +18,7 @@ from crash.broker_processes import BrokerProcesses, Stalls, journal_spec, primar
 from gazette_sdk.cluster.etcd import Etcd, prefix_end
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 
 TTL_S = 5
@@ -63,6 +64,7 @@ async def measure(cluster: BrokerProcesses, event: Event, role: str, replication
         victim = await chosen(cluster, role, replication)
         address = next(url for name, url in cluster.urls.items() if name != victim)
         transport = connect(address, cache_size=100)
+        await led(transport)
         appender = Stalls(transport, JOURNAL)
         appending = asyncio.create_task(appender.run())
         await appender.reach(100)
@@ -81,6 +83,15 @@ async def measure(cluster: BrokerProcesses, event: Event, role: str, replication
     assert found[: appender.acknowledged] == list(range(appender.acknowledged))
     print(f"the longest stall was {appender.longest_s:.2f} s")
     return appender.longest_s
+
+
+async def led(transport: Transport) -> None:
+    """Return when the mirror of a broker has the journal's primary."""
+    while True:
+        with contextlib.suppress(GazetteError):
+            await primary_of(transport, JOURNAL)
+            return
+        await asyncio.sleep(0.1)
 
 
 async def created(cluster: BrokerProcesses, replication: int) -> None:
