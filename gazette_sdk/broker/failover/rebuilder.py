@@ -69,6 +69,7 @@ class Rebuilder:
         self._links = Links(streams.answer_timeout_s * 0.95)
         self._changed_at: dict[str, float] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._is_closed = False
 
     def failed(self, peer: pb.ProcessSpec.ID, error: object) -> None:
         """Note that a stream to a peer broke, or could not be opened.
@@ -82,7 +83,7 @@ class Rebuilder:
         waited_s = self._streams.answer_timeout_s if isinstance(error, DeadlineExceededError) else 0
         heard_at = self._streams.heard_at(*name)
         self._links.failed(name, now, waited_s=waited_s, heard_at=heard_at)
-        if name not in self._tasks:
+        if name not in self._tasks and not self._is_closed:
             task = asyncio.get_running_loop().create_task(
                 self._settle(name), name=f"link to {peer.zone}/{peer.suffix}"
             )
@@ -90,7 +91,8 @@ class Rebuilder:
             task.add_done_callback(lambda done: self._settled(name, done))
 
     async def aclose(self) -> None:
-        """Cancel what is going on."""
+        """Cancel what is going on, and begin nothing more."""
+        self._is_closed = True
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -12,7 +12,6 @@ from gazette_sdk.cluster.allocator.state import leader_of
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalAllocation
 from gazette_sdk.cluster.etcd import Delete, Put
 from gazette_sdk.protocol import broker_pb2 as pb
-from support.etcd import *  # noqa: F403 - fixtures
 from support.etcd import run
 
 ROOT = "/gazette/cluster"

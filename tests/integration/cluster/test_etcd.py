@@ -312,8 +312,8 @@ def test_a_closed_client_ends_renewals_and_calls_that_wait_for_a_connection(etcd
         async with TcpProxy(port_of(etcd)) as proxy:
             client = await Etcd.connect(f"http://127.0.0.1:{proxy.port}")
             keeping = asyncio.ensure_future(client.keep_alive(await client.grant(60), 60))
-            proxy.accepting = False
-            await proxy.break_connections()
+            proxy.refuse()
+            proxy.reset()
             waiting = [asyncio.ensure_future(client.range(b"/")) for _ in range(3)]
             await asyncio.sleep(0.1)
             await client.aclose()

@@ -81,13 +81,13 @@ def test_an_expired_token_is_replaced(tmp_path):
 def test_a_user_goes_on_with_another_member(etcd_cluster):
     async def scenario():
         await admit_a_user(etcd_cluster.address)
-        address = etcd_cluster.members[0].endpoint  # the others are learned
+        address = etcd_cluster.servers[0].endpoint  # the others are learned
         async with (
             aclosing(await Etcd.connect(address, user=USER, password=PASSWORD)) as client,
             Membership(client, b"/root/members/a#b", ttl_s=TTL_S) as membership,
         ):
             await membership.announce(pb.BrokerSpec(journal_limit=3))
-            etcd_cluster.members[0].kill()
+            etcd_cluster.servers[0].kill()
             await asyncio.sleep(TTL_S + 1)
             assert not membership.lost.done()
             assert (await client.range(b"/root/members/a#b")).entries

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from gazette_sdk.cluster.etcd import Compare, Etcd, Put
-from gazette_sdk.cluster.servership import Membership
+from gazette_sdk.cluster.membership import Membership
 from gazette_sdk.errors import EtcdError, EtcdUnavailableError, LeaseLostError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.testing.tcp_proxy import TcpProxy

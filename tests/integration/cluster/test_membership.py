@@ -226,7 +226,7 @@ def test_the_wait_for_a_key_goes_on_over_broken_connections(etcd):
                 announcing = asyncio.create_task(new.announce(spec(2)))
                 for _ in range(3):
                     await asyncio.sleep(0.05)
-                    await proxy.break_connections()
+                    proxy.reset()
                 await old.revoke()
                 assert await within(announcing) == new.revision
             await client.aclose()
@@ -260,13 +260,13 @@ def test_a_lease_that_was_lost_without_an_answer_is_revoked_at_the_end(etcd):
             membership = Membership(client, KEY, ttl_s=3)
             await membership.start()
             await membership.announce(spec())
-            proxy.flowing.clear()
+            proxy.cut()
             # Etcd still holds the lease, as after a change of its leader.
             other = asyncio.create_task(observer.keep_alive(membership.lease, 3))
             with pytest.raises(LeaseLostError):
                 await within(asyncio.shield(membership.lost), timeout_s=10)
             assert await announced(observer)
-            proxy.flowing.set()
+            proxy.heal()
             await membership.revoke()
             assert not await announced(observer)
             other.cancel()
