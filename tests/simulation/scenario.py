@@ -32,7 +32,7 @@ from simulation.loop import VirtualLoop, current_node
 from simulation.network import Network
 from simulation.schedule import FAULTS, Faults
 from simulation.store import STORE_URL, StoredState, use_store
-from simulation.wire import endpoint_of, transport
+from simulation.wire import endpoint_of, transport, use_dials
 from simulation.workload import Workload, read_all
 
 __all__ = ["Outcome", "Plan", "run_seed"]
@@ -148,6 +148,7 @@ async def _run(seed: int, root: Path, loop: VirtualLoop, checker: Checker) -> No
     _log.warning("seed %d: %s", seed, plan)
     network = Network(random.Random(f"network {seed}"), plan.latency_s)
     use_channels(network)
+    use_dials(network)
     store = StoredState(loop.unix_time, random.Random(f"store {seed}"))
     use_store(store)
     disks = Disks(random.Random(f"disks {seed}"))

@@ -18,6 +18,9 @@ from urllib.parse import urlsplit
 from google.protobuf.message import Message
 
 from gazette_sdk.broker.api.fronts import Chunk, Journals, chunks
+from gazette_sdk.broker.failover import failover
+from gazette_sdk.broker.failover.decision import Input
+from gazette_sdk.broker.failover.probe import DIAL_TIMEOUT_S
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.non_null_fields import complete
@@ -35,10 +38,10 @@ from gazette_sdk.transport.wires.base import (
 )
 from gazette_sdk.transport.wires.call_status import call_error
 from gazette_sdk.transport.wires.grpc.pipeline import StreamedPipeline
-from simulation.loop import Node
+from simulation.loop import Node, current_node
 from simulation.network import Connection, End, Network
 
-__all__ = ["endpoint_of", "serve", "transport"]
+__all__ = ["endpoint_of", "serve", "transport", "use_dials"]
 
 _REQUESTS: dict[str, type[Message]] = {
     "List": pb.ListRequest,
@@ -419,3 +422,21 @@ class _ServerCall:
 
 def _encoded(message: Message) -> bytes:
     return complete(message).SerializeToString()
+
+
+def use_dials(network: Network) -> None:
+    """Make brokers look over the virtual network whether others listen."""
+
+    async def dial(endpoint: str, *, timeout_s: float = DIAL_TIMEOUT_S) -> Input:
+        node = current_node()
+        assert node is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                (await network.dial(node.name, urlsplit(endpoint).hostname or "")).over()
+        except ConnectionRefusedError:
+            return Input.REFUSED
+        except TimeoutError:
+            return Input.UNCLEAR
+        return Input.REACHED
+
+    failover.dial = dial  # type: ignore[assignment]

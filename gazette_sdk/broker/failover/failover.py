@@ -48,7 +48,7 @@ class Failover:
         self.streams = streams = PeerStreams(answer_timeout_s, self._stream_broke)
         self.hand_over_s = answer_timeout_s / 5
         self._guard = PauseGuard(etcd, lease, ttl_s)
-        self._verifier = Verifier(etcd, keyspace, local_id, lease, streams)
+        self._verifier = Verifier(etcd, keyspace, local_id, lease, streams, dial=dial)
         self._rebuilder = Rebuilder(
             etcd, keyspace, allocation, local_id, streams, ttl_s=ttl_s, dial=dial
         )
