@@ -130,7 +130,6 @@ class _Append:
 
     # The outcome.
     _acking: Pipeline
-    _proposed: pb.Fragment  # what the spool became
     _commit: pb.Fragment
     _total_chunks = 0
     _delayed_chunks = 0
@@ -511,8 +510,7 @@ class _Append:
         if pipeline.error is not None:
             raise pipeline.error
         # Built now: the next append may change the spool before this one is acknowledged.
-        self._proposed = spool.fragment
-        self._commit = content.commit(self._proposed)
+        self._commit = content.commit(spool.fragment)
         self._acking = pipeline
         return Input.STREAMED
 
@@ -535,10 +533,6 @@ class _Append:
             return Input.CANCELLED if is_cancelled else Input.FAILED
         if self._status != pb.OK:
             return Input.REFUSED
-        replica = self._resolution.replica
-        assert replica is not None
-        replica.acknowledge(self._proposed)
-        self._acking.tell_acknowledged(self._proposed.end)
         return Input.AGREED
 
     def _lease_error(self, pipeline: Pipeline) -> UnavailableError | None:

@@ -61,15 +61,11 @@ class StartedAppend(NamedTuple):
         response: encoded response, valid when :meth:`acknowledged` has returned.
         pipeline: its pipeline. If an append fails, later ones of the same pipeline fail, too.
         answers: answers of the peers; none if there are no peers.
-        replica: our replica of the journal.
-        committed: the spool's fragment after the append.
     """
 
     response: bytes
     pipeline: Pipeline
     answers: Sequence[asyncio.Future[Answer]]
-    replica: Replica
-    committed: pb.Fragment
 
     async def acknowledged(self) -> None:
         """Wait until every peer has acknowledged it.
@@ -78,8 +74,6 @@ class StartedAppend(NamedTuple):
             GazetteError: a peer did not.
         """
         await self.pipeline.acknowledged(self.answers)
-        self.replica.acknowledge(self.committed)
-        self.pipeline.tell_acknowledged(self.committed.end)
 
 
 class InlineAppends:
@@ -191,7 +185,7 @@ def append_now(
         answers = pipeline.replicate_now(content, committed, registers)
     else:
         replica.acknowledge(committed)
-    return StartedAppend(encoded, pipeline, answers, replica, committed)
+    return StartedAppend(encoded, pipeline, answers)
 
 
 def _ready_replica(shared: Appends, request: pb.AppendRequest, claims: Claims) -> Replica | None:

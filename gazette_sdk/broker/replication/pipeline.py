@@ -218,6 +218,8 @@ class Pipeline:
         streams: one per other member, in member order.
         answer_timeout_s: bound of a peer's answer.
         acknowledged_end: offset through which all replicas are known to have the journal.
+        on_acknowledged: called with each fragment that all replicas have acknowledged, also if
+            nobody waits for that.
     """
 
     header: pb.Header
@@ -225,6 +227,7 @@ class Pipeline:
     streams: list[PeerStream] = field(default_factory=list)
     answer_timeout_s: float = PEER_ANSWER_TIMEOUT_S
     acknowledged_end: int = 0
+    on_acknowledged: Callable[[pb.Fragment], None] | None = None
     _opened: bool = False
     _told_end: int = -1  # of acknowledged_end: what the peers know
     _stored_end: int = 0
@@ -262,6 +265,7 @@ class Pipeline:
             return await self.scatter(request, must_agree=acknowledge)
         self._opened = True
         _assert_ok(await self.spool.propose(proposal, registers, primary=True))
+        self._acknowledged(self.spool.fragment)
         return []
 
     async def scatter(
@@ -297,6 +301,8 @@ class Pipeline:
             if request.acknowledge:
                 answers.append(stream.expect(must_agree=must_agree))
         self._opened = True
+        if must_agree:
+            self._report(answers, request.proposal)
         response = await self.spool.apply(request, primary=True)
         _assert_ok(response.status)
         return answers
@@ -374,6 +380,7 @@ class Pipeline:
             stream.send(chunk)
             stream.send(commit)
             answers.append(stream.expect(must_agree=True))
+        self._report(answers, committed)
         return answers
 
     async def acknowledged(self, answers: Sequence[asyncio.Future[Answer]]) -> None:
@@ -389,6 +396,26 @@ class Pipeline:
                 raise error
 
     # ---------------------------------------- what is acknowledged, and stored
+
+    def _report(self, answers: Sequence[asyncio.Future[Answer]], fragment: pb.Fragment) -> None:
+        """Report a fragment when all answers say that the peers have it."""
+        left = len(answers)
+
+        def answered(answer: asyncio.Future[Answer]) -> None:
+            nonlocal left
+            if not answer.cancelled():
+                response = answer.result()
+                left -= not isinstance(response, GazetteError) and response.status == pb.OK
+                if left == 0:
+                    self._acknowledged(fragment)
+
+        for answer in answers:
+            answer.add_done_callback(answered)
+
+    def _acknowledged(self, fragment: pb.Fragment) -> None:
+        if self.on_acknowledged is not None:
+            self.on_acknowledged(fragment)
+        self.tell_acknowledged(fragment.end)
 
     def tell_acknowledged(self, end: int) -> None:
         """Tell the peers that all replicas have acknowledged the journal through ``end``.

@@ -54,6 +54,7 @@ async def start_pipeline(
         peer_streams,
         answer_timeout_s=streams.answer_timeout_s,
         acknowledged_end=replica.index.readable_end,
+        on_acknowledged=replica.acknowledge,
     )
 
 
