@@ -44,8 +44,8 @@ class Disks:
     def fail(self, directory: Path) -> None:
         """Lose what a power failure loses of a broker's spool directory."""
         revision = directory / "revision"
-        if revision.exists() and self._rng.random() < 0.3:
-            revision.write_bytes(b"")  # it is never forced
+        if revision.exists() and not self._is_forced(revision) and self._rng.random() < 0.3:
+            revision.write_bytes(b"")
         journals = directory / "journals"
         if not journals.is_dir():
             return
@@ -55,6 +55,10 @@ class Disks:
                 shutil.rmtree(path)
                 continue
             self._fail_journal(path)
+
+    def _is_forced(self, path: Path) -> bool:
+        status = path.stat()
+        return self._content.get((status.st_dev, status.st_ino)) == path.read_bytes()
 
     def _fail_journal(self, directory: Path) -> None:
         known = self._names.get(str(directory), {})

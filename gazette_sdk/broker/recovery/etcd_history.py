@@ -23,7 +23,7 @@ from google.protobuf.message import DecodeError
 
 from gazette_sdk.broker.recovery.last_routes import LastRoutes, changes_since, members_required
 from gazette_sdk.broker.recovery.states import HeadInput
-from gazette_sdk.broker.spool.directory import SpoolDirectory
+from gazette_sdk.broker.spool.directory import Durability, SpoolDirectory, replace_file
 from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
 from gazette_sdk.cluster.etcd import Etcd
@@ -54,10 +54,14 @@ class RevisionFile:
     Args:
         path: the file.
         local_id: this broker; by default the file gets no id.
+        synced: force the content to disk before it replaces the old one.
     """
 
-    def __init__(self, path: Path, local_id: pb.ProcessSpec.ID | None = None) -> None:
+    def __init__(
+        self, path: Path, local_id: pb.ProcessSpec.ID | None = None, *, synced: bool = False
+    ) -> None:
         self._path = path
+        self._synced = synced
         self._local_id = local_id
         self._header = pb.Header.Etcd()
         self._timer: asyncio.TimerHandle | None = None
@@ -96,13 +100,11 @@ class RevisionFile:
             return
         self._timer.cancel()
         self._timer = None
-        fresh = self._path.with_suffix(".new")
         words = [str(self._header.cluster_id), str(self._header.revision)]
         if self._local_id is not None:
             words += [self._local_id.zone, self._local_id.suffix]
         try:
-            fresh.write_text(" ".join(words), "ascii")
-            fresh.rename(self._path)
+            replace_file(self._path, " ".join(words).encode("ascii"), synced=self._synced)
         except OSError as error:
             # With an older revision the next start only reads more of the history.
             _log.warning("cannot write the revision of Etcd to %s: %s", self._path, error)
@@ -132,7 +134,11 @@ class EtcdHistory:
         self._local_id = local_id
         self._last_routes = last_routes
         self._max_replication = max_replication
-        self._revision = RevisionFile(directory.root / "revision", local_id)
+        self._revision = RevisionFile(
+            directory.root / "revision",
+            local_id,
+            synced=directory.durability is Durability.PERSISTED,
+        )
         self._former_id: pb.ProcessSpec.ID | None = None
 
     async def check(self, etcd: Etcd) -> None:

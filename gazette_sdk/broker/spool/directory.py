@@ -44,7 +44,7 @@ from gazette_sdk.broker.spool.commit_log import CommitLog, Head, Origin, encode_
 from gazette_sdk.broker.spool.content_file import CompletedSpool, ContentFile, SpoolDiskError
 from gazette_sdk.errors import ConfigurationError
 
-__all__ = ["CompletedSpool", "Durability", "JournalSpools", "SpoolDirectory"]
+__all__ = ["CompletedSpool", "Durability", "JournalSpools", "SpoolDirectory", "replace_file"]
 
 _NAME_LENGTH = 120  # of a journal in the name of its directory; the digest makes it unique
 _BACKGROUND_THREADS = 2  # compression shares two cores with everything else
@@ -215,7 +215,7 @@ class SpoolDirectory:
             if directory.exists():  # recovery must not derive the head from spools there
                 is_synced = self.durability is Durability.PERSISTED
                 serial = f"{self._serial:08x}".encode()
-                _replace(directory / "forgotten", serial, synced=is_synced)
+                replace_file(directory / "forgotten", serial, synced=is_synced)
                 if is_synced:
                     self.sync_names(name)
                 self._forgotten[name] = self._serial
@@ -337,7 +337,7 @@ class SpoolDirectory:
     def _write_head(self, head: Head) -> None:
         directory = self._directory_of(head.journal)
         directory.mkdir(exist_ok=True)
-        _replace(directory / "head", encode_head(head))
+        replace_file(directory / "head", encode_head(head))
         self._unwritten.discard(head.journal)
 
     def _remove(self, stem: Path, journal: str) -> None:
@@ -446,7 +446,14 @@ def _safe_name(journal: str) -> str:
     return f"{quote(journal, safe='')[:_NAME_LENGTH]}={digest}"
 
 
-def _replace(path: Path, content: bytes, *, synced: bool = False) -> None:
+def replace_file(path: Path, content: bytes, *, synced: bool = False) -> None:
+    """Replace a file, so that it has either the old content or all of the new.
+
+    Args:
+        path: the file.
+        content: its new content.
+        synced: force the content to disk first, so that this holds over a loss of power, too.
+    """
     fresh = path.with_suffix(".new")
     with fresh.open("wb") as file:
         file.write(content)
