@@ -17,16 +17,22 @@ __all__ = ["DIAL_TIMEOUT_S", "dial"]
 DIAL_TIMEOUT_S = 0.5
 """Bound of one dial. A process that is dead refuses within a round trip."""
 
+_QUESTION = b"GET /debug/ready HTTP/1.1\r\nHost: broker\r\nConnection: close\r\n\r\n"
+"""Request to which any broker has an answer: a response, or with TLS an alert."""
+
 
 async def dial(endpoint: str, *, timeout_s: float = DIAL_TIMEOUT_S) -> Input:
-    """Connect to an endpoint, and close the connection at once.
+    """Connect to an endpoint, ask for an answer, and close the connection.
+
+    An answer is awaited because the kernel accepts connections for a frozen process, and some
+    networks do for a host that they do not reach.
 
     Args:
         endpoint: URL of a broker: ``http://``, ``https://`` or ``unix://``.
         timeout_s: bound of the whole dial.
 
     Returns:
-        ``REACHED`` if an address of the host accepted, ``REFUSED`` if all of them refused, else
+        ``REACHED`` if an address of the host answered, ``REFUSED`` if all of them refused, else
         ``UNCLEAR``.
     """
     try:
@@ -63,5 +69,11 @@ async def _connect(family: int, address: Any) -> Input:
         except OSError:
             return Input.UNCLEAR
         # A port of this host on which nobody listens may be connected to itself.
-        is_self = family != socket.AF_UNIX and sock.getsockname() == sock.getpeername()
-        return Input.REFUSED if is_self else Input.REACHED
+        if family != socket.AF_UNIX and sock.getsockname() == sock.getpeername():
+            return Input.REFUSED
+        try:
+            await asyncio.get_running_loop().sock_sendall(sock, _QUESTION)
+            await asyncio.get_running_loop().sock_recv(sock, 1)
+        except OSError:
+            return Input.UNCLEAR
+        return Input.REACHED

@@ -208,25 +208,22 @@ class Rebuilder:
         item = keyspace.item(journal)
         assert item is not None
         compares = [Compare.mod_revision(item.key, item.mod_revision), *unchanged(assignments)]
-        if decision.action is Action.HAND_OVER:
-            change = f"is handed to {peer.suffix}, since we reach no replica"
-            operations = hand_over(
-                primary,
-                keyspace.assignment_key(journal, primary.zone, primary.suffix, peer.slot),
-                peer,
-                keyspace.assignment_key(journal, peer.zone, peer.suffix, 0),
-            )
-        elif substitute is None:
-            change = f"goes on without {peer.suffix}, which we do not reach"
-            operations = replace(peer, None, 0)
-        else:
+        key, lease = None, 0
+        if substitute is not None:
             member = keyspace.member(substitute.zone, substitute.suffix)
             if member is None:
                 return False
-            change = f"goes on with {substitute.suffix} in place of {peer.suffix}, not reached"
             compares.append(Compare.mod_revision(member.key, member.mod_revision))
             key = keyspace.assignment_key(journal, substitute.zone, substitute.suffix, peer.slot)
-            operations = replace(peer, key, member.lease)
+            lease = member.lease
+        if decision.action is Action.HAND_OVER:
+            assert key is not None, "a substitute takes our place"
+            change = f"is handed to {peer.suffix}, since we reach no replica"
+            first = keyspace.assignment_key(journal, peer.zone, peer.suffix, 0)
+            operations = hand_over(primary, peer, first, key, lease)
+        else:
+            change = f"goes on without {peer.suffix}, which we do not reach"
+            operations = replace(peer, key, lease)
         try:
             is_written = (await self._etcd.txn(compares, operations)).succeeded
         except EtcdError as error:

@@ -28,7 +28,8 @@ class Action(enum.Enum):
     REPLACE = enum.auto()
     """The replica leaves the journal, and a substitute takes its slot, unless there are enough."""
     HAND_OVER = enum.auto()
-    """Another replica becomes the primary, since we reach nobody and it may reach a substitute."""
+    """Another replica becomes the primary, and a substitute, which it may reach, takes our place:
+    we reach nobody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +91,22 @@ def decide(
         return Decision(Action.REPLACE, lost[0])
     reached = [candidate for candidate in candidates if candidate.is_reached]
     if reached:
-        zones = {a.zone for a in assignments if a is not lost[0]}
-        wants_zone = len(zones) < ZONES_MIN
-        best = min(reached, key=lambda c: (wants_zone and c.zone in zones, c.load, c.suffix))
-        return Decision(Action.REPLACE, lost[0], best)
+        return Decision(Action.REPLACE, lost[0], _best(reached, assignments, lost[0]))
     # The peer may reach the substitute. Without one nobody could do better than we.
     if candidates and len(lost) == len(peers):
-        return Decision(Action.HAND_OVER, peers[0])
+        return Decision(Action.HAND_OVER, peers[0], _best(candidates, assignments, primary))
     return _NOTHING
+
+
+def _best(
+    candidates: Sequence[Candidate],
+    assignments: Sequence[BrokerAssignment],
+    leaving: BrokerAssignment,
+) -> Candidate:
+    """Return the substitute of a member: in another zone if one is missing, with the least load."""
+    zones = {a.zone for a in assignments if a is not leaving}
+    wants_zone = len(zones) < ZONES_MIN
+    return min(candidates, key=lambda c: (wants_zone and c.zone in zones, c.load, c.suffix))
 
 
 def unchanged(assignments: Sequence[BrokerAssignment]) -> list[Compare]:
@@ -120,19 +129,20 @@ def replace(peer: BrokerAssignment, key: bytes | None, lease: int) -> list[Opera
 
 
 def hand_over(
-    primary: BrokerAssignment, primary_key: bytes, peer: BrokerAssignment, peer_key: bytes
+    primary: BrokerAssignment, peer: BrokerAssignment, peer_key: bytes, key: bytes, lease: int
 ) -> list[Operation]:
-    """Return the operations that swap the slots of a primary and of a replica.
+    """Return the operations by which a replica becomes the primary, and a substitute joins.
 
     Args:
-        primary: assignment of the primary.
-        primary_key: its assignment key in the slot of the replica.
+        primary: assignment of the primary, which leaves.
         peer: assignment of the replica.
         peer_key: its assignment key in slot 0.
+        key: assignment key of the substitute, in the slot of the replica.
+        lease: that of the substitute.
     """
     return [
         Delete(primary.key),
         Delete(peer.key),
-        Put(primary_key, primary.raw, primary.lease),
         Put(peer_key, peer.raw, peer.lease),
+        Put(key, b"", lease),
     ]

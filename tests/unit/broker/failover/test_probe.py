@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 
 import pytest
 
@@ -16,10 +17,32 @@ def listener():
         yield made
 
 
-def test_an_endpoint_that_accepts_is_reached(listener):
+def answer(listener, count):
+    """Answer so many connections, as a broker does, in a thread."""
+
+    def serve():
+        for _ in range(count):
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_an_endpoint_that_accepts_and_is_silent_is_unclear(listener):
+    port = listener.getsockname()[1]
+    assert run(dial(f"http://127.0.0.1:{port}", timeout_s=0.05)) is Input.UNCLEAR
+
+
+def test_an_endpoint_that_answers_is_reached(listener):
+    answering = answer(listener, 2)
     port = listener.getsockname()[1]
     for endpoint in (f"http://127.0.0.1:{port}", f"https://localhost:{port}/path"):
         assert run(dial(endpoint)) is Input.REACHED
+    answering.join(10)
 
 
 def test_an_endpoint_on_which_nobody_listens_refuses(listener):
@@ -37,7 +60,9 @@ def test_unix_sockets_are_dialled_too(tmp_path):
         bound.bind(str(path))
         assert run(dial(endpoint)) is Input.REFUSED
         bound.listen()
+        answering = answer(bound, 1)
         assert run(dial(endpoint)) is Input.REACHED
+        answering.join(10)
 
 
 @pytest.mark.parametrize("endpoint", ["http://no-such-host.invalid:80", "other://host"])

@@ -9,6 +9,7 @@ import pytest
 from gazette_sdk.broker.failover.replacement import (
     Action,
     Candidate,
+    Decision,
     decide,
     hand_over,
     replace,
@@ -73,7 +74,7 @@ def test_a_journal_is_handed_over_where_nobody_is_reached_and_a_substitute_exist
     candidates = [Candidate("z1", "spare", 0, is_reached=False)] if has_substitute else []
     found = decide(assignments, assignments[0], cut_off, candidates, desired=3)
     if has_substitute and len(lost) == 2:
-        assert (found.action, found.peer) == (Action.HAND_OVER, assignments[1])
+        assert found == Decision(Action.HAND_OVER, assignments[1], candidates[0])
     else:
         assert found.action is Action.NOTHING
 
@@ -100,9 +101,9 @@ def test_operations_of_a_replacement_and_of_a_hand_over():
     ]
     assert replace(peer, None, 0) == [Delete(peer.key)]
     assert replace(peer, b"new", 7) == [Delete(peer.key), Put(b"new", b"", 7)]
-    assert hand_over(primary, b"p0-in-1", peer, b"p1-in-0") == [
+    assert hand_over(primary, peer, b"p1-in-0", b"new-in-1", 7) == [
         Delete(primary.key),
         Delete(peer.key),
-        Put(b"p0-in-1", b"route", 100),
         Put(b"p1-in-0", b"route", 101),
+        Put(b"new-in-1", b"", 7),
     ]
