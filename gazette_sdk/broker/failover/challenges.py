@@ -1,9 +1,9 @@
 """Challenges in Etcd: keys that a living broker deletes at once.
 
-Two kinds of keys stand below ``/gazette_sdk/failover{root}``, outside the cluster's own prefix::
+They stand below ``/gazette_sdk/failover{root}``, outside the cluster's own prefix, under the
+verifier's lease::
 
-    responders/{zone}#{suffix}    the broker answers challenges; under its own lease
-    challenges/{zone}#{suffix}    asks the broker whether it lives; under the verifier's lease
+    challenges/{zone}#{suffix}    asks the broker whether it lives
 
 A challenge is created by one verifier at a time. Its broker deletes it. So does every other broker
 which reaches the broker's endpoint: a member that others hear is never deposed.
@@ -68,19 +68,12 @@ class Challenges:
         outage = Outage(_log, "watch of fail-over challenges")
         while True:
             try:
-                revision = await self._etcd.put(
-                    self._key("responders", self._local_id), b"", lease=self._lease
-                )
-                await self._mirror.load(self._etcd, revision)
+                await self._mirror.load(self._etcd)
                 outage.ended()
                 await self._mirror.watch(self._etcd, delay_s=0)
             except EtcdError as error:
                 outage.failed(error)
             await asyncio.sleep(RETRY_S)
-
-    def is_answered_by(self, member: pb.ProcessSpec.ID) -> bool:
-        """Return True if a member is known to answer challenges while it lives."""
-        return self._mirror.find(self._key("responders", member)) is not None
 
     # ---------------------------------------------------------- of a verifier
 
@@ -90,14 +83,14 @@ class Challenges:
         Raises:
             EtcdError: Etcd refused, or did not answer.
         """
-        key = self._key("challenges", member)
+        key = self._key(member)
         value = _name(self._local_id).encode()
         result = await self._etcd.txn((Compare.version(key, 0),), (Put(key, value, self._lease),))
         return result.revision if result.succeeded else 0
 
     async def gone(self, member: pb.ProcessSpec.ID, revision: int = 0) -> None:
         """Return when there is no challenge of a member that is as new as ``revision``."""
-        key = self._key("challenges", member)
+        key = self._key(member)
         while True:
             changed = self._changed
             entry = self._mirror.find(key)
@@ -116,7 +109,7 @@ class Challenges:
         Raises:
             EtcdError: Etcd refused, or did not answer.
         """
-        key = self._key("challenges", member)
+        key = self._key(member)
         compare = Compare.create_revision(key, revision)
         return (await self._etcd.txn((compare, *compares), (Delete(key),))).succeeded
 
@@ -126,7 +119,7 @@ class Challenges:
         """Answer the challenges of the last changes."""
         signal, self._changed = self._changed, Signal()
         signal.fire()
-        prefix = self._key("challenges", None)
+        prefix = self._key(None)
         for _, _, entry in self._mirror.changes:
             if entry is None or not entry.key.startswith(prefix):
                 continue
@@ -150,8 +143,8 @@ class Challenges:
         except EtcdError as error:
             _log.warning("the challenge of %s was not answered: %s", _name(challenged), error)
 
-    def _key(self, kind: str, member: pb.ProcessSpec.ID | None) -> bytes:
-        return f"{self._mirror.root}/{kind}/{_name(member) if member else ''}".encode()
+    def _key(self, member: pb.ProcessSpec.ID | None) -> bytes:
+        return f"{self._mirror.root}/challenges/{_name(member) if member else ''}".encode()
 
 
 def _name(member: pb.ProcessSpec.ID) -> str:

@@ -128,7 +128,10 @@ class Verifier:
             member = self._keyspace.member(zone, suffix)
             if member is None:
                 return
-            await _Verification(self._etcd, self._challenges, self._dial, member).run()
+            is_answering = self._streams.answers_challenges(member.value.process_spec.id)
+            await _Verification(
+                self._etcd, self._challenges, self._dial, member, is_answering=is_answering
+            ).run()
             await asyncio.sleep(VERIFY_AGAIN_S)
 
     def _verified(self, name: tuple[str, str], task: asyncio.Task[None]) -> None:
@@ -146,6 +149,7 @@ class _Verification:
         challenges: those of this broker.
         dial: dials an endpoint.
         member: the suspect's key.
+        is_answering: True if the suspect is known to answer challenges while it lives.
     """
 
     def __init__(
@@ -154,7 +158,10 @@ class _Verification:
         challenges: Challenges,
         dial: Callable[[str], Awaitable[Input]],
         member: BrokerEntry,
+        *,
+        is_answering: bool,
     ) -> None:
+        self._is_answering = is_answering
         self._etcd = etcd
         self._challenges = challenges
         self._dial = dial
@@ -202,8 +209,7 @@ class _Verification:
         self._begun_s = begun = loop.time()
         self._time_to_live_s = await self._etcd.time_to_live(self._member.lease)
         self._challenge = await self._challenges.create(self._peer)
-        answers = self._challenges.is_answered_by(self._peer)
-        shortest_s = ANSWER_S if answers else SILENT_ANSWER_S
+        shortest_s = ANSWER_S if self._is_answering else SILENT_ANSWER_S
         self._answer_s = max(shortest_s, ANSWER_CALLS * (loop.time() - begun))
         return Input.CREATED if self._challenge else Input.HELD
 

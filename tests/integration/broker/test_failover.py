@@ -33,6 +33,7 @@ class Member:
         self.keyspace = BrokerKeySpace()
         self.answers: dict[str, Input] = {}
         self.dials = 0
+        self.streams = PeerStreams()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def join(self, *, is_answering: bool = True) -> None:
@@ -44,7 +45,7 @@ class Member:
         revision = await self.etcd.put(key, spec.SerializeToString(), lease=self.lease)
         await self.keyspace.load(self.etcd, revision)
         self.verifier = Verifier(
-            self.etcd, self.keyspace, self.id, self.lease, PeerStreams(), dial=self._dial
+            self.etcd, self.keyspace, self.id, self.lease, self.streams, dial=self._dial
         )
         self.keyspace.observers.append(self.verifier.observe)
         self.run(self.keyspace.watch(self.etcd, delay_s=0.001))
@@ -71,7 +72,7 @@ class Member:
 
     def challenged(self, member: pb.ProcessSpec.ID) -> bool:
         board = self.verifier._challenges
-        return board._mirror.find(board._key("challenges", member)) is not None
+        return board._mirror.find(board._key(member)) is not None
 
     async def lost(self, suffix: str) -> None:
         """Wait until another broker is no member any more."""
@@ -98,8 +99,7 @@ async def members(etcd, *suffixes):
                     for other in made:
                         while not member.sees(other.id.suffix):
                             await member.keyspace.wait_for_update()
-                        answered = member.verifier._challenges.is_answered_by
-                        await until(lambda answered=answered, to=other.id: answered(to))
+                        member.streams.note_answering(other.id)
             yield made
         finally:
             for member in made:
