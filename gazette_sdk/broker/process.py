@@ -298,7 +298,7 @@ class Broker:
             max_replication=config.max_replication,
             streams=failover.streams,
             waits_for=self._waiting_journals.waits_for,
-            has_lease=failover.has_lease,
+            known_lease=failover.known_lease,
             is_all_stored=self._last_routes.is_withdrawn,
         )
         parts = ReplicaParts(

@@ -38,6 +38,7 @@ from gazette_sdk.broker.append.machine import (
 )
 from gazette_sdk.broker.append.proxy import proxy_append
 from gazette_sdk.broker.append.store_health import StoreUnhealthyError, await_health
+from gazette_sdk.broker.failover.pause_guard import KnownLease
 from gazette_sdk.broker.recovery.last_routes import waiting_text
 from gazette_sdk.broker.replica import ReadyRoute, Replica
 from gazette_sdk.broker.replication.peer_streams import PeerStreams
@@ -75,7 +76,7 @@ class Appends:
         streams: Replicate streams to other brokers.
         waits_for: returns the brokers that are away and alone have a journal's last bytes; none if
             we have them, too, or if it is not known.
-        has_lease: returns False while the lease may have ended unnoticed.
+        known_lease: until when this broker's lease is alive.
         is_all_stored: returns True if the last broker of a journal left when all of its content was
             stored, and nobody continued it since.
         now: Unix time, in seconds.
@@ -88,7 +89,7 @@ class Appends:
     max_replication: int
     streams: PeerStreams = field(default_factory=PeerStreams)
     waits_for: Callable[[str], Sequence[pb.ProcessSpec.ID]] = lambda _: ()
-    has_lease: Callable[[], bool] = field(default=lambda: True)
+    known_lease: KnownLease = field(default_factory=KnownLease)
     is_all_stored: Callable[[str], bool] = lambda _: False
     now: Callable[[], float] = field(default=time.time)
 
@@ -537,7 +538,7 @@ class _Append:
 
     def _lease_error(self, pipeline: Pipeline) -> UnavailableError | None:
         """Return the error of a primary without peers whose lease may have ended unnoticed."""
-        if pipeline.streams or self._shared.has_lease():
+        if pipeline.streams or self._loop.time() <= self._shared.known_lease.valid_until:
             return None
         return UnavailableError(
             "this broker was stopped for longer than its lease may last; try again",

@@ -160,7 +160,12 @@ def append_now(
     now = shared.now()
     if behind is not None and behind is not pipeline:
         return None
-    if not (_may_await(pipeline, claims, now) if pipeline.streams else shared.has_lease()):
+    may_go_on = (
+        _may_await(pipeline, claims, now)
+        if pipeline.streams
+        else asyncio.get_running_loop().time() <= shared.known_lease.valid_until
+    )
+    if not may_go_on:
         return None
 
     spool = pipeline.spool

@@ -31,6 +31,7 @@ class Failover:
 
     Attributes:
         streams: Replicate streams of this broker to others.
+        known_lease: until when this broker's lease is alive.
         hand_over_s: longest silence of a journal's former primary before its stream is ended.
     """
 
@@ -48,6 +49,7 @@ class Failover:
         self.streams = streams = PeerStreams(answer_timeout_s, self._stream_broke)
         self.hand_over_s = answer_timeout_s / 5
         self._guard = PauseGuard(etcd, lease, ttl_s)
+        self.known_lease = self._guard.known
         self._verifier = Verifier(etcd, keyspace, local_id, lease, streams, dial=dial)
         self._rebuilder = Rebuilder(
             etcd, keyspace, allocation, local_id, streams, ttl_s=ttl_s, dial=dial
@@ -63,10 +65,6 @@ class Failover:
     async def end_changes(self) -> None:
         """Change no journals any more: the broker stops. Challenges are answered on."""
         await self._rebuilder.aclose()
-
-    def has_lease(self) -> bool:
-        """Return False if the lease may have ended while the process was stopped."""
-        return self._guard.has_lease()
 
     def suspect(self, peer: pb.ProcessSpec.ID, reason: object) -> None:
         """Verify that a broker lives, because of a stream or a call that broke."""

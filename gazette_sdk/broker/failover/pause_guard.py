@@ -8,11 +8,24 @@ it notices that its lease has ended: until then it must not acknowledge them.
 from __future__ import annotations
 
 import asyncio
+import math
+from dataclasses import dataclass
 
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.errors import EtcdError
 
-__all__ = ["PauseGuard"]
+__all__ = ["KnownLease", "PauseGuard"]
+
+
+@dataclass(slots=True)
+class KnownLease:
+    """Knowledge about this broker's lease.
+
+    Attributes:
+        valid_until: loop time until which the lease is alive, unless Etcd ends it early.
+    """
+
+    valid_until: float = math.inf
 
 
 class PauseGuard:
@@ -25,6 +38,9 @@ class PauseGuard:
         etcd: the client.
         lease: id of this broker's lease.
         ttl_s: its time to live.
+
+    Attributes:
+        known: until when the lease is alive.
     """
 
     def __init__(self, etcd: Etcd, lease: int, ttl_s: float) -> None:
@@ -33,18 +49,14 @@ class PauseGuard:
         self._pause_max_s = ttl_s / 2
         self._period_s = ttl_s / 20
         self._loop = asyncio.get_running_loop()
-        self._valid_until = self._loop.time() + self._pause_max_s
-
-    def has_lease(self) -> bool:
-        """Return False if the lease may have ended while the process was stopped."""
-        return self._loop.time() <= self._valid_until
+        self.known = KnownLease(self._loop.time() + self._pause_max_s)
 
     async def run(self) -> None:
         """Tick until cancelled."""
         while True:
             await asyncio.sleep(self._period_s)
-            if self.has_lease() or await self._is_alive():
-                self._valid_until = self._loop.time() + self._pause_max_s
+            if self._loop.time() <= self.known.valid_until or await self._is_alive():
+                self.known.valid_until = self._loop.time() + self._pause_max_s
 
     async def _is_alive(self) -> bool:
         try:

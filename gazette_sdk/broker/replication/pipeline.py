@@ -17,7 +17,7 @@ import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from gazette_sdk.broker.append.machine import Input
 from gazette_sdk.broker.spool.spool import Spool
@@ -66,6 +66,14 @@ Answer: TypeAlias = pb.ReplicateResponse | GazetteError
 _log = logging.getLogger(__name__)
 
 
+class _Expected(NamedTuple):
+    """Answer that a peer owes, and the loop time at which it was asked for."""
+
+    answer: asyncio.Future[Answer]
+    must_agree: bool
+    asked_at: float
+
+
 class PeerStream:
     """A Replicate stream to one peer.
 
@@ -77,6 +85,7 @@ class PeerStream:
 
     Attributes:
         error: the error that broke it; ``None`` while it works, and after an end that we wanted.
+        answer_timeout_s: the same.
         heard_at: time of the event loop of the last answer; -inf before the first.
         answers_challenges: True once the peer has told that it answers challenges in Etcd.
     """
@@ -93,10 +102,11 @@ class PeerStream:
         self.error: GazetteError | None = None
         self.heard_at = -math.inf
         self.answers_challenges = False
-        self._answer_timeout_s = answer_timeout_s or PEER_ANSWER_TIMEOUT_S
+        self.answer_timeout_s = answer_timeout_s or PEER_ANSWER_TIMEOUT_S
         self._outgoing: deque[pb.ReplicateRequest] = deque()
         self._outgoing_bytes = 0
-        self._expected: deque[tuple[asyncio.Future[Answer], bool]] = deque()
+        self._expected: deque[_Expected] = deque()
+        self._watching: asyncio.TimerHandle | None = None
         self._half_closed = False
         self._send_wanted: asyncio.Future[None] | None = None
         self._room_wanted: asyncio.Future[None] | None = None
@@ -120,12 +130,28 @@ class PeerStream:
             must_agree: any answer but OK breaks the stream: what was sent behind that request
                 is not acknowledged either.
         """
-        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answer] = loop.create_future()
         if self.error is not None:
             answer.set_result(self.error)
         else:
-            self._expected.append((answer, must_agree))
+            self._expected.append(_Expected(answer, must_agree, loop.time()))
+            if self._watching is None:
+                self._watching = loop.call_later(self.answer_timeout_s, self._watch)
         return answer
+
+    def _watch(self) -> None:
+        """Give the stream up if the oldest answer is overdue, whoever still waits for it."""
+        self._watching = None
+        if not self._expected or self.error is not None:
+            return
+        loop = asyncio.get_running_loop()
+        due_at = self._expected[0].asked_at + self.answer_timeout_s
+        if loop.time() >= due_at:
+            _log.warning("%s does not answer; its stream is given up", _name(self.peer))
+            self.fail(_no_answer(self.peer))
+        else:
+            self._watching = loop.call_at(due_at, self._watch)
 
     @property
     def has_room(self) -> bool:
@@ -139,7 +165,7 @@ class PeerStream:
         """
         while self._outgoing_bytes > SEND_BUFFER_BYTES and self.error is None:
             self._room_wanted = asyncio.get_running_loop().create_future()
-            done, _ = await asyncio.wait([self._room_wanted], timeout=self._answer_timeout_s)
+            done, _ = await asyncio.wait([self._room_wanted], timeout=self.answer_timeout_s)
             if not done:
                 self.fail(_no_answer(self.peer))
 
@@ -161,7 +187,7 @@ class PeerStream:
 
     async def ended(self, timeout_s: float | None = None) -> None:
         """Return when the peer has ended the stream; break it after ``timeout_s``."""
-        done, _ = await asyncio.wait([self._task], timeout=timeout_s or self._answer_timeout_s)
+        done, _ = await asyncio.wait([self._task], timeout=timeout_s or self.answer_timeout_s)
         if not done:
             self.fail(_no_answer(self.peer))
             await asyncio.wait([self._task])
@@ -189,10 +215,10 @@ class PeerStream:
                     ended = CallError(f"{_name(self.peer)} sent an answer without a request")
                     self.error = ended
                     break
-                answer, must_agree = self._expected.popleft()
-                if not answer.done():
-                    answer.set_result(response)
-                if must_agree and response.status != pb.OK:
+                expected = self._expected.popleft()
+                if not expected.answer.done():
+                    expected.answer.set_result(response)
+                if expected.must_agree and response.status != pb.OK:
                     self.error = self.error or _unexpected(self.peer, response)
                     break
         except GazetteError as error:
@@ -201,12 +227,14 @@ class PeerStream:
             if self._expected or not self._half_closed:
                 self.error = self.error or ended
             self._resolve_expected(self.error or ended)
+            if self._watching is not None:
+                self._watching.cancel()
             _wake(self._room_wanted)
 
     def _resolve_expected(self, error: GazetteError) -> None:
         """No more answers will come."""
         while self._expected:
-            answer, _ = self._expected.popleft()
+            answer = self._expected.popleft().answer
             if not answer.done():
                 answer.set_result(error)
 
@@ -219,7 +247,6 @@ class Pipeline:
         header: the resolution it was started with.
         spool: ours, owned until :meth:`tear_down`.
         streams: one per other member, in member order.
-        answer_timeout_s: bound of a peer's answer.
         acknowledged_end: offset through which all replicas are known to have the journal.
         on_acknowledged: called with each fragment that all replicas have acknowledged, also if
             nobody waits for that.
@@ -228,7 +255,6 @@ class Pipeline:
     header: pb.Header
     spool: Spool
     streams: list[PeerStream] = field(default_factory=list)
-    answer_timeout_s: float = PEER_ANSWER_TIMEOUT_S
     acknowledged_end: int = 0
     on_acknowledged: Callable[[pb.Fragment], None] | None = None
     _opened: bool = False
@@ -246,6 +272,11 @@ class Pipeline:
             if stream.error is not None:
                 return stream.error
         return None
+
+    @property
+    def answer_timeout_s(self) -> float:
+        """Bound of the answers of its peers; 0 without peers."""
+        return max((stream.answer_timeout_s for stream in self.streams), default=0.0)
 
     def serves(self, header: pb.Header) -> bool:
         """Return True if it is synchronized over the route of ``header``."""
@@ -334,25 +365,16 @@ class Pipeline:
             await stream.room()
         await self.spool.write(content, content_delta, also)
 
-    async def gather(
-        self,
-        answers: Sequence[asyncio.Future[Answer]],
-        timeout_s: float | None = None,
-    ) -> list[Answer]:
+    async def gather(self, answers: Sequence[asyncio.Future[Answer]]) -> list[Answer]:
         """Return the answers of all peers, in member order.
 
-        A peer which does not answer within ``timeout_s`` (by default ``answer_timeout_s``) is
-        given up: its stream is broken.
+        A stream whose peer does not answer in time breaks, and that is the answer then.
         """
         if not answers:
             return []
         pending = [answer for answer in answers if not answer.done()]
         if pending:
-            await asyncio.wait(pending, timeout=timeout_s or self.answer_timeout_s)
-        for stream, answer in zip(self.streams, answers, strict=True):
-            if not answer.done():
-                _log.warning("%s does not answer; its stream is given up", _name(stream.peer))
-                stream.fail(_no_answer(stream.peer))
+            await asyncio.wait(pending)
         return [answer.result() for answer in answers]
 
     @property

@@ -52,7 +52,6 @@ async def start_pipeline(
         header,
         spool,
         peer_streams,
-        answer_timeout_s=streams.answer_timeout_s,
         acknowledged_end=replica.index.readable_end,
         on_acknowledged=replica.acknowledge,
     )

@@ -76,10 +76,13 @@ def directory(tmp_path):
         yield made
 
 
-def started(directory, count=2):
+def started(directory, count=2, answer_timeout_s=None):
     peers = [Peer() for _ in range(count)]
     spool = SpoolUser(directory).spool
-    streams = [PeerStream(at, peer.serve) for at, peer in zip(PEERS[:count], peers, strict=True)]
+    streams = [
+        PeerStream(at, peer.serve, answer_timeout_s=answer_timeout_s)
+        for at, peer in zip(PEERS[:count], peers, strict=True)
+    ]
     return Pipeline(HEADER, spool, streams), peers
 
 
@@ -219,13 +222,27 @@ def test_an_answer_that_nobody_asked_for_breaks_the_stream(directory):
 
 def test_a_peer_that_does_not_answer_is_given_up(directory):
     async def scenario():
-        pipeline, (_, healthy) = started(directory)
+        pipeline, (_, healthy) = started(directory, answer_timeout_s=0.05)
         answers = await pipeline.scatter(proposal(pipeline.spool))
         healthy.ok()
-        first, second = await pipeline.gather(answers, timeout_s=0.05)
+        first, second = await pipeline.gather(answers)
         assert isinstance(first, DeadlineExceededError)
         assert second.status == pb.OK
         assert pipeline.error is first
+        await pipeline.tear_down()
+        await pipeline.ended()
+
+    run(scenario())
+
+
+def test_an_overdue_answer_breaks_the_stream_though_nobody_waits_for_it(directory):
+    async def scenario():
+        pipeline, (_, healthy) = started(directory, answer_timeout_s=0.1)
+        for _ in range(3):
+            await pipeline.scatter(proposal(pipeline.spool))
+            healthy.ok()
+        await asyncio.wait([pipeline.streams[0]._task])
+        assert isinstance(pipeline.error, DeadlineExceededError)
         await pipeline.tear_down()
         await pipeline.ended()
 
