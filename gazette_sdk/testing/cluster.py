@@ -119,7 +119,9 @@ class TemporaryCluster(LocalCluster):
 
     def _require_proxies(self) -> None:
         if not self._proxies:
-            raise ConfigurationError("give cuts=True to gazette_cluster() to cut connections")
+            raise ConfigurationError(
+                "this cluster has no proxies: give cuts=True to gazette_cluster()"
+            )
 
     @property
     def _healthy_store(self) -> Path:

@@ -30,7 +30,9 @@ def main(arguments: list[str]) -> None:
         ConfigurationError: an argument is missing, or the file has no settings.
     """
     if len(arguments) < 2:
-        raise ConfigurationError("give a settings file, a module, and the program's arguments")
+        raise ConfigurationError(
+            "there is nothing to run: give a settings file, a module, and the program's arguments"
+        )
     path, module, *_ = arguments
     sys.argv = arguments[1:]  # the program's name is replaced by its file's
     with StoreFaultInjector.following(Path(path)).installed():

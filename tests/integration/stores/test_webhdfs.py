@@ -52,11 +52,12 @@ def test_an_upload_is_written_to_a_temporary_name_and_renamed(server, opened):
     assert ("MKDIRS", "/base/j") in server.requests
 
 
-def test_an_upload_that_breaks_off_leaves_nothing_and_its_part_is_never_listed(server, opened):
+def test_an_upload_that_breaks_off_leaves_no_object_and_its_part_is_never_listed(server, opened):
     store = opened()
     with pytest.raises(StoreError, match="too early"):
         store.put("j/a", io.BytesIO(os.urandom(200_000)), 300_000)
-    assert server.files() == {}
+    # The DataNode may create the part behind its removal, when the client has gone already.
+    assert all(path.startswith("/base/j/.partial-") for path in server.files())
     put_bytes(store, ".partial-somebody-elses", b"part")
     assert list(store.list("")) == []
 
