@@ -35,7 +35,7 @@ CONNECTIONS_MAX = 16
 """Further connections are closed."""
 
 Control: TypeAlias = Literal["kill", "pause", "resume", "drain", "start", "status"]
-"""What is done to brokers."""
+"""Controls of brokers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -286,7 +286,7 @@ class StoreFaultInjector:
 
 @dataclass(slots=True)
 class _Decision:
-    """What happens to an operation that was not failed at its beginning."""
+    """Fault of an operation that was not failed at its beginning."""
 
     breaks_at: float | None = None  # part of its content, from 0 to 1
     fails_after: bool = False

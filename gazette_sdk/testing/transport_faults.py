@@ -111,7 +111,7 @@ class InjectedCallFault:
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """What happens to one call."""
+    """Faults of one call."""
 
     subject: str
     drops_answer_after: int | None

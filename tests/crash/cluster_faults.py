@@ -339,7 +339,7 @@ FAULTS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a fault did.
+    """Outcome of a fault.
 
     Attributes:
         stall_s: longest stall of appends, without the time in which too few brokers ran.
@@ -358,7 +358,7 @@ class Outcome:
 
 
 STALLS = pytest.StashKey[list[Outcome]]()
-"""Where a run of pytest keeps what the faults did, for its summary."""
+"""Key under which a run of pytest keeps the outcomes of faults, for its summary."""
 
 
 def suffer(stage: Stage, fault: Fault, chance: random.Random) -> Outcome:

@@ -30,7 +30,7 @@ SLACK = 2.0
 
 @dataclass(frozen=True)
 class Event:
-    """What happens to a broker.
+    """Fault of a broker.
 
     Attributes:
         signal: that it is sent.

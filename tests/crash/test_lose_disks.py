@@ -122,7 +122,7 @@ class Brokers:
         self._store.with_name("away").rename(self._store)
 
     def members(self, replication: int) -> list[str]:
-        """Who serves the journal, the primary first, if all replicas agree; else nobody."""
+        """Return the journal's brokers, the primary first, if all replicas agree; else none."""
 
         async def load() -> BrokerKeySpace:
             async with self._etcd.client() as client:

@@ -167,7 +167,7 @@ fragment: {{length: 1048576, compression_codec: NONE, stores: ["file:///"], refr
         return content
 
     def stored(self, journal: str) -> bytes:
-        """What the store has of a journal, from offset 0 as far as it has no hole."""
+        """Return the stored content of a journal, from offset 0 up to the first hole."""
         spans = {}
         for path in (self.directory / "stores" / journal).glob("*"):
             if not path.name.startswith("."):

@@ -15,7 +15,7 @@ __all__ = ["Checker", "Promise", "Violation"]
 
 
 class Promise(enum.Enum):
-    """What is promised. Each may be left out of a run, to look for the others."""
+    """Promises. Each may be left out of a run, to look for the others."""
 
     READABLE = "everything acknowledged is readable, unchanged, where it was acknowledged"
     OFFSETS = "an offset is never given to two appends"

@@ -17,7 +17,7 @@ __all__ = ["Disks", "watch_syncs"]
 
 
 class Disks:
-    """What was forced to disk, of all files.
+    """Content of all files that was forced to disk.
 
     Args:
         rng: decides what else a power failure leaves.

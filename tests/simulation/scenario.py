@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a seed decides on before a run begins."""
+    """Decisions of a seed before a run begins."""
 
     settings: Settings
     replication: int

@@ -21,7 +21,7 @@ ZONES_MIN = 2
 
 
 class Action(enum.Enum):
-    """What becomes of a journal."""
+    """Change of a journal."""
 
     NOTHING = enum.auto()
     """No replica is cut off, or nobody can take its place."""

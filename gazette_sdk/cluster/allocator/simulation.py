@@ -75,7 +75,7 @@ class ClusterChange:
 
 
 class Load(NamedTuple):
-    """What a member holds: primaries, and replicas with the primaries; per limit as ``ratio``."""
+    """Load of a member: primaries, and replicas with the primaries; per limit as ``ratio``."""
 
     primaries: int
     replicas: int

@@ -16,7 +16,7 @@ FRAGMENT_BYTES = 1 << 20
 
 
 def held_bytes(cluster, name):
-    """What the files of a broker's replica take, those which only have no name any more, too."""
+    """Return the size of the files of a broker's replica, with those that have no name any more."""
     broker = cluster.brokers[name]
     replica = broker.resolver.replica(JOURNAL)
     files = {file.path: file for _, file in replica.index.local()}

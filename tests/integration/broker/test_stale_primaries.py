@@ -106,7 +106,7 @@ async def appended(client, content):
 
 
 class Case(NamedTuple):
-    """Where an append is stopped, and whether its broker sees its succession before it goes on."""
+    """Point at which an append is stopped, and the order in which its broker learns of it."""
 
     state: State
     when: str

@@ -67,7 +67,7 @@ class Story:
         await until(lambda: replica.index.cover().covers(0, len(self.expect)))
 
     async def unstored(self, name):
-        """What ``gazctl journals list --unstored`` finds."""
+        """Return the result of ``gazctl journals list --unstored``."""
         request = pb.ListRequest(selector=pb.LabelSelector())
         (listing,) = [each async for each in self.clients[name].transport.list(request)]
         return (await unstored_of(self.cluster.peers, listing))[JOURNAL]

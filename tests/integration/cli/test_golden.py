@@ -55,7 +55,7 @@ OUTCOMES = {
         "made/x/three updated",
     ],
 }
-"""What ``apply`` and ``prune`` show of each journal. The recorded tool wrote nothing."""
+"""Output of ``apply`` and ``prune`` for each journal. The recorded tool wrote nothing."""
 
 SPECS = """
 replication: 1

@@ -89,7 +89,7 @@ async def revision_of(etcd):
 
 
 def simulated(gazette, etcd, held, *arguments):
-    """What the tool says the brokers of each journal will be, and its report."""
+    """Return the brokers of each journal as the tool predicts them, and its report."""
     before = run(revision_of(etcd))
     outcome = gazette.ok(
         "allocator", "simulate", "--etcd.address", etcd.address, "--format=json", *arguments

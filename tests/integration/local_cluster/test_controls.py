@@ -30,7 +30,7 @@ def append(address, content):
 
 
 def appends_soon(address):
-    """Whether a broker answers an append within two seconds."""
+    """Return True if a broker answers an append within two seconds."""
     request = urllib.request.Request(f"{address}/notes", data=b"x", method="PUT")
     try:
         urllib.request.urlopen(request, timeout=2).close()

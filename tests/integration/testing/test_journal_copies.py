@@ -1,4 +1,4 @@
-"""What brokers and stores of a running cluster have, held against what was appended."""
+"""Copies on brokers and stores of a running cluster, compared with what was appended."""
 
 from __future__ import annotations
 

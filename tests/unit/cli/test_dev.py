@@ -8,7 +8,7 @@ from gazette_sdk.local_cluster.control import BrokerStatus
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What the running cluster was asked."""
+    """Requests to the running cluster."""
     asked = []
 
     async def call(data, control, names):

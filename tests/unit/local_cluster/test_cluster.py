@@ -1,4 +1,4 @@
-"""What a local cluster consists of, before it is started."""
+"""Parts of a local cluster before it is started."""
 
 import pytest
 

@@ -23,7 +23,7 @@ CONTENT = ONE + TWO + THREE
 
 @pytest.fixture
 def checker():
-    """What a journal of three appends tells; the second one's answer was lost."""
+    """Events of a journal with three appends; the second one's answer was lost."""
     checker = JournalChecker()
     checker.acknowledged(J, 0, len(ONE), ONE, client="ada")
     checker.uncertain(J, TWO, client="bob")

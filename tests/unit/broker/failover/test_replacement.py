@@ -1,4 +1,4 @@
-"""What a primary decides about replicas that it does not reach, over every combination."""
+"""Decisions of a primary about replicas that it does not reach, over every combination."""
 
 from __future__ import annotations
 

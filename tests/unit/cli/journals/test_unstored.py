@@ -36,7 +36,7 @@ def test_spans(local, stored, expect):
 
 
 class Brokers:
-    """What three brokers have of a journal."""
+    """Fragments of a journal on three brokers."""
 
     def __init__(self, *local, stored=()):
         self.local = local
