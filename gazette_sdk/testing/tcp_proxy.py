@@ -359,7 +359,7 @@ class TcpProxy:
             _reset_when_closed(client)
             return
         self._connections.add(connection)
-        has_ended = False
+        has_ended, is_reset = False, False
         try:
             reader, writer = await asyncio.open_connection(sock=client)
             connection.writers.append(writer)
@@ -368,14 +368,14 @@ class TcpProxy:
         except* OSError:
             pass  # one end broke the connection, which breaks the other
         except* asyncio.CancelledError:
-            pass  # it was reset, or the proxy stops
+            is_reset = True  # or the proxy stops
         finally:
             self._connections.discard(connection)
             for each in connection.writers:
                 if not has_ended:
                     _reset_when_closed(each.get_extra_info("socket"))
                 each.transport.abort()
-            if not has_ended and not await _listens(self._target_port):
+            if not (has_ended or is_reset or await _listens(self._target_port)):
                 self._begin_to_follow_target()
 
     async def _connect(

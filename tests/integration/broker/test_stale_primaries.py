@@ -204,7 +204,7 @@ def test_a_primary_without_peers_commits_nothing_once_its_lease_may_have_ended(
             guard = broker._failover._guard
             await freeze_mirror(broker)
             await broker._etcd.revoke(broker.lease)
-            guard._valid_until -= 1000
+            guard.known.valid_until -= 1000
             before = broker.resolver.replica(JOURNAL).spool.peek().fragment.end
             with pytest.raises(GazetteError, match="stopped for longer"):
                 await client.append(JOURNAL, b"stale", do_not_proxy=True)
