@@ -40,6 +40,10 @@ SILENT_ANSWER_S = 2.0
 """Time to answer in place of a broker that does not answer challenges itself: one of another
 implementation, or an earlier release."""
 
+STRANGER_DELAY_S = 0.5
+"""Pause before a broker is verified of which we do not know that it answers challenges: others may
+know, and find out sooner."""
+
 VERIFY_AGAIN_S = 1.0
 """Pause between verifications of one broker that were not the last."""
 
@@ -129,6 +133,10 @@ class Verifier:
             if member is None:
                 return
             is_answering = self._streams.answers_challenges(member.value.process_spec.id)
+            if not is_answering:
+                await asyncio.sleep(STRANGER_DELAY_S)
+                if self._keyspace.member(zone, suffix) is None:
+                    return
             await _Verification(
                 self._etcd, self._challenges, self._dial, member, is_answering=is_answering
             ).run()
