@@ -14,7 +14,6 @@ from typing import ClassVar
 
 from gazette_sdk.broker.failover.challenges import Challenges
 from gazette_sdk.broker.failover.decision import ENDS, Input, State, step
-from gazette_sdk.broker.failover.probe import dial
 from gazette_sdk.broker.replication.peer_streams import PeerStreams
 from gazette_sdk.cluster.broker_keys import BrokerEntry, BrokerKeySpace
 from gazette_sdk.cluster.etcd import Compare, Etcd
@@ -70,7 +69,7 @@ class Verifier:
         lease: int,
         streams: PeerStreams,
         *,
-        dial: Callable[[str], Awaitable[Input]] = dial,
+        dial: Callable[[str], Awaitable[Input]],
     ) -> None:
         self._etcd = etcd
         self._keyspace = keyspace

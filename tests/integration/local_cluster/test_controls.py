@@ -39,6 +39,13 @@ def appends_soon(address):
     return True
 
 
+def wait_for_append(address, limit_s=60):
+    """Append, once a broker takes it."""
+    ends_at = time.monotonic() + limit_s
+    while not appends_soon(address):
+        assert time.monotonic() < ends_at, f"{address} takes no append"
+
+
 def read(address):
     with urllib.request.urlopen(f"{address}/notes?offset=0", timeout=30) as answer:
         return answer.read()
@@ -148,15 +155,13 @@ def test_brokers_that_are_cut_from_each_other_do_not_serve_for_each_other(gazett
     cluster = gazette_cluster(2, cuts=True)
     cluster.apply(JOURNAL.format(replication=1, store=cluster.store))
     for broker in cluster.brokers:
-        while not appends_soon(broker.address):  # its mirror of Etcd may be some ms late
-            pass
+        wait_for_append(broker.address)  # its mirror of Etcd may be some ms late
     cluster.cut(cluster.brokers[0], [cluster.brokers[1]])
     outcomes = [appends_soon(broker.address) for broker in cluster.brokers]
     assert sorted(outcomes) == [False, True]  # the journal's broker does not need the other
     cluster.heal_links()
     for broker in cluster.brokers:
-        while not appends_soon(broker.address):  # connections that broke are dialled again
-            pass
+        wait_for_append(broker.address)  # connections that broke are dialled again
 
 
 def test_cuts_need_proxies(tmp_path):
