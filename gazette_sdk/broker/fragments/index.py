@@ -23,6 +23,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 
 __all__ = [
     "ACKNOWLEDGED_WAIT_S",
+    "FIRST_LISTING_WAIT_S",
     "OFFSET_JUMP_AGE_S",
     "Index",
     "Page",
@@ -34,6 +35,9 @@ ACKNOWLEDGED_WAIT_S = 0.25
 """Bound of the wait of a read which does not block, until a replica knows that all others have
 acknowledged its content: normally some milliseconds. So a client reads what it has appended."""
 
+FIRST_LISTING_WAIT_S = 5.0
+"""Bound of the wait of a read which does not block, for the first listing of the stores: a replica
+that has just started takes appends before it knows what is stored."""
 
 OFFSET_JUMP_AGE_S = 6 * 3600
 """A read skips a gap in a journal when the fragment behind it is older than this: until then a
@@ -199,6 +203,11 @@ class Index:
         self._judge_listing()
         self._wake()
 
+    def note_refresh_failure(self, reason: str) -> None:
+        """Note why the stores could not be listed."""
+        self.refresh_failure = reason
+        self._wake()
+
     def expect_stored(self, end: int) -> None:
         """Note that the primary has stored the content before ``end``: a listing should show it.
 
@@ -267,16 +276,32 @@ class Index:
             await self._await_acknowledgement(offset)
         if offset == -1:
             offset = self.readable_end if is_held else self._all.end
+        has_waited = False
         while True:
             if self._closed:
                 raise ClosedError("the journal is no longer served here; try again")
             end = self.readable_end if is_held else self._all.end
             if not block or offset < end:
                 result = self._look_up(offset, begin_mod_time, end)
-                if result.status == pb.OK or not block:
+                if result.status == pb.OK or (not block and (has_waited or result.offset >= end)):
                     return result
                 offset = result.offset
-            await self._change()
+            if block:
+                await self._change()
+            else:
+                await self._await_first_listing()
+                has_waited = True
+
+    async def _await_first_listing(self) -> None:
+        """Wait until the stores were listed, or could not be. Bounded."""
+        try:
+            async with asyncio.timeout(FIRST_LISTING_WAIT_S):
+                while not (
+                    self.first_refresh.is_set() or self.refresh_failure is not None or self._closed
+                ):
+                    await self._change()
+        except TimeoutError:
+            pass  # what is stored is not yet available
 
     async def _await_acknowledgement(self, offset: int) -> None:
         """Wait until what is local now is acknowledged, if a read needs that. Bounded."""

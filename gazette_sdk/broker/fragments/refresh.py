@@ -67,7 +67,7 @@ async def refresh_index(
         except (GazetteError, OSError) as error:
             delay_s = retry_delay(failures, interval_s, is_first=not index.first_refresh.is_set())
             failures += 1
-            index.refresh_failure = str(error)
+            index.note_refresh_failure(str(error))
             outage.failed(error)
         else:
             outage.ended()

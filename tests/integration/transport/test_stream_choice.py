@@ -68,6 +68,7 @@ class Front:
         return self
 
     async def __aexit__(self, *_):
+        await asyncio.sleep(0.02)  # a server that closes as it accepts loses the connection
         self._server.close()
         await self.break_connections()
 

@@ -315,3 +315,40 @@ def test_a_read_that_does_not_block_waits_for_the_primary_to_tell_what_is_acknow
         assert index.readable_end == 9
 
     asyncio.run(scenario())
+
+
+def test_a_read_that_does_not_block_waits_for_what_the_first_listing_may_show(
+    directory, monkeypatch
+):
+    """A replica takes appends before it has listed the stores, if its head is known."""
+
+    async def scenario():
+        def restarted():
+            index = Index()
+            index.commit(fragment_of(6, 12), a_file(directory))
+            return index, asyncio.ensure_future(index.query(pb.ReadRequest(offset=0)))
+
+        index, read = restarted()
+        beyond = await index.query(pb.ReadRequest(offset=12))
+        assert beyond.status == pb.OFFSET_NOT_YET_AVAILABLE
+        assert not read.done()
+        index.replace_remote(CoverSet([fragment_of(0, 6, mod_time=1_500_000_000)]))
+        found = await read
+        assert (found.status, found.fragment.end, found.write_head) == (pb.OK, 6, 12)
+
+        index, read = restarted()
+        await asyncio.sleep(0)
+        index.note_refresh_failure("refused")
+        assert (await read).status == pb.OFFSET_NOT_YET_AVAILABLE
+
+        index, read = restarted()
+        await asyncio.sleep(0)
+        index.close()
+        with pytest.raises(ClosedError):
+            await read
+
+        monkeypatch.setattr(index_module, "FIRST_LISTING_WAIT_S", 0.001)
+        index, read = restarted()
+        assert (await read).status == pb.OFFSET_NOT_YET_AVAILABLE
+
+    asyncio.run(scenario())
