@@ -331,7 +331,6 @@ class Broker:
             authorization=Authorization(self.authority),
             hand_over_s=failover.hand_over_s,
             on_broken=failover.suspect,
-            on_primary=failover.streams.note_answering,
         )
         self._quarantine = Quarantine(
             spools,

@@ -8,7 +8,7 @@ responses are the protocol's messages; a call which fails raises a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -66,7 +66,6 @@ class JournalService:
         authorization: verifies callers.
         hand_over_s: longest silence of a journal's former primary before its stream is ended.
         on_broken: called with a broker whose replication broke.
-        on_primary: called with a primary of this implementation that replicates to us.
 
     Attributes:
         append_now: :meth:`InlineAppends.append_now` of this broker.
@@ -84,7 +83,6 @@ class JournalService:
         authorization: Authorization,
         hand_over_s: float = HAND_OVER_S,
         on_broken: OnBroken | None = None,
-        on_primary: Callable[[pb.ProcessSpec.ID], None] | None = None,
     ) -> None:
         self._resolver = resolver
         self._appends = appends
@@ -95,7 +93,6 @@ class JournalService:
         self._authorization = authorization
         self._hand_over_s = hand_over_s
         self._on_broken = on_broken
-        self._on_primary = on_primary
         self.append_now = InlineAppends(appends, authorization.authority).append_now
         self._stopping = Signal()
         self._writing: set[asyncio.Task[object]] = set()
@@ -210,7 +207,6 @@ class JournalService:
                 claims,
                 hand_over_s=self._hand_over_s,
                 on_broken=self._on_broken,
-                on_primary=self._on_primary,
             )
             async with aclosing(served) as responses:
                 async for response in responses:

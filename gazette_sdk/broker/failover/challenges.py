@@ -1,9 +1,9 @@
 """Challenges in Etcd: keys that a living broker deletes at once.
 
-They stand below ``/gazette_sdk/failover{root}``, outside the cluster's own prefix, under the
-verifier's lease::
+They stand below ``/gazette_sdk/failover{root}``, outside the cluster's own prefix::
 
-    challenges/{zone}#{suffix}    asks the broker whether it lives
+    answering/{zone}#{suffix}     the broker answers challenges; under its own lease
+    challenges/{zone}#{suffix}    asks the broker whether it lives; under the verifier's lease
 
 A challenge is created by one verifier at a time. Its broker deletes it. So does every other broker
 which reaches the broker's endpoint: a member that others hear is never deposed.
@@ -66,9 +66,11 @@ class Challenges:
     async def run(self) -> None:
         """Answer challenges, until cancelled. Etcd may forbid it: then leases decide alone."""
         outage = Outage(_log, "watch of fail-over challenges")
+        announcement = Put(self._key("answering", self._local_id), b"", self._lease)
         while True:
             try:
                 await self._mirror.load(self._etcd)
+                await self._etcd.txn((), (announcement,))
                 outage.ended()
                 await self._mirror.watch(self._etcd, delay_s=0)
             except EtcdError as error:
@@ -77,20 +79,25 @@ class Challenges:
 
     # ---------------------------------------------------------- of a verifier
 
+    def are_answered_by(self, member: pb.ProcessSpec.ID, lease: int) -> bool:
+        """Return True if a member, under its present lease, answers challenges while it lives."""
+        entry = self._mirror.find(self._key("answering", member))
+        return entry is not None and entry.lease == lease
+
     async def create(self, member: pb.ProcessSpec.ID) -> int:
         """Challenge a member. Return the revision of the challenge; 0 if there is one already.
 
         Raises:
             EtcdError: Etcd refused, or did not answer.
         """
-        key = self._key(member)
+        key = self._key("challenges", member)
         value = _name(self._local_id).encode()
         result = await self._etcd.txn((Compare.version(key, 0),), (Put(key, value, self._lease),))
         return result.revision if result.succeeded else 0
 
     async def gone(self, member: pb.ProcessSpec.ID, revision: int = 0) -> None:
         """Return when there is no challenge of a member that is as new as ``revision``."""
-        key = self._key(member)
+        key = self._key("challenges", member)
         while True:
             changed = self._changed
             entry = self._mirror.find(key)
@@ -109,7 +116,7 @@ class Challenges:
         Raises:
             EtcdError: Etcd refused, or did not answer.
         """
-        key = self._key(member)
+        key = self._key("challenges", member)
         compare = Compare.create_revision(key, revision)
         return (await self._etcd.txn((compare, *compares), (Delete(key),))).succeeded
 
@@ -119,7 +126,7 @@ class Challenges:
         """Answer the challenges of the last changes."""
         signal, self._changed = self._changed, Signal()
         signal.fire()
-        prefix = self._key(None)
+        prefix = self._key("challenges")
         for _, _, entry in self._mirror.changes:
             if entry is None or not entry.key.startswith(prefix):
                 continue
@@ -143,8 +150,8 @@ class Challenges:
         except EtcdError as error:
             _log.warning("the challenge of %s was not answered: %s", _name(challenged), error)
 
-    def _key(self, member: pb.ProcessSpec.ID | None) -> bytes:
-        return f"{self._mirror.root}/challenges/{_name(member) if member else ''}".encode()
+    def _key(self, directory: str, member: pb.ProcessSpec.ID | None = None) -> bytes:
+        return f"{self._mirror.root}/{directory}/{_name(member) if member else ''}".encode()
 
 
 def _name(member: pb.ProcessSpec.ID) -> str:

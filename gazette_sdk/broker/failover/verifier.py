@@ -39,10 +39,6 @@ SILENT_ANSWER_S = 2.0
 """Time to answer in place of a broker that does not answer challenges itself: one of another
 implementation, or an earlier release."""
 
-STRANGER_DELAY_S = 0.5
-"""Pause before a broker is verified of which we do not know that it answers challenges: others may
-know, and find out sooner."""
-
 VERIFY_AGAIN_S = 1.0
 """Pause between verifications of one broker that were not the last."""
 
@@ -131,14 +127,7 @@ class Verifier:
             member = self._keyspace.member(zone, suffix)
             if member is None:
                 return
-            is_answering = self._streams.answers_challenges(member.value.process_spec.id)
-            if not is_answering:
-                await asyncio.sleep(STRANGER_DELAY_S)
-                if self._keyspace.member(zone, suffix) is None:
-                    return
-            await _Verification(
-                self._etcd, self._challenges, self._dial, member, is_answering=is_answering
-            ).run()
+            await _Verification(self._etcd, self._challenges, self._dial, member).run()
             await asyncio.sleep(VERIFY_AGAIN_S)
 
     def _verified(self, name: tuple[str, str], task: asyncio.Task[None]) -> None:
@@ -156,7 +145,6 @@ class _Verification:
         challenges: those of this broker.
         dial: dials an endpoint.
         member: the suspect's key.
-        is_answering: True if the suspect is known to answer challenges while it lives.
     """
 
     def __init__(
@@ -165,10 +153,7 @@ class _Verification:
         challenges: Challenges,
         dial: Callable[[str], Awaitable[Input]],
         member: BrokerEntry,
-        *,
-        is_answering: bool,
     ) -> None:
-        self._is_answering = is_answering
         self._etcd = etcd
         self._challenges = challenges
         self._dial = dial
@@ -216,7 +201,8 @@ class _Verification:
         self._begun_s = begun = loop.time()
         self._time_to_live_s = await self._etcd.time_to_live(self._member.lease)
         self._challenge = await self._challenges.create(self._peer)
-        shortest_s = ANSWER_S if self._is_answering else SILENT_ANSWER_S
+        is_answering = self._challenges.are_answered_by(self._peer, self._member.lease)
+        shortest_s = ANSWER_S if is_answering else SILENT_ANSWER_S
         self._answer_s = max(shortest_s, ANSWER_CALLS * (loop.time() - begun))
         return Input.CREATED if self._challenge else Input.HELD
 

@@ -33,7 +33,6 @@ class PeerStreams:
     _open: dict[_Name, set[PeerStream]] = field(default_factory=dict)
     _calls: dict[_Name, dict[asyncio.Task[Any], GazetteError | None]] = field(default_factory=dict)
     _heard_at: dict[_Name, float] = field(default_factory=dict)
-    _answering: set[_Name] = field(default_factory=set)
 
     def open(self, peer: pb.ProcessSpec.ID, open_stream: OpenStream) -> PeerStream:
         """Open a stream to a peer. It is forgotten when it ends."""
@@ -67,7 +66,6 @@ class PeerStreams:
         """Break all streams to a peer, and end all calls: nobody waits for its answers any more."""
         for stream in list(self._open.get((zone, suffix), ())):
             stream.fail(error)
-        self._answering.discard((zone, suffix))
         calls = self._calls.get((zone, suffix), {})
         for task in calls:
             calls[task] = error
@@ -79,23 +77,11 @@ class PeerStreams:
         heard_at = self._heard_at.get((zone, suffix), -math.inf)
         return max(heard_at, *(stream.heard_at for stream in streams), -math.inf)
 
-    def note_answering(self, peer: pb.ProcessSpec.ID) -> None:
-        """Note that a peer has told that it answers challenges in Etcd."""
-        self._answering.add((peer.zone, peer.suffix))
-
-    def answers_challenges(self, peer: pb.ProcessSpec.ID) -> bool:
-        """Return True if a peer is known to answer challenges in Etcd while it lives."""
-        name = peer.zone, peer.suffix
-        streams = self._open.get(name, ())
-        return name in self._answering or any(stream.answers_challenges for stream in streams)
-
     def _ended(self, stream: PeerStream) -> None:
         name = stream.peer.zone, stream.peer.suffix
         streams = self._open[name]
         streams.discard(stream)
         self._heard_at[name] = max(self._heard_at.get(name, -math.inf), stream.heard_at)
-        if stream.answers_challenges:
-            self._answering.add(name)
         if not streams:
             del self._open[name]
         if stream.error is not None and self.on_broken is not None:

@@ -87,7 +87,6 @@ class PeerStream:
         error: the error that broke it; ``None`` while it works, and after an end that we wanted.
         answer_timeout_s: the same.
         heard_at: time of the event loop of the last answer; -inf before the first.
-        answers_challenges: True once the peer has told that it answers challenges in Etcd.
     """
 
     def __init__(
@@ -101,7 +100,6 @@ class PeerStream:
         self.peer = peer
         self.error: GazetteError | None = None
         self.heard_at = -math.inf
-        self.answers_challenges = False
         self.answer_timeout_s = answer_timeout_s or PEER_ANSWER_TIMEOUT_S
         self._outgoing: deque[pb.ReplicateRequest] = deque()
         self._outgoing_bytes = 0
@@ -210,7 +208,6 @@ class PeerStream:
         try:
             async for response in open_stream(self.peer, self._requests()):
                 self.heard_at = loop.time()
-                self.answers_challenges |= response.answers_challenges
                 if not self._expected:
                     ended = CallError(f"{_name(self.peer)} sent an answer without a request")
                     self.error = ended

@@ -8,7 +8,7 @@ keep the spool from its successor.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 
 from gazette_sdk.broker.replica import Replica
@@ -32,7 +32,6 @@ async def replicate(
     *,
     hand_over_s: float = HAND_OVER_S,
     on_broken: OnBroken | None = None,
-    on_primary: Callable[[pb.ProcessSpec.ID], None] | None = None,
 ) -> AsyncGenerator[pb.ReplicateResponse]:
     """Serve one Replicate stream.
 
@@ -42,7 +41,6 @@ async def replicate(
         claims: what the caller may do.
         hand_over_s: see :class:`PrimaryRequests`.
         on_broken: called with the primary if its stream breaks: it may be dead.
-        on_primary: called with a primary of this implementation.
 
     Yields:
         one response per request that asks for acknowledgement.
@@ -77,16 +75,12 @@ async def replicate(
         is_told = first.HasField("acknowledged_through")
         if is_told:
             resolution.replica.index.hold(is_told=True)
-            if on_primary is not None:
-                route = first.header.route
-                on_primary(route.members[route.primary])
         while request is not None:
             response = await spool.apply(request, primary=False)
             _note(resolution.replica, request, response.status, is_told=is_told)
             if request.acknowledge:
                 if header is not None:
                     response.header.CopyFrom(header)
-                    response.answers_challenges = is_told
                     header = None
                 yield response
             elif response.status != pb.OK:

@@ -70,9 +70,13 @@ class Member:
     def sees(self, suffix: str) -> bool:
         return self.keyspace.member(ZONE, suffix) is not None
 
+    def knows(self, other: Member) -> bool:
+        """Whether it knows that another broker answers challenges."""
+        return self.verifier._challenges.are_answered_by(other.id, other.lease)
+
     def challenged(self, member: pb.ProcessSpec.ID) -> bool:
         board = self.verifier._challenges
-        return board._mirror.find(board._key(member)) is not None
+        return board._mirror.find(board._key("challenges", member)) is not None
 
     async def lost(self, suffix: str) -> None:
         """Wait until another broker is no member any more."""
@@ -99,7 +103,7 @@ async def members(etcd, *suffixes):
                     for other in made:
                         while not member.sees(other.id.suffix):
                             await member.keyspace.wait_for_update()
-                        member.streams.note_answering(other.id)
+                        await until(lambda: member.knows(other))  # noqa: B023 - awaited here
             yield made
         finally:
             for member in made:

@@ -44,7 +44,7 @@ MESSAGES = {
     "4 content bytes, 5 content_delta int64, 6 acknowledge bool, 7 registers LabelSet, "
     "100 acknowledged_through int64, 101 stored_through int64",
     "ReplicateResponse": "1 status Status, 2 header Header, 3 fragment Fragment, "
-    "4 registers LabelSet, 100 answers_challenges bool",
+    "4 registers LabelSet",
     "ListRequest": "1 selector LabelSelector, 4 watch bool, 5 watch_resume Header",
     "ListResponse": "1 status Status, 2 header Header, 3 journals *ListResponse.Journal",
     "ListResponse.Journal": "1 spec JournalSpec, 2 mod_revision int64, 3 route Route, "
