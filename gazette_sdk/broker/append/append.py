@@ -41,8 +41,10 @@ from gazette_sdk.broker.append.store_health import StoreUnhealthyError, await_he
 from gazette_sdk.broker.failover.pause_guard import KnownLease
 from gazette_sdk.broker.recovery.last_routes import waiting_text
 from gazette_sdk.broker.replica import ReadyRoute, Replica
+from gazette_sdk.broker.replication.agreement import judge_sync
+from gazette_sdk.broker.replication.peer_stream import Answer
 from gazette_sdk.broker.replication.peer_streams import PeerStreams
-from gazette_sdk.broker.replication.pipeline import Answer, Pipeline, judge_sync
+from gazette_sdk.broker.replication.pipeline import Pipeline
 from gazette_sdk.broker.replication.pipeline_life import start_pipeline, tear_down_pipeline
 from gazette_sdk.broker.replication.while_routed import while_routed
 from gazette_sdk.broker.resolver import Resolution, Resolver

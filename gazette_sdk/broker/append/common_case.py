@@ -30,7 +30,8 @@ from gazette_sdk.broker.append.store_health import is_dispensable
 from gazette_sdk.broker.fragments.index import Summary
 from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED
 from gazette_sdk.broker.replica import Replica
-from gazette_sdk.broker.replication.pipeline import Answer, Pipeline
+from gazette_sdk.broker.replication.peer_stream import Answer
+from gazette_sdk.broker.replication.pipeline import Pipeline
 from gazette_sdk.broker.spool.spool import Spool
 from gazette_sdk.errors import UnauthenticatedError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from gazette_sdk.broker.replication.pipeline import PEER_ANSWER_TIMEOUT_S, OpenStream, PeerStream
+from gazette_sdk.broker.replication.peer_stream import PEER_ANSWER_TIMEOUT_S, OpenStream, PeerStream
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 

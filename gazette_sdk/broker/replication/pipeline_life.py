@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from gazette_sdk.broker.replica import Replica
+from gazette_sdk.broker.replication.peer_stream import OpenStream
 from gazette_sdk.broker.replication.peer_streams import PeerStreams
-from gazette_sdk.broker.replication.pipeline import OpenStream, Pipeline
+from gazette_sdk.broker.replication.pipeline import Pipeline
 from gazette_sdk.broker.resolver import Resolution
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from gazette_sdk.broker.append.store_health import FAILURES_MAX
-from gazette_sdk.broker.replication import pipeline
+from gazette_sdk.broker.replication import peer_stream
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import HandCluster, crash, journal_spec
 from support.etcd import run
@@ -19,7 +19,7 @@ GOES_ON_WITHIN_S = 6.0
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     without_pulses(monkeypatch)
-    monkeypatch.setattr(pipeline, "PEER_ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(peer_stream, "PEER_ANSWER_TIMEOUT_S", 1.0)
 
 
 async def begun(cluster, *names):

@@ -8,7 +8,7 @@ import pytest
 
 from gazette_sdk.broker.recovery import etcd_history, quarantine
 from gazette_sdk.broker.recovery.peer_inventory import PeerInventory
-from gazette_sdk.broker.replication import pipeline
+from gazette_sdk.broker.replication import peer_stream
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import LIMIT_S, HandCluster, crash, journal_spec, without_waiting
@@ -65,7 +65,7 @@ class Story:
         """Kill the primary when it has committed an append that it could not send."""
         replica = self.cluster.brokers["broker-1"].resolver.replica(JOURNAL)
         with self._monkeypatch.context() as patch:  # what is sent stays in the socket's buffer
-            patch.setattr(pipeline.PeerStream, "send", lambda *_: None)
+            patch.setattr(peer_stream.PeerStream, "send", lambda *_: None)
             lost = asyncio.ensure_future(self["broker-1"].append(JOURNAL, LOST))
             async with asyncio.timeout(LIMIT_S):
                 while replica.spool.peek().fragment.end != len(FIRST + LOST):  # noqa: ASYNC110

@@ -8,7 +8,7 @@ import pytest
 
 from gazette_sdk.broker.fragments import unstored
 from gazette_sdk.broker.metrics import UNSTORED_MISSING
-from gazette_sdk.broker.replication import pipeline
+from gazette_sdk.broker.replication import peer_stream
 from gazette_sdk.cli.journals.unstored import unstored_of
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -21,7 +21,7 @@ from support.spools import until
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     without_pulses(monkeypatch)
-    monkeypatch.setattr(pipeline, "PEER_ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(peer_stream, "PEER_ANSWER_TIMEOUT_S", 1.0)
     monkeypatch.setattr(unstored, "DELAY_S", 0.01)
 
 

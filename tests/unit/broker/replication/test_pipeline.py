@@ -6,9 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from gazette_sdk.broker.append.machine import Input
-from gazette_sdk.broker.replication import pipeline as pipeline_module
+from gazette_sdk.broker.replication import peer_stream
+from gazette_sdk.broker.replication.agreement import judge_acks, judge_sync
+from gazette_sdk.broker.replication.peer_stream import PeerStream
 from gazette_sdk.broker.replication.peer_streams import PeerStreams
-from gazette_sdk.broker.replication.pipeline import PeerStream, Pipeline, judge_acks, judge_sync
+from gazette_sdk.broker.replication.pipeline import Pipeline
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.errors import CallError, DeadlineExceededError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -250,7 +252,7 @@ def test_an_overdue_answer_breaks_the_stream_though_nobody_waits_for_it(director
 
 
 def test_an_append_waits_for_peers_that_read_slower_than_it_sends(directory, monkeypatch):
-    monkeypatch.setattr(pipeline_module, "SEND_BUFFER_BYTES", 10)
+    monkeypatch.setattr(peer_stream, "SEND_BUFFER_BYTES", 10)
 
     async def scenario():
         reading = asyncio.Event()
@@ -280,7 +282,7 @@ def test_an_append_waits_for_peers_that_read_slower_than_it_sends(directory, mon
 
 
 def test_a_peer_that_takes_no_content_is_given_up(directory, monkeypatch):
-    monkeypatch.setattr(pipeline_module, "SEND_BUFFER_BYTES", 10)
+    monkeypatch.setattr(peer_stream, "SEND_BUFFER_BYTES", 10)
 
     async def scenario():
         async def stuck(_peer, _requests):

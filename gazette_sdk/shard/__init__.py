@@ -1,0 +1,1 @@
+"""Shards: stateful consumers whose effects are committed exactly once."""

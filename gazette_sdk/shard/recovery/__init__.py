@@ -1,0 +1,1 @@
+"""Recovery logs: the journals that replicate the local files of a shard's store."""
