@@ -20,6 +20,8 @@ In reading order:
   assignments; their keys, their mirror and its look-ups,
 * :mod:`~gazette_sdk.cluster.broker_keys`: the values that brokers store there,
 * :mod:`~gazette_sdk.cluster.membership`: a process's lease and announcement,
+* :mod:`~gazette_sdk.cluster.identity`, :mod:`~gazette_sdk.cluster.local_items`: who this process is
+  in the cluster, and what it runs for the items that are assigned to it,
 * :mod:`~gazette_sdk.cluster.allocator`: assignment of items to members.
 """
 
