@@ -10,10 +10,12 @@ from typing import Any, Protocol, TypeAlias
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.mapping import Mapping as JournalMapping
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.shard.recovery.file_change import FileChange
 from gazette_sdk.transport.append.pending import AnyFuture
 
 __all__ = [
+    "AppendFuture",
     "BadRecord",
     "CommitFuture",
     "InputLike",
@@ -28,6 +30,13 @@ CommitFuture: TypeAlias = concurrent.futures.Future[None]
 
 BadRecord: TypeAlias = tuple[str, int]
 """Journal and begin of a record for which the handler raised."""
+
+
+class AppendFuture(AnyFuture, Protocol):
+    """Future of one append."""
+
+    def result(self) -> pb.AppendResponse:
+        """Return the response of an append that was acknowledged."""
 
 
 class InputLike(Protocol):
@@ -94,7 +103,7 @@ class OutputLike(Protocol):
 
     def acknowledge(
         self, intents: Mapping[str, bytes], after: AnyFuture
-    ) -> Mapping[str, AnyFuture]:
+    ) -> Mapping[str, AppendFuture]:
         """Queue the acknowledgement of each journal, behind all appends to it.
 
         Args:
@@ -105,7 +114,7 @@ class OutputLike(Protocol):
     async def roll_back(self) -> None:
         """Discard the open transaction, and wait until its journals say so."""
 
-    def send_stored(self, intents: Mapping[str, bytes]) -> Mapping[str, AnyFuture]:
+    def send_stored(self, intents: Mapping[str, bytes]) -> Mapping[str, AppendFuture]:
         """Append the acknowledgements of a restored checkpoint.
 
         A journal that does not exist is left out, with a warning.

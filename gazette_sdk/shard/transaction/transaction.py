@@ -18,8 +18,8 @@ __all__ = ["DeferError", "Transaction"]
 S = TypeVar("S")
 
 
-class DeferError(Exception):
-    """Control flow of :meth:`Transaction.defer`; a handler does not catch it."""
+class DeferError(BaseException):
+    """Control flow of :meth:`Transaction.defer`: no failure, and not caught as one."""
 
 
 class Transaction(Generic[S]):
