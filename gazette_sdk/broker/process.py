@@ -22,7 +22,6 @@ from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.append.append import Appends
 from gazette_sdk.broker.append.assignments import withdraw_routes
 from gazette_sdk.broker.append.pulse import Pulses
-from gazette_sdk.broker.authorize import Authorization
 from gazette_sdk.broker.config import BrokerConfig
 from gazette_sdk.broker.failover.failover import Failover
 from gazette_sdk.broker.fragments.persister import Persister
@@ -55,6 +54,7 @@ from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.protocol.routes import validate_broker_spec
+from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.wires.stream import ChosenTransport
 

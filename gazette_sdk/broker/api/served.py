@@ -9,9 +9,10 @@ from gazette_sdk.broker.api.fronts import Journals
 from gazette_sdk.broker.api.grpc import journal_methods
 from gazette_sdk.broker.api.guarded import AuditedCalls, GuardedJournals, with_call_limit
 from gazette_sdk.broker.api.http_gateway import HttpGateway
-from gazette_sdk.broker.api.json_gateway import JsonGateway
+from gazette_sdk.broker.api.json_methods import json_methods
 from gazette_sdk.broker.api.stream import stream_methods
 from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker, BrokerConfig
+from gazette_sdk.server.json_gateway import JsonGateway
 from gazette_sdk.server.limits import raise_open_files_limit
 from gazette_sdk.server.process import STOP_GRACE_S, Server
 
@@ -68,7 +69,9 @@ class ServedBroker:
         self.server.http.mount(
             "/v1/",
             JsonGateway(
-                service, authority=self.broker.authority, allow_origins=self._allow_origins
+                json_methods(service),
+                authority=self.broker.authority,
+                allow_origins=self._allow_origins,
             ),
         )
         gateway = HttpGateway(service, waits_for_routes=self._waits_for_routes)
