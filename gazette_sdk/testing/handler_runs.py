@@ -15,6 +15,7 @@ from gazette_sdk.message.mapping import Mapping as JournalMapping
 from gazette_sdk.message.mapping import SelectorMapping
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.handles import Shard
 from gazette_sdk.shard.transaction.base import AppendFuture
@@ -191,7 +192,8 @@ def run_handler(
         TimeoutError: the run took longer.
     """
     with tempfile.TemporaryDirectory(prefix="gazette-shard-") as directory:
-        shard = Shard("memory", None, Path(directory), f"{application.full_name}/memory")
+        spec = cpb.ShardSpec(id="memory", sources=[cpb.ShardSpec.Source(journal=JOURNAL)])
+        shard = Shard("memory", spec, Path(directory), f"{application.full_name}/memory")
         return run(
             _run(
                 application,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gazette_sdk.protocol.labels import values_of
 
 if TYPE_CHECKING:
+    from gazette_sdk.protocol import consumer_pb2 as cpb
     from gazette_sdk.transport import Transport
 
 __all__ = ["Process", "Shard"]
@@ -20,14 +21,14 @@ class Shard:
 
     Attributes:
         id: its id.
-        spec: its specification, a `consumer.ShardSpec`, when the primary run began.
+        spec: its specification when the primary run began.
         directory: local directory of its store; empty, or recovered from the recovery log.
         full_name: its id behind the application's name: unique among all applications.
         transport: transport to its journals.
     """
 
     id: str
-    spec: Any
+    spec: cpb.ShardSpec
     directory: Path
     full_name: str
     transport: Transport | None = None

@@ -150,6 +150,7 @@ class Runner:
             overlaps_commit=store.overlaps_commit,
         )
         self._application = application
+        self._shard = shard
         self._output = output
         self._recorder = recorder
         self._log = log
@@ -190,7 +191,7 @@ class Runner:
         """
         checkpoint: Checkpoint = await self._async.call_store("restore")
         self._restored = checkpoint
-        self.progress.start(checkpoint.offsets)
+        self.progress.start(dict.fromkeys(self._shard.journals, 0) | checkpoint.offsets)
         self._metrics.start(checkpoint.offsets)
         return checkpoint
 

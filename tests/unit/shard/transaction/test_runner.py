@@ -14,6 +14,7 @@ from gazette_sdk import JsonMessage, mapping, shard
 from gazette_sdk.errors import ClosedError, ConfigurationError, UnavailableError
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.shard.stores.json_store import JsonStore
 from gazette_sdk.shard.transaction.failure import DeadLetter, HandlerFailedError, HookFailedError
 from gazette_sdk.shard.transaction.runner import Runner
@@ -315,7 +316,8 @@ class World:
             MemoryOutput(),
         )
         self.feed = None
-        handle = shard.Shard("s", None, directory, "test/s")
+        spec = cpb.ShardSpec(id="s", sources=[cpb.ShardSpec.Source(journal=JOURNAL)])
+        handle = shard.Shard("s", spec, directory, "test/s")
         self.store = application.new_store(handle)
         self.runner = Runner(
             application,
@@ -360,7 +362,7 @@ def test_the_next_transaction_consumes_while_one_commits_and_commits_behind_it(t
         await until(lambda: application.calls[-1] == "ada" and len(application.calls) == 7)
         assert application.calls == ["begin", "ada", "finalize", "finished", "begin", "bob", "ada"]
         assert world.output.published == []
-        assert world.runner.progress.read_through == {}
+        assert world.runner.progress.read_through == {JOURNAL: 0}
         world.log.appends[0].set_result(11)
         await until(lambda: len(world.log.appends) == 2)
         assert world.recorder.ends == [11]
