@@ -23,6 +23,8 @@
     ├── JournalExistsError           a journal to create exists with other settings
     ├── MappingError                 a message maps to no journal
     ├── StreamProtocolError          a peer broke the rules of the stream transport
+    ├── ShardStoreError              the state of a shard cannot be read or written
+    ├── FencedError                  another process became the primary of a shard
     ├── BackPressureError            the bound of unsent messages is reached
     ├── DeliveryTimeoutError         an append was not acknowledged in time
     └── ClosedError                  used after it was closed
@@ -52,6 +54,7 @@ __all__ = [
     "EtcdError",
     "EtcdTransactionFailedError",
     "EtcdUnavailableError",
+    "FencedError",
     "FragmentNotFoundError",
     "FragmentStoreUnhealthyError",
     "FramingError",
@@ -69,6 +72,7 @@ __all__ = [
     "OffsetNotYetAvailableError",
     "ProposalMismatchError",
     "RegisterMismatchError",
+    "ShardStoreError",
     "StatusError",
     "StoreAuthorizationError",
     "StoreError",
@@ -611,6 +615,21 @@ class StreamProtocolError(GazetteError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class ShardStoreError(GazetteError):
+    """The state of a shard cannot be read or written.
+
+    Remedy: the text names the cause. The shard fails; ``gazctl shards unassign --failed`` recovers
+    it elsewhere.
+    """
+
+
+class FencedError(GazetteError):
+    """Another process became the primary of the shard; what this one writes is refused.
+
+    Remedy: none is needed, the other process goes on. Never retried.
+    """
 
 
 class BackPressureError(GazetteError):
