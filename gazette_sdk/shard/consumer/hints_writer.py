@@ -25,9 +25,7 @@ class HintsWriter:
         store: stores hints in Etcd.
     """
 
-    def __init__(
-        self, recorder: Recorder, store: Callable[[pb.FSMHints], Awaitable[None]]
-    ) -> None:
+    def __init__(self, recorder: Recorder, store: Callable[[pb.FSMHints], Awaitable[None]]) -> None:
         self._recorder = recorder
         self._store = store
         self._schedule = HintsSchedule(time.monotonic(), recorder.write_head)

@@ -8,7 +8,9 @@ from gazette_sdk.protocol import consumer_pb2 as cpb
 
 __all__ = ["ShardUp"]
 
-_UP = Gauge("gazette_shard_up", "Shards of this process by status; 1 for each.", ["shard", "status"])
+_UP = Gauge(
+    "gazette_shard_up", "Shards of this process by status; 1 for each.", ["shard", "status"]
+)
 
 
 class ShardUp:

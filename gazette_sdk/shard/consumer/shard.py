@@ -37,7 +37,11 @@ from gazette_sdk.protocol.shard_spec import recovery_log
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.handles import Shard
 from gazette_sdk.shard.application.sources import LOG_CONTENT_TYPE
-from gazette_sdk.shard.consumer.hints_keys import load_hints, store_recorded_hints, store_recovered_hints
+from gazette_sdk.shard.consumer.hints_keys import (
+    load_hints,
+    store_recorded_hints,
+    store_recovered_hints,
+)
 from gazette_sdk.shard.consumer.hints_writer import HintsWriter
 from gazette_sdk.shard.consumer.lifecycle import Effect, Input, Lifecycle, State
 from gazette_sdk.shard.consumer.metrics import ShardUp
@@ -145,9 +149,7 @@ class LocalShard:
 
     # ---------------------------------------------------------- assignments
 
-    def continues(
-        self, item: ShardEntry, assignment: ShardAssignment, *, is_primary: bool
-    ) -> bool:
+    def continues(self, item: ShardEntry, assignment: ShardAssignment, *, is_primary: bool) -> bool:
         """Return True if it goes on under an assignment: the same one, or one of a lesser slot.
 
         An assignment of another create revision is a new one, unless it is a promotion.
@@ -370,7 +372,9 @@ class LocalShard:
     def _completed(self) -> None:
         """Store hints if they are due, between two transactions."""
         if self._hints_writer is not None:
-            self._hints_writer.consider(is_idle=lambda: self._runner is not None and self._runner.is_idle)
+            self._hints_writer.consider(
+                is_idle=lambda: self._runner is not None and self._runner.is_idle
+            )
 
     async def _store_hints(self, hints: rpb.FSMHints) -> None:
         assignment = self._local_assignment()
