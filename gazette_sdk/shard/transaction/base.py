@@ -35,8 +35,8 @@ BadRecord: TypeAlias = tuple[str, int]
 class AppendFuture(AnyFuture, Protocol):
     """Future of one append."""
 
-    def result(self) -> pb.AppendResponse:
-        """Return the response of an append that was acknowledged."""
+    def result(self) -> pb.AppendResponse | None:
+        """Return the response of an append that was acknowledged; None of one left out."""
 
 
 class InputLike(Protocol):
@@ -81,6 +81,10 @@ class NewInput(Protocol):
 
 class OutputLike(Protocol):
     """Messages that a shard publishes: one producer for a primary run."""
+
+    @property
+    def is_full(self) -> bool:
+        """So much is not acknowledged that the transaction should take no further message."""
 
     def publish(self, message: Any, mapping: JournalMapping) -> None:
         """Publish a message in the open transaction; any thread.

@@ -224,8 +224,8 @@ class Runner:
         elif decision.action is Action.ABORT:
             await self._abort()
         elif decision.action is Action.END:
-            await self._read_on(await self.restore())
             self.machine.restarted()
+            await self._read_on(await self.restore())
         else:
             await self._fail()
 
@@ -313,10 +313,9 @@ class Runner:
         self._on_step(CommitStep.ACKNOWLEDGED)
         self.machine.acknowledged()
         self._prior = None
-        publish_at = {name: append.result().commit.end for name, append in appends.items()}
         checkpoint = prior.checkpoint
         if checkpoint is not None:
-            self.progress.publish(checkpoint.offsets, publish_at)
+            self.progress.publish(checkpoint.offsets, _ends_of(appends))
             self._metrics.prior_changed(Prior.ACKNOWLEDGING, time.monotonic())
             self._metrics.completed(checkpoint.offsets, prior.message_count)
         if self._on_completed is not None:
@@ -343,8 +342,8 @@ class Runner:
         self._bad.transaction_aborted()
         self._bad.add(failure)
         await self._output.roll_back()
-        await self._read_on(await self.restore())
         self.machine.restarted()
+        await self._read_on(await self.restore())
 
     async def _fail(self) -> None:
         """End with the failure that was reported."""
@@ -374,6 +373,7 @@ class Runner:
         await self._close_input()
         self._input = self._new_input(checkpoint)
         self._consumer.read(self._input)
+        self.machine.available = True  # so that the input is polled first
         self._reported_count = self._consumer.polled_count
 
     def _take_arrival(self) -> None:
@@ -461,6 +461,12 @@ def _have_succeeded(futures: Collection[AnyFuture]) -> bool:
         if error is not None:
             raise error
     return len(ended) == len(futures)
+
+
+def _ends_of(appends: Mapping[str, AppendFuture]) -> dict[str, int]:
+    """Return the end offsets of acknowledgements, by journal."""
+    responses = {journal: append.result() for journal, append in appends.items()}
+    return {name: response.commit.end for name, response in responses.items() if response}
 
 
 def _call_on(loop: asyncio.AbstractEventLoop, call: Callable[[], None], _: object) -> None:
