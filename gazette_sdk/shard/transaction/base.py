@@ -137,6 +137,9 @@ class RecorderLike(Protocol):
     def appended(self, end: int) -> None:
         """Note the end of the last append that was acknowledged."""
 
+    def failed(self, error: Exception) -> None:
+        """Note that an append has failed for good."""
+
     def rerecord_due(self) -> str | None:
         """Return the path of a file that is to be recorded anew, if any is."""
 
@@ -148,6 +151,8 @@ class LogLike(Protocol):
         self, contents: Sequence[bytes], *, after: Collection[AnyFuture]
     ) -> asyncio.Future[int]:
         """Append contents in order, once all of ``after`` have succeeded.
+
+        Without contents, an empty append makes sure that no other primary has taken over the log.
 
         Returns:
             The future of the end offset; it fails with an error that ends the shard.

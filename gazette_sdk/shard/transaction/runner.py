@@ -69,7 +69,7 @@ class PriorTransaction:
         outputs: appends that must succeed before the store ends its commit.
         logged: append to the recovery log, which waits for them; None without one.
         acknowledgements: appends of the acknowledgements, by journal.
-        checkpoint: position behind it; None for acknowledgements of an earlier run.
+        prepared: its local commit; None for acknowledgements of an earlier run.
         message_count: messages that it consumed.
         acknowledged_count: acknowledgements that are appended.
     """
@@ -78,7 +78,7 @@ class PriorTransaction:
     outputs: Collection[AnyFuture]
     logged: asyncio.Future[int] | None
     acknowledgements: Mapping[str, AppendFuture]
-    checkpoint: Checkpoint | None = None
+    prepared: PreparedCommit | None = None
     message_count: int = 0
     acknowledged_count: int = 0
 
@@ -252,10 +252,10 @@ class Runner:
         """Queue the commit and its acknowledgements. There is no ``await`` in between."""
         outputs = self._output.pending()
         logged = None
-        if self._log is not None and prepared.contents:
+        if self._log is not None:
             logged = self._log.append(prepared.contents, after=outputs)
         commit: CommitFuture = concurrent.futures.Future()
-        prior = PriorTransaction(commit, outputs, logged, {}, prepared.checkpoint)
+        prior = PriorTransaction(commit, outputs, logged, {}, prepared)
         self._prior = prior
         intents = prepared.checkpoint.ack_intents
         prior.acknowledgements = self._output.acknowledge(intents, after=commit)
@@ -293,7 +293,8 @@ class Runner:
 
     async def _finish_commit(self, prior: PriorTransaction) -> None:
         """End a commit whose outputs and file changes are durable."""
-        if self._recorder is not None and prior.logged is not None:
+        recorded = prior.prepared is not None and prior.prepared.contents
+        if recorded and self._recorder is not None and prior.logged is not None:
             self._recorder.appended(prior.logged.result())
         await self._async.call_store("finish_commit")
         self._on_step(CommitStep.COMMITTED)
@@ -313,11 +314,11 @@ class Runner:
         self._on_step(CommitStep.ACKNOWLEDGED)
         self.machine.acknowledged()
         self._prior = None
-        checkpoint = prior.checkpoint
-        if checkpoint is not None:
-            self.progress.publish(checkpoint.offsets, _ends_of(appends))
+        if prior.prepared is not None:
+            offsets = prior.prepared.checkpoint.offsets
+            self.progress.publish(offsets, _ends_of(appends))
             self._metrics.prior_changed(Prior.ACKNOWLEDGING, time.monotonic())
-            self._metrics.completed(checkpoint.offsets, prior.message_count)
+            self._metrics.completed(offsets, prior.message_count)
         if self._on_completed is not None:
             self._on_completed()
 
@@ -361,10 +362,12 @@ class Runner:
         commit.set_exception(failure)
         await self._call_hook("finished", commit)
 
-    def _fail_commit(self, error: BaseException) -> None:
+    def _fail_commit(self, error: Exception) -> None:
         """Fail the future of an unfinished commit: nothing that waits for it is sent."""
         if self._prior is not None and not self._prior.commit.done():
             self._prior.commit.set_exception(error)
+            if self._recorder is not None:
+                self._recorder.failed(error)
 
     # ------------------------------------------------------------ input, waiting
 
