@@ -100,6 +100,8 @@ class MemoryOutput:
         appended: content that was appended as it is, with its journal.
     """
 
+    is_full = False
+
     def __init__(self) -> None:
         self.published: list[tuple[str, Any]] = []
         self.appended: list[tuple[str, bytes]] = []

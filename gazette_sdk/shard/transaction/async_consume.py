@@ -120,7 +120,7 @@ class AsyncConsumer:
             except Exception as error:
                 raise HandlerFailedError(envelope, error) from error
             if time.monotonic() >= deadline:
-                return Slice(more=True)
+                return Slice(more=True, closes=consumer.is_full)
         return None
 
     async def _begin(self) -> None:

@@ -35,8 +35,8 @@ BadRecord: TypeAlias = tuple[str, int]
 class AppendFuture(AnyFuture, Protocol):
     """Future of one append."""
 
-    def result(self) -> pb.AppendResponse:
-        """Return the response of an append that was acknowledged."""
+    def result(self) -> pb.AppendResponse | None:
+        """Return the response of an append that was acknowledged; None of one left out."""
 
 
 class InputLike(Protocol):
@@ -81,6 +81,10 @@ class NewInput(Protocol):
 
 class OutputLike(Protocol):
     """Messages that a shard publishes: one producer for a primary run."""
+
+    @property
+    def is_full(self) -> bool:
+        """So much is not acknowledged that the transaction should take no further message."""
 
     def publish(self, message: Any, mapping: JournalMapping) -> None:
         """Publish a message in the open transaction; any thread.
@@ -133,6 +137,9 @@ class RecorderLike(Protocol):
     def appended(self, end: int) -> None:
         """Note the end of the last append that was acknowledged."""
 
+    def failed(self, error: Exception) -> None:
+        """Note that an append has failed for good."""
+
     def rerecord_due(self) -> str | None:
         """Return the path of a file that is to be recorded anew, if any is."""
 
@@ -144,6 +151,8 @@ class LogLike(Protocol):
         self, contents: Sequence[bytes], *, after: Collection[AnyFuture]
     ) -> asyncio.Future[int]:
         """Append contents in order, once all of ``after`` have succeeded.
+
+        Without contents, an empty append makes sure that no other primary has taken over the log.
 
         Returns:
             The future of the end offset; it fails with an error that ends the shard.

@@ -114,8 +114,9 @@ class Consumer:
 
     @property
     def is_full(self) -> bool:
-        """The store takes no further message in the open transaction."""
-        return self.machine.current is not Current.EMPTY and bool(self.txn.store.is_full)
+        """Store or output take no further message in the open transaction."""
+        is_empty = self.machine.current is Current.EMPTY
+        return not is_empty and bool(self.txn.store.is_full or self.output.is_full)
 
     # ------------------------------------------------------------ on a worker
 
@@ -164,7 +165,7 @@ class Consumer:
                     txn.envelope = envelope
                     handle(txn, envelope.message)
                     if now() >= deadline:
-                        return Slice(more=True)
+                        return Slice(more=True, closes=self.is_full)
             except DeferError:
                 return self.deferred(envelope)
             except LeftOutError:

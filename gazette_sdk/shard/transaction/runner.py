@@ -69,7 +69,7 @@ class PriorTransaction:
         outputs: appends that must succeed before the store ends its commit.
         logged: append to the recovery log, which waits for them; None without one.
         acknowledgements: appends of the acknowledgements, by journal.
-        checkpoint: position behind it; None for acknowledgements of an earlier run.
+        prepared: its local commit; None for acknowledgements of an earlier run.
         message_count: messages that it consumed.
         acknowledged_count: acknowledgements that are appended.
     """
@@ -78,7 +78,7 @@ class PriorTransaction:
     outputs: Collection[AnyFuture]
     logged: asyncio.Future[int] | None
     acknowledgements: Mapping[str, AppendFuture]
-    checkpoint: Checkpoint | None = None
+    prepared: PreparedCommit | None = None
     message_count: int = 0
     acknowledged_count: int = 0
 
@@ -226,8 +226,8 @@ class Runner:
         elif decision.action is Action.ABORT:
             await self._abort()
         elif decision.action is Action.END:
-            await self._read_on(await self.restore())
             self.machine.restarted()
+            await self._read_on(await self.restore())
         else:
             await self._fail()
 
@@ -254,10 +254,10 @@ class Runner:
         """Queue the commit and its acknowledgements. There is no ``await`` in between."""
         outputs = self._output.pending()
         logged = None
-        if self._log is not None and prepared.contents:
+        if self._log is not None:
             logged = self._log.append(prepared.contents, after=outputs)
         commit: CommitFuture = concurrent.futures.Future()
-        prior = PriorTransaction(commit, outputs, logged, {}, prepared.checkpoint)
+        prior = PriorTransaction(commit, outputs, logged, {}, prepared)
         self._prior = prior
         intents = prepared.checkpoint.ack_intents
         prior.acknowledgements = self._output.acknowledge(intents, after=commit)
@@ -295,7 +295,8 @@ class Runner:
 
     async def _finish_commit(self, prior: PriorTransaction) -> None:
         """End a commit whose outputs and file changes are durable."""
-        if self._recorder is not None and prior.logged is not None:
+        recorded = prior.prepared is not None and prior.prepared.contents
+        if recorded and self._recorder is not None and prior.logged is not None:
             self._recorder.appended(prior.logged.result())
         await self._async.call_store("finish_commit")
         self._on_step(CommitStep.COMMITTED)
@@ -315,12 +316,11 @@ class Runner:
         self._on_step(CommitStep.ACKNOWLEDGED)
         self.machine.acknowledged()
         self._prior = None
-        publish_at = {name: append.result().commit.end for name, append in appends.items()}
-        checkpoint = prior.checkpoint
-        if checkpoint is not None:
-            self.progress.publish(checkpoint.offsets, publish_at)
+        if prior.prepared is not None:
+            offsets = prior.prepared.checkpoint.offsets
+            self.progress.publish(offsets, _ends_of(appends))
             self._metrics.prior_changed(Prior.ACKNOWLEDGING, time.monotonic())
-            self._metrics.completed(checkpoint.offsets, prior.message_count)
+            self._metrics.completed(offsets, prior.message_count)
         if self._on_completed is not None:
             self._on_completed()
 
@@ -345,8 +345,8 @@ class Runner:
         self._bad.transaction_aborted()
         self._bad.add(failure)
         await self._output.roll_back()
-        await self._read_on(await self.restore())
         self.machine.restarted()
+        await self._read_on(await self.restore())
 
     async def _fail(self) -> None:
         """End with the failure that was reported."""
@@ -364,10 +364,12 @@ class Runner:
         commit.set_exception(failure)
         await self._call_hook("finished", commit)
 
-    def _fail_commit(self, error: BaseException) -> None:
+    def _fail_commit(self, error: Exception) -> None:
         """Fail the future of an unfinished commit: nothing that waits for it is sent."""
         if self._prior is not None and not self._prior.commit.done():
             self._prior.commit.set_exception(error)
+            if self._recorder is not None:
+                self._recorder.failed(error)
 
     # ------------------------------------------------------------ input, waiting
 
@@ -376,6 +378,7 @@ class Runner:
         await self._close_input()
         self._input = self._new_input(checkpoint)
         self._consumer.read(self._input)
+        self.machine.available = True  # so that the input is polled first
         self._reported_count = self._consumer.polled_count
 
     def _take_arrival(self) -> None:
@@ -465,6 +468,12 @@ def _have_succeeded(futures: Collection[AnyFuture]) -> bool:
         if error is not None:
             raise error
     return len(ended) == len(futures)
+
+
+def _ends_of(appends: Mapping[str, AppendFuture]) -> dict[str, int]:
+    """Return the end offsets of acknowledgements, by journal."""
+    responses = {journal: append.result() for journal, append in appends.items()}
+    return {name: response.commit.end for name, response in responses.items() if response}
 
 
 def _call_on(loop: asyncio.AbstractEventLoop, call: Callable[[], None], _: object) -> None:

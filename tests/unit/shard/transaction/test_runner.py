@@ -287,6 +287,9 @@ class Records:
     def appended(self, end):
         self.ends.append(end)
 
+    def failed(self, error):
+        self.failure = error
+
     def rerecord_due(self):
         return None
 
