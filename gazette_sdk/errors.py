@@ -647,13 +647,6 @@ class ShardStoreError(GazetteError):
     """
 
 
-class FencedError(GazetteError):
-    """Another process became the primary of the shard; what this one writes is refused.
-
-    Remedy: none is needed, the other process goes on. Never retried.
-    """
-
-
 _SHARD_STATUSES = (
     ("OK", ""),
     ("SHARD_NOT_FOUND", "check its id with `gazctl shards list`"),
