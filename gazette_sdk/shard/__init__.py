@@ -28,14 +28,24 @@ if TYPE_CHECKING:
     from gazette_sdk.shard.application.endpoints import Method, Query
     from gazette_sdk.shard.application.handler import handler
     from gazette_sdk.shard.application.handles import Process, Shard
+    from gazette_sdk.shard.stores.base import Store
+    from gazette_sdk.shard.stores.json_store import JsonStore
+    from gazette_sdk.shard.stores.rocks_store import RocksStore
+    from gazette_sdk.shard.stores.sql_store import SqlStore
+    from gazette_sdk.shard.stores.sqlite_store import SqliteStore
     from gazette_sdk.shard.transaction.transaction import Transaction
 
 __all__ = [
     "Application",
+    "JsonStore",
     "Method",
     "Process",
     "Query",
+    "RocksStore",
     "Shard",
+    "SqlStore",
+    "SqliteStore",
+    "Store",
     "Transaction",
     "dead_letters",
     "handler",
@@ -43,10 +53,15 @@ __all__ = [
 
 _MODULES = {
     "Application": "application.application",
+    "JsonStore": "stores.json_store",
     "Method": "application.endpoints",
     "Process": "application.handles",
     "Query": "application.endpoints",
+    "RocksStore": "stores.rocks_store",
     "Shard": "application.handles",
+    "SqlStore": "stores.sql_store",
+    "SqliteStore": "stores.sqlite_store",
+    "Store": "stores.base",
     "Transaction": "transaction.transaction",
     "dead_letters": "application.application",
     "handler": "application.handler",
