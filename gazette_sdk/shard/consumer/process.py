@@ -22,7 +22,7 @@ from typing import Any
 
 from gazette_sdk.cluster.allocator.state import leader_of
 from gazette_sdk.cluster.apply_items import ItemChange, apply_items
-from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAllocation
+from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAllocation, is_consistent
 from gazette_sdk.cluster.member_process import MemberProcess
 from gazette_sdk.errors import ConfigurationError, EtcdTransactionFailedError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -237,33 +237,58 @@ class Consumer:
         """Announce that this process leaves. It continues to run its shards.
 
         The allocator moves them to others, once those can take over; :attr:`ended` is done when
-        none is left, or at once if no other process is left that could take them.
+        none is left. Where others are too few for all standbys, it is done once each shard has
+        one, and at once if there is no other process.
 
         Raises:
             EtcdError: it could not be announced.
         """
         if self._member.membership is not None:
             await self._member.membership.set_exiting()
-            self._member.run("leaving alone", self._end_when_alone())
+            self._member.run("leaving", self._end_when_left())
 
-    async def _end_when_alone(self) -> None:
-        while any(
-            (entry.zone, entry.suffix) != (self._id.zone, self._id.suffix)
-            and entry.value.shard_limit > 0
-            and not entry.value.exiting
-            for entry in self.keyspace.members()
-        ):
+    async def _end_when_left(self) -> None:
+        """End this process once no shard needs it, if the allocator cannot take all away."""
+        while not self._may_leave():
             await self.keyspace.wait_for_update()
         if not self.ended.done():
-            _log.info("no other process can take the shards over: they stop")
+            _log.info("other processes have what they can take; the shards here stop")
         self._member.end()
+
+    def _may_leave(self) -> bool:
+        """Return True if nobody can take our shards, or others have each, with less standbys.
+
+        While there are as many other processes as the shards have replicas, the allocator moves
+        them, and no standby is missed.
+        """
+        others = {
+            (entry.zone, entry.suffix)
+            for entry in self.keyspace.members()
+            if entry.value.shard_limit > 0 and not entry.value.exiting
+        }
+        if not others:
+            return True
+        replication = ShardAllocation(self.config.max_hot_standbys).desired_replication
+        for local in self.keyspace.local_assignments(self._id.zone, self._id.suffix):
+            item = self.keyspace.item(local.item)
+            if item is None:
+                continue
+            if len(others) >= replication(item.value):
+                return False
+            assignments = self.keyspace.assignments(local.item)
+            if not any(
+                (each.zone, each.suffix) in others and is_consistent(each, assignments)
+                for each in assignments
+            ):
+                return False
+        return True
 
     async def stop(self) -> None:
         """End shards, membership and connections, in this order. Bounded; may be called twice."""
         if self._is_stopped:
             return
         self._is_stopped = True
-        await self._member.cancel("generator", "allocator", "leaving alone")
+        await self._member.cancel("generator", "allocator", "leaving")
         if self._is_composed:
             self.resolver.local.stop()
             try:
