@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
 from gazette_sdk.broker.authorize import admit_change
+from gazette_sdk.cluster.apply_items import ItemChange, apply_items
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
-from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Get, Operation, Put
-from gazette_sdk.errors import EtcdError, UnauthenticatedError
+from gazette_sdk.cluster.etcd import Compare, Etcd, Get
+from gazette_sdk.errors import UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.non_null_fields import complete
@@ -21,8 +22,6 @@ __all__ = ["PAGE_JOURNALS", "Listing"]
 
 PAGE_JOURNALS = 25
 """Number of journals in one message."""
-
-_ANY_REVISION = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,30 +121,16 @@ class Listing:
             UnauthenticatedError: a change is outside the caller's claims.
             EtcdError: Etcd failed, or refused.
         """
-        changes = request.changes
-        compares = _compares(self.keyspace, changes)
+        compares: list[Compare] = []
         if not claims.allows_every_journal:
-            compares += await self._admit(request, claims)
-        try:
-            result = await self.etcd.txn(
-                dict.fromkeys(compares), _operations(self.keyspace, changes)
-            )
-        except EtcdError as error:
-            if "too many operations" not in str(error):
-                raise
-            raise EtcdError(
-                f"{error}: the request has {len(changes)} changes, and Etcd takes 128 in one "
-                "transaction unless configured otherwise; apply them in several requests"
-            ) from error
+            compares = await self._admit(request, claims)
+        applied = await apply_items(
+            self.etcd, self.keyspace, list(map(_item_change, request.changes)), compares=compares
+        )
         response = pb.ApplyResponse(header=self.header())
-        if not result.succeeded:
+        if not applied.succeeded:
             response.status = pb.ETCD_TRANSACTION_FAILED
-        elif result.deleted or any(change.upsert.name for change in changes):
-            # The caller must be able to read its writes. A transaction that deleted only missing
-            # keys changed nothing: our mirror may never reach its revision.
-            await self.keyspace.wait_for_revision(result.revision)
-            response.header.CopyFrom(self.header())
-        response.header.etcd.revision = result.revision
+        response.header.etcd.revision = applied.revision
         return complete(response)
 
     async def _admit(self, request: pb.ApplyRequest, claims: Claims) -> list[Compare]:
@@ -181,22 +166,9 @@ class Listing:
         return compares
 
 
-def _compares(keyspace: BrokerKeySpace, changes: Iterable[pb.ApplyRequest.Change]) -> list[Compare]:
-    return [
-        Compare.mod_revision(
-            keyspace.item_key(change.delete or change.upsert.name), change.expect_mod_revision
-        )
-        for change in changes
-        if change.expect_mod_revision != _ANY_REVISION
-    ]
-
-
-def _operations(
-    keyspace: BrokerKeySpace, changes: Iterable[pb.ApplyRequest.Change]
-) -> list[Operation]:
-    return [
-        Delete(keyspace.item_key(change.delete))
-        if change.delete
-        else Put(keyspace.item_key(change.upsert.name), complete(change.upsert).SerializeToString())
-        for change in changes
-    ]
+def _item_change(change: pb.ApplyRequest.Change) -> ItemChange:
+    return ItemChange(
+        item=change.delete or change.upsert.name,
+        expect_mod_revision=change.expect_mod_revision,
+        value=None if change.delete else complete(change.upsert).SerializeToString(),
+    )

@@ -159,7 +159,13 @@ class Replica:
 
     # ---------------------------------------------------------- assignments
 
-    def continues(self, item: JournalEntry, *, is_primary: bool) -> bool:
+    def continues(
+        self,
+        item: JournalEntry,
+        assignment: BrokerAssignment,  # noqa: ARG002 - a new one of the same journal changes nothing
+        *,
+        is_primary: bool,
+    ) -> bool:
         """Return True if it goes on as the replica of ``item``.
 
         Not if the journal was deleted and created again: nothing of the old one may come back.
@@ -192,6 +198,10 @@ class Replica:
         """Make all waiters for the spool or the pipeline resolve again."""
         old, self.signal = self.signal, Signal()
         old.fire()
+
+    def stopping(self) -> None:
+        """Make all waiters for the spool or the pipeline resolve again, for good."""
+        self.signal.fire()
 
     # ---------------------------------------------------------- what is agreed
 

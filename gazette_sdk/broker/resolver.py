@@ -7,18 +7,18 @@ its journal, its route, and the broker to serve it.
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from gazette_sdk.broker.metrics import WRITE_HEAD
 from gazette_sdk.broker.recovery.etcd_history import is_route_without
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.slot import Signal
 from gazette_sdk.cluster.broker_keys import BrokerAssignment, BrokerKeySpace, JournalEntry
-from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
+from gazette_sdk.cluster.identity import LocalIdentity
+from gazette_sdk.cluster.local_items import LocalItems
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
@@ -33,8 +33,6 @@ MISSING_ID = pb.ProcessSpec.ID(zone="local-BrokerSpec", suffix="missing-from-Etc
 
 _ADMITTED_MAX = 4096
 """Bound of the cached pairs of journal and matching selector; changes of Etcd clear them."""
-
-_log = logging.getLogger(__name__)
 
 
 class StoppingError(GazetteError):
@@ -94,11 +92,16 @@ class Resolver:
     ) -> None:
         self._keyspace = keyspace
         self._local_id = local_id
-        self._make_replica = make_replica
         self._is_continued = is_continued or self._has_route_without_us
-        self._replicas: dict[str, Replica] = {}
-        self._ending: dict[asyncio.Task[None], Replica] = {}
-        self._stopped = False
+        self._identity = LocalIdentity(keyspace, local_id, missing_id=MISSING_ID, kind="broker")
+        self._replicas = LocalItems[pb.JournalSpec, pb.Route, Replica](
+            keyspace,
+            local_id,
+            make=make_replica,
+            shut_down=self._shut_down,
+            removed=WRITE_HEAD.remove,
+            kind="replica",
+        )
         self._known: dict[tuple[str, bool, bool], Resolution] = {}
         self._admitted: set[tuple[str, bytes]] = set()  # journals and selectors that match them
         keyspace.observers.append(self.refresh)
@@ -106,7 +109,7 @@ class Resolver:
     @property
     def replicas(self) -> Sequence[Replica]:
         """This broker's replicas, by journal name."""
-        return [replica for _, replica in sorted(self._replicas.items())]
+        return self._replicas.all()
 
     def replica(self, journal: str) -> Replica | None:
         """Return this broker's replica of a journal."""
@@ -118,63 +121,12 @@ class Resolver:
         """Update the replicas after a batch of changes of the KeySpace."""
         self._known.clear()
         self._admitted.clear()
-        if self._stopped:
-            return
-        started: list[Replica] = []
-        gone: list[Replica] = []
-        for journal in self._touched():
-            before = self._replicas.get(journal)
-            after = self._reconcile(journal, before)
-            if after is before:
-                continue
-            if before is not None:
-                gone.append(before)
-                del self._replicas[journal]
-            if after is not None:
-                started.append(after)
-                self._replicas[journal] = after
-            else:
-                WRITE_HEAD.remove(journal)
-        self._shut_down(gone)
-        for replica in started:
-            replica.start()
-
-    def _touched(self) -> Iterable[str]:
-        """Return the journals of the last changes of the KeySpace."""
-        touched: dict[str, None] = {}
-        for change in self._keyspace.changes:
-            match change.new or change.old:
-                case AssignmentEntry(item=journal) | ItemEntry(id=journal):
-                    touched[journal] = None
-        return touched
-
-    def _reconcile(self, journal: str, replica: Replica | None) -> Replica | None:
-        """Return the replica that a journal's keys require: the current one, a new one, none."""
-        item = self._keyspace.item(journal)
-        assignments = self._keyspace.assignments(journal)
-        # The first one of several assignments to us is used.
-        local = next(
-            (
-                entry
-                for entry in assignments
-                if entry.zone == self._local_id.zone and entry.suffix == self._local_id.suffix
-            ),
-            None,
-        )
-        if item is None or local is None:
-            return None
-        is_primary = local.slot == 0
-        if replica is None or not replica.continues(item, is_primary=is_primary):
-            replica = self._make_replica(item, self._predecessor(item, replica))
-        replica.update(item, assignments, is_primary=is_primary)
-        return replica
+        self._replicas.refresh()
 
     def stop_local(self) -> None:
         """Stop all replicas in the background. Nothing resolves to us any more."""
-        self._stopped = True
         self._known.clear()
-        gone, self._replicas = list(self._replicas.values()), {}
-        self._shut_down(gone)
+        self._replicas.stop()
 
     async def shutdowns(self, *, primaries: bool = False) -> None:
         """Wait until the replicas that were stopped have shut down.
@@ -182,43 +134,13 @@ class Resolver:
         Args:
             primaries: only those of journals whose primary we were: they wait for no other broker.
         """
-        while ending := [
-            task for task, replica in self._ending.items() if replica.is_primary or not primaries
-        ]:
-            await asyncio.wait(ending)
+        await self._replicas.shutdowns(primaries=primaries)
 
-    def _predecessor(self, item: JournalEntry, replica: Replica | None) -> Replica | None:
-        """Return our replica of the very same journal that a new one has to wait for."""
-        for candidate in (replica, *reversed(self._ending.values())):
-            if (
-                candidate is not None
-                and candidate.journal == item.id
-                and candidate.create_revision == item.create_revision
-            ):
-                return candidate
-        return None
-
-    def _shut_down(self, gone: Sequence[Replica]) -> None:
-        """Shut replicas down in the background."""
-        # First make all waiters resolve again, so that they do not race with the shutdown for
-        # the spool.
-        for replica in gone:
-            replica.signal.fire()
-        for replica in gone:
-            _log.info("stopping the replica of %s", replica.journal)
-            ending = replica.shut_down(
-                is_replaced=partial(self._is_replaced, replica.journal),
-                is_continued=partial(self._is_continued, replica.journal),
-            )
-            task = asyncio.get_running_loop().create_task(
-                ending, name=f"shut down {replica.journal}"
-            )
-            self._ending[task] = replica
-            task.add_done_callback(self._shut_down_ended)
-
-    def _is_replaced(self, journal: str) -> bool:
-        """Return True if we have another replica of a journal than the one that shuts down."""
-        return journal in self._replicas
+    def _shut_down(self, journal: str, replica: Replica) -> Coroutine[Any, Any, None]:
+        return replica.shut_down(
+            is_replaced=lambda: self._replicas.get(journal) is not None,
+            is_continued=partial(self._is_continued, journal),
+        )
 
     def _has_route_without_us(self, journal: str) -> bool:
         """Return True if the journal has a synchronized route without this broker."""
@@ -227,17 +149,12 @@ class Resolver:
             for entry in self._keyspace.assignments(journal)
         )
 
-    def _shut_down_ended(self, task: asyncio.Task[None]) -> None:
-        del self._ending[task]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            _log.error("%s failed", task.get_name(), exc_info=error)
-
     def has_route(self, replica: Replica, route: pb.Route) -> bool:
         """Return True if the journal of our replica has this route.
 
         It has none for a replica that was replaced, or that is not assigned to us any more.
         """
-        if self._replicas.get(replica.journal) is not replica and not self._stopped:
+        if self._replicas.get(replica.journal) is not replica and not self._replicas.is_stopped:
             return False
         return equivalent(self._keyspace.journal_route(replica.journal), route)
 
@@ -273,7 +190,7 @@ class Resolver:
             GazetteError: the header is of another cluster or for another process.
         """
         if proxy_header is not None:
-            self._check_header(proxy_header)
+            self._identity.check_header(proxy_header)
             min_revision = max(min_revision, proxy_header.etcd.revision)
         if min_revision > self._keyspace.header.revision:
             await self._keyspace.wait_for_revision(min_revision)
@@ -326,22 +243,7 @@ class Resolver:
     @property
     def local_id(self) -> pb.ProcessSpec.ID:
         """This broker's id, or a placeholder when its member key is removed."""
-        zone, suffix = self._local_id.zone, self._local_id.suffix
-        return MISSING_ID if self._keyspace.member(zone, suffix) is None else self._local_id
-
-    def _check_header(self, header: pb.Header) -> None:
-        ours = self._keyspace.header.cluster_id
-        if header.etcd.cluster_id != ours:
-            raise GazetteError(
-                f"the request comes from another Etcd cluster ({header.etcd.cluster_id}, "
-                f"ours is {ours}): check the brokers' --etcd.address"
-            )
-        process, local = header.process_id, self.local_id
-        if (process.zone or process.suffix) and process != local:
-            raise GazetteError(
-                f"the request is for broker {process.zone}/{process.suffix}, "
-                f"and this is {local.zone}/{local.suffix}"
-            )
+        return self._identity.local_id
 
     def _resolve(
         self, journal: str, item: JournalEntry | None, *, may_proxy: bool, require_primary: bool
@@ -358,7 +260,7 @@ class Resolver:
         elif local_id in route.members:
             process_id = local_id
         is_local = process_id == local_id
-        if is_local and self._stopped:
+        if is_local and self._replicas.is_stopped:
             raise StoppingError(
                 "this broker is stopping; try again, another one takes its journals",
                 journal=journal,

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from gazette_sdk.broker.append.append import Appends
 from gazette_sdk.broker.append.common_case import InlineAppends, StartedAppend
-from gazette_sdk.broker.authorize import Authorization
 from gazette_sdk.broker.fragments.rpc import check_store, list_page
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.metrics import SERVER_COMPLETED, SERVER_STARTED
@@ -35,6 +34,7 @@ from gazette_sdk.protocol.authorization import Capability
 from gazette_sdk.protocol.journal_spec import may_read
 from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.protocol.rpc import validate
+from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.server.call import Call
 from gazette_sdk.transport.base import AppendItem, ReplicateItem, Target, Transport
 

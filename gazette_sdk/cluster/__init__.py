@@ -18,9 +18,14 @@ In reading order:
 * :mod:`~gazette_sdk.cluster.keyspace`: the mirror of a prefix,
 * :mod:`~gazette_sdk.cluster.keys`, :mod:`~gazette_sdk.cluster.item_keyspace`: items, members and
   assignments; their keys, their mirror and its look-ups,
-* :mod:`~gazette_sdk.cluster.broker_keys`: the values that brokers store there,
+* :mod:`~gazette_sdk.cluster.broker_keys`, :mod:`~gazette_sdk.cluster.consumer_keys`: the values
+  that brokers and consumers store there,
 * :mod:`~gazette_sdk.cluster.membership`: a process's lease and announcement,
-* :mod:`~gazette_sdk.cluster.allocator`: assignment of items to members.
+* :mod:`~gazette_sdk.cluster.identity`, :mod:`~gazette_sdk.cluster.local_items`: who this process is
+  in the cluster, and what it runs for the items that are assigned to it,
+* :mod:`~gazette_sdk.cluster.apply_items`: creation, change and deletion of items,
+* :mod:`~gazette_sdk.cluster.allocator`: assignment of items to members,
+* :mod:`~gazette_sdk.cluster.member_process`: all of them together, for one process.
 """
 
 from gazette_sdk.cluster.allocator import Allocation, run_allocator

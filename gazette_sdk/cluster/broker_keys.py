@@ -7,12 +7,15 @@ Values are ``JournalSpec``, ``BrokerSpec`` and ``Route`` (protocol section 13, a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
-
-from google.protobuf.message import DecodeError
 
 from gazette_sdk.cluster.allocator.codec import Allocation
-from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry, ItemKeySpace, MemberEntry
+from gazette_sdk.cluster.item_keyspace import (
+    AssignmentEntry,
+    ItemEntry,
+    ItemKeySpace,
+    MemberEntry,
+    parse_value,
+)
 from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import (
@@ -127,7 +130,7 @@ def route_value(route: pb.Route) -> bytes:
 
 
 def _decode_journal(name: str, raw: bytes) -> pb.JournalSpec:
-    spec = _parse(pb.JournalSpec(), raw)
+    spec = parse_value(pb.JournalSpec(), raw)
     validate_journal_spec(spec, stored=True)
     if spec.name != name:
         raise ValidationError(f"it holds the spec of {spec.name!r}", path="Name")
@@ -135,7 +138,7 @@ def _decode_journal(name: str, raw: bytes) -> pb.JournalSpec:
 
 
 def _decode_broker(zone: str, suffix: str, raw: bytes) -> pb.BrokerSpec:
-    spec = _parse(pb.BrokerSpec(), raw)
+    spec = parse_value(pb.BrokerSpec(), raw)
     validate_broker_spec(spec)
     process = spec.process_spec.id
     if (process.zone, process.suffix) != (zone, suffix):
@@ -147,17 +150,6 @@ def _decode_assignment(_item: str, _zone: str, _suffix: str, raw: bytes) -> pb.R
     if not raw:
         # The empty message would have the first member as primary.
         return pb.Route(primary=NO_PRIMARY)
-    route = _parse(pb.Route(), raw)
+    route = parse_value(pb.Route(), raw)
     validate_route(route)
     return route
-
-
-MessageT = TypeVar("MessageT", pb.JournalSpec, pb.BrokerSpec, pb.Route)
-
-
-def _parse(message: MessageT, raw: bytes) -> MessageT:
-    try:
-        message.ParseFromString(raw)
-    except DecodeError as error:
-        raise ValidationError(f"it is no {type(message).__name__}: {error}") from error
-    return message

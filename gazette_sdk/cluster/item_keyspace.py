@@ -10,16 +10,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
+from google.protobuf.message import DecodeError, Message
+
 from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.etcd import KeyValue
 from gazette_sdk.cluster.keyspace import Change, Entry, KeySpace
+from gazette_sdk.errors import ValidationError
 
-__all__ = ["AssignmentEntry", "ItemEntry", "ItemKeySpace", "MemberEntry"]
+__all__ = ["AssignmentEntry", "ItemEntry", "ItemKeySpace", "MemberEntry", "parse_value"]
 
 I_co = TypeVar("I_co", covariant=True)
 M_co = TypeVar("M_co", covariant=True)
 A_co = TypeVar("A_co", covariant=True)
 T_co = TypeVar("T_co", covariant=True)
+MessageT = TypeVar("MessageT", bound=Message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +162,19 @@ class ItemKeySpace(KeySpace, Generic[I_co, M_co, A_co]):
             # A new key is the last one of its dictionary: restore the order of keys.
             if len(held := self._by_item.get(item, {})) > 1:
                 self._by_item[item] = dict(sorted(held.items()))
+
+
+def parse_value(message: MessageT, raw: bytes) -> MessageT:
+    """Parse the value of a key into a new message, and return that.
+
+    Raises:
+        ValidationError: the bytes are no such message.
+    """
+    try:
+        message.ParseFromString(raw)
+    except DecodeError as error:
+        raise ValidationError(f"it is no {type(message).__name__}: {error}") from error
+    return message
 
 
 def _update_index(index: dict[Any, Any], name: Any, entry: Entry[Any] | None) -> None:

@@ -16,7 +16,9 @@ here are rules about them and functions over them. In reading order:
 - ``service``: the table of calls.
 - ``non_null_fields``: sub-messages that are encoded even when empty.
 - ``varint``: variable-length integers of protobuf's encoding.
-- ``consumer_pb2``: checkpoints of consumers.
+- ``shard_spec``, ``shard_rpcs``, ``shardspace``: the same of shards: rules, set operations, YAML.
+- ``strict_yaml``: YAML documents whose every key and type is known.
+- ``consumer_pb2``: specs, statuses, checkpoints and calls of consumers.
 - ``authorization``: capabilities and bearer tokens.
 - ``journalspace``: trees of specs, and their YAML.
 - ``stream_frames`` and ``stream_calls``: frames and calls of the stream transport.

@@ -34,6 +34,14 @@ _NON_NULL: dict[str, tuple[str, ...]] = {
     "protocol.FragmentsResponse": ("header",),
     "protocol.FragmentsResponse._Fragment": ("spec",),
     "protocol.FragmentStoreHealthResponse": ("header",),
+    "consumer.ShardSpec": ("max_txn_duration", "min_txn_duration", "labels"),
+    "consumer.ConsumerSpec": ("process_spec",),
+    "consumer.ListRequest": ("selector",),
+    "consumer.ListResponse": ("header",),
+    "consumer.ListResponse.Shard": ("spec", "route"),
+    "consumer.ApplyResponse": ("header",),
+    "consumer.StatResponse": ("header",),
+    "consumer.GetHintsResponse": ("header", "primary_hints"),
 }
 
 M = TypeVar("M", bound=Message)

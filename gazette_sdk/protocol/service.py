@@ -1,6 +1,7 @@
-"""Table of the journal service's calls: paths, numbers and messages.
+"""Tables of the calls of the journal service and the shard service: paths, numbers, messages.
 
-gRPC paths are those of protocol section 3; numbers those of the stream transport.
+gRPC paths are those of protocol section 3 and shard section 2; numbers those of the stream
+transport.
 """
 
 from __future__ import annotations
@@ -10,11 +11,24 @@ from dataclasses import dataclass
 from google.protobuf.message import Message
 
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import consumer_pb2 as cpb
 
-__all__ = ["ERROR_METADATA", "RPCS", "RPCS_BY_NAME", "SERVICE", "Rpc"]
+__all__ = [
+    "ERROR_METADATA",
+    "RPCS",
+    "RPCS_BY_NAME",
+    "SERVICE",
+    "SHARD_RPCS",
+    "SHARD_RPCS_BY_NAME",
+    "SHARD_SERVICE",
+    "Rpc",
+]
 
 SERVICE = "protocol.Journal"
 """Full name of the journal service."""
+
+SHARD_SERVICE = "consumer.Shard"
+"""Full name of the shard service, which consumer processes serve."""
 
 ERROR_METADATA = "gazette-error"
 """Trailing metadata of a failed call: the class name of a store's error. Brokers of this SDK send
@@ -23,15 +37,16 @@ it with the code UNKNOWN: a client can distinguish a damaged fragment from a tem
 
 @dataclass(frozen=True, slots=True)
 class Rpc:
-    """A call of the journal service.
+    """A call of a service.
 
     Attributes:
         name: its name, such as ``Append``.
-        number: its method number on the stream transport.
+        number: its method number on the stream transport; 0 if it is not served there.
         request_type: class of requests.
         response_type: class of responses.
         client_streams: True if the client sends several requests.
         server_streams: True if the server sends several responses.
+        service: full name of its service, by default of the journal service.
     """
 
     name: str
@@ -40,11 +55,12 @@ class Rpc:
     response_type: type[Message]
     client_streams: bool = False
     server_streams: bool = False
+    service: str = SERVICE
 
     @property
     def path(self) -> str:
         """Its gRPC path."""
-        return f"/{SERVICE}/{self.name}"
+        return f"/{self.service}/{self.name}"
 
 
 RPCS = (
@@ -66,3 +82,17 @@ RPCS = (
 """Every call of the journal service."""
 
 RPCS_BY_NAME = {rpc.name: rpc for rpc in RPCS}
+
+SHARD_RPCS = tuple(
+    Rpc(name, 0, request_type, response_type, service=SHARD_SERVICE)
+    for name, request_type, response_type in (
+        ("Stat", cpb.StatRequest, cpb.StatResponse),
+        ("List", cpb.ListRequest, cpb.ListResponse),
+        ("Apply", cpb.ApplyRequest, cpb.ApplyResponse),
+        ("GetHints", cpb.GetHintsRequest, cpb.GetHintsResponse),
+        ("Unassign", cpb.UnassignRequest, cpb.UnassignResponse),
+    )
+)
+"""Every call of the shard service."""
+
+SHARD_RPCS_BY_NAME = {rpc.name: rpc for rpc in SHARD_RPCS}

@@ -17,6 +17,7 @@ In reading order:
   `stream_method` and `stream_output`.
 - `http`: mounts, canonical paths, trailers; `http_connection`: bounds in time of one connection;
   `content_type`: media types of bodies.
+- `authorization`: callers by their tokens; `json_gateway`: RPCs as JSON over HTTP.
 - `debug`: ``/debug/…``; `profiling`: its dumps and profiles; `metrics`: the Prometheus text.
 - `settings`: option groups of a server; `options`: tables of options and sources of values;
   `ini`: INI files; `secrets`: options from files; `reload`: files that are read again.

@@ -20,13 +20,14 @@ import grpc.aio
 
 from gazette_sdk.broker.api.grpc import journal_methods
 from gazette_sdk.broker.api.http_gateway import HttpGateway
-from gazette_sdk.broker.api.json_gateway import JsonGateway
+from gazette_sdk.broker.api.json_methods import json_methods
 from gazette_sdk.broker.api.stream import stream_methods
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority
 from gazette_sdk.protocol.fragments import sum_of
 from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.server.call import Call
+from gazette_sdk.server.json_gateway import JsonGateway
 from gazette_sdk.server.process import Server
 
 HEADER = pb.Header(
@@ -145,7 +146,7 @@ async def serving(
     server = Server(**options)
     server.grpc.add(journal_methods(journals))
     server.stream.add(stream_methods(journals))
-    gateway = JsonGateway(journals, authority=authority, allow_origins=allow_origins)
+    gateway = JsonGateway(json_methods(journals), authority=authority, allow_origins=allow_origins)
     server.http.mount("/v1/", gateway)
     server.http.mount("/", HttpGateway(journals))
     await server.start()

@@ -9,9 +9,10 @@ from gazette_sdk.broker.api.fronts import Journals
 from gazette_sdk.broker.api.grpc import journal_methods
 from gazette_sdk.broker.api.guarded import AuditedCalls, GuardedJournals, with_call_limit
 from gazette_sdk.broker.api.http_gateway import HttpGateway
-from gazette_sdk.broker.api.json_gateway import JsonGateway
+from gazette_sdk.broker.api.json_methods import json_methods
 from gazette_sdk.broker.api.stream import stream_methods
 from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker, BrokerConfig
+from gazette_sdk.server.json_gateway import JsonGateway
 from gazette_sdk.server.limits import raise_open_files_limit
 from gazette_sdk.server.process import STOP_GRACE_S, Server
 
@@ -47,6 +48,20 @@ class ServedBroker:
         self._waits_for_routes = waits_for_routes
         self._guard: GuardedJournals | None = None
 
+    @property
+    def ended(self) -> asyncio.Future[None]:
+        """Done when the broker has drained, or with a fatal error. Stop it then."""
+        return self.broker.ended
+
+    @property
+    def etcd_version(self) -> tuple[int, ...]:
+        """Version of the connected Etcd server, from :meth:`start` on."""
+        return self.broker.etcd_version
+
+    async def drain(self) -> None:
+        """Announce that the broker leaves, as :meth:`Broker.drain`."""
+        await self.broker.drain()
+
     async def start(self) -> None:
         """Start the broker, then answer on its port. After an error, or to give up: stop.
 
@@ -68,7 +83,9 @@ class ServedBroker:
         self.server.http.mount(
             "/v1/",
             JsonGateway(
-                service, authority=self.broker.authority, allow_origins=self._allow_origins
+                json_methods(service),
+                authority=self.broker.authority,
+                allow_origins=self._allow_origins,
             ),
         )
         gateway = HttpGateway(service, waits_for_routes=self._waits_for_routes)

@@ -8,12 +8,12 @@ from google.protobuf import json_format
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.broker.api.json_gateway import _json, message_json
 from gazette_sdk.errors import CallError, UnauthenticatedError, UnavailableError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.protocol.durations import from_seconds
 from gazette_sdk.protocol.non_null_fields import complete
+from gazette_sdk.server.json_gateway import _json, message_json
 from gazette_sdk.transport.loop import run
 from support.raw_http import exchange
 from support.scripted_journals import HEADER, ScriptedJournals, items, metadata, serving

@@ -1,15 +1,16 @@
-"""The journal service as JSON over HTTP, under ``/v1/`` (protocol section 15).
+"""Gateway of RPCs as JSON over HTTP, under ``/v1/`` (protocol section 15, shard section 2).
 
-``POST /v1/journals/list`` and ``POST /v1/journals/read`` answer with one JSON object per message
-of the call's stream, each on its own line.
+A streaming RPC answers with one JSON object per message, each on its own line; a unary RPC with the
+one message. Which RPCs there are is a table, given by the service.
 """
 
 from __future__ import annotations
 
 import base64
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -20,16 +21,14 @@ from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from gazette_sdk.broker.api.fronts import Chunk, Journals, chunks
 from gazette_sdk.errors import CallError, GazetteError, UnauthenticatedError
-from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability
 from gazette_sdk.protocol.non_null_fields import complete, json_fields
-from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, Call
+from gazette_sdk.server.call import Call
 from gazette_sdk.server.http import Target
 from gazette_sdk.server.peer_limits import peer_of
 
-__all__ = ["JsonGateway", "message_json"]
+__all__ = ["JsonGateway", "JsonStream", "JsonUnary", "message_json"]
 
 BODY_BYTES_MAX = 16 << 10
 """Greatest body of a request. A request is parsed on the event loop, for about a millisecond per
@@ -55,8 +54,6 @@ _GRPC_CODES = {
 }
 """gRPC status codes: their numbers, and the HTTP statuses they map to."""
 
-_CAPABILITIES = {"/v1/journals/list": Capability.LIST, "/v1/journals/read": Capability.READ}
-
 _CORS_METHODS = "GET, POST, OPTIONS"
 _CORS_HEADERS = (
     "Cache-Control, Content-Language, Content-Length, Content-Type, Expires, Last-Modified, "
@@ -64,23 +61,53 @@ _CORS_HEADERS = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class JsonStream:
+    """RPC that answers with a stream of messages.
+
+    Attributes:
+        capability: that a caller needs.
+        request: type of the request.
+        serve: serves a request.
+    """
+
+    capability: Capability
+    request: type[Message]
+    serve: Callable[[Any, Call], AsyncGenerator[Message]]
+
+
+@dataclass(frozen=True, slots=True)
+class JsonUnary:
+    """RPC that answers with one message.
+
+    Attributes:
+        capability: that a caller needs.
+        request: type of the request.
+        serve: serves a request.
+    """
+
+    capability: Capability
+    request: type[Message]
+    serve: Callable[[Any, Call], Awaitable[Message]]
+
+
 class JsonGateway:
     """Answers ``/v1/…``. Mount it at ``/v1/``.
 
     Args:
-        service: the journal service to ask.
+        methods: the RPCs, by path.
         authority: verifies tokens before a request is parsed. The service checks them again.
         allow_origins: origins whose pages may call from a browser.
     """
 
     def __init__(
         self,
-        service: Journals,
+        methods: Mapping[str, JsonStream | JsonUnary],
         *,
         authority: Authority | AllowAll | None = None,
         allow_origins: Iterable[str] = (),
     ) -> None:
-        self._service = service
+        self._methods = dict(methods)
         self._authority = authority or AllowAll()
         self._allow_origins = frozenset(allow_origins)
 
@@ -93,21 +120,19 @@ class JsonGateway:
             authorization=request.headers.get("Authorization"),
             peer=peer_of((request.remote or "",)),
         )
-        if request.method != "POST" or target.path not in _CAPABILITIES:
+        method = self._methods.get(target.path)
+        if request.method != "POST" or method is None:
             return _refusal(501, 12, "Not Implemented", cors)
-        capability = _CAPABILITIES[target.path]
-        messages: AsyncGenerator[Message]
         try:
-            self._authority.verify(call.authorization, capability, time.time())
-            if capability == Capability.LIST:
-                messages = self._service.list(await _parsed(request, pb.ListRequest()), call)
-            else:
-                messages = self._read(await _parsed(request, pb.ReadRequest()), call)
+            self._authority.verify(call.authorization, method.capability, time.time())
+            parsed = await _parsed(request, method.request())
         except json_format.ParseError as error:
             return _refusal(400, 3, str(error), cors)
         except UnauthenticatedError as error:
-            return await _refuse(request, error, cors)
-        async with aclosing(messages):
+            return await _refuse(request, method, error, cors)
+        if isinstance(method, JsonUnary):
+            return await _unary(method, parsed, call, cors)
+        async with aclosing(method.serve(parsed, call)) as messages:
             return await _stream(request, messages, cors)
 
     def _cors(self, origin: str) -> dict[str, str]:
@@ -118,15 +143,6 @@ class JsonGateway:
             "Access-Control-Allow-Methods": _CORS_METHODS,
             "Access-Control-Allow-Headers": _CORS_HEADERS,
         }
-
-    async def _read(self, request: pb.ReadRequest, call: Call) -> AsyncGenerator[pb.ReadResponse]:
-        items = chunks(self._service.read(request, call), FOREIGN_CHUNK_BYTES)
-        async with aclosing(items):
-            async for item in items:
-                if isinstance(item, Chunk):
-                    yield pb.ReadResponse(offset=item.offset, content=item.content)
-                else:
-                    yield item
 
 
 M = TypeVar("M", bound=Message)
@@ -161,9 +177,14 @@ async def _parsed(request: web.Request, message: M) -> M:
 
 
 async def _refuse(
-    request: web.Request, error: GazetteError, cors: dict[str, str]
+    request: web.Request,
+    method: JsonStream | JsonUnary,
+    error: GazetteError,
+    cors: dict[str, str],
 ) -> web.StreamResponse:
-    """Answer with an error, in the form of a stream that has failed."""
+    """Answer with an error, in the form of a call that has failed."""
+    if isinstance(method, JsonUnary):
+        return _unary_failure(error, cors)
     status, body = _failure(error)
     headers = {"Content-Type": "application/json", **cors}
     response = web.StreamResponse(status=status, headers=headers)
@@ -194,11 +215,33 @@ async def _stream(
     return response
 
 
-def _failure(error: GazetteError) -> tuple[int, bytes]:
-    """HTTP status and JSON of an error of the call."""
-    code, status = _GRPC_CODES.get(
+async def _unary(
+    method: JsonUnary, request: Message, call: Call, cors: dict[str, str]
+) -> web.Response:
+    """Answer with the one message of a call, or with its error."""
+    try:
+        message = await method.serve(request, call)
+    except GazetteError as error:
+        return _unary_failure(error, cors)
+    headers = {"Grpc-Metadata-Content-Type": "application/grpc", **cors}
+    return _answer(200, _json(message_json(complete(message))), headers)
+
+
+def _unary_failure(error: GazetteError, cors: dict[str, str]) -> web.Response:
+    code, status = _codes(error)
+    return _refusal(status, code, str(error), cors)
+
+
+def _codes(error: GazetteError) -> tuple[int, int]:
+    """Return the gRPC code and the HTTP status of an error of the call."""
+    return _GRPC_CODES.get(
         error.code if isinstance(error, CallError) else "UNKNOWN", _GRPC_CODES["UNKNOWN"]
     )
+
+
+def _failure(error: GazetteError) -> tuple[int, bytes]:
+    """HTTP status and JSON of an error of the call."""
+    code, status = _codes(error)
     return status, _json(
         {
             "error": {
@@ -233,6 +276,9 @@ def message_json(message: Message) -> dict[str, Any]:
 
 def _field_json(message: Message, field: Any) -> Any:
     value = getattr(message, field.name)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        of = field.message_type.fields_by_name["value"]
+        return {str(key): _value_json(of, value[key]) for key in sorted(value)}
     if field.is_repeated:
         return [_value_json(field, item) for item in value]
     if field.message_type is not None and not message.HasField(field.name):
