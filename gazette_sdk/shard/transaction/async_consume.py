@@ -70,6 +70,7 @@ class AsyncConsumer:
         while True:
             if consumer.machine.current is Current.EMPTY and consumer.left_count:
                 await self._begin()
+                deadline = min(deadline, consumer.machine.max_at)
             done = await self._consume_rest(deadline)
             if done is not None:
                 return done

@@ -160,6 +160,7 @@ class Consumer:
         while True:
             if self.machine.current is Current.EMPTY and self.left_count:
                 self._begin()
+                deadline = min(deadline, self.machine.max_at)
             try:
                 for envelope in rest:
                     txn.envelope = envelope
