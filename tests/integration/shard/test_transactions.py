@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import uuid
 from dataclasses import dataclass
 from operator import attrgetter
@@ -10,7 +12,10 @@ import pytest
 
 from gazette_sdk import JsonMessage, Publisher, mapping, shard
 from gazette_sdk.embedded import EmbeddedCluster
+from gazette_sdk.errors import FencedError
+from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.shard.stores.json_store import JsonStore
+from gazette_sdk.shard.transaction.failure import DeadLetter, HandlerFailedError
 from gazette_sdk.shard.transaction.steps import CommitStep
 from gazette_sdk.testing.commit_faults import CrashAt, InjectedCrashError
 from gazette_sdk.transport.loop import run
@@ -136,3 +141,152 @@ def test_a_crash_at_each_step_leaves_state_and_output_as_if_undisturbed(world, s
     run(crash())
     publish(world, 2000, 2050)
     check(world, 2050, run(recover()))
+
+
+# ------------------------------------------------------ order under slow commits
+
+
+class SlowLog:
+    """Recovery log whose commits become known late."""
+
+    def __init__(self, log, delay_s):
+        self.log = log
+        self.delay_s = delay_s
+        self.count = 0
+
+    def append(self, contents, *, after):
+        self.count += 1
+        return asyncio.ensure_future(self.later(self.log.append(contents, after=after)))
+
+    async def later(self, append):
+        end = await append
+        await asyncio.sleep(self.delay_s)
+        return end
+
+
+def test_acknowledgements_stand_before_the_messages_of_the_next_transaction(world):
+    logs = []
+
+    def slow(log):
+        logs.append(SlowLog(log, 0.05))
+        return logs[-1]
+
+    async def scenario():
+        primary = Primary(world, counter(world, max_txn_s=0.002), wrap_log=slow)
+        await primary.start()
+        await primary.caught_up()
+        await primary.stop()
+
+    publish(world, 0, 3000)
+    run(scenario())
+    assert logs[0].count > 3
+    check(world, 3000)  # the real sequencer drops what is acknowledged out of order
+    for name in world.output_names:
+        last = 0
+        for envelope in world.read(dict, name, "uncommitted"):
+            assert envelope.flags in {CONTINUE_TXN, ACK_TXN}
+            assert envelope.clock > last
+            last = envelope.clock
+
+
+def test_a_primary_whose_log_was_taken_over_fails_and_acknowledges_nothing(world):
+    async def scenario():
+        first = await Primary(world, counter(world)).start()
+        await first.caught_up()
+        second = await Primary(world, counter(world)).start()
+        await asyncio.to_thread(publish, world, 100, 200)
+        error = await first.failed()
+        assert isinstance(error, FencedError)
+        await second.caught_up()
+        await second.stop()
+        return second.store.state
+
+    publish(world, 0, 100)
+    check(world, 200, run(scenario()))
+
+
+# ---------------------------------------------------------------- bad records
+
+
+def refusing(world, bad, **declared):
+    """Counts words but for those that are bad; what it did with these is undone."""
+    direct = mapping.direct(world.output_names[0])
+
+    def count(txn, message):
+        counts = txn.store.state
+        counts[message.word] = counts.get(message.word, 0) + 1
+        txn.publish(Count(message.word, counts[message.word], message.number), mapping=direct)
+        if message.number in bad:
+            raise ValueError(f"no {message.number}")
+
+    return shard.handler(message=Word, store=JsonStore, name="count", **declared)(count)
+
+
+async def run_through(world, application):
+    primary = await Primary(world, application).start()
+    await primary.caught_up()
+    await primary.stop()
+    return primary.store.state
+
+
+@pytest.mark.parametrize("policy", ["skip", "dead letters"])
+def test_bad_records_are_left_out_and_their_effects_undone(world, policy):
+    bad = {0, 37, 38, 155, 299}
+    rejected = world.output_names[1]
+    on_error = "skip" if policy == "skip" else shard.dead_letters(rejected)
+    publish(world, 0, 300)
+    state = run(run_through(world, refusing(world, bad, on_error=on_error, max_txn_s=0.01)))
+    counts, wanted = {}, []
+    for number in sorted(set(range(300)) - bad):
+        word = f"w{number % 7}"
+        counts[word] = counts.get(word, 0) + 1
+        wanted.append(Count(word, counts[word], number))
+    found = [envelope.message for envelope in world.read(Count, world.output_names[0])]
+    assert [each for each in found if each.word] == wanted
+    assert state == counts
+    letters = [envelope.message for envelope in world.read(DeadLetter, rejected)]
+    if policy == "skip":
+        assert letters == []
+    else:
+        assert [letter.record["number"] for letter in letters] == sorted(bad)
+        assert letters[1].error == "ValueError: no 37"
+        assert letters[1].journal == world.source_names[0]
+
+
+def test_a_bad_record_fails_the_shard_and_says_where(world):
+    async def fails():
+        primary = await Primary(world, refusing(world, {60})).start()
+        return await primary.failed()
+
+    publish(world, 0, 100)
+    error = run(fails())
+    assert isinstance(error, HandlerFailedError)
+    assert error.journal == world.source_names[0]
+    [envelope] = [e for e in world.read(Word, error.journal) if e.begin == error.offset]
+    assert envelope.message.number == 60
+    publish(world, 100, 120)
+    state = run(run_through(world, counter(world)))
+    check(world, 120, state)  # nothing of the failed run stays
+
+
+def test_a_call_that_runs_is_waited_for_when_a_shard_stops(world):
+    entered, released, left = threading.Event(), threading.Event(), threading.Event()
+
+    @shard.handler(message=Word, store=JsonStore, name="slow")
+    def slow(txn, message):
+        entered.set()
+        assert released.wait(30)
+        left.set()
+
+    async def scenario():
+        primary = await Primary(world, slow).start()
+        await asyncio.to_thread(entered.wait, 30)
+        stopping = asyncio.create_task(primary.stop())
+        await asyncio.sleep(0.05)
+        assert not stopping.done()
+        released.set()
+        await stopping
+        assert left.is_set()
+
+    publish(world, 0, 1)
+    run(scenario())
