@@ -34,6 +34,7 @@ def test_it_keeps_the_contract(tmp_path) -> None:
     store_contract.check(tmp_path, Counts, write=write, read=lambda store: dict(store.items()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_every_cut_of_a_run_under_constant_compaction_is_a_commit(tmp_path, seed) -> None:
     rng = random.Random(seed)
