@@ -12,12 +12,14 @@ import pytest
 
 from gazette_sdk import JsonMessage, Publisher, mapping, shard
 from gazette_sdk.embedded import EmbeddedCluster
-from gazette_sdk.errors import FencedError
+from gazette_sdk.errors import DecodeError, FencedError
 from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.shard.stores.json_store import JsonStore
+from gazette_sdk.shard.stores.rocks_store import RocksStore
 from gazette_sdk.shard.transaction.failure import DeadLetter, HandlerFailedError
 from gazette_sdk.shard.transaction.steps import CommitStep
 from gazette_sdk.testing.commit_faults import CrashAt, InjectedCrashError
+from gazette_sdk.transport.append.service import AppendService
 from gazette_sdk.transport.loop import run
 from support.shard_runs import Primary, World
 
@@ -50,19 +52,26 @@ def world(cluster, tmp_path):
     return made
 
 
-def counter(world, *, is_async=False, **declared):
+STORES = {"json": JsonStore, "rocks": RocksStore[str, int]}
+
+
+def state_of(store):
+    return store.state if isinstance(store, JsonStore) else dict(store.items())
+
+
+def counter(world, *, is_async=False, store="json", **declared):
     """Counts words, and publishes each count."""
     by_word = mapping.modulo(f"topic={world.name}-out", key=attrgetter("word"))
 
     def count(txn, message):
-        counts = txn.store.state
+        counts = txn.store.state if store == "json" else txn.store
         counts[message.word] = counts.get(message.word, 0) + 1
         txn.publish(Count(message.word, counts[message.word], message.number), mapping=by_word)
 
     async def count_later(txn, message):
         count(txn, message)
 
-    return shard.handler(message=Word, store=JsonStore, name="count", **declared)(
+    return shard.handler(message=Word, store=STORES[store], name="count", **declared)(
         count_later if is_async else count
     )
 
@@ -121,21 +130,23 @@ def test_output_is_published_exactly_once_through_a_restart(world, with_log, is_
 
 
 @pytest.mark.parametrize("nth", [1, 3])
+@pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("step", CommitStep)
-def test_a_crash_at_each_step_leaves_state_and_output_as_if_undisturbed(world, step, nth):
+def test_a_crash_at_each_step_leaves_state_and_output_as_if_undisturbed(world, step, store, nth):
     async def crash():
         fault = CrashAt(step, nth)
-        application = counter(world, max_txn_s=0.001)
+        application = counter(world, store=store, max_txn_s=0.001)
         primary = await Primary(world, application, on_step=fault).start()
         error = await primary.failed()
         assert isinstance(error, InjectedCrashError)
         assert fault.has_crashed
 
     async def recover():
-        primary = await Primary(world, counter(world)).start()
+        primary = await Primary(world, counter(world, store=store)).start()
         await primary.caught_up()
+        state = state_of(primary.store)
         await primary.stop()
-        return primary.store.state
+        return state
 
     publish(world, 0, 2000)
     run(crash())
@@ -267,6 +278,55 @@ def test_a_bad_record_fails_the_shard_and_says_where(world):
     publish(world, 100, 120)
     state = run(run_through(world, counter(world)))
     check(world, 120, state)  # nothing of the failed run stays
+
+
+def append_raw(world, content):
+    async def append():
+        appends = AppendService(world.cluster.transport)
+        await appends.appender(world.source_names[0]).append(content)
+        await appends.aclose()
+
+    run(append())
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("policy", ["skip", "dead letters"])
+def test_content_that_is_no_message_is_passed_over_once(world, policy, is_async):
+    rejected = f"{world.name}/log/rejected"
+    world.cluster.apply(
+        f"name: {rejected}\nreplication: 1\n"
+        "labels: [{name: content-type, value: application/x-ndjson}]\n"
+        'fragment: {length: 1048576, compression_codec: NONE, stores: ["file:///"],'
+        " refresh_interval: 10s}\n"
+    )
+    on_error = "skip" if policy == "skip" else shard.dead_letters(rejected)
+    application = counter(world, on_error=on_error, is_async=is_async)
+    append_raw(world, b"{poison\n")
+    run(run_through(world, application))  # the poison alone
+    publish(world, 0, 15)
+    append_raw(world, b"more poison\n")
+    publish(world, 15, 30)
+    for _ in range(2):  # the second run finds nothing left
+        check(world, 30, run(run_through(world, application)))
+    letters = [envelope.message for envelope in world.read(DeadLetter, rejected)]
+    if policy == "skip":
+        assert letters == []
+    else:
+        assert [letter.record for letter in letters] == [None, None]
+        assert letters[0].offset == 0
+        assert "DecodeError" in letters[0].error
+
+
+def test_content_that_is_no_message_fails_the_shard(world):
+    async def fails():
+        return await (await Primary(world, counter(world)).start()).failed()
+
+    publish(world, 0, 10)
+    append_raw(world, b"poison\n")
+    error = run(fails())
+    assert isinstance(error, DecodeError)
+    assert error.journal == world.source_names[0]
+    assert error.offset > 0
 
 
 def test_a_call_that_runs_is_waited_for_when_a_shard_stops(world):
