@@ -24,6 +24,7 @@
     ├── CheckpointMismatchError      a checkpoint is of an earlier journal of the same name
     ├── JournalExistsError           a journal to create exists with other settings
     ├── MappingError                 a message maps to no journal
+    ├── ShardStatusError             a consumer process answered with a status other than OK
     ├── StreamProtocolError          a peer broke the rules of the stream transport
     ├── ShardStoreError              the state of a shard cannot be read or written
     ├── BackPressureError            the bound of unsent messages is reached
@@ -74,6 +75,7 @@ __all__ = [
     "ProposalMismatchError",
     "RecoveryError",
     "RegisterMismatchError",
+    "ShardStatusError",
     "ShardStoreError",
     "StatusError",
     "StoreAuthorizationError",
@@ -642,6 +644,48 @@ class ShardStoreError(GazetteError):
     Remedy: the text names the cause. The shard fails; ``gazctl shards unassign --failed`` recovers
     it elsewhere.
     """
+
+
+_SHARD_STATUSES = (
+    ("OK", ""),
+    ("SHARD_NOT_FOUND", "check its id with `gazctl shards list`"),
+    (
+        "NO_SHARD_PRIMARY",
+        "the shard is disabled, or too few consumer processes run; else try again",
+    ),
+    ("NOT_SHARD_PRIMARY", "transient: try again with a fresh route"),
+    (
+        "ETCD_TRANSACTION_FAILED",
+        "the shard was changed meanwhile: list it again, and apply the change to that",
+    ),
+    ("SHARD_STOPPED", "its primary failed or moved: `gazctl shards list` shows its status"),
+)
+"""Statuses of the shard service and their remedies, by number."""
+
+
+class ShardStatusError(GazetteError):
+    """A consumer process answered with a status other than OK.
+
+    Remedy: the text names it. A status that this version does not know: use a client as new as the
+    process.
+
+    Args:
+        status: number of the status in the response.
+        shard: id of the shard, if the call was about one.
+
+    Attributes:
+        code: the number.
+        name: the status by name.
+        shard: id of the shard; empty if the call was about several.
+    """
+
+    def __init__(self, status: int, *, shard: str = "") -> None:
+        known = 0 <= status < len(_SHARD_STATUSES)
+        self.name, remedy = _SHARD_STATUSES[status] if known else (f"status {status}", "")
+        self.code = status
+        self.shard = shard
+        text = f"{shard}: {self.name}" if shard else self.name
+        super().__init__(f"{text}; {remedy}" if remedy else text)
 
 
 class BackPressureError(GazetteError):

@@ -22,6 +22,8 @@ from jwt.algorithms import HMACAlgorithm
 
 from gazette_sdk.errors import ConfigurationError, UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import consumer_pb2 as cpb
+from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.protocol.selectors import journal_selector
 
 __all__ = [
@@ -118,7 +120,7 @@ def claims_for(request: Message) -> RequestedClaims:
     """Return the narrow claims that a holder of the keys signs for a call, by its first request.
 
     Raises:
-        TypeError: the message is no request of the journal service.
+        TypeError: the message is no request of the journal service or the shard service.
     """
     if isinstance(request, pb.ListRequest):
         return RequestedClaims(Capability.LIST, request.selector, _HOUR_S)
@@ -134,7 +136,18 @@ def claims_for(request: Message) -> RequestedClaims:
         )
     if isinstance(request, pb.FragmentStoreHealthRequest):
         return RequestedClaims(Capability.READ, pb.LabelSelector(), _HOUR_S)
-    raise TypeError(f"{type(request).__name__} is no request of the journal service")
+    return _shard_claims_for(request)
+
+
+def _shard_claims_for(request: Message) -> RequestedClaims:
+    if isinstance(request, cpb.ListRequest):
+        return RequestedClaims(Capability.LIST, request.selector, _MINUTE_S)
+    if isinstance(request, cpb.ApplyRequest | cpb.UnassignRequest):
+        return RequestedClaims(Capability.APPLY, pb.LabelSelector(), _MINUTE_S)
+    if isinstance(request, cpb.StatRequest | cpb.GetHintsRequest):
+        selector = pb.LabelSelector(include=label_set((("id", request.shard),)))
+        return RequestedClaims(Capability.READ, selector, _MINUTE_S)
+    raise TypeError(f"{type(request).__name__} is no request of a known service")
 
 
 # ---------------------------------------------------------------- clients

@@ -180,7 +180,7 @@ async def a_broker(
 
 async def crash(broker: Broker) -> None:
     """Let go of a broker as its process' end would: nothing is rolled, uploaded or revoked."""
-    for task in broker._tasks.values():
+    for task in broker._member.tasks.values():
         task.cancel()
     for replica in broker.resolver.replicas:
         for task in list(replica._tasks):
@@ -248,7 +248,7 @@ class Peers(Transport):
 class HandBroker(Broker):
     """A broker without allocator: the test assigns journals by hand."""
 
-    async def _allocate(self, etcd: Etcd) -> None:
+    async def _allocate(self) -> None:
         await asyncio.Event().wait()
 
     @property

@@ -112,6 +112,7 @@ class Runner:
         progress: what completed transactions have read and acknowledged.
         machine: the machine.
         store: the store.
+        is_idle: True while it waits for input, and no transaction is open or under way.
 
     Raises:
         ConfigurationError: the store has coroutine functions, and the application has none.
@@ -141,6 +142,7 @@ class Runner:
             )
         self.progress = Progress()
         self.store = store
+        self.is_idle = False
         self.machine = TransactionMachine(
             min_s=application.min_txn_s if min_txn_s is None else min_txn_s,
             max_s=application.max_txn_s if max_txn_s is None else max_txn_s,
@@ -400,7 +402,9 @@ class Runner:
         with contextlib.suppress(TimeoutError):
             timeout_s = None if decision.until is None else decision.until - time.monotonic()
             async with asyncio.timeout(timeout_s):
+                self.is_idle = decision.is_idle
                 await self._wake.wait()
+        self.is_idle = False
         self._wake.clear()
 
     def _wake_by(self, futures: Collection[AnyFuture]) -> None:

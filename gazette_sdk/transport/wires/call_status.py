@@ -57,5 +57,5 @@ def call_error(
     if code == "CANCELLED":
         return CallCancelledError(text, journal=journal)
     if code == "UNIMPLEMENTED":
-        text += "; is this the address of a Gazette broker?"
+        text += "; is this the address of a Gazette broker or consumer?"
     return CallError(text, code=code, journal=journal)

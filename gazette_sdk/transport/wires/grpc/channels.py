@@ -14,7 +14,7 @@ import grpc.aio
 from gazette_sdk.errors import ClosedError, ConfigurationError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import urls
-from gazette_sdk.protocol.service import RPCS
+from gazette_sdk.protocol.service import RPCS, SHARD_RPCS, Rpc
 from gazette_sdk.transport.routing.dispatcher import Action, Health, Marks, action_for, where
 from gazette_sdk.transport.target import SERVICE, Peer
 from gazette_sdk.transport.wires.base import WireOptions
@@ -91,7 +91,7 @@ def dial(endpoint: str) -> str:
 
 
 class Stubs:
-    """Calls of the journal service over one channel."""
+    """Calls of the journal service and the shard service over one channel."""
 
     def __init__(self, channel: Any) -> None:
         self.channel = channel
@@ -116,16 +116,16 @@ class Stubs:
             pb.ReplicateResponse.FromString,
         )
         self._unary = {
-            call.name: channel.unary_unary(
+            call.path: channel.unary_unary(
                 call.path, call.request_type.SerializeToString, call.response_type.FromString
             )
-            for call in RPCS
+            for call in (*RPCS, *SHARD_RPCS)
             if not (call.client_streams or call.server_streams)
         }
 
-    def unary(self, name: str) -> Any:
-        """Return the call of this name, of one request and one response."""
-        return self._unary[name]
+    def unary(self, rpc: Rpc) -> Any:
+        """Return a call of one request and one response."""
+        return self._unary[rpc.path]
 
 
 class Channels:

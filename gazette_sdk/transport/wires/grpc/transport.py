@@ -123,7 +123,7 @@ class GrpcWire(Wire):
 
     async def _unary(self, to: Destination, request: Message) -> Any:
         async with self._begin(to) as call:
-            stub = call.stubs.unary(to.rpc.name)
+            stub = call.stubs.unary(to.rpc)
             pending = stub(request, metadata=call.metadata, timeout=self._timeout_s)
             with self._errors_of(call, pending):
                 return await pending

@@ -1,0 +1,11 @@
+"""Consumer processes: shards that are assigned to this process, and the service to ask for them.
+
+In reading order:
+
+- ``lifecycle``: the table of a shard's life, pure.
+- ``status``: reports of that life in Etcd.
+- ``hints_keys``: hints of recoveries in Etcd.
+- ``resolver``: the process and the store that answer for a shard.
+- ``service``: the five calls of the shard service, on gRPC and as JSON.
+- ``client``: a client of that service, for ``gazctl`` and for proxied calls.
+"""

@@ -1,0 +1,296 @@
+"""Client of the shard service: for ``gazctl``, for tests, and for forwarded calls.
+
+``apply_in_batches`` and ``verify_references`` are the steps of applying shards that a consumer
+process leaves to its clients.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from google.protobuf.message import Message
+
+from gazette_sdk.errors import ConfigurationError, FramingError, ShardStatusError, ValidationError
+from gazette_sdk.framing.registry import framing_for
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import consumer_pb2 as cpb
+from gazette_sdk.protocol.authorization import Authorizer, claims_for
+from gazette_sdk.protocol.labels import CONTENT_TYPE, label_set, value_of
+from gazette_sdk.protocol.names import strip_meta
+from gazette_sdk.protocol.service import SHARD_RPCS_BY_NAME
+from gazette_sdk.protocol.shard_rpcs import validate_shard_rpc
+from gazette_sdk.protocol.shard_spec import recovery_log
+from gazette_sdk.protocol.urls import is_local, is_tls
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.listing import list_journals
+from gazette_sdk.transport.routing.dispatcher import where
+from gazette_sdk.transport.target import SERVICE, Destination, Peer
+from gazette_sdk.transport.wires.base import (
+    CONNECT_TIMEOUT_S,
+    MAX_RECEIVE_BYTES,
+    RECONNECT_BACKOFF_MAX_S,
+    WireOptions,
+)
+from gazette_sdk.transport.wires.grpc.transport import GrpcWire
+from gazette_sdk.transport.wires.tls import Tls
+
+__all__ = ["RECOVERY_LOG_CONTENT_TYPE", "ShardClient", "apply_in_batches", "verify_references"]
+
+RECOVERY_LOG_CONTENT_TYPE = "application/x-gazette-recoverylog"
+"""Content type of journals that are recovery logs."""
+
+_LISTED_MAX = 100
+"""Names in the selector of one listing of journals."""
+
+
+class ShardClient:
+    """Client of the consumer processes of one application.
+
+    Args:
+        address: endpoint URL of a process.
+        authorizer: signs a token for each call; None for none.
+        tls: certificates, for ``https``.
+        connect_timeout_s: time that a call waits for a process to be reachable.
+        call_timeout_s: time limit of a call; 0 for none. The process has it, too.
+
+    Raises:
+        ValidationError: the address is not an endpoint URL.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        authorizer: Authorizer | None = None,
+        tls: Tls | None = None,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        call_timeout_s: float = 0.0,
+    ) -> None:
+        self._address = address
+        self._authorizer = authorizer
+        self._wire = GrpcWire(
+            WireOptions(
+                address=address,
+                tls=tls or Tls(),
+                max_receive_bytes=MAX_RECEIVE_BYTES,
+                reconnect_backoff_max_s=RECONNECT_BACKOFF_MAX_S,
+                connect_timeout_s=connect_timeout_s,
+                read_chunk_bytes=None,
+                call_timeout_s=call_timeout_s,
+            )
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def stat(self, request: cpb.StatRequest, peer: Peer = SERVICE) -> cpb.StatResponse:
+        """Ask for the offsets of a shard; any status is an answer.
+
+        Args:
+            request: it may name offsets to wait for.
+            peer: the process to ask, by default the one at the client's address.
+
+        Raises:
+            GazetteError: there is no answer.
+            ValidationError: the answer is malformed.
+        """
+        response: cpb.StatResponse = await self._call("Stat", request, peer)
+        return response
+
+    async def list(self, selector: pb.LabelSelector | None = None) -> cpb.ListResponse:
+        """Return the shards that a selector matches, by default all.
+
+        Raises:
+            ShardStatusError: the status is not OK.
+            GazetteError: there is no answer, or it is malformed.
+        """
+        response: cpb.ListResponse = await self._call("List", cpb.ListRequest(selector=selector))
+        _check_status(response.status)
+        return response
+
+    async def apply(self, request: cpb.ApplyRequest) -> cpb.ApplyResponse:
+        """Create, change and delete shards, all in one transaction.
+
+        Raises:
+            ShardStatusError: the status is not OK.
+            GazetteError: there is no answer, or it is malformed.
+        """
+        validate_shard_rpc(request)
+        response: cpb.ApplyResponse = await self._call("Apply", request)
+        _check_status(response.status)
+        return response
+
+    async def get_hints(self, shard: str) -> cpb.GetHintsResponse:
+        """Return the hints of a shard.
+
+        Raises:
+            ShardStatusError: the status is not OK.
+            GazetteError: there is no answer, or it is malformed.
+        """
+        response: cpb.GetHintsResponse = await self._call(
+            "GetHints", cpb.GetHintsRequest(shard=shard)
+        )
+        _check_status(response.status, shard)
+        return response
+
+    async def unassign(self, request: cpb.UnassignRequest) -> cpb.UnassignResponse:
+        """Remove assignments of shards.
+
+        Raises:
+            ShardStatusError: the status is not OK.
+            GazetteError: there is no answer, or it is malformed.
+        """
+        validate_shard_rpc(request)
+        response: cpb.UnassignResponse = await self._call("Unassign", request)
+        _check_status(response.status)
+        return response
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._wire.aclose()
+
+    async def _call(self, name: str, request: Message, peer: Peer = SERVICE) -> Any:
+        to = Destination(
+            SHARD_RPCS_BY_NAME[name],
+            None,
+            peer,
+            where(peer, self._address),
+            self._authorization(request, peer),
+        )
+        response = await self._wire.unary(to, request)
+        if response.status == cpb.OK:
+            validate_shard_rpc(response)
+        return response
+
+    def _authorization(self, request: Message, peer: Peer) -> str | None:
+        """Return a token that is good for just this call; None where none is needed.
+
+        Raises:
+            ConfigurationError: it would be readable on the network, and not at our own address.
+        """
+        if self._authorizer is None:
+            return None
+        if (
+            peer != SERVICE
+            and is_tls(self._address)
+            and not is_tls(peer.endpoint)
+            and not is_local(peer.endpoint)
+        ):
+            raise ConfigurationError(
+                f"the token is not sent to {where(peer, self._address)}: it has no TLS, while "
+                f"{self._address} has; serve TLS on that process"
+            )
+        wanted = claims_for(request)
+        return self._authorizer.header(
+            wanted.capability, wanted.selector, wanted.ttl_s, time.time()
+        )
+
+
+def _check_status(status: int, shard: str = "") -> None:
+    if status != cpb.OK:
+        raise ShardStatusError(status, shard=shard)
+
+
+# ---------------------------------------------------------------- applying
+
+
+async def apply_in_batches(
+    client: ShardClient, request: cpb.ApplyRequest, size: int = 0
+) -> AsyncGenerator[cpb.ApplyResponse]:
+    """Apply changes in transactions of bounded size, and yield the answer to each.
+
+    Those before a failed one stay applied.
+
+    Args:
+        client: the client.
+        request: the changes.
+        size: changes in each transaction; 0 for all in one.
+
+    Raises:
+        ShardStatusError: a transaction failed.
+        GazetteError: there is no answer, or it is malformed.
+    """
+    size = size or max(len(request.changes), 1)
+    for begin in range(0, len(request.changes), size):
+        batch = cpb.ApplyRequest(
+            changes=request.changes[begin : begin + size], extension=request.extension
+        )
+        yield await client.apply(batch)
+
+
+async def verify_references(transport: Transport, request: cpb.ApplyRequest) -> None:
+    """Check that the journals of shards to apply exist and are of the right kinds.
+
+    Sources have the content type of a framing of messages, recovery logs that of recovery logs.
+
+    Args:
+        transport: how to reach brokers.
+        request: the changes.
+
+    Raises:
+        ValidationError: a journal does not exist, or is of another kind.
+        GazetteError: brokers could not be asked.
+    """
+    specs = [change.upsert for change in request.changes if change.HasField("upsert")]
+    named = {strip_meta(source.journal) for spec in specs for source in spec.sources}
+    named |= {log for spec in specs if (log := recovery_log(spec))}
+    content_types = await _content_types(transport, sorted(named))
+    for spec in specs:
+        for source in spec.sources:
+            _check_source(spec.id, strip_meta(source.journal), content_types)
+        if log := recovery_log(spec):
+            found = _content_type(spec.id, log, content_types)
+            if found != RECOVERY_LOG_CONTENT_TYPE:
+                raise ValidationError(
+                    f"expected {log} to have content-type {RECOVERY_LOG_CONTENT_TYPE} but was "
+                    f"{found!r}; label the journal",
+                    kind="no_recovery_log",
+                    path=f"Shard[{spec.id}]",
+                )
+
+
+async def _content_types(transport: Transport, names: Sequence[str]) -> dict[str, str]:
+    """Return the content types of those journals that exist."""
+    found: dict[str, str] = {}
+    for begin in range(0, len(names), _LISTED_MAX):
+        batch = names[begin : begin + _LISTED_MAX]
+        selector = pb.LabelSelector(include=label_set(("name", name) for name in batch))
+        listing = await list_journals(transport, selector)
+        for journal in listing.journals:
+            found[journal.spec.name] = value_of(journal.spec.labels, CONTENT_TYPE)
+    return found
+
+
+def _content_type(shard: str, journal: str, content_types: dict[str, str]) -> str:
+    found = content_types.get(journal)
+    if found is None:
+        raise ValidationError(
+            f"named journal does not exist ({journal}); create it first",
+            kind="journal_not_found",
+            path=f"Shard[{shard}]",
+        )
+    return found
+
+
+def _check_source(shard: str, journal: str, content_types: dict[str, str]) -> None:
+    content_type = _content_type(shard, journal, content_types)
+    try:
+        framing_for(content_type)
+    except FramingError as error:
+        raise ValidationError(
+            f"message framing: unrecognized content-type ({content_type}); label the journal with "
+            "that of its messages",
+            kind="no_framing",
+            path=f"Shard[{shard}].Sources[{journal}]",
+        ) from error
