@@ -110,7 +110,7 @@ class Recorder:
         return contents
 
     def appended(self, end: int) -> None:
-        """Take note that all contents of the oldest open :meth:`record`, or the opening, are committed.
+        """Take note that the oldest open :meth:`record`, or the opening, is committed.
 
         Args:
             end: offset behind them, or behind later ones that were appended with them.
