@@ -26,7 +26,6 @@
     ├── MappingError                 a message maps to no journal
     ├── StreamProtocolError          a peer broke the rules of the stream transport
     ├── ShardStoreError              the state of a shard cannot be read or written
-    ├── FencedError                  another process became the primary of a shard
     ├── BackPressureError            the bound of unsent messages is reached
     ├── DeliveryTimeoutError         an append was not acknowledged in time
     └── ClosedError                  used after it was closed
@@ -642,13 +641,6 @@ class ShardStoreError(GazetteError):
 
     Remedy: the text names the cause. The shard fails; ``gazctl shards unassign --failed`` recovers
     it elsewhere.
-    """
-
-
-class FencedError(GazetteError):
-    """Another process became the primary of the shard; what this one writes is refused.
-
-    Remedy: none is needed, the other process goes on. Never retried.
     """
 
 
