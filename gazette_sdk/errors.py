@@ -19,6 +19,8 @@
     │   └── EtcdUnavailableError, EtcdCompactedError, LeaseLostError
     ├── FramingError                 bytes of a journal cannot be decoded as messages
     │   └── DecodeError, DesyncError, TornFrameError
+    ├── RecoveryError                a recovery log cannot be played back or continued
+    ├── FencedError                  another process has taken over a shard
     ├── CheckpointMismatchError      a checkpoint is of an earlier journal of the same name
     ├── JournalExistsError           a journal to create exists with other settings
     ├── MappingError                 a message maps to no journal
@@ -53,6 +55,7 @@ __all__ = [
     "EtcdError",
     "EtcdTransactionFailedError",
     "EtcdUnavailableError",
+    "FencedError",
     "FragmentNotFoundError",
     "FragmentStoreUnhealthyError",
     "FramingError",
@@ -69,6 +72,7 @@ __all__ = [
     "NotJournalPrimaryBrokerError",
     "OffsetNotYetAvailableError",
     "ProposalMismatchError",
+    "RecoveryError",
     "RegisterMismatchError",
     "ShardStatusError",
     "StatusError",
@@ -581,6 +585,23 @@ class TornFrameError(FramingError):
 
     Remedy: wait until its writer completes it, with ``block=True``. If the writer is gone, append
     the rest or a line break.
+    """
+
+
+class RecoveryError(GazetteError):
+    """A recovery log cannot be played back, or continued.
+
+    Remedy: if content of the log or hints were deleted, restore them from a backup. Hints are keys
+    of Etcd: delete the primary ones to fall back to older ones. If the store reports changes that
+    do not fit its files, correct the store. Nothing was appended.
+    """
+
+
+class FencedError(GazetteError):
+    """Another process has taken over the shard, and this one cannot commit any more.
+
+    Remedy: none is needed. The shard goes on at its new primary, and this process stops its own. If
+    no other process should run it, look for one with ``gazctl shards list``.
     """
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from google.protobuf.json_format import ParseDict
 
 from gazette_sdk.protocol import recoverylog_pb2 as pb
 from gazette_sdk.shard.recovery.operation import HEADER_BYTES, decode_operation
+from gazette_sdk.shard.recovery.player import Player
 from gazette_sdk.shard.recovery.segments import Segment
+from gazette_sdk.shard.recovery.staged_files import StagedFiles
 from support.vectors import GOLDEN
 
 RECORDINGS = GOLDEN / "consumer" / "recoverylog"
@@ -67,3 +71,50 @@ def segment(value: dict[str, Any]) -> Segment:
         **{name: value.get(name, 0) for name in Segment.__slots__ if name != "log"},
         log=value.get("log", ""),
     )
+
+
+def play(
+    logs: Mapping[str, bytes],
+    given: pb.FSMHints,
+    directory: Path,
+    *,
+    piece_bytes: int = 1 << 20,
+    begin: int = 0,
+) -> Player:
+    """Restore a directory from the whole content of logs, as the shell does, without a broker.
+
+    Args:
+        logs: content by journal.
+        given: hints.
+        directory: of the store.
+        piece_bytes: content is fed in pieces of this length.
+        begin: all content before this offset of the hints' log is gone.
+    """
+    player = Player(given, {log: len(held) for log, held in logs.items()})
+    files = StagedFiles(directory)
+    files.begin()
+    try:
+        while not player.is_done:
+            at = player.next_offset
+            if player.log == given.log and at < begin:
+                player.jumped(begin)
+                continue
+            piece = logs[player.log][at : at + piece_bytes]
+            if piece:
+                files.apply(player.feed(piece))
+            else:
+                player.head()
+                player.finish()
+        files.make_live(player.fsm)
+    finally:
+        files.close()
+    return player
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    """All files below a directory, by their recorded paths."""
+    return {
+        "/" + str(path.relative_to(directory)): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
