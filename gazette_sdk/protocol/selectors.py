@@ -215,9 +215,9 @@ def _group_matches(group: _Group, by_name: dict[str, list[str]]) -> bool:
 # ---------------------------------------------------------------- making and checking
 
 
-def journal_selector(journal: str) -> pb.LabelSelector:
-    """Return the selector of exactly one journal, by its name without metadata."""
-    return pb.LabelSelector(include=label_set([(NAME, strip_meta(journal))]))
+def journal_selector(*journals: str) -> pb.LabelSelector:
+    """Return the selector of exactly some journals, by their names without metadata."""
+    return pb.LabelSelector(include=label_set([(NAME, name) for name in map(strip_meta, journals)]))
 
 
 def rewrite_prefix(selector: pb.LabelSelector) -> pb.LabelSelector:

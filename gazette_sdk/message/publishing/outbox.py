@@ -10,7 +10,7 @@ from gazette_sdk.message.kinds import kind_of
 from gazette_sdk.message.kinds.base import Kind
 from gazette_sdk.message.uuid import Stamp
 from gazette_sdk.transport.append.appender import JournalAppender
-from gazette_sdk.transport.append.pending import PendingAppend
+from gazette_sdk.transport.append.pending import AnyFuture, PendingAppend
 
 __all__ = ["NEWLINE", "Outbox"]
 
@@ -70,13 +70,19 @@ class Outbox:
             raise
         return len(content) - begin
 
-    def add_frames(self, frames: bytes) -> tuple[PendingAppend, int]:
+    def add_frames(
+        self, frames: bytes, after: frozenset[AnyFuture] = frozenset()
+    ) -> tuple[PendingAppend, int]:
         """Add whole frames to the append that takes them. The lock is held.
+
+        Args:
+            frames: the frames.
+            after: futures that must succeed before they are sent.
 
         Returns:
             The append, to be pushed to the appender, and the frames' position in it.
         """
-        append = self.tail()
+        append = self.tail(None, after)
         begin = append.length_bytes
         append.add_part(frames)
         return append, begin

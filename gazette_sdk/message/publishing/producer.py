@@ -7,6 +7,7 @@ section 11), and so would the acknowledgement of another transaction commit it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.message.publishing.intents import AckIntents
 from gazette_sdk.message.publishing.outbox import Outbox
 from gazette_sdk.message.uuid import PRODUCER_BYTES, Stamp, new_producer_id
-from gazette_sdk.transport.append.pending import PendingAppend
+from gazette_sdk.transport.append.pending import AnyFuture, PendingAppend
 
 if TYPE_CHECKING:
     from gazette_sdk.message.publishing.sender import Sender
@@ -73,6 +74,12 @@ class Part:
         self.appends = kept
 
     @property
+    def is_in_doubt(self) -> bool:
+        """A failed attempt may yet write messages, also behind what ends their sequence."""
+        self.forget_acknowledged()
+        return bool(self.appends) or self.was_retried
+
+    @property
     def failed(self) -> PendingAppend | None:
         """The first append that failed for good, if any did."""
         return next((append for append in self.appends if append.failure is not None), None)
@@ -83,6 +90,8 @@ class Sequences:
 
     Args:
         sender: the publisher's, whose producers are reused.
+        producer: the producer of the messages, of which nothing else is open and not ended;
+            without one, any of the sender's.
 
     Attributes:
         parts: by journal, in the order of first use.
@@ -93,7 +102,7 @@ class Sequences:
         ClosedError: the publisher is closed.
     """
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(self, sender: Sender, producer: Producer | None = None) -> None:
         self.parts: dict[str, Part] = {}
         self.deferred: list[PendingAppend] = []
         self.is_ended = False
@@ -103,7 +112,8 @@ class Sequences:
         with sender.lock:
             if sender.is_closed:
                 raise sender.closed_error()
-            self._producer = sender.idle_producers.pop() if sender.idle_producers else Producer()
+            idle = sender.idle_producers
+            self._producer = producer or (idle.pop() if idle else Producer())
 
     @property
     def stamp(self) -> Stamp:
@@ -164,8 +174,14 @@ class Sequences:
                 self._clocks[journal] = stamp.clock
             return AckIntents(frames)
 
-    def acknowledge(self, intents: AckIntents) -> list[PendingAppend] | None:
+    def acknowledge(
+        self, intents: Mapping[str, bytes], after: frozenset[AnyFuture] = frozenset()
+    ) -> list[PendingAppend] | None:
         """Write the acknowledgements behind all messages.
+
+        Args:
+            intents: what :meth:`end` returned.
+            after: futures that must succeed before. What is published later waits for them, too.
 
         Returns:
             Their appends; None if an append of the messages has failed.
@@ -177,7 +193,7 @@ class Sequences:
             if any(part.failed for part in self.parts.values()):
                 return None
             frames = [(part.outbox, intents[name]) for name, part in self.parts.items()]
-            added, must_send = self._sender.add_frames(frames)
+            added, must_send = self._sender.add_frames(frames, after)
         for appender in must_send:
             appender.send()
         return [append for append, _, _ in added]
@@ -209,9 +225,16 @@ class Sequences:
             is_acknowledged: the transaction was acknowledged in all journals; else rolled back.
         """
         if is_acknowledged:
-            self._producer.acknowledged.update(self._clocks)
+            self.note_acknowledged()
         with self._sender.lock:
             self._sender.idle_producers.append(self._producer)
+
+    def note_acknowledged(self) -> None:
+        """Have later roll-backs of the producer keep what is acknowledged here.
+
+        The acknowledgements may be queued still: a roll-back is written behind them.
+        """
+        self._producer.acknowledged.update(self._clocks)
 
     def _acknowledging_frame(self, part: Part, clock: int) -> bytes:
         """Return the frame that ends the sequence of one journal."""

@@ -25,7 +25,7 @@ from gazette_sdk.message.publishing.outbox import NEWLINE, Outbox
 from gazette_sdk.message.publishing.receipt import Receipt
 from gazette_sdk.message.uuid import Stamp, new_producer_id
 from gazette_sdk.transport.append.appender import JournalAppender
-from gazette_sdk.transport.append.pending import PendingAppend
+from gazette_sdk.transport.append.pending import AnyFuture, PendingAppend
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import is_in_coroutine, is_running, on_loop, run
 
@@ -53,7 +53,7 @@ class Sender:
         clock: a shared clock; None follows the wall clock.
         mapping: where none is given with the messages.
         pending_bytes_max: bound of encoded messages which are not acknowledged.
-        blocks: a thread waits for room; else it gets an error.
+        blocks: threads wait for room; else they get an error.
         delivery_timeout_s: bound of the time to the acknowledgement; None for none.
         mapping_timeout_s: bound of waits for listings.
 
@@ -66,6 +66,7 @@ class Sender:
         stamp: of messages outside of transactions.
         clock: the shared clock, if there is one.
         pending_bytes_max: bound of encoded messages which are not acknowledged.
+        blocks: threads wait for room; else they get an error.
         is_background: it works on the SDK's background loop, also where a loop runs (notebooks).
         is_closed: messages are refused.
         is_forked: it belongs to the parent of this process.
@@ -95,7 +96,7 @@ class Sender:
         self._listed: dict[str, Partitions] = {}  # the connection's, once there is one
         self._transport = transport
         self.pending_bytes_max = pending_bytes_max
-        self._blocks = blocks
+        self.blocks = blocks
         self._delivery_timeout_s = delivery_timeout_s
         self._mapping_timeout_s = mapping_timeout_s
         self._has_room = threading.Condition(self.lock)
@@ -200,11 +201,15 @@ class Sender:
         self.refuse_more()
 
     def add_frames(
-        self, frames: Iterable[tuple[Outbox, bytes]]
+        self, frames: Iterable[tuple[Outbox, bytes]], after: frozenset[AnyFuture] = frozenset()
     ) -> tuple[list[tuple[PendingAppend, int, bytes]], list[JournalAppender]]:
         """Write frames as they are, one to each outbox. They do not wait for room.
 
         The lock is held.
+
+        Args:
+            frames: the frames, whole ones.
+            after: futures that must succeed before they are sent.
 
         Returns:
             For each its append, its position in it, and the frame; and the appenders whose
@@ -218,7 +223,7 @@ class Sender:
         added = []
         must_send = []
         for outbox, frame in frames:
-            append, begin = outbox.add_frames(frame)
+            append, begin = outbox.add_frames(frame, after)
             added.append((append, begin, frame))
             if outbox.appender.push(append, len(frame)):
                 must_send.append(outbox.appender)
@@ -316,7 +321,7 @@ class Sender:
     @property
     def may_block(self) -> bool:
         """The calling code may wait for room."""
-        return self._blocks and not self.is_on_loop and not is_in_coroutine()
+        return self.blocks and not self.is_on_loop and not is_in_coroutine()
 
     def wait_for_room(self) -> None:
         """Wait until less is pending than the bound. The lock is held, and released meanwhile.

@@ -300,12 +300,8 @@ class Transaction:
                 " its messages; they forget them in time."
             )
             return
-        for part in parts:
-            part.forget_acknowledged()
         # A failed attempt may yet write its messages, which another transaction must not commit.
-        if len(appends) == len(parts) and not any(
-            part.appends or part.was_retried for part in parts
-        ):
+        if len(appends) == len(parts) and not any(part.is_in_doubt for part in parts):
             sequences.reuse_producer(is_acknowledged=False)
 
     def _late(self, what: str) -> ReceiptTimeoutError:

@@ -169,6 +169,35 @@ class BatchReader(Generic[T]):
                 break
         return batch
 
+    def poll(self) -> Batch[T] | None:
+        """Return the next batch of what has arrived, without waiting; in any thread.
+
+        Only after :meth:`begin`.
+
+        Returns:
+            None if nothing has; and at the end, see :attr:`has_ended`.
+
+        Raises:
+            GazetteError: as :meth:`next_batch`.
+        """
+        while (batch := self.ready_batch()) is None and (fetcher := self._fetcher) is not None:
+            queue = self._replay or fetcher.queue
+            if queue.is_empty:
+                break
+            self._accept(queue)
+        return batch
+
+    async def arrived(self) -> None:
+        """Wait until there is something to :meth:`poll`, or reading has ended; on any loop."""
+        fetcher = self._fetcher
+        if fetcher is not None:
+            await (self._replay or fetcher.queue).wait_async()
+
+    @property
+    def has_ended(self) -> bool:
+        """All journals were read to their ends, or the reader was closed."""
+        return self._fetcher is None
+
     def ready_batch(self) -> Batch[T] | None:
         """Return the next batch of what is decoded already; None if more content is needed.
 
@@ -383,7 +412,8 @@ class BatchReader(Generic[T]):
             self._replay = None
             self._delivery.end_replay()
         elif isinstance(item, Failed):
-            if not self._plan.block or not isinstance(item.error, JournalNotFoundError):
+            is_deleted = isinstance(item.error, JournalNotFoundError)
+            if not self._plan.block or self._plan.is_fixed or not is_deleted:
                 raise item.error
             # The listing will follow, and other journals are read on.
             _log.warning(

@@ -7,8 +7,10 @@ import contextlib
 import dataclasses
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
+
+from gazette_sdk.protocol import broker_pb2 as pb
 
 __all__ = [
     "CONTENT_BYTES_MAX",
@@ -39,6 +41,7 @@ class Opened:
         create_revision: Etcd revision at which the journal was created; 0 if it is not known.
         is_new: True if the position that was given is not of this journal: the states of its
             producers are not, either.
+        spec: the journal as it was listed; None if it was not.
     """
 
     journal: str
@@ -47,6 +50,7 @@ class Opened:
     continues: bool
     create_revision: int
     is_new: bool = False
+    spec: pb.JournalSpec | None = field(default=None, compare=False, repr=False)
 
     def at(self, offset: int) -> Opened:
         """Return the same journal, read from another offset."""
@@ -188,6 +192,11 @@ class ContentQueue:
                 loop.call_soon_threadsafe(_resolve, waiter)
 
     # --------------------------------------------------------------- the consumer
+
+    @property
+    def is_empty(self) -> bool:
+        """True if :meth:`pop` has nothing to remove."""
+        return not self._items
 
     def wait(self) -> None:
         """Block until the queue has an item."""

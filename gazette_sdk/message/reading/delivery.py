@@ -281,14 +281,18 @@ class CommittedDelivery(Delivery[T]):
         """Return the next batch of a run of which some is left."""
         if self._unpruned >= _PRUNE_EVERY:
             self._unpruned = 0
-            self._sequencer.checkpoint(HORIZON_S)
+            self._sequencer.prune(HORIZON_S)
         if type(run) is ShortRun and self._length < _PLAIN_MIN:
-            return self._guarded(self._sequenced(run, self._length))
+            return self._sequence(run, self._length)
         count = self._sequencer.plain_count(run, self._begun)
         if count >= min(_PLAIN_MIN, self._length - self._begun):
             return self._plain_part(run, self._begun + count)
         # Bulk operations on so few messages gain little.
-        return self._guarded(self._sequenced(run, _BLOCK))
+        return self._sequence(run, _BLOCK)
+
+    def _sequence(self, run: Run[T], count: int) -> Batch[T]:
+        """Return the next batch of a run whose next messages are sequenced one by one."""
+        return self._guarded(self._sequenced(run, count))
 
     def _plain_part(self, run: Run[T], stop: int) -> Sequence[T]:
         begin = self._begun

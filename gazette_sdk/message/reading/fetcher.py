@@ -225,12 +225,19 @@ class Fetcher:
 
     async def _fetch(self) -> None:
         selector = self._plan.selector
-        if self._plan.name is not None:
-            found = await self._list(journal_selector(strip_meta(self._plan.name)))
-            if found or selector is None:
-                if not found:
-                    raise JournalNotFoundError(journal=self._plan.text)
-                selector = journal_selector(strip_meta(self._plan.name))
+        if self._plan.names:
+            named = journal_selector(*self._plan.names)
+            found = {each.spec.name: each for each in await self._list(named)}
+            missing = [name for name in self._plan.names if strip_meta(name) not in found]
+            if missing and selector is None:
+                raise JournalNotFoundError(journal=missing[0])
+            if self._plan.is_fixed:
+                await self._fetch_all(
+                    [(found[strip_meta(name)], name) for name in self._plan.names]
+                )
+                return
+            if not missing:
+                selector = named
         assert selector is not None
         if self._plan.block:
             await self._follow(selector)
@@ -256,14 +263,24 @@ class Fetcher:
         journals = await self._list(selector)
         if not journals:
             raise JournalNotFoundError(f"no journal matches {self._plan.text!r}")
+        await self._fetch_all([(journal, self._asked(journal)) for journal in journals])
 
-        async def fetch(journal: pb.ListResponse.Journal) -> None:
-            async with self._slots:
-                await self._fetch_journal(journal, is_new=False)
+    async def _fetch_all(self, journals: list[tuple[pb.ListResponse.Journal, str]]) -> None:
+        """Fetch journals, each under a name, to their ends: some at once, if they have any."""
+        slots = contextlib.nullcontext() if self._plan.block else self._slots
+
+        async def fetch(journal: pb.ListResponse.Journal, name: str) -> None:
+            async with slots:
+                await self._fetch_journal(journal, name, is_new=False)
 
         async with asyncio.TaskGroup() as group:
-            for journal in journals:
-                group.create_task(fetch(journal))
+            for journal, name in journals:
+                group.create_task(fetch(journal, name))
+
+    def _asked(self, journal: pb.ListResponse.Journal) -> str:
+        """Return the name of a journal, with the metadata that the user gave."""
+        name = journal.spec.name
+        return next((asked for asked in self._plan.names if strip_meta(asked) == name), name)
 
     async def _follow(self, selector: pb.LabelSelector) -> None:
         """Fetch the journals of a selector as they are created and deleted."""
@@ -283,7 +300,8 @@ class Fetcher:
                         ended.cancel()
                         await asyncio.wait([ended])
                     for key in sorted(listed.keys() - fetches.keys()):
-                        fetch = self._fetch_journal(listed[key], is_new=is_new)
+                        journal = listed[key]
+                        fetch = self._fetch_journal(journal, self._asked(journal), is_new=is_new)
                         fetches[key] = group.create_task(fetch)
                     is_new = True
                     # The watch itself tries again after an error, and logs it.
@@ -316,17 +334,16 @@ class Fetcher:
 
     # ------------------------------------------------------------- one journal
 
-    async def _fetch_journal(self, journal: pb.ListResponse.Journal, *, is_new: bool) -> None:
+    async def _fetch_journal(
+        self, journal: pb.ListResponse.Journal, name: str, *, is_new: bool
+    ) -> None:
         """Fetch one journal to its end, or without end.
 
         Args:
             journal: the journal, as listed.
+            name: its name, with metadata.
             is_new: True if it was created after reading began: it is read from its begin.
         """
-        asked = self._plan.name
-        name = journal.spec.name
-        if asked is not None and strip_meta(asked) == name:
-            name = asked  # with the metadata that the user gave
         revision = journal.create_revision
         try:
             start = await self._positions.start(name, revision, is_new=is_new)
@@ -336,8 +353,9 @@ class Fetcher:
         offset = start.offset
         end_offset = self._plan.end_offsets.get(name, 0)
         content_type = value_of(journal.spec.labels, CONTENT_TYPE)
+        spec = journal.spec
         self.queue.put(
-            Opened(name, content_type, offset, start.continues, revision, is_new=start.is_new)
+            Opened(name, content_type, offset, start.continues, revision, start.is_new, spec)
         )
         if name in self._plan.end_offsets and end_offset <= offset:
             # A read with the end offset 0 has no end, and there is nothing to read.
@@ -359,7 +377,8 @@ class Fetcher:
                     self._positions.ended(name, revision, offset)
                     await reader.aclose()
             except (SuspendedError, JournalNotFoundError) as error:
-                if not self._plan.block:
+                is_deleted = isinstance(error, JournalNotFoundError)
+                if not self._plan.block or (self._plan.is_fixed and is_deleted):
                     self.queue.put(Failed(error))
                     return
                 # An append resumes the journal; or the listing, which ends this task, is late.

@@ -31,8 +31,8 @@ class Plan:
     """Journals to read, with their offsets.
 
     Attributes:
-        selector: label selector of the journals; None for a name alone.
-        name: name of a journal; it precedes the selector if the journal exists.
+        selector: label selector of the journals; None for names alone.
+        names: names of journals. One beside a selector precedes it, if the journal exists.
         text: selector or name as the user gave it, for errors.
         block: follow the write heads, and the listing.
         begin: offset at which journals begin that ``offsets`` does not name; -1 is the head.
@@ -44,10 +44,12 @@ class Plan:
         item_bytes_max: limit of the content of a journal that is decoded at once.
         on_missing: treatment of an offset, or create revision, that its journal does not have.
         is_verified: True if the positions were read before, and are not verified again.
+        is_fixed: True if exactly the named journals are read: one that vanishes is an error. Else
+            one is waited for, and read again once it is created.
     """
 
     selector: pb.LabelSelector | None
-    name: str | None
+    names: tuple[str, ...]
     text: str
     block: bool
     begin: int
@@ -58,6 +60,7 @@ class Plan:
     item_bytes_max: int = CONTENT_BYTES_MAX
     on_missing: OnMissing = "raise"
     is_verified: bool = False
+    is_fixed: bool = False
 
     def continued(self, offsets: Mapping[str, int], opened: Mapping[str, Opened]) -> Plan:
         """Return the plan to read on behind this one: new journals are read from their begin."""
@@ -143,7 +146,8 @@ def plan_of(
             )
     if on_missing not in {"raise", "begin", "end"}:
         raise ConfigurationError(f"on_missing={on_missing!r}: use 'raise', 'begin' or 'end'")
-    return Plan(wanted, name, text, block, begin, by_journal, ends, since, on_missing=on_missing)
+    names = () if name is None else (name,)
+    return Plan(wanted, names, text, block, begin, by_journal, ends, since, on_missing=on_missing)
 
 
 def _is_name(text: str) -> bool:

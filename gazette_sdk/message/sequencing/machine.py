@@ -335,6 +335,25 @@ class SequencerMachine(Generic[T]):
             raise RuntimeError("end_replay() ends a range that is read again; there is none")
         self.replay = None
 
+    def upcoming(self) -> list[Message[T]]:
+        """Return the messages that :meth:`step` will return, without recording anything.
+
+        Raises:
+            RuntimeError: a range must be read again first, see :attr:`replay`.
+        """
+        state = self.delivering
+        if state is None:
+            return []
+        if self.replay is not None:
+            raise RuntimeError(f"{self.replay} must be read again first; see offer()")
+        clock = state.min if self._outstanding is None else self._outstanding[4]
+        found = []
+        for message in self._rest:
+            if clock < message[4] <= state.max:
+                clock = message[4]
+                found.append(message)
+        return found
+
     def step(self) -> Message[T] | None:
         """Return the next message of the sequence that is being delivered.
 

@@ -34,6 +34,7 @@ from gazette_sdk.message.sequencing.plain_runs import (
 from gazette_sdk.message.sequencing.run import Message, Run
 from gazette_sdk.message.sequencing.state import (
     Changes,
+    Journal,
     Outcome,
     Position,
     Producer,
@@ -77,19 +78,39 @@ class Sequencer(SequencerMachine[T]):
                 forgotten, in seconds; 0 for never.
             outstanding_is_processed: True if the message that was delivered last is processed.
         """
+        if outstanding_is_processed and self.delivering is not None:
+            return self.checkpoint_at(self.position, horizon_s)
+        return self._checkpoint(self.offsets, {}, horizon_s)
+
+    def checkpoint_at(self, position: Position, horizon_s: float = 0) -> Checkpoint:
+        """Return the position within the sequence that is being delivered.
+
+        Args:
+            position: where its producer stands, see :meth:`position_behind`.
+            horizon_s: as of :meth:`checkpoint`.
+        """
+        state, last = self.delivering, self._last
+        assert state is not None, "a sequence is being delivered"
+        assert last is not None, "a sequence has an end"
+        changes: Changes = {last.journal: {state.id: position}} if last.clock else {}
         offsets = self.offsets
-        changes: Changes = {}
-        state, out, last = self.delivering, self._outstanding, self._last
-        if outstanding_is_processed and state is not None and out is not None and last is not None:
-            position = self._position_behind(state, out)
-            if out.clock:
-                changes = {out.journal: {state.id: position}}
-            if position.begin == -1:
-                offsets = {**offsets, last.journal: last.end}
+        if position.begin == -1:
+            offsets = {**offsets, last.journal: last.end}
         return self._checkpoint(offsets, changes, horizon_s)
 
-    def _position_behind(self, state: Producer[T], out: Message[T]) -> Position:
-        """Return the position of a producer once the outstanding message is processed."""
+    @property
+    def position(self) -> Position:
+        """Position of the producer whose sequence is being delivered, behind the last message."""
+        state, out = self.delivering, self._outstanding
+        assert state is not None, "a sequence is being delivered"
+        if out is None:
+            return Position(state.min, state.max, state.begin)
+        return self.position_behind(out)
+
+    def position_behind(self, out: Message[T]) -> Position:
+        """Return the same as :attr:`position`, once a message of the sequence is processed."""
+        state = self.delivering
+        assert state is not None, "a sequence is being delivered"
         if self.replay is not None:
             return Position(out.clock, state.max, out.end)
         for message in self._rest:
@@ -103,12 +124,24 @@ class Sequencer(SequencerMachine[T]):
         found, dropped = checkpoint_of(
             self._journals, offsets, changes, horizon_s=horizon_s, keep=self.delivering
         )
-        for journal, producer in dropped:
-            self._drop_span(producer)
-            del journal.producers[producer.id]
+        self._drop(dropped)
         self._pending.clear()
         self.flush_metrics()
         return found
+
+    def prune(self, horizon_s: float) -> None:
+        """Forget producers as :meth:`checkpoint` does. Sequences that are open stay pending."""
+        _, dropped = checkpoint_of(
+            self._journals, self.offsets, {}, horizon_s=horizon_s, keep=self.delivering
+        )
+        self._drop(dropped)
+        self.flush_metrics()
+
+    def _drop(self, dropped: list[tuple[Journal[T], Producer[T]]]) -> None:
+        for journal, producer in dropped:
+            self._drop_span(producer)
+            self._pending.discard(producer)
+            del journal.producers[producer.id]
 
     def flush_metrics(self) -> None:
         """Update the metrics, which are updated once in a while only."""

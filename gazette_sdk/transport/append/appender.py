@@ -33,7 +33,7 @@ from collections.abc import Collection, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from gazette_sdk.errors import ClosedError, GazetteError
+from gazette_sdk.errors import ClosedError, GazetteError, ValidationError
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import metrics
@@ -122,7 +122,8 @@ class JournalAppender:
         """Queue an append, behind all before it, whatever these wait for.
 
         Args:
-            content: whole frames.
+            content: whole frames. Without any, the append is a barrier: its response tells the
+                write head.
             after: futures that must succeed before it is sent. All behind it waits with it, and
                 if one of them fails, it fails, and all behind it.
             check: selector that the journal's registers must match; a mismatch is terminal.
@@ -133,8 +134,16 @@ class JournalAppender:
             the journal has failed for good.
 
         Raises:
+            ValidationError: it changes registers, and has no content, without which brokers do not
+                change them.
             ClosedError: the service is closed.
         """
+        if union is not None and not content:
+            raise ValidationError(
+                f"{self.journal}: an append that changes registers needs content",
+                kind="empty",
+                path="content",
+            )
         request = None
         if check is not None or union is not None:
             request = pb.AppendRequest(
@@ -154,6 +163,9 @@ class JournalAppender:
         """
         if request == self.queue.plain:
             request = None
+        for future in after:
+            if isinstance(future, PendingAppend):
+                future.call_in()  # nobody else may receive its answer soon
         with self._lock:
             self.service.check_open()
             if self.queue.state is QueueState.FAILED:

@@ -10,6 +10,7 @@ import pytest
 from gazette_sdk.errors import (
     RegisterMismatchError,
     UnavailableError,
+    ValidationError,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append import linger, service
@@ -118,6 +119,12 @@ def test_a_register_mismatch_fails_all_behind_it_and_the_journal(journal):
             append.result()
     assert journal.append(b"3").done()
     assert len(journal.route.sent) == 1
+
+
+def test_an_append_that_changes_registers_needs_content(journal):
+    with pytest.raises(ValidationError, match="needs content"):
+        journal.appender.append(b"", union=UNION)
+    assert not journal.appender.pending()
 
 
 def test_a_journal_that_fails_without_sticking_takes_further_appends(monkeypatch):

@@ -1,0 +1,160 @@
+"""Input of a shard: the committed messages of its sources, from a checkpoint on.
+
+Content is fetched ahead on the event loop. A worker thread takes what has arrived, and cuts,
+decodes and sequences it in the same call: one list of messages at a time. Between two lists, and
+within one, :meth:`Input.checkpoint` tells exactly which messages are processed (message section
+13.5, shard section 7).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.message.envelope import Envelope
+from gazette_sdk.message.reading.batch_reader import BatchReader
+from gazette_sdk.message.reading.content_queue import Opened
+from gazette_sdk.message.reading.delivery import HORIZON_S, RING_BYTES_MAX
+from gazette_sdk.message.reading.journal_decoder import JournalDecoder, journal_decoder
+from gazette_sdk.message.reading.list_delivery import ListDelivery
+from gazette_sdk.message.reading.plan import Plan
+from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.sequencing.sequencer import RING_SIZE, Sequencer
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.names import validate_journal
+from gazette_sdk.transport.base import Transport
+
+__all__ = ["Input", "MessageType"]
+
+MessageType = Callable[[pb.JournalSpec], type]
+"""Function that returns the class of a journal's messages. It may look at the journal's labels."""
+
+
+class Input:
+    """Committed messages of several journals. Made on the event loop that fetches them.
+
+    One thread or coroutine uses it at a time. A source that does not exist, or is deleted, is an
+    error of :meth:`poll`.
+
+    Args:
+        transport: how to reach the journals.
+        sources: by journal, the least offset to read. A name may have metadata, which envelopes
+            and checkpoints keep.
+        checkpoint: position to go on from; it is not changed.
+        message: returns the class of a journal's messages, whose name has the metadata.
+        acknowledgements: return acknowledgements of committed messages, too.
+        ring_size: number of messages of open transactions that are kept in memory.
+        follows: read on at the write heads; else reading ends there.
+
+    Raises:
+        ConfigurationError: there is no source.
+        ValidationError: a name is malformed.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        sources: Mapping[str, int],
+        checkpoint: Checkpoint,
+        message: MessageType,
+        *,
+        acknowledgements: bool = False,
+        ring_size: int = RING_SIZE,
+        follows: bool = True,
+    ) -> None:
+        if not sources:
+            raise ConfigurationError("a shard needs at least one source")
+        for journal in sources:
+            validate_journal(journal)
+        offsets = {
+            journal: max(least, checkpoint.offsets.get(journal, 0))
+            for journal, least in sources.items()
+        }
+        plan = Plan(
+            selector=None,
+            names=tuple(sources),
+            text=", ".join(sources),
+            block=follows,
+            begin=0,
+            offsets=offsets,
+            end_offsets={},
+            revisions=checkpoint.create_revisions,
+            is_fixed=True,
+        )
+        restored = dataclasses.replace(checkpoint, offsets={**checkpoint.offsets, **offsets})
+        sequencer = Sequencer[Envelope[Any]](
+            ring_size, ring_bytes_max=RING_BYTES_MAX, checkpoint=restored
+        )
+        self._delivery = ListDelivery(sequencer, acknowledgements=acknowledgements)
+        self._reader: BatchReader[Envelope[Any]] = BatchReader(
+            plan, transport, _decoders(message), self._delivery
+        )
+        self._reader.begin()
+
+    @property
+    def has_pending(self) -> bool:
+        """A sequence is open that began since the last checkpoint was taken."""
+        return self._delivery.has_pending
+
+    @property
+    def ended(self) -> bool:
+        """All sources were read to their ends; never while the input follows them."""
+        return self._reader.has_ended
+
+    def poll(self) -> list[Envelope[Any]] | None:
+        """Return the next messages of what has arrived, without waiting; on any thread.
+
+        The messages of the list before are processed then: another checkpoint is behind them.
+
+        Returns:
+            At least one message, all of one journal; None if there are none yet, or no more.
+
+        Raises:
+            GazetteError: a source cannot be read or decoded. Every later call raises it, too.
+        """
+        while (batch := self._reader.poll()) is not None:
+            if batch:
+                assert isinstance(batch, list), "a ListDelivery returns lists"
+                return batch
+        return None
+
+    async def arrived(self) -> None:
+        """Wait until :meth:`poll` may return something, or raise, or the input has ended.
+
+        Only after it returned None, and on the event loop.
+        """
+        await self._reader.arrived()
+
+    def checkpoint(self, left: int = 0) -> Checkpoint:
+        """Return the position, and forget producers that were silent for a day.
+
+        Args:
+            left: number of messages at the end of the last list that are not processed.
+        """
+        return self._reader.checkpoint(left, horizon_s=HORIZON_S)
+
+    def passed(self) -> dict[str, int]:
+        """Return the offsets that are read through, by journal, without those of the last list.
+
+        Exact once :meth:`poll` has returned None. Messages that start nothing pass offsets, too.
+        """
+        return self._delivery.read_through
+
+    async def aclose(self) -> None:
+        """Stop reading."""
+        await self._reader.aclose()
+
+
+def _decoders(message: MessageType) -> Callable[[Opened], JournalDecoder[Any]]:
+    """Return a function that makes the decoder of a journal."""
+
+    def new_decoder(opened: Opened) -> JournalDecoder[Any]:
+        spec = pb.JournalSpec()
+        if opened.spec is not None:
+            spec.CopyFrom(opened.spec)
+        spec.name = opened.journal
+        return journal_decoder(message(spec), opened, sequenced=True)
+
+    return new_decoder
