@@ -21,6 +21,7 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from gazette_sdk.broker.recovery.beginning import LastRouteKind, kind_of_route
 from gazette_sdk.broker.recovery.last_routes import LastRoutes, changes_since, members_required
 from gazette_sdk.broker.recovery.states import HeadInput
 from gazette_sdk.broker.spool.directory import Durability, SpoolDirectory, replace_file
@@ -181,6 +182,17 @@ class EtcdHistory:
         """Return True if a journal's last route has the broker that used the directory before."""
         route = self._last_routes.route(journal)
         return route is not None and self._former_id in route.members
+
+    def last_route_kind(self, journal: str) -> LastRouteKind:
+        """Return the relation of this broker to a journal's last route."""
+        return kind_of_route(
+            self._last_routes.route(journal),
+            [self._local_id, self._former_id or self._local_id],
+            (
+                pb.ProcessSpec.ID(zone=entry.zone, suffix=entry.suffix)
+                for entry in self._keyspace.assignments(journal)
+            ),
+        )
 
     def is_continued(self, journal: str) -> bool:
         """Return True if a journal has a synchronized route without this broker now."""
