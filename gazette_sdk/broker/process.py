@@ -30,12 +30,10 @@ from gazette_sdk.broker.fragments.refresh import refresh_index
 from gazette_sdk.broker.fragments.unstored import UnstoredCopies
 from gazette_sdk.broker.listing import Listing
 from gazette_sdk.broker.read import ReadServer
-from gazette_sdk.broker.recovery.beginning import may_begin
 from gazette_sdk.broker.recovery.etcd_history import EtcdHistory
 from gazette_sdk.broker.recovery.last_routes import LastRoutes
 from gazette_sdk.broker.recovery.peer_inventory import LISTING_TIMEOUT_S, PeerInventory
 from gazette_sdk.broker.recovery.quarantine import Quarantine
-from gazette_sdk.broker.recovery.states import HeadState
 from gazette_sdk.broker.recovery.waiting_journals import WaitingJournals
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.resolver import Resolver
@@ -350,7 +348,7 @@ class Broker:
             upload=lambda spool: self.persister.complete(replace(spool, primary=True)),
             replica_of=self._replica_of,
             restores_head=history.was_member,
-            may_begin=self._may_begin,
+            may_begin=history.may_begin,
             decided=self._waiting_journals.wake,
         )
         self.keyspace.observers += [
@@ -553,18 +551,6 @@ class Broker:
     def _replica_of(self, journal: str, create_revision: int) -> Replica | None:
         replica = self.resolver.replica(journal)
         return replica if replica and replica.create_revision == create_revision else None
-
-    def _may_begin(self, journal: str, create_revision: int) -> bool:
-        """Return True if a replica begins while spools of its journal are in quarantine."""
-        assert self._spools is not None
-        assert self._history is not None
-        head = self._spools.head(
-            journal,
-            create_revision=create_revision,
-            cluster_id=self.keyspace.header.cluster_id,
-        )
-        state = HeadState.ABSENT if head is None else HeadState.KNOWN
-        return may_begin(state, self._history.last_route_kind(journal))
 
     def _exists(self, journal: str, create_revision: int) -> bool:
         item = self.keyspace.item(journal)
