@@ -218,10 +218,11 @@ class Replica:
         Args:
             fragment: of our spool.
             is_whole: True if these are as many as the journal's replication requires. If they are
-                less, and lost, others may overwrite what they have: readers do not see it.
+                less, and lost, others may overwrite what they have: readers do not see it, and it
+                is not stored. A primary without peers agrees with itself only.
         """
-        self.agree(fragment)
         if is_whole:
+            self.agree(fragment)
             self.index.acknowledge(fragment.end)
 
     def _complete(self, spool: CompletedSpool) -> None:

@@ -466,13 +466,15 @@ class _Append:
         # Whether a journal can be suspended depends on what is stored.
         can_be_suspended = not may_carry_content(self._request.suspend)
         await self._await_store(head_is_known=replica.head_is_known and not can_be_suspended)
+        fragment = self._current_pipeline().spool.fragment
         verdict = judge_preconditions(
             self._request,
             self._terms,
             self._registers,
-            self._current_pipeline().spool.fragment,
+            fragment,
             replica.index.summary(),
             now=self._shared.now(),
+            is_followed=replica.head_is_known and replica.index.follows(fragment.end),
         )
         self._status = verdict.status
         if verdict.roll_to:
