@@ -11,6 +11,7 @@ offset*. Local content behind it is known here, and hidden from reads.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -253,6 +254,11 @@ class Index:
         if self._acknowledged is None or end <= self._acknowledged:
             return end
         return max(self._acknowledged, self._stored_end)
+
+    @property
+    def acknowledged_end(self) -> int:
+        """Offset through which all replicas have acknowledged content, as far as is known."""
+        return sys.maxsize if self._acknowledged is None else self._acknowledged
 
     def summary(self) -> Summary:
         """Return the span of the index, with what is not acknowledged."""

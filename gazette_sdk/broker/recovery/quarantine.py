@@ -91,6 +91,8 @@ class Quarantine:
         inventory: what peers and stores have.
         upload: takes a spool that is used; also one whose journal is deleted, which is dropped.
         replica_of: returns our replica of the journal of this name and create revision, if any.
+        upload_agreed: takes a spool that a replica uses, to upload it when all replicas have
+            acknowledged its content; by default ``upload``.
         restores_head: returns True if this broker is a member of a journal's last route.
         decided: called when nothing of a journal is in quarantine any more.
     """
@@ -104,6 +106,7 @@ class Quarantine:
         inventory: PeerInventory,
         upload: Callable[[CompletedSpool], None],
         replica_of: Callable[[str, int], Replica | None],
+        upload_agreed: Callable[[CompletedSpool], None] | None = None,
         restores_head: Callable[[str], bool] = lambda _: False,
         decided: Callable[[], None] = lambda: None,
     ) -> None:
@@ -112,6 +115,7 @@ class Quarantine:
         self._inventory = inventory
         self._upload = upload
         self._replica_of = replica_of
+        self._upload_agreed = upload_agreed or upload
         self._restores_head = restores_head
         self._decided = decided
         self._woken = asyncio.Event()
@@ -127,7 +131,7 @@ class Quarantine:
     def take(self, journal: str, create_revision: int) -> tuple[Sequence[CompletedSpool], Signal]:
         """Return the usable spools of a journal that was assigned to this broker.
 
-        Uncontested spools are usable from now on, and are uploaded.
+        Uncontested spools are usable from now on, and are uploaded when all replicas have them.
 
         Returns:
             the spools, and a signal that fires, or has fired, when no spool of the journal is in
@@ -145,11 +149,18 @@ class Quarantine:
                 if entry.step(SpoolInput.ASSIGNED) is SpoolEffect.USE:
                     self._note_whole(key, entry.spool, entry.spool)
                     taken.append(entry.spool)
-                    self._upload(entry.spool)
+                    self._upload_agreed(entry.spool)
                 else:
                     contested.append(entry)
             self._put_back(key, contested)
         return taken, ready
+
+    def hold(self, spool: CompletedSpool) -> None:
+        """Take a spool of this process: others may have continued its journal without us."""
+        key = (spool.fragment.journal, spool.create_revision)
+        self._entries.setdefault(key, []).append(_Entry(spool))
+        self._ready.setdefault(key, Signal())
+        self._woken.set()
 
     async def run(self) -> None:
         """Decide about all spools; return when none is in quarantine."""

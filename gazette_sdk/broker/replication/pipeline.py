@@ -42,6 +42,8 @@ class Pipeline:
         spool: ours, owned until :meth:`tear_down`.
         streams: one per other member, in member order.
         acknowledged_end: offset through which all replicas are known to have the journal.
+        synchronized: the fragment that all replicas had when they agreed; ``None`` before, and
+            once it counts as acknowledged.
         on_acknowledged: called with each fragment that all replicas have acknowledged, also if
             nobody waits for that.
     """
@@ -50,6 +52,7 @@ class Pipeline:
     spool: Spool
     streams: list[PeerStream] = field(default_factory=list)
     acknowledged_end: int = 0
+    synchronized: pb.Fragment | None = None
     on_acknowledged: Callable[[pb.Fragment], None] | None = None
     _opened: bool = False
     _told_end: int = -1  # of acknowledged_end: what the peers know
