@@ -308,6 +308,9 @@ class Replica:
         """
         pipeline = await self.pipeline.take()
         spool = await (self.spool.take() if pipeline is None else pipeline.tear_down())
+        agreed = self.agreed
+        if pipeline is not None and agreed is not None and agreed.end < spool.fragment.end:
+            await pipeline.settled()
         if is_replaced():
             for closed in self._not_agreed:
                 self._parts.complete(closed)

@@ -10,8 +10,10 @@ spool goes to the quarantine, which asks the others.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from gazette_sdk.broker.replica import Replica
@@ -32,22 +34,32 @@ class Fate(enum.Enum):
 
 
 def fate_of(
-    end: int, acknowledged_end: int | None, *, journal_exists: bool, is_contested: bool
+    end: int,
+    acknowledged_end: int,
+    *,
+    has_replica: bool = True,
+    journal_exists: bool = True,
+    is_contested: bool = False,
 ) -> Fate:
     """Return what becomes of a spool.
 
     Args:
         end: of the spool.
         acknowledged_end: offset through which all replicas have acknowledged the journal, as far
-            as our replica knows; ``None`` if we have no replica.
+            as our replica knows, or knew when it ended.
+        has_replica: False if it ended.
         journal_exists: False if the journal is deleted.
         is_contested: True if others continued the journal since the spool was written.
     """
-    if not journal_exists:
+    if not journal_exists or end <= acknowledged_end:
         return Fate.UPLOAD
-    if acknowledged_end is None or is_contested:
-        return Fate.QUARANTINE
-    return Fate.UPLOAD if end <= acknowledged_end else Fate.WAIT
+    return Fate.QUARANTINE if is_contested or not has_replica else Fate.WAIT
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    spool: CompletedSpool
+    replica: Replica | None = None  # the last one that we had
 
 
 class UnagreedSpools:
@@ -75,52 +87,59 @@ class UnagreedSpools:
         self._is_contested = is_contested
         self._upload = upload
         self._quarantine = quarantine
-        self._waiting: list[CompletedSpool] = []
+        self._waiting: list[_Waiting] = []
         self._added = asyncio.Event()
 
     def add(self, spool: CompletedSpool) -> None:
         """Let a spool wait."""
-        self._waiting.append(spool)
+        self._waiting.append(_Waiting(spool))
         self._added.set()
 
     def holds(self, journal: str, create_revision: int) -> bool:
         """Return True if a spool of a journal waits."""
         key = (journal, create_revision)
-        return any((each.fragment.journal, each.create_revision) == key for each in self._waiting)
+        return any(_key(each.spool) == key for each in self._waiting)
 
     async def run(self) -> None:
         """Look at the spools that wait, until cancelled."""
         while True:
-            if not self._waiting:
-                self._added.clear()
-                await self._added.wait()
-            await asyncio.sleep(POLL_S)
+            self._added.clear()
+            # At once, too: a replica may end soon after all have agreed.
             self.look()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(POLL_S if self._waiting else None):
+                    await self._added.wait()
 
     def look(self) -> None:
         """Decide about all spools that need not wait any more."""
         waiting, self._waiting = self._waiting, []
-        for spool in waiting:
-            match self._fate_of(spool):
+        for entry in waiting:
+            match self._fate_of(entry):
                 case Fate.WAIT:
-                    self._waiting.append(spool)
+                    self._waiting.append(entry)
                 case Fate.UPLOAD:
-                    self._upload(spool)
+                    self._upload(entry.spool)
                 case Fate.QUARANTINE:
-                    self._quarantine(spool)
+                    self._quarantine(entry.spool)
 
     def upload_all(self) -> None:
         """Upload all: no other broker is there which could continue the journals."""
         waiting, self._waiting = self._waiting, []
-        for spool in waiting:
-            self._upload(spool)
+        for entry in waiting:
+            self._upload(entry.spool)
 
-    def _fate_of(self, spool: CompletedSpool) -> Fate:
-        fragment = spool.fragment
-        replica = self._replica_of(fragment.journal, spool.create_revision)
+    def _fate_of(self, entry: _Waiting) -> Fate:
+        spool = entry.spool
+        replica = self._replica_of(*_key(spool))
+        entry.replica = replica or entry.replica
         return fate_of(
-            fragment.end,
-            None if replica is None else replica.index.acknowledged_end,
-            journal_exists=self._exists(fragment.journal, spool.create_revision),
+            spool.fragment.end,
+            entry.replica.index.acknowledged_end if entry.replica is not None else 0,
+            has_replica=replica is not None,
+            journal_exists=self._exists(*_key(spool)),
             is_contested=self._is_contested(spool),
         )
+
+
+def _key(spool: CompletedSpool) -> tuple[str, int]:
+    return spool.fragment.journal, spool.create_revision
