@@ -360,6 +360,7 @@ class Broker:
             replica_of=self._replica_of,
             upload_agreed=lambda spool: self._unagreed.add(replace(spool, primary=True)),
             restores_head=history.was_member,
+            goes_on=self._last_routes.goes_on,
             decided=self._waiting_journals.wake,
         )
         self.keyspace.observers += [
