@@ -254,11 +254,15 @@ class SpoolDirectory:
             :meth:`journal` have the heads from now on.
         """
         self._cluster_id = cluster_id
+        is_synced = self.durability is Durability.PERSISTED
         directories = [entry for entry in (self.root / "journals").iterdir() if entry.is_dir()]
         recovered: list[CompletedSpool] = []
         with ThreadPoolExecutor(_RECOVERY_THREADS, thread_name_prefix="recover") as pool:
             for found in pool.map(
-                lambda directory: recover_journal(directory, cluster_id, self._opened), directories
+                lambda directory: recover_journal(
+                    directory, cluster_id, self._opened, synced=is_synced
+                ),
+                directories,
             ):
                 recovered += found.spools
                 self._serial = max(self._serial, found.serial)
