@@ -348,7 +348,6 @@ class Broker:
             upload=lambda spool: self.persister.complete(replace(spool, primary=True)),
             replica_of=self._replica_of,
             restores_head=history.was_member,
-            may_begin=history.may_begin,
             decided=self._waiting_journals.wake,
         )
         self.keyspace.observers += [
