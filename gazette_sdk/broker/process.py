@@ -337,7 +337,6 @@ class Broker:
             replica_of=self._replica_of,
             upload_agreed=lambda spool: self._unagreed.add(replace(spool, primary=True)),
             restores_head=history.was_member,
-            may_begin=history.may_begin,
             goes_on=self._last_routes.goes_on,
             decided=self._waiting_journals.wake,
         )

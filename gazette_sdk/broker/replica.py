@@ -99,7 +99,6 @@ class Replica:
             and after its pipeline was torn down.
         agreed: the spool's fragment when all replicas last had the same, if we were the primary;
             ``None`` before.
-        has_spool: True once it has a spool.
         head_is_known: True if the head is known without the stores: the spool began at the head
             that an earlier process recorded, or a primary or a peer had it.
         is_synchronized: True if the primary's stream has synchronized this replica.
@@ -132,7 +131,6 @@ class Replica:
         self.settled: object | None = None
         self.ready: ReadyRoute | None = None
         self.agreed: pb.Fragment | None = None
-        self.has_spool = False
         self.head_is_known = False
         self.is_synchronized = False
         self.copies_wanted = False
@@ -358,15 +356,7 @@ class Replica:
         UNSTORED_MISSING.remove(self.journal)
         self.index.close()
 
-    def recover(self, spool: CompletedSpool) -> None:
-        """Take a closed fragment of an earlier process that was in quarantine until now."""
-        if self.has_spool:  # then its bytes may be among those that not all have acknowledged
-            self.index.add_unacknowledged(spool.fragment, spool.file)
-        else:
-            self.index.commit(spool.fragment, spool.file)
-
     def _new_spool(self) -> Spool:
-        self.has_spool = True
         head = self._storage.head
         if head is not None and head.end > 0:
             self.head_is_known = True  # it would be forgotten if others had continued the journal
