@@ -361,6 +361,7 @@ class Broker:
             upload_agreed=lambda spool: self._unagreed.add(replace(spool, primary=True)),
             restores_head=history.was_member,
             goes_on=self._last_routes.goes_on,
+            may_begin=history.may_begin,
             decided=self._waiting_journals.wake,
         )
         self.keyspace.observers += [

@@ -99,6 +99,7 @@ class Replica:
             and after its pipeline was torn down.
         agreed: the spool's fragment when all replicas last had the same, if we were the primary;
             ``None`` before.
+        has_spool: True once it has a spool.
         head_is_known: True if the head is known without the stores: the spool began at the head
             that an earlier process recorded, or a primary or a peer had it.
         is_synchronized: True if the primary's stream has synchronized this replica.
@@ -131,6 +132,7 @@ class Replica:
         self.settled: object | None = None
         self.ready: ReadyRoute | None = None
         self.agreed: pb.Fragment | None = None
+        self.has_spool = False
         self.head_is_known = False
         self.is_synchronized = False
         self.copies_wanted = False
@@ -215,14 +217,17 @@ class Replica:
         self.head_is_known = fragment.end > 0
         self.write_head.value = fragment.end
 
-    def synchronized(self, fragment: pb.Fragment) -> None:
-        """Note that the members of a written route have this fragment; see :meth:`agree`.
+    def synchronized(self, pipeline: Pipeline) -> None:
+        """Note that the members of a written route have what they agreed on; see :meth:`agree`.
 
-        These are as many as the journal's replication requires. If they were less, and lost,
-        others might overwrite what they have.
+        Not before the route is written, with as many members as the journal's replication
+        requires: if they were lost, others might go on without what only these have.
         """
-        self.agree(fragment)
-        self.index.acknowledge(fragment.end)
+        fragment, pipeline.synchronized = pipeline.synchronized, None
+        if fragment is not None:
+            self.agree(fragment)
+            self.index.acknowledge(fragment.end)
+            pipeline.tell_acknowledged(fragment.end)
 
     def _complete(self, spool: CompletedSpool) -> None:
         """Store a closed fragment, if all replicas are known to have it."""
@@ -346,7 +351,15 @@ class Replica:
         UNSTORED_MISSING.remove(self.journal)
         self.index.close()
 
+    def recover(self, spool: CompletedSpool) -> None:
+        """Take a closed fragment of an earlier process that was in quarantine until now."""
+        if self.has_spool:  # then its bytes may be among those that not all have acknowledged
+            self.index.add_unacknowledged(spool.fragment, spool.file)
+        else:
+            self.index.commit(spool.fragment, spool.file)
+
     def _new_spool(self) -> Spool:
+        self.has_spool = True
         head = self._storage.head
         if head is not None and head.end > 0:
             self.head_is_known = True  # it would be forgotten if others had continued the journal

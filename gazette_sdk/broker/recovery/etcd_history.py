@@ -21,8 +21,9 @@ from pathlib import Path
 
 from google.protobuf.message import DecodeError
 
+from gazette_sdk.broker.recovery.beginning import kind_of_route, may_begin
 from gazette_sdk.broker.recovery.last_routes import LastRoutes, changes_since, members_required
-from gazette_sdk.broker.recovery.states import HeadInput
+from gazette_sdk.broker.recovery.states import HeadInput, HeadState
 from gazette_sdk.broker.spool.directory import Durability, SpoolDirectory, replace_file
 from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
@@ -181,6 +182,23 @@ class EtcdHistory:
         """Return True if a journal's last route has the broker that used the directory before."""
         route = self._last_routes.route(journal)
         return route is not None and self._former_id in route.members
+
+    def may_begin(self, journal: str, create_revision: int) -> bool:
+        """Return True if a replica begins while spools of its journal are in quarantine."""
+        head = self._directory.head(
+            journal,
+            create_revision=create_revision,
+            cluster_id=self._keyspace.header.cluster_id,
+        )
+        kind = kind_of_route(
+            self._last_routes.route(journal),
+            [self._local_id, self._former_id or self._local_id],
+            (
+                pb.ProcessSpec.ID(zone=entry.zone, suffix=entry.suffix)
+                for entry in self._keyspace.assignments(journal)
+            ),
+        )
+        return may_begin(HeadState.ABSENT if head is None else HeadState.KNOWN, kind)
 
     def is_continued(self, journal: str) -> bool:
         """Return True if a journal has a synchronized route without this broker now."""

@@ -11,6 +11,11 @@ not uploaded. `states` has the transitions; this module performs their effects:
   have other bytes. They are asked again when the journal's route changes, and after a pause.
 - When all spools of a journal are in use, and each of them is whole, its head is restored.
 
+A replica of the journal may begin its own spool before (`beginning`). From the moment at which a
+primary synchronized it, it has every byte that is acknowledged: nothing behind its head is valid in
+a spool in quarantine, and what its peers have before that head does not grow. So decisions wait
+for that moment, and ask only then.
+
 Contested spools are recorded on disk before the revision from which the next start reads Etcd's
 history; see :meth:`SpoolDirectory.forget_head`. So a stop or a crash at any time leaves them in
 quarantine.
@@ -21,6 +26,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -59,6 +65,7 @@ PAUSE_S_MIN: Final = 0.05
 PAUSE_S_MAX: Final = 2.0
 """Pauses between rounds, unless a route changes. Each round asks for all journals that are left."""
 
+_OFFSET_MAX = (1 << 63) - 1
 _WARNING_PAUSE_S = 1.0  # a normal start takes some rounds
 _CONCURRENT_JOURNALS_MAX = 8
 _READ_BYTES = 1 << 20
@@ -100,6 +107,8 @@ class Quarantine:
         restores_head: returns True if this broker is a member of a journal's last route.
         goes_on: returns True if brokers are there which may continue a journal without us: bytes
             behind all that they have may become theirs at any time.
+        may_begin: returns True if a replica of the journal of this name and create revision begins
+            its spool before the spools in quarantine are decided.
         decided: called when nothing of a journal is in quarantine any more.
     """
 
@@ -115,6 +124,7 @@ class Quarantine:
         upload_agreed: Callable[[CompletedSpool], None] | None = None,
         restores_head: Callable[[str], bool] = lambda _: False,
         goes_on: Callable[[str], bool] = lambda _: False,
+        may_begin: Callable[[str, int], bool] = lambda *_: False,
         decided: Callable[[], None] = lambda: None,
     ) -> None:
         self._directory = directory
@@ -125,6 +135,7 @@ class Quarantine:
         self._upload_agreed = upload_agreed or upload
         self._restores_head = restores_head
         self._goes_on = goes_on
+        self._may_begin = may_begin
         self._decided = decided
         self._woken = asyncio.Event()
         self._whole: dict[Key, CompletedSpool | None] = {}  # last one, if all of them are whole
@@ -142,8 +153,8 @@ class Quarantine:
         Uncontested spools are usable from now on, and are uploaded when all replicas have them.
 
         Returns:
-            the spools, and a signal that fires, or has fired, when no spool of the journal is in
-            quarantine.
+            the spools, and a signal that fires, or has fired, when the replica may begin its own
+            spool.
         """
         key = (journal, create_revision)
         taken = self._usable.pop(key, [])
@@ -151,7 +162,10 @@ class Quarantine:
         if ready is None:
             ready = Signal()
             ready.fire()
-        elif key in self._entries:  # else they are being decided
+            return taken, ready
+        if ready.fired:  # for an earlier replica
+            ready = self._ready[key] = Signal()
+        if key in self._entries:  # else they are being decided
             contested = []
             for entry in self._pop(key):
                 if entry.step(SpoolInput.ASSIGNED) is SpoolEffect.USE:
@@ -161,6 +175,7 @@ class Quarantine:
                 else:
                     contested.append(entry)
             self._put_back(key, contested)
+        self._let_begin(key)
         return taken, ready
 
     def hold(self, spool: CompletedSpool) -> None:
@@ -200,14 +215,17 @@ class Quarantine:
 
     def observe(self, changes: Iterable[Change]) -> None:
         """Ask again at once if a journal with spools in quarantine is among changed keys."""
-        if not self._entries:
+        if not self._ready:
             return
-        held = {journal for journal, _ in self._entries}
+        touched = set()
         for change in changes:
             match change.new or change.old:
-                case AssignmentEntry(item=journal) | ItemEntry(id=journal) if journal in held:
-                    self._woken.set()
-                    return
+                case AssignmentEntry(item=journal) | ItemEntry(id=journal):
+                    touched.add(journal)
+        for key in list(self._ready):
+            if key[0] in touched:
+                self._woken.set()
+                self._let_begin(key)
 
     def stop(self) -> None:
         """Let replicas end without waiting for decisions. Spools in quarantine stay on disk."""
@@ -237,17 +255,19 @@ class Quarantine:
                 self._upload(entry.spool)  # which drops it
             self._put_back(key, [])
             return
+        replica = self._synchronized_replica(key)
         end = max((entry.spool.fragment.end for entry in self._entries.get(key, ())), default=0)
         async with asyncio.timeout(ASK_TIMEOUT_S):
             # With what begins at their end: then they close a gap.
             inventory = await self._inventory.fragments_before(key[0], end + 1)
-        # A replica may have taken some meanwhile. None does from here on.
+        # A new replica may have taken some meanwhile. None does from here on.
         entries = self._pop(key)
         # Of overlapping spools of our own the later one has the journal's bytes.
         entries.sort(key=lambda entry: serial_of(entry.spool.file.path))
         try:
             while entries:
-                used = await self._advance(entries[-1], inventory)
+                known = [*inventory, *self._known_to(replica, key)]
+                used = await self._advance(entries[-1], known)
                 self._note_whole(key, entries.pop().spool, used)
                 if used is not None:
                     inventory.append(used.fragment)
@@ -300,6 +320,35 @@ class Quarantine:
                 raise
         return spool if entry.state is SpoolState.IN_USE else None
 
+    def _synchronized_replica(self, key: Key) -> Replica | None:
+        """Return our replica of a journal if it has begun its spool.
+
+        Raises:
+            UnavailableError: no primary has synchronized it yet.
+        """
+        replica = self._replica_of(*key)
+        if replica is None or not replica.has_spool:
+            return None
+        if not replica.head_is_known:
+            raise UnavailableError("its replica here is not synchronized yet", journal=key[0])
+        return replica
+
+    def _known_to(self, replica: Replica | None, key: Key) -> list[pb.Fragment]:
+        """Return what a synchronized replica has at this moment, and will get.
+
+        Raises:
+            UnavailableError: it was another one when the inventory was asked for.
+        """
+        if self._synchronized_replica(key) is not replica:
+            raise UnavailableError("its replica here has just begun, or ended", journal=key[0])
+        if replica is None:
+            return []
+        head = replica.spool.peek().fragment.end
+        return [
+            *replica.index.page(limit=sys.maxsize).fragments,
+            pb.Fragment(journal=key[0], begin=head, end=_OFFSET_MAX),
+        ]
+
     async def _compare_bytes(self, ours: pb.Fragment) -> SpoolInput:
         async with asyncio.timeout(READ_TIMEOUT_S):
             digest = await self._inventory.digest(ours.journal, ours.begin, ours.end)
@@ -346,7 +395,7 @@ class Quarantine:
 
     def _use(self, key: Key, spool: CompletedSpool) -> None:
         if (replica := self._replica_of(*key)) is not None:
-            replica.index.commit(spool.fragment, spool.file)
+            replica.recover(spool)
         else:
             self._usable.setdefault(key, []).append(spool)
         self._upload(spool)
@@ -368,6 +417,10 @@ class Quarantine:
             self._restore_head(self._whole.pop(key, None))
             ready.fire()
             self._decided()
+
+    def _let_begin(self, key: Key) -> None:
+        if (ready := self._ready.get(key)) is not None and self._may_begin(*key):
+            ready.fire()
 
     def _note_whole(self, key: Key, spool: CompletedSpool, used: CompletedSpool | None) -> None:
         """Note the last spool of a journal, as long as all that were decided are whole."""

@@ -29,8 +29,8 @@ A *recovered spool* holds bytes that an earlier process committed. *Others conti
 when Etcd has a synchronized route of it which this broker is not a member of, and which has as many
 members as the journal requires; the spools written before are *contested* from then on, over
 restarts too (the file ``forgotten`` records it). While a spool is uncontested or contested it is in
-*quarantine*: it is in no index and not uploaded. A replica of the journal begins its own spool only
-when nothing of the journal is in quarantine. A head that was removed for want of a history is
+*quarantine*: it is in no index and not uploaded. `beginning` says when a replica of the journal
+begins its own spool meanwhile. A head that was removed for want of a history is
 written again when all contested spools are in use, each of them whole, and this broker is a member
 of the last route known (`last_routes`).
 

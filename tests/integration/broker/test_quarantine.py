@@ -32,6 +32,7 @@ class Story:
         self.cluster = cluster
         self._monkeypatch = monkeypatch
         self.clients = {}
+        self.store_url = "file:///"
 
     async def begin(self, *members, replication, contents=(FIRST[:BEGIN], FIRST[BEGIN:])):
         for number in (1, 2, 3):
@@ -45,7 +46,7 @@ class Story:
 
     async def apply(self, replication, **fields):
         spec = journal_spec(
-            JOURNAL, replication=replication, stores=["file:///"], refresh_interval_s=1
+            JOURNAL, replication=replication, stores=[self.store_url], refresh_interval_s=1
         )
         await self["broker-2"].apply(spec, **fields)
 
@@ -186,11 +187,12 @@ def test_the_beginning_that_nobody_else_has_is_used(etcd, tmp_path, monkeypatch)
         await story.go_on("broker-2", "broker-3")
         await story.crash("broker-2")
         await story.start("broker-1")
-        await story.cluster.assign(JOURNAL, "broker-3", "broker-1")
+        await story.go_on("broker-3", "broker-1", at=len(FIRST + NEXT), content=b"")
         await story.decided()
         assert story.put_aside() == []
-        await story.until_stored((BEGIN, len(FIRST)))
-        assert story.stored() == [(0, BEGIN), (BEGIN, len(FIRST))]
+        spans = [(0, BEGIN), (BEGIN, HEAD), (HEAD, len(FIRST + NEXT))]
+        await story.until_stored(*spans)
+        assert story.stored() == spans
         await story["broker-3"].fragments_when(JOURNAL, lambda found: len(found) == 3)
         await story.stays(FIRST + NEXT, "broker-3")
 
@@ -260,7 +262,9 @@ def test_spools_stay_in_quarantine_while_the_journal_has_no_primary(etcd, tmp_pa
     story(etcd, tmp_path, monkeypatch, script)
 
 
-def test_a_primary_appends_when_its_own_spools_are_decided(etcd, tmp_path, monkeypatch):
+def test_a_primary_appends_before_its_own_spools_are_decided(etcd, tmp_path, monkeypatch):
+    """It begins where the others are."""
+
     async def script(story):
         await story.begin("broker-1", "broker-2", replication=2)
         await story.crash_in_the_middle()
@@ -274,14 +278,12 @@ def test_a_primary_appends_when_its_own_spools_are_decided(etcd, tmp_path, monke
         monkeypatch.setattr(PeerInventory, "fragments_before", later)
         await story.start("broker-1")
         await story.cluster.assign(JOURNAL, "broker-1", "broker-3")
-        early = asyncio.ensure_future(story["broker-1"].append(JOURNAL, b"!"))
-        await asyncio.sleep(0.3)
-        assert not early.done()
-        assert (await story["broker-3"].fragments(JOURNAL))[-1].end == len(FIRST + NEXT)
-        may_ask.set()
         async with asyncio.timeout(LIMIT_S):
-            response = await early
+            response = await story["broker-1"].append(JOURNAL, b"!")
         assert (response.status, response.commit.begin) == (pb.OK, len(FIRST + NEXT))
+        assert len(story.quarantined) == 1
+        may_ask.set()
+        await story.decided()
         assert len(story.put_aside()) == 1
         await story.stays(FIRST + NEXT + b"!", "broker-3", for_s=1.5)
 
@@ -314,5 +316,110 @@ def test_without_a_history_spools_of_every_journal_are_contested(
         if not others_wrote:  # its route is the last one that Etcd has
             response = await story["broker-1"].append(JOURNAL, b"!")
             assert (response.status, response.commit.begin) == (pb.OK, len(FIRST))
+
+    story(etcd, tmp_path, monkeypatch, script)
+
+
+class FailingStore:
+    """The store of all journals, which fails while it is a link to itself."""
+
+    def __init__(self, story):
+        self._store = story.cluster.directory / "fragments" / "store"
+        self._healthy = self._store.with_name("healthy")
+        self._store.mkdir(parents=True)
+
+    def fail(self):
+        self._store.rename(self._healthy)
+        self._store.symlink_to(self._store.name)
+
+    def heal(self):
+        self._store.unlink()
+        self._healthy.rename(self._store)
+
+
+async def with_failing_store(story, *members):
+    """The primary was killed with an append of its own; the store fails, and others went on."""
+    story.store_url = "file:///store/"
+    store = FailingStore(story)
+    await story.begin(*members, replication=len(members))
+    await story.crash_in_the_middle()
+    store.fail()
+    return store
+
+
+def test_a_broker_that_is_back_joins_while_the_store_fails(etcd, tmp_path, monkeypatch):
+    """Its old spools stay in quarantine: they are neither shown nor stored, and not lost."""
+
+    async def script(story):
+        store = await with_failing_store(story, "broker-1", "broker-2")
+        await story.go_on("broker-2", "broker-3")
+        await story.start("broker-1")
+        await story.go_on("broker-2", "broker-1", at=len(FIRST + NEXT), content=b"more,")
+        replica = story.cluster.brokers["broker-1"].resolver.replica(JOURNAL)
+        assert replica.head_is_known
+        end = len(FIRST + NEXT + b"more,")
+        assert story.quarantined
+        # Again, now with a head of its own beside the old spools; and as the primary.
+        await story.crash()
+        await story.cluster.assign(JOURNAL, "broker-2", "broker-3")
+        await story.start("broker-1")
+        await story.go_on("broker-1", "broker-2", at=end, content=b"again")
+        assert story.quarantined
+        assert story.put_aside() == []
+        store.heal()
+        await story.decided()
+        assert len(story.put_aside()) == 1
+        expect = FIRST + NEXT + b"more,again"
+        await story.stays(expect, "broker-1", "broker-2", for_s=1)
+
+    story(etcd, tmp_path, monkeypatch, script)
+
+
+def test_all_that_are_back_while_the_store_fails_go_on_at_the_head(etcd, tmp_path, monkeypatch):
+    """One of them has old spools in quarantine, and its head is of what it wrote since."""
+
+    async def script(story):
+        store = await with_failing_store(story, "broker-1", "broker-2")
+        await story.go_on("broker-2", "broker-3")
+        await story.start("broker-1")
+        await story.go_on("broker-2", "broker-1", at=len(FIRST + NEXT), content=b"more,")
+        head = len(FIRST + NEXT + b"more,")
+        for broker in ("broker-1", "broker-2", "broker-3"):
+            await story.crash(broker)
+        await story.start("broker-1")
+        await story.start("broker-3")  # of an earlier route
+        await story.go_on("broker-3", "broker-1", at=head, content=b"again")
+        assert story.quarantined
+        await story.start("broker-2")
+        store.heal()
+        await story.decided()
+        await story.stays(FIRST + NEXT + b"more,again", "broker-1", "broker-3", for_s=1)
+
+    story(etcd, tmp_path, monkeypatch, script)
+
+
+def test_spools_that_may_be_the_only_trace_of_the_head_are_waited_for(etcd, tmp_path, monkeypatch):
+    """Nobody is there who was a member of the last route: an empty replica must not begin."""
+
+    async def script(story):
+        store = await with_failing_store(story, "broker-1", "broker-2")
+        await story.go_on("broker-2", "broker-3")
+        await story.crash("broker-2")
+        await story.crash("broker-3")
+        await story.start("broker-1")
+        await story.start("broker-4")
+        await story.cluster.assign(JOURNAL, "broker-1", "broker-4")
+        replica = story.cluster.brokers["broker-1"].resolver.replica(JOURNAL)
+        await asyncio.sleep(0.5)
+        assert not replica.has_spool
+        # A broker with all of it is back, and the same replica begins beside it.
+        await story.start("broker-3")
+        await story.go_on("broker-3", "broker-1", at=len(FIRST + NEXT), content=b"more")
+        assert story.quarantined
+        store.heal()
+        await story.decided()
+        assert story.put_aside() == []  # it was cut where the others went on, and is stored
+        await story.until_stored((BEGIN, HEAD))
+        await story.stays(FIRST + NEXT + b"more", "broker-1", "broker-3", for_s=1)
 
     story(etcd, tmp_path, monkeypatch, script)

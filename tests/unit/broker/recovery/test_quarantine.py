@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.broker.recovery import quarantine, truncate
 from gazette_sdk.broker.recovery.quarantine import Quarantine
 from gazette_sdk.broker.recovery.reconcile import valid_end
 from gazette_sdk.broker.recovery.states import HeadInput
 from gazette_sdk.broker.recovery.truncate import set_superseded_aside, truncate_spool
+from gazette_sdk.broker.slot import Slot
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -238,6 +241,7 @@ class Made:
     ):
         self.uploaded = []
         self.replica = None
+        self.may_begin = False
         self.directory = directory
         self.quarantine = Quarantine(
             directory,
@@ -248,6 +252,7 @@ class Made:
             replica_of=lambda *_: self.replica,
             restores_head=lambda _: restores_head,
             goes_on=lambda _: goes_on(),
+            may_begin=lambda *_: self.may_begin,
         )
 
     @property
@@ -522,15 +527,13 @@ def test_a_change_of_the_route_ends_the_pause(root, monkeypatch):
 
 
 def test_a_replica_that_is_made_during_the_decision_gets_the_usable_part(root):
-    class Index:
-        def __init__(self):
-            self.added = []
-
-        def commit(self, fragment, file):
-            self.added.append((fragment, file))
-
     class Replica:
-        index = Index()
+        has_spool = False
+
+        def recover(self, spool):
+            recovered.append(spool)
+
+    recovered = []
 
     class Slow(ScriptedInventory):
         async def digest(self, journal, begin, end):
@@ -547,7 +550,135 @@ def test_a_replica_that_is_made_during_the_decision_gets_the_usable_part(root):
         asyncio.run(asyncio.wait_for(made.quarantine.run(), 10))
         assert inventory.ready.fired
         assert made.spans == [(0, len(WHOLE))]
-        assert [each.end for each, _ in Replica.index.added] == [len(WHOLE)]
+        assert [each.fragment.end for each in recovered] == [len(WHOLE)]
+
+
+class BegunReplica:
+    """A replica that began its spool at 0 while spools were in quarantine."""
+
+    has_spool = True
+    head_is_known = False
+
+    def __init__(self):
+        self.index = Index()
+        self.spool = Slot(pb_spool(0))
+        self.recovered = []
+
+    def synchronized(self, head, *, own=()):
+        """A primary made it roll to the head, or append up to it."""
+        self.head_is_known = True
+        self.spool = Slot(pb_spool(head))
+        for fragment in own:
+            self.index.commit(fragment, None)
+
+    def recover(self, spool):
+        self.recovered.append((spool.fragment.begin, spool.fragment.end))
+
+
+def pb_spool(head):
+    return SimpleNamespace(fragment=fragment(head, head))
+
+
+def begun(root, inventory, script):
+    """Run a quarantine whose contested spool does not keep a replica from beginning."""
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            made = Made(directory, inventory)
+            directory.forget_head(JOURNAL)
+            made.may_begin = True
+            taken, ready = made.quarantine.take(JOURNAL, REVISION)
+            assert ready.fired
+            assert not taken
+            assert made.quarantine.holds(JOURNAL, REVISION)
+            made.replica = BegunReplica()
+            running = asyncio.ensure_future(made.quarantine.run())
+            await script(made, running)
+            assert not made.quarantine.holds(JOURNAL, REVISION)
+            return made
+
+    return asyncio.run(scenario())
+
+
+def test_nothing_is_decided_before_a_replica_that_has_begun_is_synchronized(root):
+    inventory = ScriptedInventory([])
+
+    async def script(made, running):
+        await asyncio.sleep(0.05)
+        assert (inventory.asked, made.uploaded) == (0, [])
+        made.replica.synchronized(100)
+        await asyncio.wait_for(running, 10)
+
+    made = begun(root, inventory, script)
+    assert inventory.asked == 1
+    assert made.spans == made.replica.recovered == [(0, len(WHOLE))]
+
+
+@pytest.mark.parametrize(
+    ("head", "own", "used"),
+    [
+        (8, [], [(0, 8)]),  # nothing behind the head at which it joined is valid
+        (100, [fragment(8, 100)], [(0, 8)]),  # appended since
+        (0, [], []),
+        (100, [fragment(0, 100)], []),
+        (len(WHOLE), [], [(0, len(WHOLE))]),
+    ],
+)
+def test_what_a_synchronized_replica_has_and_will_get_is_not_taken_from_a_spool(
+    root, head, own, used
+):
+    async def script(made, running):
+        made.replica.synchronized(head, own=own)
+        await asyncio.wait_for(running, 10)
+
+    assert begun(root, ScriptedInventory([]), script).spans == used
+
+
+def test_an_answer_from_before_the_replica_was_synchronized_does_not_count(root):
+    """Between the two the others may have appended, and this replica lacks that."""
+
+    class Slow(ScriptedInventory):
+        async def fragments_before(self, journal, end):
+            found = await super().fragments_before(journal, end)
+            if self.asked == 1:
+                self.made.replica = BegunReplica()
+                self.made.replica.synchronized(100)
+            return found
+
+    inventory = Slow([], [fragment(8, 100)])
+
+    async def script(made, running):
+        inventory.made, made.replica = made, None
+        await asyncio.wait_for(running, 10)
+
+    assert begun(root, inventory, script).spans == [(0, 8)]
+    assert inventory.asked == 2
+
+
+def test_a_replica_begins_when_a_change_of_the_route_allows_it(root):
+    mirror = Mirror()
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            made = Made(directory, ScriptedInventory(UnavailableError("not yet")))
+            directory.forget_head(JOURNAL)
+            mirror.keyspace.observers.append(
+                lambda: made.quarantine.observe(mirror.keyspace.changes)
+            )
+            _, ready = made.quarantine.take(JOURNAL, REVISION)
+            made.may_begin = True
+            mirror.put(dict([mirror.assignment("another/journal", "broker", 0)]))
+            assert not ready.fired
+            mirror.put(dict([mirror.assignment(JOURNAL, "broker", 0)]))
+            assert ready.fired
+            # For a later replica it is judged anew.
+            made.may_begin = False
+            _, ready = made.quarantine.take(JOURNAL, REVISION)
+            assert not ready.fired
+            made.quarantine.stop()
+            assert ready.fired
+
+    asyncio.run(scenario())
 
 
 def test_a_stop_releases_replicas_and_uploads_nothing(root):
