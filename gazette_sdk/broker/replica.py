@@ -225,14 +225,17 @@ class Replica:
         self.head_is_known = fragment.end > 0
         self.write_head.value = fragment.end
 
-    def synchronized(self, fragment: pb.Fragment) -> None:
-        """Note that the members of a written route have this fragment; see :meth:`agree`.
+    def synchronized(self, pipeline: Pipeline) -> None:
+        """Note that the members of a written route have what they agreed on; see :meth:`agree`.
 
-        These are as many as the journal's replication requires. If they were less, and lost,
-        others might overwrite what they have.
+        Not before the route is written, with as many members as the journal's replication
+        requires: if they were lost, others might go on without what only these have.
         """
-        self.agree(fragment)
-        self.index.acknowledge(fragment.end)
+        fragment, pipeline.synchronized = pipeline.synchronized, None
+        if fragment is not None:
+            self.agree(fragment)
+            self.index.acknowledge(fragment.end)
+            pipeline.tell_acknowledged(fragment.end)
 
     def _complete(self, spool: CompletedSpool) -> None:
         """Store a closed fragment, if all replicas are known to have it."""

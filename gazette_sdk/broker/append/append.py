@@ -431,12 +431,7 @@ class _Append:
             assert replica is not None
             assert replica.settled is resolution
             pipeline = self._current_pipeline()
-            if (fragment := pipeline.synchronized) is not None:
-                # Not before the route is written: if its members were lost, others might go on
-                # without what only these have.
-                pipeline.synchronized = None
-                replica.synchronized(fragment)
-                pipeline.tell_acknowledged(fragment.end)
+            replica.synchronized(pipeline)
             replica.ready = ReadyRoute(
                 resolution,
                 pipeline,
