@@ -27,7 +27,6 @@
     ├── ShardStatusError             a consumer process answered with a status other than OK
     ├── StreamProtocolError          a peer broke the rules of the stream transport
     ├── ShardStoreError              the state of a shard cannot be read or written
-    ├── FencedError                  another process became the primary of a shard
     ├── BackPressureError            the bound of unsent messages is reached
     ├── DeliveryTimeoutError         an append was not acknowledged in time
     └── ClosedError                  used after it was closed
