@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gazette_sdk.shard.application.endpoints import Method, Query
     from gazette_sdk.shard.application.handler import handler
     from gazette_sdk.shard.application.handles import Process, Shard
+    from gazette_sdk.shard.stores import codec
     from gazette_sdk.shard.stores.base import Store
     from gazette_sdk.shard.stores.json_store import JsonStore
     from gazette_sdk.shard.stores.rocks_store import RocksStore
@@ -47,6 +48,7 @@ __all__ = [
     "SqliteStore",
     "Store",
     "Transaction",
+    "codec",
     "dead_letters",
     "handler",
 ]
@@ -63,6 +65,7 @@ _MODULES = {
     "SqliteStore": "stores.sqlite_store",
     "Store": "stores.base",
     "Transaction": "transaction.transaction",
+    "codec": "stores.codec",
     "dead_letters": "application.application",
     "handler": "application.handler",
 }
@@ -72,7 +75,8 @@ def __getattr__(name: str) -> object:
     """Import a name when it is first used."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    found: object = module if name == "codec" else getattr(module, name)
     globals()[name] = found
     return found
 

@@ -6,10 +6,11 @@ import asyncio
 import concurrent.futures
 import copy
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gazette_sdk.errors import GazetteError
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.mapping import Mapping as JournalMapping
 from gazette_sdk.message.mapping import SelectorMapping
@@ -52,6 +53,9 @@ class MemoryInput:
         messages: the messages.
         checkpoint: position at which to begin.
         batch_count: messages of a batch.
+
+    Attributes:
+        on_undecodable: is not called: all messages are given decoded.
     """
 
     has_pending = False
@@ -60,6 +64,7 @@ class MemoryInput:
     def __init__(
         self, messages: Sequence[Any], checkpoint: Checkpoint, *, batch_count: int = BATCH_COUNT
     ) -> None:
+        self.on_undecodable: Callable[[GazetteError], object] | None = None
         self._messages = messages
         self._batch_count = batch_count
         self._next = checkpoint.offsets.get(JOURNAL, 0)

@@ -70,6 +70,7 @@ class AsyncConsumer:
         while True:
             if consumer.machine.current is Current.EMPTY and consumer.left_count:
                 await self._begin()
+                deadline = min(deadline, consumer.machine.max_at)
             done = await self._consume_rest(deadline)
             if done is not None:
                 return done
@@ -77,6 +78,11 @@ class AsyncConsumer:
                 return Slice(more=True, closes=True)
             assert consumer.input is not None, "an input is opened first"
             batch = await self._on_worker(consumer.input.poll)
+            if consumer.bad.has_undecodable:
+                if consumer.machine.current is Current.EMPTY:
+                    await self._begin()
+                consumer.txn.envelope = None
+                consumer.bad.publish_undecodable(consumer.txn)
             if batch is None:
                 return Slice(more=False)
             consumer.take(batch)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
+from gazette_sdk.errors import GazetteError
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.mapping import Mapping as JournalMapping
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
@@ -40,7 +41,14 @@ class AppendFuture(AnyFuture, Protocol):
 
 
 class InputLike(Protocol):
-    """Committed messages of a shard's sources, from a checkpoint on."""
+    """Committed messages of a shard's sources, from a checkpoint on.
+
+    Attributes:
+        on_undecodable: called by :meth:`poll` with the error of content that is no message, which
+            is then passed over; None to raise it.
+    """
+
+    on_undecodable: Callable[[GazetteError], object] | None
 
     @property
     def has_pending(self) -> bool:

@@ -160,6 +160,7 @@ class Consumer:
         while True:
             if self.machine.current is Current.EMPTY and self.left_count:
                 self._begin()
+                deadline = min(deadline, self.machine.max_at)
             try:
                 for envelope in rest:
                     txn.envelope = envelope
@@ -175,6 +176,7 @@ class Consumer:
             if self.is_full:
                 return Slice(more=True, closes=True)
             batch = poll()
+            self._publish_undecodable()
             if batch is None:
                 return Slice(more=False)
             rest = self.take(batch)
@@ -223,7 +225,8 @@ class Consumer:
 
     def begin(self) -> None:
         """Open a transaction, without its hook."""
-        self._first = self._batch[len(self._batch) - self.left_count]
+        left = self.left_count
+        self._first = self._batch[len(self._batch) - left] if left else None
         self.txn.envelope = None
         self.txn.is_open = True
 
@@ -259,6 +262,14 @@ class Consumer:
         except Exception as error:
             raise HookFailedError("begin", error) from error
         self.machine.consumed(time.monotonic())
+
+    def _publish_undecodable(self) -> None:
+        if not self.bad.has_undecodable:
+            return
+        if self.machine.current is Current.EMPTY:
+            self._begin()
+        self.txn.envelope = None
+        self.bad.publish_undecodable(self.txn)
 
     def _consume_or_leave_out(self, txn: Transaction[Any], message: Any) -> None:
         """Consume a message, or leave a bad record out and end the slice."""

@@ -5,6 +5,9 @@ store and no message of the first run stays. In the second run the bad record is
 published as a dead letter within the transaction. That transaction ends behind the record, so
 that a series of bad records costs one run each.
 
+Content that is no message, as bytes that cannot be decoded, is passed over in the same way, without
+a second run.
+
 Only failures that the record can be blamed for are treated so. A broker that does not answer, a
 full disk and the like end the shard: the next record would meet them, too.
 """
@@ -13,6 +16,7 @@ from __future__ import annotations
 
 import base64
 import errno
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +35,8 @@ from gazette_sdk.shard.transaction.base import BadRecord
 from gazette_sdk.shard.transaction.transaction import Transaction
 
 __all__ = ["BadRecords", "DeadLetter", "HandlerFailedError", "HookFailedError"]
+
+_log = logging.getLogger(__name__)
 
 _MACHINE_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
@@ -91,7 +97,7 @@ class DeadLetter(JsonMessage):
         journal: journal of the record.
         offset: offset of its first byte.
         error: exception of the handler.
-        record: the record, as JSON.
+        record: the record, as JSON; None of content that is no message.
     """
 
     journal: str
@@ -115,12 +121,13 @@ class BadRecords:
         on_error: treatment that the application declares.
     """
 
-    __slots__ = ("_left_out", "_on_error", "_refusals")
+    __slots__ = ("_left_out", "_on_error", "_refusals", "_undecodable")
 
     def __init__(self, on_error: OnError) -> None:
         self._on_error = on_error
         self._refusals: dict[BadRecord, _Refusal] = {}
         self._left_out: set[BadRecord] = set()
+        self._undecodable: list[GazetteError] = []
 
     def __bool__(self) -> bool:
         return bool(self._refusals)
@@ -157,6 +164,35 @@ class BadRecords:
             txn.publish(letter, mapping=direct(self._on_error.journal))
         self._left_out.add(record)
 
+    @property
+    def passes_over(self) -> bool:
+        """Content that is no message is passed over, instead of failing the shard."""
+        return self._on_error != "fail"
+
+    def pass_over(self, error: GazetteError) -> None:
+        """Note content that is no message, which the input passes over."""
+        if isinstance(self._on_error, DeadLetters):
+            self._undecodable.append(error)
+        else:
+            _log.warning("passed over: %s", error)
+
+    @property
+    def has_undecodable(self) -> bool:
+        """Dead letters of content that is no message are to be published."""
+        return bool(self._undecodable)
+
+    def publish_undecodable(self, txn: Transaction[Any]) -> None:
+        """Publish a dead letter, without the record, of content that is no message.
+
+        Raises:
+            GazetteError: the journal of dead letters cannot be written.
+        """
+        assert isinstance(self._on_error, DeadLetters), "only dead letters are published"
+        for error in self._undecodable:
+            letter = DeadLetter(error.journal or "", error.offset or 0, _text(error), None)
+            txn.publish(letter, mapping=direct(self._on_error.journal))
+        self._undecodable.clear()
+
     def transaction_ended(self) -> None:
         """Forget the records that were left out: their transaction starts to commit."""
         for record in self._left_out:
@@ -166,6 +202,7 @@ class BadRecords:
     def transaction_aborted(self) -> None:
         """Note that the transaction is run again: what it left out is left out again."""
         self._left_out.clear()
+        self._undecodable.clear()
 
 
 def _is_of_record(error: BaseException) -> bool:

@@ -141,7 +141,7 @@ class TransactionMachine:
         if self.failure is not None:
             return self._after_failure()
         if self.current is Current.OPEN and (
-            now >= self.began + self._max_s or (self.ended and not self.available)
+            now >= self.max_at or (self.ended and not self.available)
         ):
             self.close()
         if self.available and self._may_consume():
@@ -153,7 +153,7 @@ class TransactionMachine:
     def _wait_to_commit(self, now: float) -> Decision | None:
         """Return what is waited for before the current transaction commits; None for nothing."""
         if self.prior is not Prior.NONE:
-            until = self._max_at() if self.current is Current.OPEN else None
+            until = self.max_at if self.current is Current.OPEN else None
             return self._wait(until, waits_for_prior=True)
         if self.current is Current.EMPTY:
             return self._wait(None, is_idle=True)
@@ -161,7 +161,7 @@ class TransactionMachine:
         if now < min_at:
             return self._wait(min_at)
         if self._waits_for_acks and self.current is Current.OPEN and self.has_pending:
-            return self._wait(self._max_at())
+            return self._wait(self.max_at)
         return None
 
     def _after_failure(self) -> Decision:
@@ -177,11 +177,11 @@ class TransactionMachine:
         return self.current is not Current.CLOSED and overlaps
 
     def _until(self, now: float) -> float:
-        return (
-            now + SLICE_S if self.current is Current.EMPTY else min(now + SLICE_S, self._max_at())
-        )
+        return now + SLICE_S if self.current is Current.EMPTY else min(now + SLICE_S, self.max_at)
 
-    def _max_at(self) -> float:
+    @property
+    def max_at(self) -> float:
+        """Time behind which the current transaction consumes nothing more, in monotonic seconds."""
         return self.began + self._max_s
 
     def _wait(

@@ -377,6 +377,8 @@ class Runner:
         """Open the input behind a checkpoint, in place of another one."""
         await self._close_input()
         self._input = self._new_input(checkpoint)
+        if self._bad.passes_over:
+            self._input.on_undecodable = self._bad.pass_over
         self._consumer.read(self._input)
         self.machine.available = True  # so that the input is polled first
         self._reported_count = self._consumer.polled_count
