@@ -1,4 +1,4 @@
-"""Connections of tools to brokers, and their options (cli section 2)."""
+"""Connections of tools to brokers and consumer processes, and their options (cli section 2)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,22 @@ from gazette_sdk.server.options import Group, Option, Seconds, Settings
 
 if TYPE_CHECKING:
     from gazette_sdk.cli.command import Invocation
+    from gazette_sdk.protocol.authorization import Authorizer
+    from gazette_sdk.shard.consumer.client import ShardClient
     from gazette_sdk.transport.base import Transport
 
 __all__ = [
     "ADDRESS_ALIASES",
     "BROKER_CLIENT",
+    "CONSUMER_CLIENT",
+    "SHARDS_BROKER_CLIENT",
+    "SHARDS_ZONE",
     "ZONE",
     "BrokerClientSettings",
     "ConnectionSettings",
     "check_address",
     "open_broker",
+    "open_consumer",
 ]
 
 ADDRESS_HELP = "Address of a broker: http(s)://host:port or unix:///path"
@@ -110,38 +116,128 @@ class BrokerClientSettings(ConnectionSettings):
     ] = 60.0
 
 
+class ConsumerConnectionSettings(ConnectionSettings):
+    """Address of a consumer process, and credentials toward it."""
+
+    address: Annotated[
+        str,
+        Option(
+            "Address",
+            "Address of a process of the application: http(s)://host:port or unix:///path",
+            env="CONSUMER_ADDRESS",
+        ),
+    ] = "http://localhost:8080"
+    cert_file: Annotated[
+        str, Option("CertFile", "Client certificate, PEM", env="CONSUMER_CERT_FILE")
+    ] = ""
+    cert_key_file: Annotated[
+        str, Option("CertKeyFile", "Its key, PEM", env="CONSUMER_CERT_KEY_FILE")
+    ] = ""
+    trusted_ca_file: Annotated[
+        str,
+        Option(
+            "TrustedCAFile",
+            "Authorities that sign the processes' certificates, PEM",
+            env="CONSUMER_TRUSTED_CA_FILE",
+        ),
+    ] = ""
+    auth_keys: Annotated[
+        str,
+        Option(
+            "AuthKeys",
+            "Base64 keys of the application: the first signs requests",
+            env="CONSUMER_AUTH_KEYS",
+            secret=True,
+        ),
+    ] = ""
+    auth_token: Annotated[
+        str,
+        Option(
+            "AuthToken",
+            "Ready-made bearer token, used where no keys are given",
+            env="CONSUMER_AUTH_TOKEN",
+            secret=True,
+        ),
+    ] = ""
+
+
 ZONE = Group("journals", ZoneSettings, env_prefix="")
 BROKER_CLIENT = Group("journals.Broker", BrokerClientSettings, prefix="broker.", env_prefix="")
+
+SHARDS_ZONE = Group("shards", ZoneSettings, env_prefix="")
+SHARDS_BROKER_CLIENT = Group("shards.Broker", BrokerClientSettings, prefix="broker.", env_prefix="")
+CONSUMER_CLIENT = Group(
+    "shards.Consumer", ConsumerConnectionSettings, prefix="consumer.", env_prefix=""
+)
 
 ADDRESS_ALIASES = {"BROKER_ADDRESS": "GAZETTE_ADDRESS"}
 """``GAZETTE_ADDRESS`` is used by the whole SDK; ``BROKER_ADDRESS`` by tools alone, and wins."""
 
 
-def open_broker(invocation: Invocation) -> Transport:
+def open_broker(
+    invocation: Invocation,
+    client: Group[BrokerClientSettings] = BROKER_CLIENT,
+    zone: Group[ZoneSettings] = ZONE,
+) -> Transport:
     """Return the transport that a tool's options describe. It opens no connection yet.
+
+    Args:
+        invocation: the call of the command.
+        client: options of the connection.
+        zone: options of the tool's zone.
 
     Raises:
         ConfigurationError: the address, a certificate or a key is invalid.
     """
     from gazette_sdk.transport.connect import connect  # noqa: PLC0415 - lazy
 
-    client = invocation.settings(BROKER_CLIENT)
+    options = invocation.settings(client)
     return connect(
-        check_address(client.address, "with --broker.address or in GAZETTE_ADDRESS"),
-        zone=invocation.settings(ZONE).zone,
-        cache_size=client.cache_size,
-        cache_ttl_s=client.cache_ttl_s,
+        check_address(options.address, "with --broker.address or in GAZETTE_ADDRESS"),
+        zone=invocation.settings(zone).zone,
+        cache_size=options.cache_size,
+        cache_ttl_s=options.cache_ttl_s,
         connect_timeout_s=CONNECT_TIMEOUT_S,
-        **client.connect_options(),
+        **options.connect_options(),
     )
 
 
-def check_address(address: str, remedy: str) -> str:
-    """Return an address if its scheme is one of brokers.
+def open_consumer(invocation: Invocation) -> ShardClient:
+    """Return the client of consumer processes that a tool's options describe.
+
+    It opens no connection yet.
+
+    Raises:
+        ConfigurationError: the address, a certificate or a key is invalid.
+    """
+    from gazette_sdk.protocol.authorization import FixedToken, authority_for  # noqa: PLC0415 - lazy
+    from gazette_sdk.shard.consumer.client import ShardClient  # noqa: PLC0415 - lazy
+
+    options = invocation.settings(CONSUMER_CLIENT)
+    authorizer: Authorizer | None = None
+    if options.auth_keys.strip():
+        authorizer = authority_for(options.auth_keys)
+    elif options.auth_token:
+        authorizer = FixedToken(options.auth_token)
+    return ShardClient(
+        check_address(
+            options.address,
+            "with --consumer.address or in CONSUMER_ADDRESS",
+            kind="a consumer process",
+        ),
+        authorizer=authorizer,
+        tls=options.connect_options()["tls"],
+        connect_timeout_s=CONNECT_TIMEOUT_S,
+    )
+
+
+def check_address(address: str, remedy: str, *, kind: str = "a broker") -> str:
+    """Return an address if its scheme is one of brokers and consumer processes.
 
     Args:
         address: the address that the user gave.
         remedy: text that says where to give another address.
+        kind: who is at the address, in words.
 
     Raises:
         ConfigurationError: it has no such scheme.
@@ -149,7 +245,7 @@ def check_address(address: str, remedy: str) -> str:
     scheme, separator, _ = address.partition("://")
     if not separator or scheme.lower() not in _SCHEMES:
         raise ConfigurationError(
-            f"{address!r} is not the address of a broker; give one such as "
+            f"{address!r} is not the address of {kind}; give one such as "
             f"http://localhost:8080 {remedy}"
         )
     return address

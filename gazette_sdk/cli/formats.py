@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import sys
 import time
 from collections.abc import Iterable, Sequence
@@ -98,6 +99,8 @@ def _value(field: Any, value: Any) -> Any:
         return value.ToJsonString()
     if isinstance(value, Message):
         return _message(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode() if value else None
     if field.enum_type is not None:
         known = field.enum_type.values_by_number.get(value)
         return known.name if known is not None else value

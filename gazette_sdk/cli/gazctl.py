@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import sys
 
-from gazette_sdk.cli.client import ADDRESS_ALIASES, BROKER_CLIENT, ZONE
+from gazette_sdk.cli.client import (
+    ADDRESS_ALIASES,
+    BROKER_CLIENT,
+    CONSUMER_CLIENT,
+    SHARDS_BROKER_CLIENT,
+    SHARDS_ZONE,
+    ZONE,
+)
 from gazette_sdk.cli.command import Command
 from gazette_sdk.cli.completion import completion_command
 from gazette_sdk.cli.journals.commands import COMMANDS as JOURNALS
 from gazette_sdk.cli.program import Program
 from gazette_sdk.cli.settings import ATTACH_UUIDS, PRINT_CONFIG
+from gazette_sdk.cli.shards.commands import COMMANDS as SHARDS
 from gazette_sdk.server.options import Group
 from gazette_sdk.server.settings import LoggingSettings
 
 __all__ = ["GAZCTL", "main"]
 
 _JOURNALS_LOGGING = Group("journals.Logging", LoggingSettings, prefix="log.", env_prefix="LOG_")
+_SHARDS_LOGGING = Group("shards.Logging", LoggingSettings, prefix="log.", env_prefix="LOG_")
 
 _ATTACH_UUIDS = Command(
     "attach-uuids",
@@ -49,10 +58,13 @@ _PRINT_CONFIG = Command(
 
 GAZCTL = Program(
     name="gazctl",
-    summary="gazctl: inspect and change the journals of a Gazette cluster.",
-    commands=(*JOURNALS, _ATTACH_UUIDS, _PRINT_CONFIG, completion_command("gazctl")),
+    summary="gazctl: inspect and change the journals and shards of a Gazette cluster.",
+    commands=(*JOURNALS, *SHARDS, _ATTACH_UUIDS, _PRINT_CONFIG, completion_command("gazctl")),
     ini="gazctl.ini",
-    shared={"journals": (BROKER_CLIENT, ZONE, _JOURNALS_LOGGING)},
+    shared={
+        "journals": (BROKER_CLIENT, ZONE, _JOURNALS_LOGGING),
+        "shards": (CONSUMER_CLIENT, SHARDS_BROKER_CLIENT, SHARDS_ZONE, _SHARDS_LOGGING),
+    },
     aliases=ADDRESS_ALIASES,
 )
 

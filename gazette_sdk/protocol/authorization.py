@@ -122,9 +122,9 @@ def claims_for(request: Message) -> RequestedClaims:
     Raises:
         TypeError: the message is no request of the journal service or the shard service.
     """
-    if isinstance(request, pb.ListRequest):
+    if isinstance(request, pb.ListRequest | cpb.ListRequest):
         return RequestedClaims(Capability.LIST, request.selector, _HOUR_S)
-    if isinstance(request, pb.ApplyRequest):
+    if isinstance(request, pb.ApplyRequest | cpb.ApplyRequest | cpb.UnassignRequest):
         return RequestedClaims(Capability.APPLY, pb.LabelSelector(), _MINUTE_S)
     if isinstance(request, pb.ReadRequest | pb.FragmentsRequest):
         return RequestedClaims(Capability.READ, journal_selector(request.journal), _HOUR_S)
@@ -134,20 +134,12 @@ def claims_for(request: Message) -> RequestedClaims:
         return RequestedClaims(
             Capability.REPLICATE, journal_selector(request.proposal.journal), _HOUR_S
         )
-    if isinstance(request, pb.FragmentStoreHealthRequest):
-        return RequestedClaims(Capability.READ, pb.LabelSelector(), _HOUR_S)
-    return _shard_claims_for(request)
-
-
-def _shard_claims_for(request: Message) -> RequestedClaims:
-    if isinstance(request, cpb.ListRequest):
-        return RequestedClaims(Capability.LIST, request.selector, _MINUTE_S)
-    if isinstance(request, cpb.ApplyRequest | cpb.UnassignRequest):
-        return RequestedClaims(Capability.APPLY, pb.LabelSelector(), _MINUTE_S)
+    selector = pb.LabelSelector()
     if isinstance(request, cpb.StatRequest | cpb.GetHintsRequest):
-        selector = pb.LabelSelector(include=label_set((("id", request.shard),)))
-        return RequestedClaims(Capability.READ, selector, _MINUTE_S)
-    raise TypeError(f"{type(request).__name__} is no request of a known service")
+        selector.include.CopyFrom(label_set((("id", request.shard),)))
+    elif not isinstance(request, pb.FragmentStoreHealthRequest):
+        raise TypeError(f"{type(request).__name__} is no request of a known service")
+    return RequestedClaims(Capability.READ, selector, _HOUR_S)
 
 
 # ---------------------------------------------------------------- clients

@@ -84,10 +84,10 @@ class ChainedShard:
         return checkpoint
 
     async def consume(self, count, upto):
-        """Copy messages, until so many were copied or one has the number ``upto``.
+        """Copy messages, until so many were copied, or one has the number ``upto``, or none is left.
 
         Returns:
-            True if the last message was copied.
+            True if no more follow.
         """
 
         def work():
@@ -103,7 +103,7 @@ class ChainedShard:
                         return False
                 batch = self.input.poll()
                 if batch is None:
-                    return None
+                    return True if self.input.ended else None
                 self._rest = iter(batch)
             return False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 import time
@@ -14,8 +13,8 @@ import orjson
 
 from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.command import Invocation
-from gazette_sdk.cli.concurrency import for_each
 from gazette_sdk.cli.formats import iec_bytes, write_table
+from gazette_sdk.cli.fragment_removal import remove_fragments
 from gazette_sdk.cli.journals.fragments import fragments_of
 from gazette_sdk.cli.journals.selection import (
     file_root_of,
@@ -25,18 +24,15 @@ from gazette_sdk.cli.journals.selection import (
     selection_of,
 )
 from gazette_sdk.cli.journals.settings import PRUNE
-from gazette_sdk.errors import ConfigurationError, FragmentNotFoundError
+from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import to_seconds
-from gazette_sdk.protocol.fragments import content_path, length_of
+from gazette_sdk.protocol.fragments import length_of
 
 __all__ = ["aged_fragments", "run"]
 
 _log = logging.getLogger(__name__)
-
-REMOVALS_MAX = 32
-"""Concurrent removals of one journal's fragments."""
 
 
 @dataclass(slots=True)
@@ -48,6 +44,11 @@ class _Pruned:
     bytes: int = 0
     pruned_fragments: int = 0
     pruned_bytes: int = 0
+
+    def removed(self, fragment: pb.Fragment) -> None:
+        """Count a fragment that was, or would be, removed."""
+        self.pruned_fragments += 1
+        self.pruned_bytes += length_of(fragment)
 
 
 async def run(invocation: Invocation) -> None:
@@ -84,7 +85,7 @@ async def run(invocation: Invocation) -> None:
                     for fragment in aged:
                         if fragment.backing_store.startswith("file:"):
                             raise missing_file_root(fragment.journal)
-                await _remove(stores, aged, found[-1], dry_run=not settings.yes)
+                await remove_fragments(stores, aged, found[-1].removed, dry_run=not settings.yes)
     finally:  # also what was removed before an error
         _show(found, settings.format, dry_run=not settings.yes)
     if not settings.yes and not settings.dry_run and any(each.pruned_fragments for each in found):
@@ -131,22 +132,3 @@ def aged_fragments(
         for each in response.fragments
         if each.spec.backing_store and now_s - each.spec.mod_time >= retention_s
     ]
-
-
-async def _remove(
-    stores: StoreRegistry, aged: list[pb.Fragment], counted: _Pruned, *, dry_run: bool
-) -> None:
-    async def remove(fragment: pb.Fragment) -> None:
-        path = content_path(fragment)
-        fields = {"journal": fragment.journal, "path": path, "mod": fragment.mod_time}
-        _log.info("pruning fragment", extra={**fields, "size": length_of(fragment)})
-        if not dry_run:
-            store = await stores.aget(fragment.backing_store)
-            try:
-                await asyncio.to_thread(store.remove, path)
-            except FragmentNotFoundError:
-                _log.info("the fragment has already been removed", extra=fields)
-        counted.pruned_fragments += 1
-        counted.pruned_bytes += length_of(fragment)
-
-    await for_each(aged, remove, REMOVALS_MAX)

@@ -207,8 +207,8 @@ def _check_status(status: int, shard: str = "") -> None:
 
 async def apply_in_batches(
     client: ShardClient, request: cpb.ApplyRequest, size: int = 0
-) -> AsyncGenerator[cpb.ApplyResponse]:
-    """Apply changes in transactions of bounded size, and yield the answer to each.
+) -> AsyncGenerator[tuple[cpb.ApplyRequest, cpb.ApplyResponse]]:
+    """Apply changes in transactions of bounded size, and yield each with its answer.
 
     Those before a failed one stay applied.
 
@@ -226,7 +226,7 @@ async def apply_in_batches(
         batch = cpb.ApplyRequest(
             changes=request.changes[begin : begin + size], extension=request.extension
         )
-        yield await client.apply(batch)
+        yield batch, await client.apply(batch)
 
 
 async def verify_references(transport: Transport, request: cpb.ApplyRequest) -> None:

@@ -15,14 +15,14 @@ import asyncio
 import logging
 import shutil
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from gazette_sdk.cluster.allocator.state import leader_of
 from gazette_sdk.cluster.apply_items import ItemChange, apply_items
-from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAllocation
+from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAllocation, is_consistent
 from gazette_sdk.cluster.member_process import MemberProcess
 from gazette_sdk.errors import ConfigurationError, EtcdTransactionFailedError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -39,6 +39,7 @@ from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.resolver import Resolver
 from gazette_sdk.shard.consumer.service import ShardService
 from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
+from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.transport.base import Transport
 
 __all__ = ["CONSUMERS_PREFIX", "Consumer", "ConsumerConfig"]
@@ -62,7 +63,6 @@ class Consumer:
         config: its configuration.
         application: the application.
         transport: to the journals. The caller closes it, after :meth:`stop`.
-        on_step: called with a shard's id; returns what is called at each step of its commits.
 
     Attributes:
         service: the shard service of its port, from :meth:`start` on.
@@ -71,10 +71,14 @@ class Consumer:
         authority: verifies the tokens of callers, and signs those of its own calls.
         ended: done when it has drained, or with a fatal error, such as
             :class:`~gazette_sdk.errors.LeaseLostError`. Stop it then.
+        new_on_step: for tests; see :mod:`gazette_sdk.testing.shard_process`.
 
     Raises:
         ConfigurationError: the configuration or the application cannot be used.
     """
+
+    new_on_step: ClassVar[Callable[[str], OnStep] | None] = None
+    """Function of a shard's id that returns what its runner calls at each step of a commit."""
 
     service: ShardService
     resolver: Resolver[LocalShard]
@@ -84,8 +88,6 @@ class Consumer:
         config: ConsumerConfig,
         application: Application[Any, Any],
         transport: Transport,
-        *,
-        on_step: Any = None,
     ) -> None:
         self.config = config
         self.application = application
@@ -93,7 +95,6 @@ class Consumer:
             config.etcd_prefix or f"{CONSUMERS_PREFIX}/{application.full_name}"
         )
         self.authority = authority_for(config.auth_keys)
-        self._on_step: Any = on_step
         self._transport = transport
         self._member = MemberProcess(config.etcd, kind="consumer")
         self.ended = self._member.ended
@@ -152,7 +153,7 @@ class Consumer:
             local_id=self._id,
             workers=workers,
             directory=directory,
-            on_step=self._on_step,
+            new_on_step=type(self).new_on_step,
         )
         self.resolver = Resolver(
             self.keyspace,
@@ -237,33 +238,58 @@ class Consumer:
         """Announce that this process leaves. It continues to run its shards.
 
         The allocator moves them to others, once those can take over; :attr:`ended` is done when
-        none is left, or at once if no other process is left that could take them.
+        none is left. Where others are too few for all standbys, it is done once each shard has
+        one, and at once if there is no other process.
 
         Raises:
             EtcdError: it could not be announced.
         """
         if self._member.membership is not None:
             await self._member.membership.set_exiting()
-            self._member.run("leaving alone", self._end_when_alone())
+            self._member.run("leaving", self._end_when_left())
 
-    async def _end_when_alone(self) -> None:
-        while any(
-            (entry.zone, entry.suffix) != (self._id.zone, self._id.suffix)
-            and entry.value.shard_limit > 0
-            and not entry.value.exiting
-            for entry in self.keyspace.members()
-        ):
+    async def _end_when_left(self) -> None:
+        """End this process once no shard needs it, if the allocator cannot take all away."""
+        while not self._may_leave():
             await self.keyspace.wait_for_update()
         if not self.ended.done():
-            _log.info("no other process can take the shards over: they stop")
+            _log.info("other processes have what they can take; the shards here stop")
         self._member.end()
+
+    def _may_leave(self) -> bool:
+        """Return True if nobody can take our shards, or others have each, with less standbys.
+
+        While there are as many other processes as the shards have replicas, the allocator moves
+        them, and no standby is missed.
+        """
+        others = {
+            (entry.zone, entry.suffix)
+            for entry in self.keyspace.members()
+            if entry.value.shard_limit > 0 and not entry.value.exiting
+        }
+        if not others:
+            return True
+        replication = ShardAllocation(self.config.max_hot_standbys).desired_replication
+        for local in self.keyspace.local_assignments(self._id.zone, self._id.suffix):
+            item = self.keyspace.item(local.item)
+            if item is None:
+                continue
+            if len(others) >= replication(item.value):
+                return False
+            assignments = self.keyspace.assignments(local.item)
+            if not any(
+                (each.zone, each.suffix) in others and is_consistent(each, assignments)
+                for each in assignments
+            ):
+                return False
+        return True
 
     async def stop(self) -> None:
         """End shards, membership and connections, in this order. Bounded; may be called twice."""
         if self._is_stopped:
             return
         self._is_stopped = True
-        await self._member.cancel("generator", "allocator", "leaving alone")
+        await self._member.cancel("generator", "allocator", "leaving")
         if self._is_composed:
             self.resolver.local.stop()
             try:

@@ -200,6 +200,7 @@ class Player:
             RecoveryError: hinted content is missing.
         """
         self._check()
+        assert self.state is not PlayerState.LIVE
         begin = self.next_offset
         if self._payload_left:
             self._fail(
@@ -228,6 +229,7 @@ class Player:
             RecoveryError: hints are left, or the log has content of which nothing was played.
         """
         self._check()
+        assert self.state is not PlayerState.LIVE
         if self.fsm.has_hints:
             self._fail_unused_hints()
         if self.state is PlayerState.BACKFILL:

@@ -110,7 +110,9 @@ class Recorder:
         return contents
 
     def appended(self, end: int) -> None:
-        """Take note that the oldest open :meth:`record`, or the opening, is committed.
+        """Take note that the oldest contents in flight are committed.
+
+        They are all those of one :meth:`record`, or the opening.
 
         Args:
             end: offset behind them, or behind later ones that were appended with them.

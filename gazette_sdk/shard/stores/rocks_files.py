@@ -62,7 +62,9 @@ class RocksFiles:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._recorded: dict[str, _File] = {}
-        for name in self._names():
+        # Of an opening that was cut short, RocksDB removes the temporary files.
+        left_over = {file.name for file in directory.glob("*.dbtmp")}
+        for name in self._names() | left_over:
             status = (directory / name).stat()
             self._recorded[name] = _File(status.st_ino, status.st_size)
         self._current = self._read_small(_CURRENT) if (directory / _CURRENT).exists() else b""
@@ -172,11 +174,15 @@ class RocksFiles:
         return changes
 
     def _names(self) -> set[str]:
-        return {
-            name
-            for name in os.listdir(self._directory)  # noqa: PTH208 - names only, called twice
-            if name not in _IGNORED and not name.startswith("LOG.") and not name.endswith(".dbtmp")
-        }
+        with os.scandir(self._directory) as entries:
+            return {
+                entry.name
+                for entry in entries
+                if entry.name not in _IGNORED
+                and not entry.name.startswith("LOG.")
+                and not entry.name.endswith(".dbtmp")
+                and entry.is_file()
+            }
 
     def _read_small(self, name: str) -> bytes:
         return (self._directory / name).read_bytes()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import sqlalchemy as sa
 import sqlalchemy.exc
@@ -18,7 +19,7 @@ from gazette_sdk.errors import ClosedError, DecodeError, FencedError, ShardStore
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.shard.recovery.file_change import FileChange
 
-__all__ = ["SqlStore"]
+__all__ = ["NamedShard", "SqlStore", "SqlStores"]
 
 Parameters: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
@@ -35,8 +36,16 @@ IDLE_CHECK_S = 10.0
 """After so long without a transaction, the connection is tried before the next one."""
 
 
+class NamedShard(Protocol):
+    """A shard, of which only the name matters here."""
+
+    @property
+    def full_name(self) -> str:
+        """Name that is unique among all applications."""
+
+
 class SqlStore:
-    """State in a database that SQLAlchemy reaches.
+    """State in a database that SQLAlchemy reaches; ``SqlStore.of(url)`` declares it.
 
     Transactions do not overlap: the next one begins when the COMMIT of this one has returned. The
     database needs transactions with row locks, of at least "read committed". The table
@@ -51,6 +60,7 @@ class SqlStore:
 
     overlaps_commit: ClassVar[bool] = False
     is_full: ClassVar[bool] = False
+    is_recorded: ClassVar[bool] = False
 
     def __init__(self, url: str | sa.URL, shard_fqn: str, *, idle_timeout_s: float = 30.0) -> None:
         self._shard_fqn = shard_fqn
@@ -65,6 +75,11 @@ class SqlStore:
         self._fence = _NO_ROW
         self._checkpoint = b""
         self._used_at = 0.0
+
+    @classmethod
+    def of(cls, url: str | sa.URL, *, idle_timeout_s: float = 30.0) -> SqlStores:
+        """Return what makes the store of each shard; the arguments are those of the class."""
+        return SqlStores(url, idle_timeout_s)
 
     @property
     def connection(self) -> sa.Connection:
@@ -236,6 +251,24 @@ class SqlStore:
                 )
             )
         return bytes(stored)
+
+
+@dataclass(frozen=True, slots=True)
+class SqlStores:
+    """Stores of all shards of an application, in one database.
+
+    Attributes:
+        url: of the database.
+        idle_timeout_s: bound of idle transactions.
+    """
+
+    url: str | sa.URL
+    idle_timeout_s: float
+    is_recorded: ClassVar[bool] = False
+
+    def for_shard(self, shard: NamedShard) -> SqlStore:
+        """Return the store of a shard."""
+        return SqlStore(self.url, shard.full_name, idle_timeout_s=self.idle_timeout_s)
 
 
 def _answers(connection: sa.Connection) -> bool:

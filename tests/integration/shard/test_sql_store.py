@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import sqlalchemy as sa
@@ -132,7 +133,9 @@ def test_a_row_that_another_inserts_at_the_same_time_is_not_overwritten(url) -> 
 
 
 def test_shards_have_rows_of_their_own(url) -> None:
-    one, other = SqlStore(url, SHARD), SqlStore(url, SHARD + "-other")
+    stores = SqlStore.of(url)
+    one = stores.for_shard(SimpleNamespace(full_name=SHARD))
+    other = stores.for_shard(SimpleNamespace(full_name=f"{SHARD}-other"))
     one.restore()
     other.restore()
     commit(one, 1)

@@ -1,0 +1,141 @@
+"""Table of the commands of ``gazctl shards``: names, help, and functions."""
+
+from __future__ import annotations
+
+from gazette_sdk.cli.command import Command
+from gazette_sdk.cli.shards import settings
+
+__all__ = ["COMMANDS"]
+
+_ADDRESS = (
+    "--consumer.address (CONSUMER_ADDRESS) is any process of the application. Selectors are label "
+    "requirements joined by commas: a=b, a!=b, a in (x, y), a notin (x, y), a, !a. `id` matches "
+    "the shard's id; a:prefix=b matches values that begin with b."
+)
+
+COMMANDS = (
+    Command(
+        "shards list",
+        "List shards and their statuses",
+        "gazette_sdk.cli.shards.list:run",
+        (settings.LIST,),
+        details=(
+            f"{_ADDRESS}\n\n"
+            "STATUS is the greatest of IDLE, BACKFILL, STANDBY, PRIMARY and FAILED among the "
+            "shard's processes; --errors shows why shards have failed. --lag asks each primary how "
+            "far it has read, and the brokers for the write heads; it is <none> for a shard whose "
+            "primary does not answer.\n\n"
+            "`-o yaml` writes specs for `apply`, `-o json` one object, `-o proto` protobuf text."
+        ),
+        examples=(
+            ("gazctl shards list", "all shards"),
+            ("gazctl shards list -p -r --rf --lag", "with their processes, and what is unread"),
+            ("gazctl shards list -l app.gazette.dev/managed-by=totals --errors", "of one handler"),
+            ("gazctl shards list -l id:prefix=totals/ -o yaml", "specs to edit and apply"),
+        ),
+    ),
+    Command(
+        "shards apply",
+        "Create, change or delete shards by a YAML document",
+        "gazette_sdk.cli.shards.apply:run",
+        (settings.APPLY,),
+        in_doubt="changes may have been applied; `gazctl shards list` shows them",
+        details=(
+            "Checks through a broker that all source journals and recovery logs exist and have the "
+            "right content types, also with --dry-run. Then it shows for each shard whether it was "
+            "created, updated, deleted, or is unchanged.\n\n"
+            "Each shard takes the values of `common` that it does not set itself; a boolean that "
+            "is true in `common` stays true. `revision` must be the shard's current revision; 0 or "
+            "none creates a shard, -1 matches any. `delete: true` deletes. All changes are one "
+            "transaction. With --max-txn-size they are several: those before a failed one stay "
+            "applied."
+        ),
+        examples=(
+            ("gazctl shards apply --specs shards.yaml", "apply a file"),
+            (
+                "gazctl shards apply --specs shards.yaml --dry-run",
+                "check it and its journals, and print the request",
+            ),
+            (
+                "gazctl shards apply --specs many.yaml --max-txn-size 100",
+                "more changes than the 128 of one Etcd transaction",
+            ),
+        ),
+    ),
+    Command(
+        "shards edit",
+        "Edit specs of shards in an editor, and apply them",
+        "gazette_sdk.cli.shards.edit:run",
+        (settings.EDIT,),
+        keeps_time=True,
+        details=(
+            "Runs $GAZ_EDITOR, else $EDITOR, else vi. If the saved specs cannot be applied, the "
+            "editor opens again with the reason. Quit it without a change to cancel."
+        ),
+        examples=(
+            ("gazctl shards edit -l id:prefix=totals/", "edit all shards of a handler"),
+            ("EDITOR='code --wait' gazctl shards edit -l id=totals/part-000", "in another editor"),
+        ),
+    ),
+    Command(
+        "shards unassign",
+        "Take shards from their processes, to be assigned and started anew",
+        "gazette_sdk.cli.shards.unassign:run",
+        (settings.UNASSIGN,),
+        in_doubt="shards may have been unassigned; `gazctl shards list` shows them",
+        details=(
+            "Removes the assignments of primaries, and all that have failed; with --failed only "
+            "those. The shards are then assigned anew, often to the same process: it starts them "
+            "from their last commit. This is how a failed shard is tried again once its cause is "
+            "removed. The command ends after 10 s if it gets no answer."
+        ),
+        examples=(
+            ("gazctl shards unassign -l id --failed", "try all failed shards again"),
+            ("gazctl shards unassign -l id=totals/part-000", "start one shard anew"),
+            ("gazctl shards unassign -l id --failed --dry-run", "see which ones have failed"),
+        ),
+    ),
+    Command(
+        "shards recover",
+        "Restore the files of a shard's store from its recovery log",
+        "gazette_sdk.cli.shards.recover:run",
+        (settings.RECOVER,),
+        details=(
+            "Plays the recovery log into a directory, to its present write head. The shard itself "
+            "is not touched and may run. Everything in the directory is deleted first."
+        ),
+        examples=(
+            (
+                "gazctl shards recover --id totals/part-000 --dir ./recovered",
+                "the files of a store, as of now",
+            ),
+        ),
+    ),
+    Command(
+        "shards prune",
+        "Remove fragments of recovery logs that no recovery needs any more",
+        "gazette_sdk.cli.shards.prune:run",
+        (settings.PRUNE,),
+        in_doubt="fragments may have been removed",
+        details=(
+            "Shows what would be removed; --yes removes it, with your own credentials toward the "
+            "stores. A fragment is kept if any hints of the shards, primary or backup, need it. A "
+            "log is left alone, with a warning, if hints are missing, its store is not healthy, or "
+            "it is suspended. An idle shard gets its primary hints after five minutes, and a "
+            "backup with each recovery.\n\n"
+            "All shards whose history shares a log must be selected, also those that were made "
+            "from another shard's log, in this application or another: the fragments that only "
+            "they need would be removed. A log that belongs to a shard which is not selected is "
+            "never pruned.\n\n"
+            "It ends with status 1 if a fragment could not be removed."
+        ),
+        examples=(
+            ("gazctl shards prune -l id", "see what could be removed"),
+            ("gazctl shards prune -l id --yes", "remove it, for instance every night"),
+            (
+                "gazctl shards prune -l id --yes --file-root /data/fragments",
+                "where stores are file://",
+            ),
+        ),
+    ),
+)

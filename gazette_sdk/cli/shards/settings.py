@@ -1,0 +1,134 @@
+"""Options of the commands of ``gazctl shards`` (cli section 8)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from gazette_sdk.server.options import Group, Option, Settings
+
+__all__ = [
+    "APPLY",
+    "EDIT",
+    "LIST",
+    "PRUNE",
+    "RECOVER",
+    "UNASSIGN",
+    "ListSettings",
+    "PruneSettings",
+]
+
+_SELECTOR = Option("Selector", "Label selector of the shards", short="l")
+
+_MAX_TXN_SIZE = Option(
+    "MaxTxnSize", "Greatest number of changes in one transaction; 0 for all in one"
+)
+
+_FORMAT = Option("Format", "Output format; json is one object per line", short="o")
+
+
+class ListSettings(Settings):
+    """Options of ``list``."""
+
+    selector: Annotated[str, _SELECTOR] = ""
+    format: Annotated[
+        Literal["table", "yaml", "json", "proto"], Option("Format", "Output format", short="o")
+    ] = "table"
+    label_columns: Annotated[
+        tuple[str, ...], Option("Labels", "Label to show as a column of the table", short="L")
+    ] = ()
+    primary: Annotated[
+        bool, Option("Primary", "Show the primary and its status in the table", short="p")
+    ] = False
+    replicas: Annotated[
+        bool, Option("Replicas", "Show the standbys and their statuses in the table", short="r")
+    ] = False
+    rf: Annotated[bool, Option("RF", "Show the number of processes that should hold the shard")] = (
+        False
+    )
+    lag: Annotated[
+        bool,
+        Option(
+            "Lag",
+            "Show the bytes of each source that are not read yet; asks primaries and brokers",
+        ),
+    ] = False
+    errors: Annotated[
+        bool, Option("Errors", "Show why shards have failed in the table", short="e")
+    ] = False
+
+
+class ApplySettings(Settings):
+    """Options of ``apply``."""
+
+    specs: Annotated[str, Option("SpecsPath", "File of specs in YAML; - for standard input")] = "-"
+    dry_run: Annotated[
+        bool, Option("DryRun", "Check the specs and their journals, and print the request")
+    ] = False
+    max_txn_size: Annotated[int, _MAX_TXN_SIZE, Field(ge=0)] = 0
+    format: Annotated[Literal["table", "json"], _FORMAT] = "table"
+
+
+class EditSettings(Settings):
+    """Options of ``edit``."""
+
+    selector: Annotated[
+        str, Option("Selector", "Label selector of the shards", short="l", in_ini=False)
+    ] = ""
+    max_txn_size: Annotated[int, _MAX_TXN_SIZE, Field(ge=0)] = 0
+
+
+class PruneSettings(Settings):
+    """Options of ``prune``."""
+
+    selector: Annotated[str, _SELECTOR] = ""
+    yes: Annotated[
+        bool,
+        Option(
+            "Yes",
+            "Remove the fragments; without it, only show what would be removed",
+            short="y",
+            in_ini=False,
+        ),
+    ] = False
+    dry_run: Annotated[
+        bool, Option("DryRun", "Only show what would be removed, which is the default")
+    ] = False
+    format: Annotated[Literal["table", "json"], _FORMAT] = "table"
+    file_root: Annotated[
+        str, Option("FileRoot", "Directory of the brokers' file:// stores on this machine")
+    ] = ""
+
+
+class RecoverSettings(Settings):
+    """Options of ``recover``."""
+
+    id: Annotated[str, Option("ID", "Id of the shard")] = ""
+    directory: Annotated[
+        str,
+        Option(
+            "Dir", "Directory for the files of its store, which is emptied", long="dir", short="d"
+        ),
+    ] = ""
+    file_root: Annotated[
+        str, Option("FileRoot", "Directory of the brokers' file:// stores on this machine")
+    ] = ""
+
+
+class UnassignSettings(Settings):
+    """Options of ``unassign``."""
+
+    selector: Annotated[str, _SELECTOR] = ""
+    failed: Annotated[bool, Option("OnlyFailed", "Only shards that have failed", long="failed")] = (
+        False
+    )
+    dry_run: Annotated[bool, Option("DryRun", "Only show what would be unassigned")] = False
+
+
+LIST = Group("shards.list", ListSettings)
+APPLY = Group("shards.apply", ApplySettings)
+EDIT = Group("shards.edit", EditSettings)
+PRUNE = Group("shards.prune", PruneSettings)
+RECOVER = Group("shards.recover", RecoverSettings)
+UNASSIGN = Group("shards.unassign", UnassignSettings)

@@ -1,0 +1,16 @@
+"""A cluster that the tests of shards share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from gazette_sdk.embedded import EmbeddedCluster
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    """A cluster which the tests of a module share; each has journals of its own."""
+    with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), sync_etcd=False) as cluster:
+        yield cluster
