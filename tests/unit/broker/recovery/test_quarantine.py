@@ -215,7 +215,7 @@ class ScriptedInventory:
         self.asked = 0
 
     async def fragments_before(self, journal, end):
-        assert (journal, end) == (JOURNAL, len(WHOLE))
+        assert (journal, end) == (JOURNAL, len(WHOLE) + 1)
         self.asked += 1
         await asyncio.sleep(0)
         answer = self.answers[0] if len(self.answers) == 1 else self.answers.pop(0)
