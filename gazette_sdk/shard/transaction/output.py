@@ -266,4 +266,4 @@ def _failure(sequences: Sequences) -> BaseException:
         failed = part.failed
         if failed is not None and (error := failed.exception() or failed.failure) is not None:
             return error
-    return GazetteError("messages of the transaction could not be appended")
+    return GazetteError(f"messages to {', '.join(sequences.parts)} could not be appended")
