@@ -15,10 +15,10 @@ import asyncio
 import logging
 import shutil
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from gazette_sdk.cluster.allocator.state import leader_of
 from gazette_sdk.cluster.apply_items import ItemChange, apply_items
@@ -39,6 +39,7 @@ from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.resolver import Resolver
 from gazette_sdk.shard.consumer.service import ShardService
 from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
+from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.transport.base import Transport
 
 __all__ = ["CONSUMERS_PREFIX", "Consumer", "ConsumerConfig"]
@@ -62,7 +63,6 @@ class Consumer:
         config: its configuration.
         application: the application.
         transport: to the journals. The caller closes it, after :meth:`stop`.
-        on_step: called with a shard's id; returns what is called at each step of its commits.
 
     Attributes:
         service: the shard service of its port, from :meth:`start` on.
@@ -71,10 +71,14 @@ class Consumer:
         authority: verifies the tokens of callers, and signs those of its own calls.
         ended: done when it has drained, or with a fatal error, such as
             :class:`~gazette_sdk.errors.LeaseLostError`. Stop it then.
+        new_on_step: for tests; see :mod:`gazette_sdk.testing.shard_process`.
 
     Raises:
         ConfigurationError: the configuration or the application cannot be used.
     """
+
+    new_on_step: ClassVar[Callable[[str], OnStep] | None] = None
+    """Function of a shard's id that returns what its runner calls at each step of a commit."""
 
     service: ShardService
     resolver: Resolver[LocalShard]
@@ -84,8 +88,6 @@ class Consumer:
         config: ConsumerConfig,
         application: Application[Any, Any],
         transport: Transport,
-        *,
-        on_step: Any = None,
     ) -> None:
         self.config = config
         self.application = application
@@ -93,7 +95,6 @@ class Consumer:
             config.etcd_prefix or f"{CONSUMERS_PREFIX}/{application.full_name}"
         )
         self.authority = authority_for(config.auth_keys)
-        self._on_step: Any = on_step
         self._transport = transport
         self._member = MemberProcess(config.etcd, kind="consumer")
         self.ended = self._member.ended
@@ -152,7 +153,7 @@ class Consumer:
             local_id=self._id,
             workers=workers,
             directory=directory,
-            on_step=self._on_step,
+            new_on_step=type(self).new_on_step,
         )
         self.resolver = Resolver(
             self.keyspace,

@@ -26,7 +26,6 @@ class ServedConsumer:
         application: the application.
         transport: to the journals.
         allow_origins: web origins which may use the JSON gateway.
-        on_step: as of a :class:`Consumer`.
     """
 
     def __init__(
@@ -37,11 +36,10 @@ class ServedConsumer:
         transport: Transport,
         *,
         allow_origins: Iterable[str] = (),
-        on_step: Any = None,
     ) -> None:
         self.server = server
         self.endpoint = server.bind()
-        self.consumer = Consumer(configure(self.endpoint), application, transport, on_step=on_step)
+        self.consumer = Consumer(configure(self.endpoint), application, transport)
         server.require_tokens(self.consumer.authority)
         self._allow_origins = tuple(allow_origins)
 

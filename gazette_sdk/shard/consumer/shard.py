@@ -84,7 +84,7 @@ class ShardParts:
         workers: threads for hooks, stores and files.
         directory: directory below which each shard makes its own.
         file_root: local directory of ``file://`` fragment stores, if brokers share this machine.
-        on_step: called at each step of a commit with the shard's id, in tests.
+        new_on_step: returns, for a shard's id, what its runner calls at each step of a commit.
     """
 
     application: Application[Any, Any]
@@ -95,7 +95,7 @@ class ShardParts:
     workers: Executor
     directory: Path
     file_root: Path | None = None
-    on_step: Callable[[str], OnStep] | None = None
+    new_on_step: Callable[[str], OnStep] | None = None
 
 
 class ShardStepError(GazetteError):
@@ -354,7 +354,7 @@ class LocalShard:
             min_txn_s=to_seconds(spec.min_txn_duration),
             max_txn_s=to_seconds(spec.max_txn_duration),
             waits_for_acks=not spec.disable_wait_for_ack,
-            on_step=None if parts.on_step is None else parts.on_step(self.id),
+            on_step=None if parts.new_on_step is None else parts.new_on_step(self.id),
             on_completed=self._completed,
         )
 

@@ -295,6 +295,8 @@ def _has_succeeded(append: PendingAppend) -> bool:
 
 def _failure(sequences: Sequences) -> Exception:
     """Return the error of messages that could not be appended."""
-    failed = next(part.failed for part in sequences.parts.values() if part.failed is not None)
-    assert failed.failure is not None
-    return failed.failure
+    for part in sequences.parts.values():
+        failed = part.failed
+        if failed is not None and (error := failed.exception() or failed.failure) is not None:
+            return error
+    return GazetteError(f"messages to {', '.join(sequences.parts)} could not be appended")
