@@ -306,7 +306,7 @@ class RunningShards:
 
     # -------------------------------------------------------------------- state
 
-    def list(self) -> Sequence[cpb.ListResponse.Shard]:
+    def list_shards(self) -> Sequence[cpb.ListResponse.Shard]:
         """Return all shards, as the first process lists them that answers."""
         return sdk_loop.run(self._ask(lambda client: client.list()), START_TIMEOUT_S).shards
 
@@ -321,7 +321,7 @@ class RunningShards:
             TimeoutError: it is not in time; the text has the last list.
         """
         deadline = time.monotonic() + timeout_s
-        while not holds(shards := self.list()):
+        while not holds(shards := self.list_shards()):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the shards are not as wanted: {_summary(shards)}")
             time.sleep(POLL_S)
@@ -340,7 +340,7 @@ class RunningShards:
             tails = "".join(process.tail() for process in self.processes)
             raise TimeoutError(
                 f"the shards have not caught up within {timeout_s:g} s: "
-                f"{_summary(self.list()) if self._running() else 'no process runs'}{tails}"
+                f"{_summary(self.list_shards()) if self._running() else 'no process runs'}{tails}"
             ) from None
 
     def store(self, journal: str) -> Any:
@@ -403,7 +403,7 @@ class RunningShards:
             names = [journal.spec.name for journal in listing.journals]
         heads = {}
         for name in names:
-            response = await append(self._transport, pb.AppendRequest(journal=name), b"")
+            response = await append(self._transport, pb.AppendRequest(journal=name), [])
             heads[name] = response.commit.end
         return heads
 
