@@ -183,14 +183,24 @@ class Playback:
             if jump.offset is not None and jump.offset > player.next_offset:
                 player.jumped(jump.offset)
         except OffsetNotYetAvailableError:
-            if player.next_offset < player.read_through[player.log]:
-                await self._open_reader(player, is_blocking=True)
-            else:
-                await self._at_head(player)
+            await self._at_end(player)
         else:
             if content:
                 self.bytes_read += len(content)
                 await self._call(lambda: self._files.apply(player.feed(content)))
+
+    async def _at_end(self, player: Player) -> None:
+        """Act on a broker that has no content at the player's offset."""
+        assert self._reader is not None
+        response = self._reader.response
+        head = response.write_head if response is not None else 0
+        read_through = player.read_through[player.log]
+        if player.next_offset >= read_through:
+            await self._at_head(player)
+        elif head >= read_through:
+            player.jumped(head)  # no content is left up to there
+        else:
+            await self._open_reader(player, is_blocking=True)  # a replica that lags behind
 
     async def _at_head(self, player: Player) -> None:
         player.head()
