@@ -69,7 +69,9 @@ class Input:
         follows: bool = True,
     ) -> None:
         if not sources:
-            raise ConfigurationError("a shard needs at least one source")
+            raise ConfigurationError(
+                "a shard without sources reads nothing: name journals in its spec"
+            )
         for journal in sources:
             validate_journal(journal)
         offsets = {

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gazette_sdk.errors import GazetteError, JournalNotFoundError
+from gazette_sdk.errors import JournalNotFoundError
 from gazette_sdk.message.publishing.bulk import publish_batch
 from gazette_sdk.message.publishing.producer import Producer, Sequences
 from gazette_sdk.message.publishing.sender import AnyMapping, Sender
@@ -260,10 +260,8 @@ def _has_succeeded(append: PendingAppend) -> bool:
     return append.done() and append.exception() is None
 
 
-def _failure(sequences: Sequences) -> BaseException:
+def _failure(sequences: Sequences) -> Exception:
     """Return the error of messages that could not be appended."""
-    for part in sequences.parts.values():
-        failed = part.failed
-        if failed is not None and (error := failed.exception() or failed.failure) is not None:
-            return error
-    return GazetteError("messages of the transaction could not be appended")
+    failed = next(part.failed for part in sequences.parts.values() if part.failed is not None)
+    assert failed.failure is not None
+    return failed.failure
