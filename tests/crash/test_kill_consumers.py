@@ -38,10 +38,12 @@ def test_a_process_that_stood_still_is_fenced(gazette):
     create_journals(gazette.transport)
     with run_shards(order_totals.totals, processes=2, cluster=gazette, lease_ttl_s=2) as shards:
         shards.wait_until(
-            lambda found: len(found) == 2
-            and all(
-                [status.code for status in each.status].count(cpb.ReplicaStatus.STANDBY) == 1
-                for each in found
+            lambda found: (
+                len(found) == 2
+                and all(
+                    [status.code for status in each.status].count(cpb.ReplicaStatus.STANDBY) == 1
+                    for each in found
+                )
             )
         )
         publish(shards.transport, 200)

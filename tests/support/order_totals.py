@@ -1,11 +1,11 @@
-"""Application that processes of a test run: running totals of orders, published after each order."""
+"""Application that processes of a test run: totals of orders, published after each order."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from operator import attrgetter
 
-from gazette_sdk import JsonMessage, Journals, Publisher, Reader, mapping, shard
+from gazette_sdk import Journals, JsonMessage, Publisher, Reader, mapping, shard
 
 CUSTOMERS = 5
 
