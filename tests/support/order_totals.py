@@ -70,3 +70,10 @@ def states(shards, partitions=2):
         assert not held.keys() & found.keys(), "a customer is in one shard"
         found |= held
     return found
+
+
+@shard.handler(message=Order, store=shard.RocksStore[str, int], sources="topic=orders")
+def refusing_totals(txn, order):
+    if order.cents < 0:
+        raise ValueError("an order of negative cents")
+    txn.store[order.customer] = txn.store.get(order.customer, 0) + order.cents

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from gazette_sdk import Journals, Publisher, mapping
+from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.testing.shards import run_shards
+from gazette_sdk.transport import loop as sdk_loop
+from gazette_sdk.transport.append.append import append
 from support import order_totals
-from support.order_totals import create_journals, expected_totals, publish, published_totals
+from support.order_totals import Order, create_journals, expected_totals, publish, published_totals
 
 READY = {cpb.ReplicaStatus.PRIMARY, cpb.ReplicaStatus.STANDBY}
 
@@ -78,3 +82,67 @@ def test_a_new_partition_gets_a_shard(gazette):
         assert ids == [
             f"support.order_totals.totals/orders/part-{number:03}" for number in range(3)
         ]
+
+
+def test_a_handler_that_raises_fails_its_shard_alone(gazette):
+    create_journals(gazette.transport)
+    with run_shards(order_totals.refusing_totals, cluster=gazette) as shards:
+        shards.wait_until(lambda found: all_ready(found, 1))
+        with Publisher(
+            mapping=mapping.direct("orders/part-000"), transport=gazette.transport
+        ) as to:
+            good = to.publish(Order("ada", 1)).result(timeout=30)
+            bad = to.publish(Order("bob", -1)).result(timeout=30)
+        shards.wait_until(lambda found: found[0].status[0].code == cpb.ReplicaStatus.FAILED)
+        (text,) = shards.list_shards()[0].status[0].errors
+        assert text.startswith("runTransactions: consume: ValueError: an order of negative cents")
+        assert text.endswith(f"record of orders/part-000 at offset {bad.begin}")
+        assert bad.begin == good.end
+
+        with Publisher(
+            mapping=mapping.direct("orders/part-001"), transport=gazette.transport
+        ) as to:
+            to.publish(Order("eve", 7)).result(timeout=30)
+        assert_reached(shards, "orders/part-001")
+        assert dict(shards.store("orders/part-001").items()) == {"eve": 7}
+        assert dict(shards.store("orders/part-000").items()).keys() <= {"ada"}
+
+
+def test_a_shard_without_its_log_fails_with_the_reason(gazette):
+    create_journals(gazette.transport)
+    with run_shards(order_totals.totals, cluster=gazette) as shards:
+        shards.wait_until(lambda found: all_ready(found, 1))
+        shards.drain(0)
+        log = "recovery/support.order_totals.totals/orders/part-000"
+        Journals(transport=gazette.transport).delete([log])
+        shards.start(0)
+        shards.wait_until(
+            lambda found: found[0].status and found[0].status[0].code == cpb.ReplicaStatus.FAILED
+        )
+        (text,) = shards.list_shards()[0].status[0].errors
+        assert text.startswith(
+            f"beginRecovery: fetching log spec: named journal does not exist ({log})"
+        )
+        assert_reached(shards, "orders/part-001")
+
+
+def publisher_to(journal, gazette):
+    return Publisher(mapping=mapping.direct(journal), transport=gazette.transport)
+
+
+def assert_reached(shards, journal):
+    """Wait until the shard of a journal has consumed all of it."""
+    head = sdk_loop.run(write_head(shards.transport, journal), 30)
+    shards.wait_until(lambda found: read_through(shards, found, journal) >= head)
+
+
+def read_through(shards, found, journal):
+    (spec,) = (each.spec for each in found if each.spec.sources[0].journal == journal)
+    response = sdk_loop.run(
+        shards.ask(lambda client: client.stat(cpb.StatRequest(shard=spec.id))), 30
+    )
+    return response.read_through.get(journal, -1)
+
+
+async def write_head(transport, journal):
+    return (await append(transport, pb.AppendRequest(journal=journal), [])).commit.end
