@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gazette_sdk.errors import JournalNotFoundError, UnavailableError
+from gazette_sdk.errors import GazetteError, JournalNotFoundError, UnavailableError
 from gazette_sdk.message.publishing.bulk import publish_batch
 from gazette_sdk.message.publishing.producer import Producer, Sequences
 from gazette_sdk.message.publishing.sender import AnyMapping, Sender

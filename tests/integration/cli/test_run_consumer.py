@@ -1,0 +1,94 @@
+"""``gazette run-consumer`` with the brokers of ``gazette dev``, whose Etcd it asks for."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import time
+
+import pytest
+
+from gazette_sdk import Journals, connect
+from gazette_sdk.transport import loop as sdk_loop
+from support.order_totals import expected_totals, publish, published_totals
+from support.tools import read_until, start_tool
+
+GAZETTE = "gazette_sdk.cli.gazette"
+
+PROGRAM = """
+from dataclasses import dataclass
+from operator import attrgetter
+
+from gazette_sdk import JsonMessage, mapping, shard
+
+
+@dataclass
+class Order(JsonMessage):
+    customer: str
+    cents: int
+
+
+@dataclass
+class Total(JsonMessage):
+    customer: str
+    cents: int
+
+
+@shard.handler(message=Order, store=shard.RocksStore, sources="topic=orders")
+def totals(txn: shard.Transaction, order: Order) -> None:
+    total = int(txn.store.get(order.customer, 0)) + order.cents
+    txn.store[order.customer] = total
+    to_totals = mapping.modulo("topic=totals", key=attrgetter("customer"))
+    txn.publish(Total(order.customer, total), mapping=to_totals)
+"""
+
+
+@contextlib.contextmanager
+def running(arguments, directory, **environ):
+    """A tool as a process, which does not outlive the test."""
+    process = start_tool(GAZETTE, arguments, directory, environ)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_for_totals(transport, count):
+    """Wait until all totals are published, and check them."""
+    deadline = time.monotonic() + 90
+    wanted = expected_totals(count)
+    while (found := published_totals(transport)) != wanted:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("brokers", [1, 2])
+def test_an_application_counts_and_goes_on_after_a_kill(tmp_path, brokers):
+    (tmp_path / "orders.py").write_text(PROGRAM)
+    arguments = ["dev", "--data", "data", "--port", "0", "--brokers", str(brokers)]
+    with running(arguments, tmp_path) as dev:
+        text = read_until(dev, b"print(envelope.message)").decode()
+        address = re.search(r"running at (http://\S+)", text)[1]
+        transport = connect(address)
+        try:
+            journals = Journals(transport=transport)
+            journals.create("orders", partitions=2)
+            journals.create("totals", partitions=2)
+            publish(transport, 50)
+            arguments = ["run-consumer", "orders:totals", "--etcd.lease", "2s"]
+            with running(arguments, tmp_path, GAZETTE_ADDRESS=address) as consumer:
+                wait_for_totals(transport, 50)
+                publish(transport, 200)
+                consumer.kill()
+                consumer.wait(60)
+            with running(arguments, tmp_path, GAZETTE_ADDRESS=address) as consumer:
+                publish(transport, 50)
+                wait_for_totals(transport, 300)
+                consumer.send_signal(signal.SIGTERM)
+                assert consumer.wait(60) == 0
+        finally:
+            sdk_loop.run(transport.aclose(), 30)
+        dev.send_signal(signal.SIGTERM)
+        assert dev.wait(60) == 0
