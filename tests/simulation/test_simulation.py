@@ -22,6 +22,12 @@ SEEDS = "1-150"
 """Seeds of a run of the suite. The program itself runs any number."""
 
 LOSS = (Promise.OFFSETS, Promise.ORDER, Promise.READABLE, Promise.STORED)
+REGRESSIONS = (
+    "282", "422", "553", "593", "595", "747", "787", "811", "890", "971", "1179", "1280", "1314",
+    "1327", "1429", "1457", "1610", "1638", "2271", "2274", "2365", "2389", "2405",
+)  # fmt: skip
+"""Seeds that found something. A change of the product may turn them into other runs."""
+
 BROKEN_BY = {
     "early-acknowledgements": LOSS,
     "offsets-again": LOSS,
@@ -53,6 +59,14 @@ def failing_seeds(output: str) -> list[int]:
 @pytest.mark.slow
 def test_no_promise_is_broken() -> None:
     run = simulate("--jobs", "2", SEEDS)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", REGRESSIONS)
+def test_a_seed_that_found_something_is_without_violation(seed: str) -> None:
+    run = simulate(seed)
     assert run.returncode == 0, run.stdout + run.stderr
 
 
