@@ -48,7 +48,14 @@ from gazette_sdk.protocol.journal_spec import desired_replication
 from gazette_sdk.server.http import is_local_name
 from gazette_sdk.server.process import Server
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, Transport
+from gazette_sdk.transport.base import (
+    ANYWHERE,
+    AppendItem,
+    ReadItem,
+    ReplicateItem,
+    Target,
+    Transport,
+)
 from gazette_sdk.transport.listing import apply_in_batches
 
 __all__ = ["EmbeddedCluster", "connect"]
@@ -444,7 +451,7 @@ class EmbeddedTransport(Transport):
         return await (await self._started()).append(requests, target)
 
     async def replicate(
-        self, requests: AsyncIterator[pb.ReplicateRequest], target: Target
+        self, requests: AsyncIterator[ReplicateItem], target: Target
     ) -> AsyncGenerator[pb.ReplicateResponse]:
         """See :meth:`Transport.replicate`."""
         responses = (await self._started()).replicate(requests, target)

@@ -150,11 +150,9 @@ class Pipeline:
         return self._scatter_content(content, content_delta, also)
 
     async def _scatter_content(self, content: bytes, content_delta: int, also: Any) -> None:
-        request = pb.ReplicateRequest(content=content, content_delta=content_delta)
-        self._tell_with(request)
         self._has_sent_content = True
         for stream in self.streams:
-            stream.send(request)
+            stream.send(content)
         for stream in self.streams:
             await stream.room()
         await self.spool.write(content, content_delta, also)
@@ -190,13 +188,12 @@ class Pipeline:
             one future per peer.
         """
         assert self._opened, "a pipeline is synchronized before its first append"
-        chunk = pb.ReplicateRequest(content=content)
         commit = pb.ReplicateRequest(proposal=committed, registers=registers, acknowledge=True)
         self._tell_with(commit)
         self._proposed = commit
         answers = []
         for stream in self.streams:
-            stream.send(chunk)
+            stream.send(content)
             stream.send(commit)
             answers.append(stream.expect(must_agree=True))
         self._report(answers, committed)
@@ -266,7 +263,7 @@ class Pipeline:
     def _tell_now(self) -> None:
         """Repeat the last proposal, which changes nothing, with the acknowledged offset.
 
-        In the middle of an append it would roll back; then the append's next request has it.
+        In the middle of an append it would roll back; then the append's commit has it.
         """
         self._telling = None
         last = self._proposed
