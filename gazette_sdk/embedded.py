@@ -27,6 +27,8 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
+from aiohttp import web
+
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.api.served import ServedBroker
 from gazette_sdk.broker.process import BrokerConfig
@@ -45,10 +47,17 @@ from gazette_sdk.local_cluster.names import broker_name
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.journal_spec import desired_replication
-from gazette_sdk.server.http import is_local_name
+from gazette_sdk.server import http
 from gazette_sdk.server.process import Server
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, Transport
+from gazette_sdk.transport.base import (
+    ANYWHERE,
+    AppendItem,
+    ReadItem,
+    ReplicateItem,
+    Target,
+    Transport,
+)
 from gazette_sdk.transport.listing import apply_in_batches
 
 __all__ = ["EmbeddedCluster", "connect"]
@@ -340,7 +349,10 @@ class EmbeddedCluster:
 
     def _make_broker(self, index: int, port: int) -> ServedBroker:
         suffix = broker_name(self.data / "spools", index)
-        server = Server(host=self._host, port=str(port), local_names_only=is_local_name(self._host))
+        server = Server(
+            host=self._host, port=str(port), local_names_only=http.is_local_name(self._host)
+        )
+        server.http.mount("/v1/dev", self._tell_etcd)
 
         def configure(endpoint: str) -> BrokerConfig:
             return BrokerConfig(
@@ -353,6 +365,12 @@ class EmbeddedCluster:
             )
 
         return ServedBroker(server, configure, waits_for_routes=True)
+
+    async def _tell_etcd(self, _request: web.Request, target: http.Target) -> web.Response | None:
+        """Answer ``GET /v1/dev``, by which consumers of this cluster find its Etcd."""
+        if target.path != "/v1/dev":
+            return None
+        return web.json_response({"etcd": self._etcd_server.endpoint})
 
     def _require_running(self) -> None:
         if not self._brokers:
@@ -444,7 +462,7 @@ class EmbeddedTransport(Transport):
         return await (await self._started()).append(requests, target)
 
     async def replicate(
-        self, requests: AsyncIterator[pb.ReplicateRequest], target: Target
+        self, requests: AsyncIterator[ReplicateItem], target: Target
     ) -> AsyncGenerator[pb.ReplicateResponse]:
         """See :meth:`Transport.replicate`."""
         responses = (await self._started()).replicate(requests, target)

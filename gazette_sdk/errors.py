@@ -26,6 +26,7 @@
     ├── MappingError                 a message maps to no journal
     ├── ShardStatusError             a consumer process answered with a status other than OK
     ├── StreamProtocolError          a peer broke the rules of the stream transport
+    ├── ShardStoreError              the state of a shard cannot be read or written
     ├── BackPressureError            the bound of unsent messages is reached
     ├── DeliveryTimeoutError         an append was not acknowledged in time
     └── ClosedError                  used after it was closed
@@ -75,6 +76,7 @@ __all__ = [
     "RecoveryError",
     "RegisterMismatchError",
     "ShardStatusError",
+    "ShardStoreError",
     "StatusError",
     "StoreAuthorizationError",
     "StoreError",
@@ -634,6 +636,14 @@ class StreamProtocolError(GazetteError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class ShardStoreError(GazetteError):
+    """The state of a shard cannot be read or written.
+
+    Remedy: the text names the cause. The shard fails; ``gazctl shards unassign --failed`` recovers
+    it elsewhere.
+    """
 
 
 _SHARD_STATUSES = (

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.append.append import Appends
@@ -33,6 +31,7 @@ from gazette_sdk.broker.recovery.etcd_history import EtcdHistory
 from gazette_sdk.broker.recovery.last_routes import LastRoutes
 from gazette_sdk.broker.recovery.peer_inventory import LISTING_TIMEOUT_S, PeerInventory
 from gazette_sdk.broker.recovery.quarantine import Quarantine
+from gazette_sdk.broker.recovery.unagreed import UnagreedSpools
 from gazette_sdk.broker.recovery.waiting_journals import WaitingJournals
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.resolver import Resolver
@@ -40,17 +39,16 @@ from gazette_sdk.broker.service import JournalService
 from gazette_sdk.broker.spool.default_root import make_default_root
 from gazette_sdk.broker.spool.directory import CompletedSpool, SpoolDirectory
 from gazette_sdk.broker.spool.lease_note import LeaseNote, NotedLease, revoke_noted
-from gazette_sdk.cluster.allocator.loop import run_allocator
 from gazette_sdk.cluster.broker_keys import (
     BrokerKeySpace,
     JournalAllocation,
     JournalEntry,
 )
-from gazette_sdk.cluster.etcd import ANSWER_TIMEOUT_S, Etcd
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.member_process import EtcdConfig, MemberProcess
 from gazette_sdk.cluster.membership import Membership
-from gazette_sdk.errors import ConfigurationError, EtcdError, EtcdUnavailableError
+from gazette_sdk.errors import ConfigurationError, EtcdError
 from gazette_sdk.fragment.registry import StoreRegistry
-from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.protocol.routes import validate_broker_spec
@@ -62,9 +60,6 @@ __all__ = ["Broker", "BrokerConfig"]
 
 SWEEP_PERIOD_S = 60 * 60.0
 """Stores that were not used for this long are closed."""
-
-DIAL_RETRY_S = 1.0
-"""Pause between attempts to reach Etcd at the start."""
 
 SHUTDOWN_TIMEOUT_S = 5.0
 """Bound of the wait for running appends, and again of the wait for cancelled ones, in a stop."""
@@ -107,6 +102,7 @@ class Broker:
     resolver: Resolver
     persister: Persister
     _quarantine: Quarantine
+    _unagreed: UnagreedSpools
     _failover: Failover
     _last_routes: LastRoutes
     _waiting_journals: WaitingJournals
@@ -120,11 +116,10 @@ class Broker:
             raise ConfigurationError(f"the file root {config.file_root} is no directory; create it")
         self.config = config
         self.keyspace = BrokerKeySpace(config.etcd_prefix)
-        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._member = MemberProcess(_etcd_config(config), kind="broker")
+        self.ended = self._member.ended
         self._id = pb.ProcessSpec.ID(zone=config.zone, suffix=config.suffix)
         self.authority = authority_for(config.auth_keys)
-        self._etcd: Etcd | None = None
-        self._membership: Membership | None = None
         self._stores: StoreRegistry | None = None
         self._spools: SpoolDirectory | None = None
         self._history: EtcdHistory | None = None
@@ -132,7 +127,14 @@ class Broker:
         self._peers = peers
         self._is_composed = False
         self._is_stopped = False
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def _etcd(self) -> Etcd | None:
+        return self._member.etcd
+
+    @property
+    def _membership(self) -> Membership | None:
+        return self._member.membership
 
     @property
     def etcd_version(self) -> tuple[int, ...]:
@@ -163,38 +165,38 @@ class Broker:
         self._stores = StoreRegistry(config.file_root, config.file_only)
         if config.spool_dir is not None:  # its errors are reported before Etcd is waited for
             self._spools = await self._open_spools(config.spool_dir)
-        self._etcd = await self._connect()
+        etcd = await self._member.connect()
         spools = self._spools = self._spools or await self._open_spools(
-            await self._make_default_root(self._etcd)
+            await self._make_default_root(etcd)
         )
         note = LeaseNote(spools.root)
-        await revoke_noted(self._etcd, await asyncio.to_thread(note.read))
-        recovered = await asyncio.to_thread(spools.recover, self._etcd.cluster_id)
+        await revoke_noted(etcd, await asyncio.to_thread(note.read))
+        recovered = await asyncio.to_thread(spools.recover, etcd.cluster_id)
 
         key = self.keyspace.member_key(config.zone, config.suffix)
-        self._membership = Membership(self._etcd, key, ttl_s=config.lease_ttl_s)
-        await self._membership.start()
-        self._membership.lost.add_done_callback(self._lease_ended)
-        noted = NotedLease(self._etcd.cluster_id, key, self._membership.lease)
+        membership = await self._member.join(key)
+        noted = NotedLease(etcd.cluster_id, key, membership.lease)
         await asyncio.to_thread(note.write, noted)
-        revision = await self._membership.announce(spec)
-        await self.keyspace.load(self._etcd, revision)
+        revision = await membership.announce(spec)
+        await self.keyspace.load(etcd, revision)
 
         await asyncio.to_thread(spools.sweep, self._exists)
         self._last_routes = LastRoutes(self.keyspace, config.max_replication)
-        await self._last_routes.load(self._etcd)
+        await self._last_routes.load(etcd)
         self._history = EtcdHistory(
             spools, self.keyspace, self._id, self._last_routes, config.max_replication
         )
-        await self._history.check(self._etcd)
-        self._compose(self._etcd, self._stores, spools, self._history, recovered)
-        self._run("watch", self.keyspace.watch(self._etcd, delay_s=config.watch_delay_s))
-        self._run("allocator", self._allocate(self._etcd))
-        self._run("persister", self.persister.run())
-        self._run("recovery", self._quarantine.run())
-        self._run("failover", self._failover.run())
-        self._run("waiting journals", self._waiting_journals.run())
-        self._run("sweeper", self._sweep(self._stores))
+        await self._history.check(etcd)
+        self._compose(etcd, self._stores, spools, self._history, recovered)
+        run = self._member.run
+        run("watch", self.keyspace.watch(etcd, delay_s=config.watch_delay_s))
+        run("allocator", self._allocate())
+        run("persister", self.persister.run())
+        run("recovery", self._quarantine.run())
+        run("un-agreed spools", self._unagreed.run())
+        run("failover", self._failover.run())
+        run("waiting journals", self._waiting_journals.run())
+        run("sweeper", self._sweep(self._stores))
 
     async def _open_spools(self, root: Path) -> SpoolDirectory:
         return await asyncio.to_thread(SpoolDirectory, root, durability=self.config.durability)
@@ -205,28 +207,6 @@ class Broker:
         return await asyncio.to_thread(
             make_default_root, etcd.cluster_id, config.etcd_prefix, config.zone, config.suffix
         )
-
-    async def _connect(self) -> Etcd:
-        config = self.config
-        outage = Outage(_log, "connection to Etcd")
-        while True:
-            try:
-                etcd = await Etcd.connect(
-                    config.etcd_endpoint,
-                    dial_timeout_s=max(1.0, config.lease_ttl_s / 20),
-                    answer_timeout_s=min(ANSWER_TIMEOUT_S, config.lease_ttl_s / 3),
-                    cert_file=config.etcd_cert_file,
-                    cert_key_file=config.etcd_cert_key_file,
-                    trusted_ca_file=config.etcd_trusted_ca_file,
-                    user=config.etcd_user,
-                    password=config.etcd_password,
-                )
-            except EtcdUnavailableError as error:
-                outage.failed(error)
-            else:
-                outage.ended()
-                return etcd
-            await asyncio.sleep(DIAL_RETRY_S)
 
     def _compose(
         self,
@@ -314,6 +294,7 @@ class Broker:
             min_append_rate=config.min_append_rate,
             max_append_rate=config.max_append_rate,
             copy_unstored=UnstoredCopies(self.resolver, peers, stores).run,
+            unagreed=lambda spool: self._unagreed.add(spool),  # noqa: PLW0108 - it is made later
         )
         self.service = JournalService(
             resolver=self.resolver,
@@ -332,6 +313,13 @@ class Broker:
             hand_over_s=failover.hand_over_s,
             on_broken=failover.suspect,
         )
+        self._unagreed = UnagreedSpools(
+            replica_of=self._replica_of,
+            exists=self._exists,
+            is_contested=spools.is_contested,
+            upload=self.persister.complete,
+            quarantine=self._hold,
+        )
         self._quarantine = Quarantine(
             spools,
             recovered,
@@ -347,7 +335,9 @@ class Broker:
             # No peer may have it: it is uploaded at once, like a primary's.
             upload=lambda spool: self.persister.complete(replace(spool, primary=True)),
             replica_of=self._replica_of,
+            upload_agreed=lambda spool: self._unagreed.add(replace(spool, primary=True)),
             restores_head=history.was_member,
+            goes_on=self._last_routes.goes_on,
             decided=self._waiting_journals.wake,
         )
         self.keyspace.observers += [
@@ -379,7 +369,7 @@ class Broker:
         if self._membership is not None:
             self.persister.set_exiting()
             await self._membership.set_exiting()
-            self._run("leaving alone", self._end_when_alone())
+            self._member.run("leaving alone", self._end_when_alone())
 
     async def stop(self, *, persist_timeout_s: float = PERSIST_TIMEOUT_S) -> None:
         """End streams, replicas, uploads, membership and connections, in this order. Bounded.
@@ -393,14 +383,22 @@ class Broker:
         if self._is_stopped:
             return
         self._is_stopped = True
-        await self._cancel("allocator", "leaving alone", "recovery", "waiting journals", "sweeper")
+        await self._member.cancel(
+            "allocator",
+            "leaving alone",
+            "recovery",
+            "un-agreed spools",
+            "waiting journals",
+            "sweeper",
+        )
         if self._is_composed:
             await self._failover.end_changes()
             self.service.end_streams()
+            self._unagreed.look()
             self.resolver.stop_local()
             self._quarantine.stop()
             is_closed = await self._shut_down_replicas(primaries=True)
-            await self._cancel("persister")
+            await self._member.cancel("persister")
             self.persister.set_exiting()
             if not await self._persist(persist_timeout_s):
                 persist_timeout_s = min(persist_timeout_s, PERSIST_AGAIN_S)
@@ -412,12 +410,12 @@ class Broker:
         # other journals the primary releases our spool when the membership ends.
         if self._membership is not None:
             await self._membership.revoke()
-        await self._cancel("failover")  # until now it has answered challenges
+        await self._member.cancel("failover")  # until now it has answered challenges
         if self._is_composed:
             await self._shut_down_replicas(primaries=False)
             await self._persist(persist_timeout_s)
             await self.persister.aclose()
-        await self._cancel("watch")
+        await self._member.cancel("watch")
         await self._close()
         if not self.ended.done():
             self.ended.cancel()
@@ -448,7 +446,7 @@ class Broker:
             await self.keyspace.wait_for_update()
         if not self.ended.done():
             _log.info("no other broker can take the journals over: all content is stored instead")
-            self.ended.set_result(None)
+            self._member.end()
 
     async def _withdraw_routes(self) -> None:
         """Withdraw the routes of journals that we led alone: all of their content is stored."""
@@ -463,6 +461,7 @@ class Broker:
             and len(self.keyspace.assignments(entry.item)) == 1
             and (item := self.keyspace.item(entry.item)) is not None
             and not self._quarantine.holds(entry.item, item.create_revision)
+            and not self._unagreed.holds(entry.item, item.create_revision)
         ]
         try:
             async with asyncio.timeout(WITHDRAWAL_TIMEOUT_S):
@@ -489,6 +488,8 @@ class Broker:
 
     async def _persist(self, timeout_s: float) -> bool:
         """Upload what is left. Return True if all was uploaded in time."""
+        if self._is_alone():
+            self._unagreed.upload_all()
         try:
             async with asyncio.timeout(timeout_s):
                 await self.persister.finish()
@@ -503,49 +504,23 @@ class Broker:
 
     # --------------------------------------------------------------- inside
 
-    def _run(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=f"broker {name}")
-        self._tasks[name] = task
-        task.add_done_callback(self._task_ended)
-
-    def _task_ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled() or self.ended.done():
-            return
-        error = task.exception()
-        if error is not None:
-            self._fail(error)
-
-    def _lease_ended(self, lost: asyncio.Future[None]) -> None:
-        if not lost.cancelled() and (error := lost.exception()) is not None:
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        if not self.ended.done():
-            self.ended.set_exception(error)
-            self.ended.exception()  # retrieved: nobody awaits it while the broker is being stopped
-
-    async def _allocate(self, etcd: Etcd) -> None:
-        await run_allocator(
-            etcd,
-            self.keyspace,
-            self.config.zone,
-            self.config.suffix,
-            JournalAllocation(self.config.max_replication),
+    async def _allocate(self) -> None:
+        config = self.config
+        await self._member.allocate(
+            self.keyspace, config.zone, config.suffix, JournalAllocation(config.max_replication)
         )
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-    async def _cancel(self, *names: str) -> None:
-        tasks = [self._tasks.pop(name) for name in names if name in self._tasks]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
 
     async def _sweep(self, stores: StoreRegistry) -> None:
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
             await stores.sweep()
+
+    def _hold(self, spool: CompletedSpool) -> None:
+        """Ask the others about a spool of ours, also if recovery has ended."""
+        self._quarantine.hold(spool)
+        recovery = self._member.tasks.get("recovery")
+        if recovery is not None and recovery.done():  # None: we stop, and the next start asks
+            self._member.run("recovery", self._quarantine.run())
 
     def _replica_of(self, journal: str, create_revision: int) -> Replica | None:
         replica = self.resolver.replica(journal)
@@ -554,3 +529,15 @@ class Broker:
     def _exists(self, journal: str, create_revision: int) -> bool:
         item = self.keyspace.item(journal)
         return item is not None and item.create_revision == create_revision
+
+
+def _etcd_config(config: BrokerConfig) -> EtcdConfig:
+    return EtcdConfig(
+        endpoint=config.etcd_endpoint,
+        cert_file=config.etcd_cert_file,
+        cert_key_file=config.etcd_cert_key_file,
+        trusted_ca_file=config.etcd_trusted_ca_file,
+        user=config.etcd_user,
+        password=config.etcd_password,
+        lease_ttl_s=config.lease_ttl_s,
+    )

@@ -36,7 +36,7 @@ from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.protocol.rpc import validate
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.server.call import Call
-from gazette_sdk.transport.base import AppendItem, Target, Transport
+from gazette_sdk.transport.base import AppendItem, ReplicateItem, Target, Transport
 
 __all__ = ["JournalService", "ReadItem"]
 
@@ -196,7 +196,7 @@ class JournalService:
         return started.response
 
     async def replicate(
-        self, requests: AsyncIterator[pb.ReplicateRequest], call: Call
+        self, requests: AsyncIterator[ReplicateItem], call: Call
     ) -> AsyncGenerator[pb.ReplicateResponse]:
         """Apply the stream of a journal's primary to our replica."""
         with _counted("Replicate") as outcome, self._tracked():

@@ -6,9 +6,10 @@ import sys
 
 from gazette_sdk.cli.allocator.settings import SIMULATE
 from gazette_sdk.cli.bench.settings import BENCH, BENCH_CLUSTER
-from gazette_sdk.cli.client import BrokerClientSettings
+from gazette_sdk.cli.client import ADDRESS_ALIASES, BrokerClientSettings
 from gazette_sdk.cli.command import Command
 from gazette_sdk.cli.completion import completion_command
+from gazette_sdk.cli.consumer_settings import CONSUMER, CONSUMER_BROKER, CONSUMER_ETCD
 from gazette_sdk.cli.program import Program
 from gazette_sdk.cli.settings import DEV, DEV_CONTROL, PRINT_CONFIG
 from gazette_sdk.server.options import Group
@@ -39,6 +40,33 @@ _SERVE = Command(
             "a broker of a cluster",
         ),
     ),
+    is_service=True,
+)
+
+_RUN_CONSUMER = Command(
+    "run-consumer",
+    "Run shards of an application, with other processes that run the same one",
+    "gazette_sdk.cli.run_consumer:run",
+    (CONSUMER, CONSUMER_ETCD, CONSUMER_BROKER, DEBUG, LOGGING),
+    details=(
+        "APPLICATION is a function decorated with shard.handler, or a subclass of "
+        "shard.Application, in the Python module MODULE, which is also looked for in the current "
+        "directory. Each journal of its `sources` gets a shard. Processes of one application share "
+        "its shards: start another one to have less for each, and to take over when one dies.\n\n"
+        "SIGTERM or Ctrl-C drain the process: its shards move to other processes, and it ends with "
+        "status 0. Further signals change nothing, except SIGQUIT: the process ends, without a "
+        "drain."
+    ),
+    examples=(
+        ("gazette run-consumer orders:totals", "with the brokers and the Etcd of `gazette dev`"),
+        (
+            "gazette run-consumer orders:totals --broker.address http://gazette:8080 --etcd.address http://etcd:2379",
+            "with another cluster",
+        ),
+    ),
+    arguments="MODULE:APPLICATION",
+    arguments_min=1,
+    arguments_max=1,
     is_service=True,
 )
 
@@ -191,6 +219,7 @@ GAZETTE = Program(
     summary="gazette: brokers of append-only journals, and benchmarks.",
     commands=(
         _SERVE,
+        _RUN_CONSUMER,
         _DEV,
         *_CONTROLS,
         _BENCH,
@@ -200,6 +229,7 @@ GAZETTE = Program(
     ),
     ini="gazette.ini",
     ini_guests=(_BROKER_OF_CONSUMERS,),
+    aliases=ADDRESS_ALIASES,
 )
 
 

@@ -12,8 +12,8 @@ from gazette_sdk.broker.api.served import ServedBroker
 from gazette_sdk.broker.process import BrokerConfig
 from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.cli.command import Invocation
-from gazette_sdk.cluster.etcd_binary import safety_warning
-from gazette_sdk.errors import ConfigurationError, LeaseLostError
+from gazette_sdk.cli.serving import Identity, serve_until_drained
+from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.server.audit import AUDIT
 from gazette_sdk.server.options import Group, public_values
@@ -41,9 +41,6 @@ PERSIST_TIMEOUT_S = 6 * 3600.0
 
 QUIT_GRACE_S = 2.0
 """Limit of open calls when the broker leaves without a drain."""
-
-DRAIN_NOTICE_S = 10.0
-"""A longer drain is logged: usually no other broker can take the journals over."""
 
 
 async def run(invocation: Invocation) -> None:
@@ -73,7 +70,12 @@ async def run(invocation: Invocation) -> None:
         )
         reloading = asyncio.create_task(_reloaded_files(broker, given).run())
         try:
-            await _until_drained(broker, stop)
+            config = broker.broker.config
+            await serve_until_drained(
+                broker,
+                stop,
+                Identity(config.zone, config.suffix, config.etcd_endpoint, "broker", "journals"),
+            )
         except BaseException:
             await broker.stop()  # content that is not stored yet stays in the spool directory
             raise
@@ -190,51 +192,3 @@ def _spool_dir(settings: BrokerSettings) -> Path | None:
 
 def _path(text: str) -> Path | None:
     return Path(text) if text else None
-
-
-async def _until_drained(broker: ServedBroker, stop: StopSignal) -> None:
-    """Start the broker, serve until the first signal, and drain."""
-    starting: asyncio.Future[Any] = asyncio.ensure_future(broker.start())
-    signalled: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
-    quitted: asyncio.Future[Any] = asyncio.ensure_future(stop.wait_to_quit())
-    try:
-        await asyncio.wait([starting, signalled], return_when=asyncio.FIRST_COMPLETED)
-        if not starting.done():
-            return  # no journal is served yet
-        await starting
-        if warning := safety_warning(broker.broker.etcd_version):
-            _log.warning(warning, extra={"address": broker.broker.config.etcd_endpoint})
-        _log.info("serving", extra={"endpoint": broker.endpoint, **_identity(broker)})
-        ended = broker.broker.ended
-        await asyncio.wait([ended, signalled], return_when=asyncio.FIRST_COMPLETED)
-        if not ended.done() and not stop.quits:
-            await broker.broker.drain()
-            await asyncio.wait(
-                [ended, quitted], timeout=DRAIN_NOTICE_S, return_when=asyncio.FIRST_COMPLETED
-            )
-        if not ended.done() and not stop.quits:
-            _log.warning(
-                "still serving: other brokers with room must take over its journals before it "
-                "can leave",
-                extra=_identity(broker),
-            )
-        await asyncio.wait([ended, quitted], return_when=asyncio.FIRST_COMPLETED)
-        if not ended.done():
-            return
-        try:
-            await ended
-        except LeaseLostError as error:
-            raise LeaseLostError(
-                f"{error}; this broker is no member of its cluster any more, and other brokers "
-                "take its journals over: start it again"
-            ) from error
-    finally:
-        starting.cancel()
-        signalled.cancel()
-        quitted.cancel()
-        await asyncio.wait([starting, signalled, quitted])
-
-
-def _identity(broker: ServedBroker) -> dict[str, str]:
-    config = broker.broker.config
-    return {"zone": config.zone, "id": config.suffix}

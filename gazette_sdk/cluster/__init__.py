@@ -24,7 +24,8 @@ In reading order:
 * :mod:`~gazette_sdk.cluster.identity`, :mod:`~gazette_sdk.cluster.local_items`: who this process is
   in the cluster, and what it runs for the items that are assigned to it,
 * :mod:`~gazette_sdk.cluster.apply_items`: creation, change and deletion of items,
-* :mod:`~gazette_sdk.cluster.allocator`: assignment of items to members.
+* :mod:`~gazette_sdk.cluster.allocator`: assignment of items to members,
+* :mod:`~gazette_sdk.cluster.member_process`: all of them together, for one process.
 """
 
 from gazette_sdk.cluster.allocator import Allocation, run_allocator

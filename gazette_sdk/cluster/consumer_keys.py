@@ -78,6 +78,8 @@ class ShardAllocation(Allocation[cpb.ShardSpec, cpb.ConsumerSpec, cpb.ReplicaSta
         max_hot_standbys: upper bound of the hot standbys of all shards.
     """
 
+    balances_primaries = True
+
     def __init__(self, max_hot_standbys: int = DEFAULT_MAX_HOT_STANDBYS) -> None:
         self._max_hot_standbys = max_hot_standbys
 

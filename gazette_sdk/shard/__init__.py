@@ -1,1 +1,85 @@
-"""Shards: stateful consumers whose effects are committed exactly once."""
+"""Shards: stateful consumers whose effects are committed exactly once.
+
+::
+
+    from gazette_sdk import shard
+
+    @shard.handler(message=Order, store=shard.RocksStore[str, int], sources="topic=orders")
+    def totals(txn: shard.Transaction, order: Order) -> None:
+        txn.store[order.customer] = txn.store.get(order.customer, 0) + order.cents
+
+- ``application``: what an application declares, and its hooks
+- ``transaction``: transactions: when they consume, commit and acknowledge
+- ``stores``: where shards keep their state
+- ``recovery``: logs that replicate the files of local stores
+- ``consumer``: processes that share the shards of an application
+
+The names below are imported when they are first used: none needs the packages of the extra
+``shards`` before that.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gazette_sdk.shard.application.application import Application, dead_letters
+    from gazette_sdk.shard.application.endpoints import Method, Query
+    from gazette_sdk.shard.application.handler import handler
+    from gazette_sdk.shard.application.handles import Process, Shard
+    from gazette_sdk.shard.stores import codec
+    from gazette_sdk.shard.stores.base import Store
+    from gazette_sdk.shard.stores.json_store import JsonStore
+    from gazette_sdk.shard.stores.rocks_store import RocksStore
+    from gazette_sdk.shard.stores.sql_store import SqlStore
+    from gazette_sdk.shard.stores.sqlite_store import SqliteStore
+    from gazette_sdk.shard.transaction.transaction import Transaction
+
+__all__ = [
+    "Application",
+    "JsonStore",
+    "Method",
+    "Process",
+    "Query",
+    "RocksStore",
+    "Shard",
+    "SqlStore",
+    "SqliteStore",
+    "Store",
+    "Transaction",
+    "codec",
+    "dead_letters",
+    "handler",
+]
+
+_MODULES = {
+    "Application": "application.application",
+    "JsonStore": "stores.json_store",
+    "Method": "application.endpoints",
+    "Process": "application.handles",
+    "Query": "application.endpoints",
+    "RocksStore": "stores.rocks_store",
+    "Shard": "application.handles",
+    "SqlStore": "stores.sql_store",
+    "SqliteStore": "stores.sqlite_store",
+    "Store": "stores.base",
+    "Transaction": "transaction.transaction",
+    "codec": "stores.codec",
+    "dead_letters": "application.application",
+    "handler": "application.handler",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a name when it is first used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    found: object = module if name == "codec" else getattr(module, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

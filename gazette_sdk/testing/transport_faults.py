@@ -29,7 +29,14 @@ from gazette_sdk.errors import ConfigurationError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.testing.chance import Chance
 from gazette_sdk.testing.tcp_proxy import Direction
-from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, Transport
+from gazette_sdk.transport.base import (
+    ANYWHERE,
+    AppendItem,
+    ReadItem,
+    ReplicateItem,
+    Target,
+    Transport,
+)
 
 __all__ = ["CALLS", "FaultyTransport", "InjectedCallFault", "TransportFaults"]
 
@@ -207,7 +214,7 @@ class FaultyTransport(Transport):
         return await self._answered("append", decision, response)
 
     def replicate(
-        self, requests: AsyncIterator[pb.ReplicateRequest], target: Target
+        self, requests: AsyncIterator[ReplicateItem], target: Target
     ) -> AsyncGenerator[pb.ReplicateResponse]:
         """See :meth:`Transport.replicate`."""
         return self._stream(

@@ -15,9 +15,9 @@ from typing import Self
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append.route import AppendRoute, TaskRoute
-from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, Target
+from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
 
-__all__ = ["ANYWHERE", "AppendItem", "ReadItem", "Target", "Transport"]
+__all__ = ["ANYWHERE", "AppendItem", "ReadItem", "ReplicateItem", "Target", "Transport"]
 
 
 class Transport(abc.ABC):
@@ -67,7 +67,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def replicate(
-        self, requests: AsyncIterator[pb.ReplicateRequest], target: Target
+        self, requests: AsyncIterator[ReplicateItem], target: Target
     ) -> AsyncGenerator[pb.ReplicateResponse]:
         """Replicate to a peer; brokers only."""
 

@@ -35,7 +35,7 @@ from gazette_sdk.protocol.selectors import matches_journal, rewrite_prefix
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import REFRESH_INTERVAL_S
 from gazette_sdk.transport.read.read_ahead import ReadAhead
-from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, Target
+from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
 
 __all__ = ["FragmentStoreTransport"]
 
@@ -273,7 +273,7 @@ class FragmentStoreTransport(Transport):
 
     def replicate(
         self,
-        requests: AsyncIterator[pb.ReplicateRequest],  # noqa: ARG002
+        requests: AsyncIterator[ReplicateItem],  # noqa: ARG002
         target: Target,  # noqa: ARG002
     ) -> AsyncGenerator[pb.ReplicateResponse, None]:
         """Refused: only brokers replicate."""

@@ -8,7 +8,16 @@ from typing import NamedTuple, TypeAlias
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.service import Rpc
 
-__all__ = ["ANYWHERE", "SERVICE", "AppendItem", "Destination", "Peer", "ReadItem", "Target"]
+__all__ = [
+    "ANYWHERE",
+    "SERVICE",
+    "AppendItem",
+    "Destination",
+    "Peer",
+    "ReadItem",
+    "ReplicateItem",
+    "Target",
+]
 
 ReadItem: TypeAlias = pb.ReadResponse | bytes
 """Item of a read: metadata (a response without content), or content which continues at the
@@ -17,6 +26,10 @@ offset where the item before it ended (a metadata item's ``offset``, or the end 
 AppendItem: TypeAlias = pb.AppendRequest | bytes
 """Item of an append. In order: the request that names the journal, non-empty chunks of
 content, and an *empty* ``AppendRequest()``, which commits. Ending without it rolls back."""
+
+ReplicateItem: TypeAlias = pb.ReplicateRequest | bytes
+"""Item of a replication: a proposal, or non-empty content that follows the content since the last
+proposal. Requests with content, which other implementations send, name their place themselves."""
 
 
 @dataclass(frozen=True, slots=True)

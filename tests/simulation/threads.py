@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from typing import Any, Self
 
-from gazette_sdk.broker import authorize, read
+from gazette_sdk.broker import read
 from gazette_sdk.broker.append import append
 from gazette_sdk.broker.fragments import index, persister
 from gazette_sdk.broker.spool import directory, spool
 from gazette_sdk.fragment import health
+from gazette_sdk.server import authorization
 from simulation.loop import EPOCH_S, VirtualLoop
 
 __all__ = ["install"]
@@ -82,7 +83,7 @@ def install(seed: int) -> None:
         spool.Spool.__init__,
         index.Index.__init__,
         append.Appends.__init__,
-        authorize.Authorization.__init__,
+        authorization.Authorization.__init__,
     ):
         _replace_default(function, real_time, _unix_time)
     for module in (read, persister, directory):

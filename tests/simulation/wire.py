@@ -28,7 +28,7 @@ from gazette_sdk.server.call import Call
 from gazette_sdk.server.outcomes import SUCCESS, Outcome, outcome_of
 from gazette_sdk.transport.routing.dispatcher import Health
 from gazette_sdk.transport.routing.routed import RoutedTransport
-from gazette_sdk.transport.target import SERVICE, AppendItem, Destination, Peer
+from gazette_sdk.transport.target import SERVICE, AppendItem, Destination, Peer, ReplicateItem
 from gazette_sdk.transport.wires.base import (
     AppendPipeline,
     PreparedAppend,
@@ -38,6 +38,7 @@ from gazette_sdk.transport.wires.base import (
 )
 from gazette_sdk.transport.wires.call_status import call_error
 from gazette_sdk.transport.wires.grpc.pipeline import StreamedPipeline
+from gazette_sdk.transport.wires.replicate_items import as_requests
 from simulation.loop import Node, current_node
 from simulation.network import Connection, End, Network
 
@@ -221,13 +222,13 @@ class SimulatedWire(Wire):
         self,
         to: Destination,
         opening: pb.ReplicateRequest,
-        requests: AsyncIterator[pb.ReplicateRequest],
+        requests: AsyncIterator[ReplicateItem],
     ) -> AsyncGenerator[pb.ReplicateResponse, None]:
         """See :meth:`Wire.replicate`."""
         call = await self._open(to, "Replicate", opening.SerializeToString())
 
         async def send() -> None:
-            async for request in requests:
+            async for request in as_requests(requests):
                 call.send(request.SerializeToString())
             call.send(None)
 

@@ -25,6 +25,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.journal_spec import desired_replication
 from gazette_sdk.protocol.routes import equivalent
+from gazette_sdk.transport.wires.replicate_items import as_requests
 from support.scripted_replicas import is_repeated
 
 __all__ = ["JOURNAL", "World"]
@@ -44,7 +45,7 @@ class _Peers:
 
     async def replicate(self, requests: Any, target: Any) -> AsyncIterator[pb.ReplicateResponse]:
         mine: list[pb.ReplicateRequest] = []
-        async for request in requests:
+        async for request in as_requests(requests):
             kept = pb.ReplicateRequest()
             kept.CopyFrom(request)
             kept.ClearField("header")

@@ -21,7 +21,14 @@ from gazette_sdk.cluster.etcd import Etcd, KeyValue, WatchBatch, WatchEvent
 from gazette_sdk.cluster.etcd_messages import Delete, Operation, Put
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import label_set
-from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, Transport
+from gazette_sdk.transport.base import (
+    ANYWHERE,
+    AppendItem,
+    ReadItem,
+    ReplicateItem,
+    Target,
+    Transport,
+)
 from support.etcd import EtcdFixture
 
 ZONE = "local"
@@ -180,7 +187,7 @@ async def a_broker(
 
 async def crash(broker: Broker) -> None:
     """Let go of a broker as its process' end would: nothing is rolled, uploaded or revoked."""
-    for task in broker._tasks.values():
+    for task in broker._member.tasks.values():
         task.cancel()
     for replica in broker.resolver.replicas:
         for task in list(replica._tasks):
@@ -227,7 +234,7 @@ class Peers(Transport):
         return await self._at(target).append(requests, target)
 
     def replicate(
-        self, requests: AsyncIterator[pb.ReplicateRequest], target: Target
+        self, requests: AsyncIterator[ReplicateItem], target: Target
     ) -> AsyncIterator[pb.ReplicateResponse]:
         return self._at(target).replicate(requests, target)
 
@@ -248,7 +255,7 @@ class Peers(Transport):
 class HandBroker(Broker):
     """A broker without allocator: the test assigns journals by hand."""
 
-    async def _allocate(self, etcd: Etcd) -> None:
+    async def _allocate(self) -> None:
         await asyncio.Event().wait()
 
     @property

@@ -15,7 +15,14 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import CONTENT_TYPE, label_set
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.selectors import matches_journal
-from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, Transport
+from gazette_sdk.transport.base import (
+    ANYWHERE,
+    AppendItem,
+    ReadItem,
+    ReplicateItem,
+    Target,
+    Transport,
+)
 from gazette_sdk.transport.loop import sdk_loop
 
 
@@ -225,7 +232,7 @@ class MemoryTransport(Transport):
         )
 
     async def replicate(
-        self, requests: AsyncIterator[pb.ReplicateRequest], target: Target
+        self, requests: AsyncIterator[ReplicateItem], target: Target
     ) -> AsyncIterator[pb.ReplicateResponse]:
         raise UnavailableError("memory has no peers")
         yield pb.ReplicateResponse()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.wires.replicate_items import as_requests
 from support import vectors
 from support.brokers import LIMIT_S, Peers, journal_spec
 from support.vectors import label_set, normal
@@ -38,7 +39,7 @@ class ScriptedPeer(Peers):
     async def replicate(self, requests, target) -> AsyncIterator[pb.ReplicateResponse]:
         mine: list[pb.ReplicateRequest] = []
         self.streams.append(mine)
-        async for request in requests:
+        async for request in as_requests(requests):
             if is_repeated(request, mine):
                 continue
             mine.append(request)

@@ -15,7 +15,7 @@ from gazette_sdk.broker.append.common_case import StartedAppend
 from gazette_sdk.errors import CorruptFragmentError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.server.call import Call
-from gazette_sdk.transport.base import AppendItem
+from gazette_sdk.transport.base import AppendItem, ReplicateItem
 
 __all__ = ["Chunk", "Journals", "ReadYield", "Span", "chunks"]
 
@@ -74,7 +74,7 @@ class Journals(Protocol):
         """Wait for the acknowledgement of such an append. Return the encoded response."""
 
     def replicate(
-        self, requests: AsyncIterator[pb.ReplicateRequest], call: Call
+        self, requests: AsyncIterator[ReplicateItem], call: Call
     ) -> AsyncGenerator[pb.ReplicateResponse]:
         """A stream of replication."""
 

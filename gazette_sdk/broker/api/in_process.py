@@ -16,7 +16,14 @@ from gazette_sdk.errors import ClosedError, GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authorizer, claims_for
 from gazette_sdk.server.call import Call
-from gazette_sdk.transport.base import ANYWHERE, AppendItem, ReadItem, Target, Transport
+from gazette_sdk.transport.base import (
+    ANYWHERE,
+    AppendItem,
+    ReadItem,
+    ReplicateItem,
+    Target,
+    Transport,
+)
 
 __all__ = ["CHUNK_BYTES", "InProcessTransport"]
 
@@ -100,14 +107,15 @@ class InProcessTransport(Transport):
             return await self._service.append(requests, call)
 
     async def replicate(
-        self, requests: AsyncIterator[pb.ReplicateRequest], target: Target
+        self, requests: AsyncIterator[ReplicateItem], target: Target
     ) -> AsyncGenerator[pb.ReplicateResponse]:
         """See :meth:`Transport.replicate`."""
         del target
         opening = await anext(requests, None)
         if opening is None:
             return
-        stream = self._service.replicate(_after(opening, requests), self._call(opening))
+        named = opening if isinstance(opening, pb.ReplicateRequest) else pb.ReplicateRequest()
+        stream = self._service.replicate(_after(opening, requests), self._call(named))
         async with aclosing(stream) as responses:
             while (response := await self._next(responses)) is not None:
                 yield response

@@ -48,6 +48,20 @@ class ServedBroker:
         self._waits_for_routes = waits_for_routes
         self._guard: GuardedJournals | None = None
 
+    @property
+    def ended(self) -> asyncio.Future[None]:
+        """Done when the broker has drained, or with a fatal error. Stop it then."""
+        return self.broker.ended
+
+    @property
+    def etcd_version(self) -> tuple[int, ...]:
+        """Version of the connected Etcd server, from :meth:`start` on."""
+        return self.broker.etcd_version
+
+    async def drain(self) -> None:
+        """Announce that the broker leaves, as :meth:`Broker.drain`."""
+        await self.broker.drain()
+
     async def start(self) -> None:
         """Start the broker, then answer on its port. After an error, or to give up: stop.
 

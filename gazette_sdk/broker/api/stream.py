@@ -24,7 +24,7 @@ from gazette_sdk.server.call import Call
 from gazette_sdk.server.outcomes import malformed
 from gazette_sdk.server.stream_method import Answer, AnswerNow, Serve, StartedCall, StreamMethod
 from gazette_sdk.server.stream_serving import StreamCall
-from gazette_sdk.transport.base import AppendItem
+from gazette_sdk.transport.base import AppendItem, ReplicateItem
 
 __all__ = ["stream_methods"]
 
@@ -109,7 +109,7 @@ async def _send_content(call: StreamCall, content: bytes) -> None:
 
 def _serve_replicate(service: Journals) -> Serve:
     async def replicate(call: StreamCall) -> None:
-        requests = _replicate_requests(call)
+        requests = _replicate_items(call)
         async with aclosing(service.replicate(requests, call.context)) as responses:
             async for response in responses:
                 await call.send(_encoded(response))
@@ -153,18 +153,14 @@ async def _append_items(call: StreamCall) -> AsyncGenerator[AppendItem]:
     yield _COMMIT
 
 
-async def _replicate_requests(call: StreamCall) -> AsyncIterator[pb.ReplicateRequest]:
-    """Yield the requests of a replication. Content carries its distance to the last proposal."""
+async def _replicate_items(call: StreamCall) -> AsyncIterator[ReplicateItem]:
+    """Yield the items of a replication."""
     yield _parsed(pb.ReplicateRequest, call.request, call)
-    delta = 0
     while (item := await call.receive()) is not None:
-        if item.kind == _CONTENT:
-            request = pb.ReplicateRequest(content=item.payload, content_delta=delta)
-        else:
-            request = _parsed(pb.ReplicateRequest, item.payload, call)
-            delta = 0 if request.HasField("proposal") else request.content_delta
-        delta += len(request.content)
-        yield request
+        if item.kind == _CONTENT and item.payload:
+            yield item.payload
+        else:  # content without bytes is refused as a request without anything
+            yield _parsed(pb.ReplicateRequest, item.payload, call)
 
 
 def _parsed(request_type: type[M], request: bytes, call: StreamCall) -> M:

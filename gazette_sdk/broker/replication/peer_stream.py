@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeAlias
 from gazette_sdk.cluster.membership import LEASE_TTL_S
 from gazette_sdk.errors import STATUS_NAMES, CallError, DeadlineExceededError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.target import ReplicateItem
 
 __all__ = [
     "PEER_ANSWER_TIMEOUT_S",
@@ -35,7 +36,7 @@ SEND_BUFFER_BYTES = 4 << 20
 """Content waiting to be sent to one peer before the append waits for it."""
 
 OpenStream: TypeAlias = Callable[
-    [pb.ProcessSpec.ID, AsyncIterator[pb.ReplicateRequest]], AsyncIterator[pb.ReplicateResponse]
+    [pb.ProcessSpec.ID, AsyncIterator[ReplicateItem]], AsyncIterator[pb.ReplicateResponse]
 ]
 """Opens a Replicate stream to exactly that member."""
 
@@ -80,7 +81,7 @@ class PeerStream:
         self.error: GazetteError | None = None
         self.heard_at = -math.inf
         self.answer_timeout_s = answer_timeout_s or PEER_ANSWER_TIMEOUT_S
-        self._outgoing: deque[pb.ReplicateRequest] = deque()
+        self._outgoing: deque[ReplicateItem] = deque()
         self._outgoing_bytes = 0
         self._expected: deque[_Expected] = deque()
         self._watching: asyncio.TimerHandle | None = None
@@ -93,11 +94,12 @@ class PeerStream:
         if on_ended is not None:
             self._task.add_done_callback(lambda _: on_ended(self))
 
-    def send(self, request: pb.ReplicateRequest) -> None:
-        """Queue a request. A stream which is broken ignores it."""
+    def send(self, item: ReplicateItem) -> None:
+        """Queue an item. A stream which is broken ignores it."""
         if self.error is None:
-            self._outgoing.append(request)
-            self._outgoing_bytes += len(request.content)
+            self._outgoing.append(item)
+            if isinstance(item, bytes):
+                self._outgoing_bytes += len(item)
             _wake(self._send_wanted)
 
     def expect(self, *, must_agree: bool = False) -> asyncio.Future[Answer]:
@@ -169,13 +171,14 @@ class PeerStream:
             self.fail(_no_answer(self.peer))
             await asyncio.wait([self._task])
 
-    async def _requests(self) -> AsyncIterator[pb.ReplicateRequest]:
+    async def _requests(self) -> AsyncIterator[ReplicateItem]:
         while True:
             while self._outgoing:
-                request = self._outgoing.popleft()
-                self._outgoing_bytes -= len(request.content)
-                _wake(self._room_wanted)
-                yield request
+                item = self._outgoing.popleft()
+                if isinstance(item, bytes):
+                    self._outgoing_bytes -= len(item)
+                    _wake(self._room_wanted)
+                yield item
             if self._half_closed or self.error is not None:
                 return
             self._send_wanted = asyncio.get_running_loop().create_future()

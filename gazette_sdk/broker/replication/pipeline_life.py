@@ -12,7 +12,7 @@ from gazette_sdk.broker.replication.pipeline import Pipeline
 from gazette_sdk.broker.resolver import Resolution
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.base import Target, Transport
+from gazette_sdk.transport.base import ReplicateItem, Target, Transport
 
 __all__ = ["start_pipeline", "tear_down_pipeline"]
 
@@ -70,7 +70,7 @@ async def tear_down_pipeline(replica: Replica, pipeline: Pipeline) -> None:
 
 def _opener(peers: Transport, route: pb.Route) -> OpenStream:
     def open_stream(
-        peer: pb.ProcessSpec.ID, requests: AsyncIterator[pb.ReplicateRequest]
+        peer: pb.ProcessSpec.ID, requests: AsyncIterator[ReplicateItem]
     ) -> AsyncIterator[pb.ReplicateResponse]:
         return peers.replicate(requests, Target(route=route, member=peer))
 

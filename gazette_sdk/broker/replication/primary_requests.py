@@ -12,6 +12,7 @@ from gazette_sdk.broker.slot import Signal
 from gazette_sdk.errors import GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.rpc import validate
+from gazette_sdk.transport.target import ReplicateItem
 
 __all__ = ["HAND_OVER_S", "OnBroken", "PrimaryRequests"]
 
@@ -41,7 +42,7 @@ class PrimaryRequests:
 
     def __init__(
         self,
-        requests: AsyncIterator[pb.ReplicateRequest],
+        requests: AsyncIterator[ReplicateItem],
         resolver: Resolver,
         replica: Replica,
         header: pb.Header,
@@ -64,8 +65,8 @@ class PrimaryRequests:
         self._handle = 0
         self._check()
 
-    async def next(self) -> pb.ReplicateRequest | None:
-        """Return the next request, validated; ``None`` at the primary's half-close.
+    async def next(self) -> ReplicateItem | None:
+        """Return the next item, validated; ``None`` at the primary's half-close.
 
         Only the wait for a request is cut short, never the code that applies one.
 
@@ -82,7 +83,7 @@ class PrimaryRequests:
         if self._is_outdated:
             self._start_timer()
         try:
-            request = await anext(self._requests, None)
+            item = await anext(self._requests, None)
         except asyncio.CancelledError:
             if self._over.is_set() and task.uncancel() <= cancelling:
                 raise self._error() from None
@@ -94,9 +95,9 @@ class PrimaryRequests:
         finally:
             self._waiting = None
             self._stop_timer()
-        if request is not None:
-            validate(request)
-        return request
+        if isinstance(item, pb.ReplicateRequest):
+            validate(item)
+        return item
 
     def close(self) -> None:
         """Forget the signal of the replica. The stream has ended."""

@@ -21,13 +21,14 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.routes import equivalent
 from gazette_sdk.protocol.rpc import validate
+from gazette_sdk.transport.target import ReplicateItem
 
 __all__ = ["replicate"]
 
 
 async def replicate(
     resolver: Resolver,
-    requests: AsyncIterator[pb.ReplicateRequest],
+    requests: AsyncIterator[ReplicateItem],
     claims: Claims,
     *,
     hand_over_s: float = HAND_OVER_S,
@@ -52,8 +53,9 @@ async def replicate(
     first = await anext(requests, None)
     if first is None:
         return
-    validate(first)
-    if not first.HasField("header"):
+    if not isinstance(first, bytes):
+        validate(first)
+    if isinstance(first, bytes) or not first.HasField("header"):
         raise ValidationError(
             "the first request must have a header", kind="expected_header", path="Header"
         )
@@ -89,7 +91,14 @@ async def replicate(
                     f"acknowledgement: this replica holds {_span(response.fragment)}",
                     journal=resolution.journal,
                 )
-            request = await following.next()
+            request = await _next_request(spool, following)
+
+
+async def _next_request(spool: Spool, following: PrimaryRequests) -> pb.ReplicateRequest | None:
+    """Return the next request, behind content that is written; ``None`` at the half-close."""
+    while isinstance(item := await following.next(), bytes):
+        await spool.write(item, spool.uncommitted_bytes)
+    return item
 
 
 async def _take_spool(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
 
@@ -22,7 +22,12 @@ class Allocation(ABC, Generic[I_contra, M_contra, A_contra]):
     """Rules for the values of items, members and assignments.
 
     All methods are pure and fast: they are called for each item in each round.
+
+    Attributes:
+        balances_primaries: a primary changes places with a standby in sync whose member leads less.
     """
+
+    balances_primaries: ClassVar[bool] = False
 
     @abstractmethod
     def desired_replication(self, item: I_contra) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from gazette_sdk.cluster.allocator import metrics
+from gazette_sdk.cluster.allocator.balance import balance_primaries
 from gazette_sdk.cluster.allocator.codec import Allocation
 from gazette_sdk.cluster.allocator.converge import converge
 from gazette_sdk.cluster.allocator.placement import current_placement, shortfall
@@ -138,6 +139,10 @@ class _Allocator:
             for checkpoint in converge(state, self._desired):
                 await txn.checkpoint(checkpoint)
             await txn.flush()
+            if txn.revision == 0 and self._allocation.balances_primaries:
+                for checkpoint in balance_primaries(state):
+                    await txn.checkpoint(checkpoint)
+                await txn.flush()
         except EtcdError as error:
             self._outage.failed(error)
             return _Outcome(succeeded=False, revision=txn.revision)

@@ -181,13 +181,15 @@ class FSM:
         return found
 
     def _create(self, fnode: int, path: str) -> tuple[int, Outcome]:
+        # A file that is older than the hints, which do not name it, is gone later; the operation
+        # that removes it may be skipped.
+        if self.hinted_segments and (not self.hinted_fnodes or self.hinted_fnodes[0] != fnode):
+            return 0, Outcome.FNODE_NOT_TRACKED
         if path in self.links:
             return 0, Outcome.LINK_EXISTS
         if path in self.properties:
             return 0, Outcome.PROPERTY_EXISTS
         if self.hinted_fnodes:
-            if self.hinted_fnodes[0] != fnode:
-                return 0, Outcome.FNODE_NOT_TRACKED
             self.hinted_fnodes.popleft()
         self.live_nodes[fnode] = LiveNode(links={path})
         self.links[path] = fnode
@@ -204,7 +206,9 @@ class FSM:
     def _set_property(self, changed: pb.Property) -> tuple[int, Outcome]:
         if changed.path in self.links:
             return 0, Outcome.LINK_EXISTS
-        self.properties[changed.path] = changed.content
+        # Properties of hints are newer than all hinted segments, between which changes are skipped.
+        if not (self.hinted_segments and changed.path in self.properties):
+            self.properties[changed.path] = changed.content
         return 0, Outcome.APPLIED
 
     def _link(self, fnode: int, path: str) -> tuple[int, Outcome]:

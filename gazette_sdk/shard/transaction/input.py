@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.reading.batch_reader import BatchReader
 from gazette_sdk.message.reading.content_queue import Opened
@@ -48,6 +48,10 @@ class Input:
         ring_size: number of messages of open transactions that are kept in memory.
         follows: read on at the write heads; else reading ends there.
 
+    Attributes:
+        on_undecodable: called by :meth:`poll` with the error of content that is no message, once
+            all messages before it are processed: it is passed over. None: `poll` raises the error.
+
     Raises:
         ConfigurationError: there is no source.
         ValidationError: a name is malformed.
@@ -65,7 +69,9 @@ class Input:
         follows: bool = True,
     ) -> None:
         if not sources:
-            raise ConfigurationError("a shard needs at least one source")
+            raise ConfigurationError(
+                "a shard without sources reads nothing: name journals in its spec"
+            )
         for journal in sources:
             validate_journal(journal)
         offsets = {
@@ -87,9 +93,10 @@ class Input:
         sequencer = Sequencer[Envelope[Any]](
             ring_size, ring_bytes_max=RING_BYTES_MAX, checkpoint=restored
         )
+        self.on_undecodable: Callable[[GazetteError], object] | None = None
         self._delivery = ListDelivery(sequencer, acknowledgements=acknowledgements)
         self._reader: BatchReader[Envelope[Any]] = BatchReader(
-            plan, transport, _decoders(message), self._delivery
+            plan, transport, _decoders(message), self._delivery, on_error=self._pass_over
         )
         self._reader.begin()
 
@@ -119,6 +126,11 @@ class Input:
                 assert isinstance(batch, list), "a ListDelivery returns lists"
                 return batch
         return None
+
+    def _pass_over(self, error: GazetteError) -> None:
+        if self.on_undecodable is None:
+            raise error
+        self.on_undecodable(error)
 
     async def arrived(self) -> None:
         """Wait until :meth:`poll` may return something, or raise, or the input has ended.

@@ -23,7 +23,14 @@ from gazette_sdk.protocol.urls import is_tls
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.routing.route_cache import DEFAULT_SIZE, DEFAULT_TTL_S, RouteCache
 from gazette_sdk.transport.routing.router import BrokerRoute, Router
-from gazette_sdk.transport.target import ANYWHERE, AppendItem, Destination, ReadItem, Target
+from gazette_sdk.transport.target import (
+    ANYWHERE,
+    AppendItem,
+    Destination,
+    ReadItem,
+    ReplicateItem,
+    Target,
+)
 from gazette_sdk.transport.wires.base import (
     CONNECT_TIMEOUT_S,
     MAX_RECEIVE_BYTES,
@@ -214,12 +221,14 @@ class RoutedTransport(Transport):
         return BrokerRoute(self.router, journal, wake)
 
     async def replicate(
-        self, requests: AsyncIterator[pb.ReplicateRequest], target: Target
+        self, requests: AsyncIterator[ReplicateItem], target: Target
     ) -> AsyncGenerator[pb.ReplicateResponse, None]:
         """See :meth:`Transport.replicate`. No call is opened before there is a first request."""
         opening = await anext(requests, None)
         if opening is None:
             return
+        if isinstance(opening, bytes):
+            raise ValidationError("a replication begins with a proposal")
         to = self.router.destination(_REPLICATE, opening.proposal.journal, target, opening)
         async with (
             self._wire_of(to, target, is_lasting=True) as wire,

@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.routing.dispatcher import Health
-from gazette_sdk.transport.target import AppendItem, Destination, Peer
+from gazette_sdk.transport.target import AppendItem, Destination, Peer, ReplicateItem
 from gazette_sdk.transport.wires.grpc.codec import Chunk
 from gazette_sdk.transport.wires.tls import Tls
 
@@ -315,6 +315,6 @@ class Wire(WireChoice):
         self,
         to: Destination,
         opening: pb.ReplicateRequest,
-        requests: AsyncIterator[pb.ReplicateRequest],
+        requests: AsyncIterator[ReplicateItem],
     ) -> AsyncGenerator[pb.ReplicateResponse]:
         """Make a replication; ``requests`` are those after the opening one."""

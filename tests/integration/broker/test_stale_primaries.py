@@ -78,12 +78,12 @@ async def assign(cluster, *suffixes, frozen=()):
 
 
 async def freeze_mirror(broker) -> None:
-    await broker._cancel("watch")
+    await broker._member.cancel("watch")
 
 
 def wake_mirror(broker) -> None:
     assert broker._etcd is not None
-    broker._run("watch", broker.keyspace.watch(broker._etcd, delay_s=0.005))
+    broker._member.run("watch", broker.keyspace.watch(broker._etcd, delay_s=0.005))
 
 
 async def outcome(task):

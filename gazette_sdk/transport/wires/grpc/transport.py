@@ -21,13 +21,14 @@ from gazette_sdk.transport.routing.routed import (
     ROLLBACK_TIMEOUT_S,
     RoutedTransport,
 )
-from gazette_sdk.transport.target import AppendItem, Destination, Peer
+from gazette_sdk.transport.target import AppendItem, Destination, Peer, ReplicateItem
 from gazette_sdk.transport.wires.base import PreparedAppend, Wire, WireOptions
 from gazette_sdk.transport.wires.call_status import call_error
 from gazette_sdk.transport.wires.grpc.channels import Channels, Stubs
 from gazette_sdk.transport.wires.grpc.codec import Chunk
 from gazette_sdk.transport.wires.grpc.pipeline import StreamedPipeline
 from gazette_sdk.transport.wires.grpc.sdk_loop import SdkLoop
+from gazette_sdk.transport.wires.replicate_items import as_requests
 from gazette_sdk.transport.wires.tls import Tls
 
 __all__ = ["READ_CHUNK_BYTES", "GrpcTransport", "GrpcWire", "Tls"]
@@ -109,7 +110,7 @@ class GrpcWire(Wire):
         self,
         to: Destination,
         opening: pb.ReplicateRequest,
-        requests: AsyncIterator[pb.ReplicateRequest],
+        requests: AsyncIterator[ReplicateItem],
     ) -> AsyncGenerator[pb.ReplicateResponse]:
         """See :meth:`Wire.replicate`."""
         loop = self._loop
@@ -154,12 +155,12 @@ class GrpcWire(Wire):
         self,
         to: Destination,
         opening: pb.ReplicateRequest,
-        requests: AsyncIterator[pb.ReplicateRequest],
+        requests: AsyncIterator[ReplicateItem],
     ) -> AsyncGenerator[pb.ReplicateResponse, None]:
         async with self._begin(to) as call:
             stream = call.stubs.replicate(metadata=call.metadata)
             ended = _FirstStatus(stream)
-            sending = asyncio.create_task(self._send(stream, opening, requests))
+            sending = asyncio.create_task(self._send(stream, opening, as_requests(requests)))
             sending.add_done_callback(lambda task: _give_up_if_failed(task, stream))
             try:
                 async for response in self._responses(call, stream, ended, sending):

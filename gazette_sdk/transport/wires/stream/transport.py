@@ -25,7 +25,7 @@ from gazette_sdk.transport.routing.routed import (
     ROLLBACK_TIMEOUT_S,
     RoutedTransport,
 )
-from gazette_sdk.transport.target import AppendItem, Destination, Peer
+from gazette_sdk.transport.target import AppendItem, Destination, Peer, ReplicateItem
 from gazette_sdk.transport.wires.base import PreparedAppend, Wire, WireOptions
 from gazette_sdk.transport.wires.stream.blocking import BlockingClient
 from gazette_sdk.transport.wires.stream.call import (
@@ -187,7 +187,7 @@ class StreamWire(Wire):
         self,
         to: Destination,
         opening: pb.ReplicateRequest,
-        requests: AsyncIterator[pb.ReplicateRequest],
+        requests: AsyncIterator[ReplicateItem],
     ) -> AsyncGenerator[pb.ReplicateResponse, None]:
         """See :meth:`Wire.replicate`."""
         connection = await self._connection(to, exclusive=True)
@@ -297,20 +297,15 @@ def _roll_back(call: OpenCall, sending: asyncio.Task[bool]) -> None:
         call.expire_after(ROLLBACK_TIMEOUT_S)
 
 
-async def _send_replicate(call: OpenCall, requests: AsyncIterator[pb.ReplicateRequest]) -> bool:
-    """Send the requests of a replication. A request which only has content is a CONTENT frame."""
-    delta = 0
-    async for request in requests:
+async def _send_replicate(call: OpenCall, items: AsyncIterator[ReplicateItem]) -> bool:
+    """Send the items of a replication."""
+    async for item in items:
         if call.over:
             return True
-        if request.content and request == pb.ReplicateRequest(
-            content=request.content, content_delta=delta
-        ):
-            call.send_content(request.content)
+        if isinstance(item, bytes):
+            call.send_content(item)
         else:
-            call.send_message(request.SerializeToString())
-            delta = 0 if request.HasField("proposal") else request.content_delta
-        delta += len(request.content)
+            call.send_message(item.SerializeToString())
         await call.drained()
     call.send_end()
     return True

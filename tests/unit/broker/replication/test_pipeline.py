@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -14,6 +15,8 @@ from gazette_sdk.broker.replication.pipeline import Pipeline
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.errors import CallError, DeadlineExceededError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.target import ReplicateItem
+from gazette_sdk.transport.wires.replicate_items import as_requests
 from support.etcd import run
 from support.spools import SpoolUser
 from support.vectors import build, cases, label_set
@@ -37,7 +40,7 @@ class Peer:
         self.arrived = asyncio.Condition()
 
     async def serve(
-        self, _: pb.ProcessSpec.ID, requests: AsyncIterator[pb.ReplicateRequest]
+        self, _: pb.ProcessSpec.ID, requests: AsyncIterator[ReplicateItem]
     ) -> AsyncIterator[pb.ReplicateResponse]:
         reading = asyncio.ensure_future(self._read(requests))
         try:
@@ -49,8 +52,8 @@ class Peer:
             reading.cancel()
             await asyncio.wait([reading])
 
-    async def _read(self, requests: AsyncIterator[pb.ReplicateRequest]) -> None:
-        async for request in requests:
+    async def _read(self, requests: AsyncIterator[ReplicateItem]) -> None:
+        async for request in as_requests(requests):
             self.got.append(request)
             async with self.arrived:
                 self.arrived.notify_all()
@@ -258,7 +261,7 @@ def test_an_append_waits_for_peers_that_read_slower_than_it_sends(directory, mon
         reading = asyncio.Event()
 
         async def slow(
-            _: pb.ProcessSpec.ID, requests: AsyncIterator[pb.ReplicateRequest]
+            _: pb.ProcessSpec.ID, requests: AsyncIterator[ReplicateItem]
         ) -> AsyncIterator[pb.ReplicateResponse]:
             await reading.wait()
             async for _request in requests:
@@ -527,15 +530,40 @@ def test_peers_are_told_with_the_next_request_or_soon_by_the_last_proposal(direc
         pipeline._tell_now()
         await pipeline.scatter_content(b"three", 3)
         more = (await peer.received(6))[4:]
-        assert [(r.content, r.acknowledged_through) for r in more] == [(b"two", 0), (b"three", 4)]
+        assert [(r.content, r.acknowledged_through) for r in more] == [(b"two", 0), (b"three", 0)]
+        await pipeline.scatter(proposal(pipeline.spool))
+        assert (await peer.received(7))[6].acknowledged_through == 4
 
         # Whoever goes on without this primary knows as much as it did.
-        await pipeline.scatter(proposal(pipeline.spool))
         pipeline.tell_acknowledged(11)
         await pipeline.tear_down()
         assert (await peer.received(8))[7].acknowledged_through == 11
         pipeline.fail(UnavailableError("over"))
         await pipeline.ended()
+
+    run(scenario())
+
+
+def test_the_error_of_a_call_that_its_caller_gave_up_is_not_reported():
+    async def scenario():
+        streams, reported = PeerStreams(), []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: reported.append(what))
+
+        async def breaking():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                raise CallError("the connection is gone")
+
+        call = asyncio.ensure_future(streams.until_gone(PEERS[0], breaking()))
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([call])
+        del call
+        await asyncio.sleep(0.01)
+        gc.collect()
+        assert not reported
+        assert not streams._calls
 
     run(scenario())
 

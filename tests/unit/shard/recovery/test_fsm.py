@@ -176,3 +176,53 @@ def test_a_wrong_checksum_is_refused() -> None:
     fsm = FSM(pb.FSMHints(log="a/log"))
     assert apply(fsm, pb.RecordedOp(seq_no=1, checksum=1, author=5)) is Outcome.CHECKSUM_MISMATCH
     assert fsm.next_seq_no == 1
+
+
+def test_a_hinted_property_is_newer_than_changes_within_hinted_segments() -> None:
+    segments = [
+        pb.Segment(author=1, first_seq_no=1, last_seq_no=3),
+        pb.Segment(author=1, first_seq_no=5, last_seq_no=5),
+    ]
+    given = pb.FSMHints(
+        log="a/log",
+        live_nodes=[pb.FnodeSegments(fnode=1, segments=segments)],
+        properties=[pb.Property(path="/p", content="as of operation 4")],
+    )
+    fsm = FSM(given)
+    steps = [
+        {"kind": "create", "path": "/a"},
+        {"kind": "property", "path": "/p", "content": "old"},
+        {"kind": "write", "fnode": 1},
+        {"kind": "write", "fnode": 1},
+        {"kind": "property", "path": "/p", "content": "new"},
+    ]
+    for seq_no, step in zip((1, 2, 3, 5, 6), steps, strict=True):
+        assert fsm.properties["/p"] == "as of operation 4"
+        numbers = {"seq_no": seq_no, "checksum": fsm.next_checksum, "author": 1}
+        assert apply(fsm, operation_of({**numbers, **step})) is Outcome.APPLIED
+    assert fsm.properties["/p"] == "new"
+
+
+def test_a_file_within_hinted_segments_that_hints_do_not_name_is_not_tracked() -> None:
+    """Its removal is in a gap. The path may be another file's by then, or a property."""
+    segments = [
+        pb.Segment(author=1, first_seq_no=1, last_seq_no=3),
+        pb.Segment(author=1, first_seq_no=6, last_seq_no=6),
+    ]
+    given = pb.FSMHints(
+        log="a/log",
+        live_nodes=[pb.FnodeSegments(fnode=1, segments=segments)],
+        properties=[pb.Property(path="/p", content="p")],
+    )
+    for path in ("/gone", "/p"):
+        fsm = FSM(given)
+        steps = [
+            ({"kind": "create", "path": "/a"}, Outcome.APPLIED),
+            ({"kind": "create", "path": path}, Outcome.FNODE_NOT_TRACKED),
+            ({"kind": "write", "fnode": 1}, Outcome.APPLIED),
+            ({"kind": "link", "fnode": 1, "path": "/gone"}, Outcome.APPLIED),
+        ]
+        for seq_no, (step, outcome) in zip((1, 2, 3, 6), steps, strict=True):
+            numbers = {"seq_no": seq_no, "checksum": fsm.next_checksum, "author": 1}
+            assert apply(fsm, operation_of({**numbers, **step})) is outcome
+        assert fsm.links == {"/a": 1, "/gone": 1}

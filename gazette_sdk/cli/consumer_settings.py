@@ -1,0 +1,113 @@
+"""Options of ``gazette run-consumer`` (cli section 4, shard section 13)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from gazette_sdk.cli.client import BrokerClientSettings
+from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.protocol.authorization import check_key_lengths
+from gazette_sdk.server.options import Group, Option, Seconds
+from gazette_sdk.server.settings import EtcdSettings, ProcessSettings
+from gazette_sdk.transport.routing.route_cache import DEFAULT_SIZE
+
+__all__ = [
+    "CONSUMER",
+    "CONSUMER_BROKER",
+    "CONSUMER_ETCD",
+    "ConsumerBrokerSettings",
+    "ConsumerEtcdSettings",
+    "ConsumerSettings",
+]
+
+
+class ConsumerSettings(ProcessSettings):
+    """Consumer process."""
+
+    limit: Annotated[
+        int,
+        Option("Limit", "Greatest number of shards this process takes"),
+        Field(ge=0, le=131072),
+    ] = 1024
+    max_hot_standbys: Annotated[
+        int, Option("MaxHotStandbys", "Greatest number of hot standbys of any shard"), Field(ge=0)
+    ] = 3
+    watch_delay_s: Annotated[
+        Seconds, Option("WatchDelay", "How long changes in Etcd are gathered"), Field(ge=0)
+    ] = 0.03
+    auth_keys: Annotated[
+        str,
+        Option(
+            "AuthKeys",
+            "Base64 keys, separated by spaces or commas: the first signs calls to other processes, "
+            "all verify callers",
+            secret=True,
+        ),
+        Field(repr=False),
+    ] = ""
+    auth_keys_file: Annotated[
+        str, Option("AuthKeysFile", "File with the keys instead of AuthKeys")
+    ] = ""
+    directory: Annotated[
+        str,
+        Option(
+            "Directory",
+            "Directory below which shards keep their files while they run; empty for the "
+            "temporary directory",
+        ),
+    ] = ""
+    workers: Annotated[
+        int, Option("Workers", "Threads that run the code of shards, at most"), Field(ge=1, le=1024)
+    ] = 32
+
+    @field_validator("auth_keys")
+    @classmethod
+    def _keys_protect(cls, keys: str) -> str:
+        if keys:
+            try:
+                check_key_lengths(keys)
+            except ConfigurationError as error:
+                raise ValueError(str(error)) from None
+        return keys
+
+
+class ConsumerEtcdSettings(EtcdSettings):
+    """Etcd of a consumer process."""
+
+    address: Annotated[
+        str,
+        Option(
+            "Address",
+            "Address of Etcd, or several separated by commas; empty to ask the broker, which "
+            "answers if it is of `gazette dev`",
+        ),
+    ] = ""
+    prefix: Annotated[
+        str,
+        Option(
+            "Prefix",
+            "Prefix of the application's keys in Etcd; empty for /gazette/consumers/NAME",
+        ),
+    ] = ""
+
+
+class ConsumerBrokerSettings(BrokerClientSettings):
+    """Connection of a consumer process to brokers."""
+
+    cache_size: Annotated[
+        int,
+        Option(
+            "Size",
+            "Number of journals whose routes are cached, to call their brokers directly; 0 sends "
+            "all calls to the address",
+            long="cache.size",
+            env="BROKER_CACHE_SIZE",
+        ),
+    ] = DEFAULT_SIZE
+
+
+CONSUMER = Group("Consumer", ConsumerSettings, prefix="consumer.", env_prefix="CONSUMER_")
+CONSUMER_ETCD = Group("Etcd", ConsumerEtcdSettings, prefix="etcd.", env_prefix="ETCD_")
+CONSUMER_BROKER = Group("Broker", ConsumerBrokerSettings, prefix="broker.", env_prefix="")

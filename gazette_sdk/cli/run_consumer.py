@@ -1,0 +1,210 @@
+"""``gazette run-consumer``: a process that runs shards of an application (shard section 13)."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import logging
+import math
+import sys
+from contextlib import aclosing
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
+from gazette_sdk.cli.client import check_address
+from gazette_sdk.cli.command import Invocation
+from gazette_sdk.cli.consumer_settings import (
+    CONSUMER,
+    CONSUMER_BROKER,
+    CONSUMER_ETCD,
+    ConsumerEtcdSettings,
+    ConsumerSettings,
+)
+from gazette_sdk.cli.serving import Identity, serve_until_drained
+from gazette_sdk.cluster.member_process import EtcdConfig
+from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.protocol.authorization import authority_for
+from gazette_sdk.server.options import Group, public_values
+from gazette_sdk.server.process import configured_server
+from gazette_sdk.server.secrets import with_secrets
+from gazette_sdk.server.settings import DEBUG, pet_name
+from gazette_sdk.server.signals import StopSignal
+from gazette_sdk.shard.application.application import Application
+from gazette_sdk.shard.consumer.config import ConsumerConfig
+from gazette_sdk.shard.consumer.served import ServedConsumer
+from gazette_sdk.transport.connect import connect
+from gazette_sdk.transport.wires.tls import Tls
+
+__all__ = ["import_application", "run"]
+
+_log = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S = 0.001
+"""Longest time for which a busy worker keeps the interpreter from the event loop."""
+
+QUIT_GRACE_S = 2.0
+"""Limit of open calls when the process leaves without a drain."""
+
+DEV_TIMEOUT_S = 5.0
+"""Limit of asking a broker for its Etcd."""
+
+
+async def run(invocation: Invocation) -> None:
+    """Run shards until SIGTERM or SIGINT, then drain. After SIGQUIT there is no drain.
+
+    Raises:
+        GazetteError: the application cannot be imported, or the process cannot start or has
+            failed, for example by losing its lease.
+    """
+    application = import_application(invocation.arguments[0])
+    given = invocation.settings(CONSUMER)
+    given = given.model_copy(update={"id": given.id or pet_name()})
+    settings = with_secrets(CONSUMER, given)
+    etcd = with_secrets(CONSUMER_ETCD, invocation.settings(CONSUMER_ETCD))
+    broker = invocation.settings(CONSUMER_BROKER)
+    address = check_address(broker.address, "with --broker.address or in GAZETTE_ADDRESS")
+    authority_for(settings.auth_keys)  # report malformed keys before binding a port
+    if not etcd.address:
+        found = await asyncio.to_thread(_etcd_of, address)
+        etcd = etcd.model_copy(update={"address": found})
+    groups: tuple[Group[Any], ...] = (CONSUMER, CONSUMER_ETCD, CONSUMER_BROKER, DEBUG)
+    configuration = {
+        group.title: public_values(group, invocation.settings(group)) for group in groups
+    }
+    _log.info("consumer configuration", extra={"version": invocation.version, **configuration})
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    server = configured_server(settings, invocation.settings(DEBUG))
+    transport = connect(
+        address,
+        zone=settings.zone,
+        cache_size=broker.cache_size,
+        cache_ttl_s=broker.cache_ttl_s,
+        **broker.connect_options(),
+    )
+    with StopSignal() as stop:
+        async with aclosing(transport):
+            consumer = ServedConsumer(
+                server,
+                lambda endpoint: configuration_of(settings, etcd, endpoint),
+                application,
+                transport,
+                allow_origins=settings.allow_origin,
+            )
+            identity = Identity(settings.zone, settings.id, etcd.address, "consumer", "shards")
+            try:
+                await serve_until_drained(consumer, stop, identity)
+            finally:
+                if stop.quits:
+                    await consumer.stop(grace_s=QUIT_GRACE_S)
+                else:
+                    await consumer.stop()
+    _log.info("goodbye")
+
+
+def configuration_of(
+    settings: ConsumerSettings, etcd: ConsumerEtcdSettings, endpoint: str
+) -> ConsumerConfig:
+    """Return the configuration that the options of a consumer describe.
+
+    Args:
+        settings: options of the process, with an id.
+        etcd: options of its Etcd, with an address.
+        endpoint: the endpoint to advertise.
+    """
+    return ConsumerConfig(
+        suffix=settings.id,
+        endpoint=endpoint,
+        zone=settings.zone,
+        etcd=EtcdConfig(
+            endpoint=etcd.address,
+            cert_file=_path(etcd.cert_file),
+            cert_key_file=_path(etcd.cert_key_file),
+            trusted_ca_file=_path(etcd.trusted_ca_file),
+            user=etcd.user,
+            password=etcd.password,
+            lease_ttl_s=math.ceil(etcd.lease_s),
+        ),
+        etcd_prefix=etcd.prefix,
+        shard_limit=settings.limit,
+        max_hot_standbys=settings.max_hot_standbys,
+        watch_delay_s=settings.watch_delay_s,
+        auth_keys=settings.auth_keys,
+        directory=_path(settings.directory),
+        workers=settings.workers,
+        peer_tls=Tls(
+            trusted_ca_file=settings.peer_ca_file,
+            cert_file=settings.peer_cert_file,
+            cert_key_file=settings.peer_cert_key_file,
+        ),
+    )
+
+
+def import_application(place: str) -> Application[Any, Any]:
+    """Return the application that a command line names.
+
+    Args:
+        place: ``MODULE:APPLICATION``. Modules are also looked for in the current directory.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    module_name, colon, name = place.partition(":")
+    if not module_name or not colon or not name:
+        raise ConfigurationError(f"{place!r} names no application; write MODULE:APPLICATION")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigurationError(
+            f"the module {module_name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, type) and issubclass(found, Application):
+        found = found()
+    if not isinstance(found, Application):
+        raise ConfigurationError(
+            f"{place} is no application; name a function decorated with shard.handler, or a "
+            "subclass of shard.Application"
+        )
+    return found
+
+
+def _etcd_of(address: str) -> str:
+    """Ask the broker of ``gazette dev`` for the address of its Etcd.
+
+    Raises:
+        ConfigurationError: the broker is another one, or does not answer.
+    """
+    remedy = "; set --etcd.address (or ETCD_ADDRESS)"
+    if not address.startswith(("http://", "https://")):
+        raise ConfigurationError(f"the broker at {address} is not asked for its Etcd{remedy}")
+    try:
+        with urlopen(f"{address.rstrip('/')}/v1/dev", timeout=DEV_TIMEOUT_S) as response:  # noqa: S310 - http only
+            found: object = json.load(response).get("etcd")
+    except HTTPError as error:
+        if error.code in {HTTPStatus.NOT_FOUND, HTTPStatus.NOT_IMPLEMENTED}:
+            raise ConfigurationError(
+                f"the broker at {address} does not tell its Etcd, only that of `gazette dev` does"
+                f"{remedy}"
+            ) from error
+        raise ConfigurationError(f"the broker at {address} answers {error}{remedy}") from error
+    except (URLError, OSError, ValueError, AttributeError) as error:
+        raise ConfigurationError(
+            f"the broker at {address} cannot be asked for its Etcd: {error}; start it, or set "
+            "--broker.address (or GAZETTE_ADDRESS)"
+        ) from error
+    if not isinstance(found, str) or not found:
+        raise ConfigurationError(f"the broker at {address} does not tell its Etcd{remedy}")
+    return found
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None

@@ -1,0 +1,316 @@
+"""Applications: what is declared of a group of shards, and the hooks that are called for them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, TypeVar
+
+from gazette_sdk.errors import ConfigurationError, ValidationError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.names import validate_journal, validate_token
+from gazette_sdk.protocol.selectors import parse_selector
+from gazette_sdk.shard.application.endpoints import Endpoint, Handler, Method
+from gazette_sdk.shard.application.handles import Process, Shard
+
+if TYPE_CHECKING:
+    from gazette_sdk.message.mapping import Mapping
+    from gazette_sdk.shard.transaction.base import CommitFuture
+    from gazette_sdk.shard.transaction.transaction import Transaction
+
+__all__ = ["Application", "DeadLetters", "OnError", "Sources", "dead_letters"]
+
+M = TypeVar("M")
+S = TypeVar("S")
+H = TypeVar("H", bound=Handler)
+
+_HOOKS = ("begin", "consume", "finalize", "finished")
+
+_SELECTOR_CHARACTERS = frozenset("=!,() ")
+
+NAME_LENGTH_BYTES = (1, 128)
+"""Least and greatest length of an application's name."""
+
+
+class DeadLetters:
+    """Journal to which records are sent that a handler has refused.
+
+    Attributes:
+        journal: its name. Its content type is JSON lines.
+
+    Raises:
+        ValidationError: the name is no journal's.
+    """
+
+    __slots__ = ("journal",)
+
+    def __init__(self, journal: str) -> None:
+        validate_journal(journal)
+        self.journal = journal
+
+    def __repr__(self) -> str:
+        return f"dead_letters({self.journal!r})"
+
+
+OnError: TypeAlias = Literal["fail", "skip"] | DeadLetters
+"""Treatment of a record for which the handler raises: fail the shard, leave the record out, or
+publish it to a journal of dead letters. See :mod:`~gazette_sdk.shard.transaction.failure`."""
+
+Sources: TypeAlias = str | Sequence[str]
+"""Label selector of source journals, or names of journals."""
+
+
+def dead_letters(journal: str) -> DeadLetters:
+    """Return the treatment of bad records that publishes them to ``journal``.
+
+    The dead letter is part of the transaction: there is exactly one for each record.
+
+    Args:
+        journal: name of a journal of JSON lines.
+
+    Raises:
+        ValidationError: the name is no journal's.
+    """
+    return DeadLetters(journal)
+
+
+class Application(Generic[M, S]):
+    """Group of shards that run the same code over different journals, each with a store of its own.
+
+    Derive from it, declare ``message`` and ``store``, and define :meth:`consume`; or make one of a
+    function with :func:`~gazette_sdk.shard.application.handler.handler`. The hooks ``begin``,
+    ``consume``, ``finalize`` and ``finished`` are all ``def`` or all ``async def``. Those of a
+    shard are called one at a time: ``def`` hooks on a worker thread, ``async def`` hooks on the
+    event loop of the process. A hook may be called again for a message whose transaction was not
+    committed; one call for each message is committed.
+
+    Attributes:
+        message: class of the messages.
+        store: class of the store, or an object that makes one: anything with
+            ``for_shard(shard)``, or a callable of the shard's directory.
+        sources: label selector of the journals that it reads, or their names; None if its shards
+            are created by hand.
+        name: its name; empty for ``module.Class``.
+        hot_standbys: number of processes that keep a copy of each shard's store up to date,
+            besides the primary.
+        min_txn_s: least duration of a transaction, in seconds.
+        max_txn_s: duration behind which a transaction consumes nothing more, in seconds.
+        on_error: treatment of a record for which ``consume`` raises.
+        waits_for_acks: keep a transaction open, up to ``max_txn_s``, while sequences of messages
+            that it read are not acknowledged yet. Turn it off for a shard that reads its own
+            output.
+        reads_acks: pass acknowledgements, too, to ``consume``.
+
+    Raises:
+        ConfigurationError: a declared value cannot be used.
+        ValidationError: the name, selector or name of a journal is malformed.
+    """
+
+    message: ClassVar[Any] = None
+    store: ClassVar[Any] = None
+    sources: ClassVar[Sources | None] = None
+    name: ClassVar[str] = ""
+    hot_standbys: ClassVar[int] = 1
+    min_txn_s: ClassVar[float] = 0.0
+    max_txn_s: ClassVar[float] = 1.0
+    on_error: ClassVar[OnError] = "fail"
+    waits_for_acks: ClassVar[bool] = True
+    reads_acks: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        self.endpoints: list[Endpoint] = []
+        self._validate()
+
+    # -------------------------------------------------------------------- hooks
+
+    def start(self, process: Process) -> None:
+        """Prepare what all shards of this process share; called once, before it is announced."""
+
+    def new_store(self, shard: Shard) -> S:
+        """Return the store of a shard that this process becomes the primary of.
+
+        Raises:
+            ConfigurationError: no store is declared.
+        """
+        declared = self.store
+        for_shard = getattr(declared, "for_shard", None)
+        made: S = declared(shard.directory) if for_shard is None else for_shard(shard)
+        return made
+
+    def new_message(self, journal: pb.JournalSpec) -> type[M]:
+        """Return the class of the messages of a journal."""
+        del journal
+        declared: type[M] = self.message
+        return declared
+
+    def begin(self, txn: Transaction[S]) -> Any:
+        """Prepare a transaction, before its first message."""
+
+    def consume(self, txn: Transaction[S], message: M) -> Any:
+        """Consume one committed message. Every application defines it."""
+
+    def finalize(self, txn: Transaction[S]) -> Any:
+        """Change the store and publish for the last time in a transaction."""
+
+    def finished(self, txn: Transaction[S], commit: CommitFuture) -> Any:
+        """Act on the end of a transaction: it has started to commit, or has failed.
+
+        Called once for each transaction whose ``begin`` returned.
+
+        Args:
+            txn: the transaction.
+            commit: future of the commit.
+        """
+
+    def rpcs(self) -> Sequence[Method]:
+        """Return the gRPC methods that are served on the port of the process."""
+        return ()
+
+    # ---------------------------------------------------------------- endpoints
+
+    def get(self, path: str, *, by: Mapping | None = None) -> Callable[[H], H]:
+        """Serve HTTP GET requests of a path over the state of a shard.
+
+        Args:
+            path: path with parameters, as ``/api/customers/{customer}``.
+            by: mapping that chooses the journal, and so the shard, by the parameters; without
+                one the query parameter ``shard`` names it.
+
+        Returns:
+            A decorator; the function gets a :class:`~gazette_sdk.shard.application.endpoints.Query`
+            and the parameters.
+
+        Raises:
+            ConfigurationError: the path is malformed, or declared twice.
+        """
+        return self._endpoint("GET", path, by)
+
+    def post(self, path: str, *, by: Mapping | None = None) -> Callable[[H], H]:
+        """Serve HTTP POST requests of a path. See :meth:`get`; the request has the body.
+
+        Raises:
+            ConfigurationError: the path is malformed, or declared twice.
+        """
+        return self._endpoint("POST", path, by)
+
+    def _endpoint(self, method: str, path: str, by: Mapping | None) -> Callable[[H], H]:
+        def declare(serve: H) -> H:
+            endpoint = Endpoint(method, path, serve, by)
+            if any((each.method, each.path) == (method, path) for each in self.endpoints):
+                raise ConfigurationError(f"{method} {path} is declared twice; use another path")
+            self.endpoints.append(endpoint)
+            return serve
+
+        return declare
+
+    # --------------------------------------------------------------- declarations
+
+    @property
+    def full_name(self) -> str:
+        """Name of the application: the declared one, or ``module.name`` of its code.
+
+        Raises:
+            ConfigurationError: it has none, as its module runs as ``__main__``.
+        """
+        if self.name:
+            return self.name
+        module, name = self._place()
+        if module == "__main__":
+            raise ConfigurationError(
+                f"the application {name} has no name, as its module runs as __main__, and would"
+                " have another one elsewhere; give it one (name=…), or run it with"
+                " `gazette run-consumer MODULE:APPLICATION`"
+            )
+        return f"{module}.{name}".replace("<locals>.", "")
+
+    @property
+    def is_async(self) -> bool:
+        """True if the hooks are coroutine functions."""
+        return inspect.iscoroutinefunction(self.consume)
+
+    @property
+    def source_selector(self) -> pb.LabelSelector | None:
+        """Label selector of the sources; None if they are names, or not declared."""
+        if isinstance(self.sources, str) and _is_selector(self.sources):
+            return parse_selector(self.sources)
+        return None
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        """Names of the source journals; empty if they are selected by labels, or not declared."""
+        if self.sources is None or self.source_selector is not None:
+            return ()
+        return (self.sources,) if isinstance(self.sources, str) else tuple(self.sources)
+
+    def _place(self) -> tuple[str, str]:
+        """Return the module and the qualified name of the application's code."""
+        return type(self).__module__, type(self).__qualname__
+
+    def _validate(self) -> None:
+        """Refuse declared values that cannot be used."""
+        name = self._place()[1]
+        if self.name:
+            validate_token(self.name, "name", *NAME_LENGTH_BYTES)
+        if _is_inherited(self, "consume"):
+            raise ConfigurationError(f"{name} defines no `consume`: define what a message does")
+        if self.message is None and _is_inherited(self, "new_message"):
+            raise ConfigurationError(
+                f"{name} declares no class of messages; set message=, or define `new_message`"
+            )
+        if self.store is None and _is_inherited(self, "new_store"):
+            raise ConfigurationError(
+                f"{name} declares no store; set store=, as shard.JsonStore, or define `new_store`"
+            )
+        if self.min_txn_s < 0 or self.max_txn_s <= 0:
+            raise ConfigurationError(
+                f"{name}: min_txn_s={self.min_txn_s} and max_txn_s={self.max_txn_s}; use at least"
+                " 0 and more than 0 seconds"
+            )
+        if not isinstance(self.hot_standbys, int) or self.hot_standbys < 0:
+            raise ConfigurationError(f"{name}: hot_standbys={self.hot_standbys!r}; use 0 or more")
+        if self.on_error not in {"fail", "skip"} and not isinstance(self.on_error, DeadLetters):
+            raise ConfigurationError(
+                f"{name}: on_error={self.on_error!r}; use 'fail', 'skip' or"
+                " shard.dead_letters('JOURNAL')"
+            )
+        self._validate_sources(name)
+        self._validate_hooks(name)
+
+    def _validate_sources(self, name: str) -> None:
+        _ = self.source_selector
+        if self.sources is not None and not self.sources:
+            raise ConfigurationError(f"{name}: sources is empty; leave it out, or name journals")
+        for journal in self.source_names:
+            try:
+                validate_journal(journal, "sources")
+            except ValidationError as error:
+                raise ConfigurationError(
+                    f"{name}: {error}; use a selector as 'topic=orders', or names of journals"
+                ) from error
+
+    def _validate_hooks(self, name: str) -> None:
+        """Refuse a mixture of ``def`` and ``async def``."""
+        wanted = self.is_async
+        for hook in _HOOKS:
+            if _is_inherited(self, hook):
+                continue
+            if inspect.iscoroutinefunction(getattr(self, hook)) != wanted:
+                raise ConfigurationError(
+                    f"{name}: `{hook}` and `consume` are of two kinds; define all hooks with `def`,"
+                    " or all with `async def`"
+                )
+        if not wanted and getattr(self.store, "is_async", False):
+            raise ConfigurationError(
+                f"{name}: its store works with `async def` hooks only; define them so, or use"
+                " another store"
+            )
+
+
+def _is_inherited(application: Application[Any, Any], hook: str) -> bool:
+    """Return True if a hook is the base's, which does nothing."""
+    function = getattr(getattr(application, hook), "__func__", None)
+    return function is vars(Application)[hook]
+
+
+def _is_selector(text: str) -> bool:
+    return not _SELECTOR_CHARACTERS.isdisjoint(text)

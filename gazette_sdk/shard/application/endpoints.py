@@ -1,0 +1,125 @@
+"""Declarations of HTTP endpoints and gRPC methods over the state of shards.
+
+Each is served by every process of the application, and runs at the primary of the shard that a
+request is about: here, or proxied once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+
+from gazette_sdk.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from gazette_sdk.message.mapping import Mapping
+    from gazette_sdk.shard.application.handles import Shard
+
+__all__ = ["Endpoint", "Handler", "Method", "Query"]
+
+S = TypeVar("S")
+
+Handler: TypeAlias = Callable[..., Any]
+"""Function that serves an endpoint: ``def`` on a worker thread, or ``async def``."""
+
+_PATH = re.compile(r"/(?:[\w\-.~/]|\{[A-Za-z_]\w*\})*")
+_PARAMETER = re.compile(r"\{([A-Za-z_]\w*)\}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Query(Generic[S]):
+    """Request to one shard, of which this process is the primary.
+
+    Attributes:
+        store: its store, as of the last transaction that was committed locally. For reading.
+        shard: the shard.
+        request: the request: of aiohttp, or the message of a gRPC method.
+    """
+
+    store: S
+    shard: Shard
+    request: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Parameters of a path, as a mapping's key function sees them: as attributes and keys.
+
+    Attributes:
+        values: the values, by name.
+    """
+
+    values: dict[str, str]
+
+    def __getattr__(self, name: str) -> str:
+        try:
+            return self.values[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __getitem__(self, name: str) -> str:
+        return self.values[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Declared HTTP endpoint.
+
+    Attributes:
+        method: method of HTTP.
+        path: path with parameters, as ``/api/customers/{customer}``.
+        serve: function of a :class:`Query` and the parameters, by name. It returns a dict or a
+            list, sent as JSON, str, bytes, or a response of aiohttp.
+        by: mapping that chooses a journal by the :class:`Parameters`.
+
+    Raises:
+        ConfigurationError: the path is malformed.
+    """
+
+    method: str
+    path: str
+    serve: Handler
+    by: Mapping | None = None
+
+    def __post_init__(self) -> None:
+        if _PATH.fullmatch(self.path) is None or len(set(self.parameters)) != len(self.parameters):
+            raise ConfigurationError(
+                f"the path {self.path!r} is malformed; use one as /api/customers/{{customer}},"
+                " each parameter once"
+            )
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the parameters of the path."""
+        return tuple(_PARAMETER.findall(self.path))
+
+    def match(self, path: str) -> dict[str, str] | None:
+        """Return the parameters of a request's path; None if it is another endpoint's."""
+        parts = _PARAMETER.split(self.path)
+        pattern = "".join(
+            re.escape(part) if index % 2 == 0 else f"(?P<{part}>[^/]+)"
+            for index, part in enumerate(parts)
+        )
+        found = re.fullmatch(pattern, path)
+        return None if found is None else found.groupdict()
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """Declared gRPC method, with one request and one response.
+
+    Attributes:
+        rpc: full name, as ``/word_count.NGrams/Query``.
+        request_type: protobuf class of the request.
+        response_type: protobuf class of the response.
+        serve: function of a :class:`Query` that returns the response.
+        shard_of: function of the request that returns the id of the shard it is about.
+    """
+
+    rpc: str
+    request_type: type[Any]
+    response_type: type[Any]
+    serve: Handler
+    shard_of: Callable[[Any], str]

@@ -1,0 +1,324 @@
+"""Consumer: a process that runs shards of an application (shard section 13).
+
+::
+
+    consumer = Consumer(ConsumerConfig(suffix="one", endpoint="http://…"), totals, transport)
+    await consumer.start()
+    serve(consumer.service)          # on its port
+    await consumer.ended             # until it drained, or cannot go on
+    await consumer.stop()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from gazette_sdk.cluster.allocator.state import leader_of
+from gazette_sdk.cluster.apply_items import ItemChange, apply_items
+from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAllocation, is_consistent
+from gazette_sdk.cluster.member_process import MemberProcess
+from gazette_sdk.errors import ConfigurationError, EtcdTransactionFailedError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import consumer_pb2 as cpb
+from gazette_sdk.protocol.authorization import Authority, authority_for
+from gazette_sdk.protocol.non_null_fields import complete
+from gazette_sdk.protocol.shard_spec import validate_consumer_spec
+from gazette_sdk.server.authorization import Authorization
+from gazette_sdk.shard.application.application import Application
+from gazette_sdk.shard.application.generator import ShardGenerator
+from gazette_sdk.shard.application.handles import Process
+from gazette_sdk.shard.consumer.client import ShardClient
+from gazette_sdk.shard.consumer.config import ConsumerConfig
+from gazette_sdk.shard.consumer.resolver import Resolver
+from gazette_sdk.shard.consumer.service import ShardService
+from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
+from gazette_sdk.transport.base import Transport
+
+__all__ = ["CONSUMERS_PREFIX", "Consumer", "ConsumerConfig"]
+
+CONSUMERS_PREFIX = "/gazette/consumers"
+"""Prefix in Etcd below which each application has its keys, by default."""
+
+SHUTDOWN_TIMEOUT_S = 30.0
+"""Bound of the wait for shards that end, such as for a call of a handler."""
+
+CREATED_AT_ONCE = 50
+"""Shards that are created in one transaction of Etcd."""
+
+_log = logging.getLogger(__name__)
+
+
+class Consumer:
+    """Process that runs shards, on the running event loop.
+
+    Args:
+        config: its configuration.
+        application: the application.
+        transport: to the journals. The caller closes it, after :meth:`stop`.
+        on_step: called with a shard's id; returns what is called at each step of its commits.
+
+    Attributes:
+        service: the shard service of its port, from :meth:`start` on.
+        resolver: resolver of shards, from :meth:`start` on.
+        keyspace: its mirror of Etcd.
+        authority: verifies the tokens of callers, and signs those of its own calls.
+        ended: done when it has drained, or with a fatal error, such as
+            :class:`~gazette_sdk.errors.LeaseLostError`. Stop it then.
+
+    Raises:
+        ConfigurationError: the configuration or the application cannot be used.
+    """
+
+    service: ShardService
+    resolver: Resolver[LocalShard]
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        application: Application[Any, Any],
+        transport: Transport,
+        *,
+        on_step: Any = None,
+    ) -> None:
+        self.config = config
+        self.application = application
+        self.keyspace = ConsumerKeySpace(
+            config.etcd_prefix or f"{CONSUMERS_PREFIX}/{application.full_name}"
+        )
+        self.authority = authority_for(config.auth_keys)
+        self._on_step: Any = on_step
+        self._transport = transport
+        self._member = MemberProcess(config.etcd, kind="consumer")
+        self.ended = self._member.ended
+        self._id = pb.ProcessSpec.ID(zone=config.zone, suffix=config.suffix)
+        self._peers: ShardClient | None = None
+        self._workers: ThreadPoolExecutor | None = None
+        self._directory: Path | None = None
+        self._is_composed = False
+        self._is_stopped = False
+
+    @property
+    def etcd_version(self) -> tuple[int, ...]:
+        """Version of the connected Etcd server, from :meth:`start` on."""
+        assert self._member.etcd is not None
+        return self._member.etcd.version
+
+    # ---------------------------------------------------------------- start
+
+    async def start(self) -> None:
+        """Join the application's processes, and begin to run shards.
+
+        It waits for Etcd, and while another process has this one's id. It can be cancelled. After
+        an error, :meth:`stop` cleans up.
+
+        Raises:
+            ConfigurationError: Etcd's address or the directory cannot be used.
+            EtcdError: Etcd refused.
+        """
+        config = self.config
+        spec = cpb.ConsumerSpec(
+            process_spec=pb.ProcessSpec(id=self._id, endpoint=config.endpoint),
+            shard_limit=config.shard_limit,
+        )
+        validate_consumer_spec(spec)
+        directory = self._directory = await asyncio.to_thread(_make_directory, config.directory)
+        workers = self._workers = ThreadPoolExecutor(config.workers, thread_name_prefix="shard")
+        etcd = await self._member.connect()
+        membership = await self._member.join(self.keyspace.member_key(config.zone, config.suffix))
+        process = Process(
+            name=self.application.full_name,
+            zone=config.zone,
+            suffix=config.suffix,
+            endpoint=config.endpoint,
+            transport=self._transport,
+            settings=dict(config.settings),
+        )
+        await asyncio.get_running_loop().run_in_executor(workers, self.application.start, process)
+        revision = await membership.announce(complete(spec))
+        await self.keyspace.load(etcd, revision)
+
+        parts = ShardParts(
+            application=self.application,
+            transport=self._transport,
+            etcd=etcd,
+            keyspace=self.keyspace,
+            local_id=self._id,
+            workers=workers,
+            directory=directory,
+            on_step=self._on_step,
+        )
+        self.resolver = Resolver(
+            self.keyspace,
+            self._id,
+            make=lambda entry, _: LocalShard(entry, parts),
+            shut_down=lambda _, shard: shard.shut_down(),
+        )
+        self._peers = ShardClient(
+            config.endpoint,
+            authorizer=self.authority if isinstance(self.authority, Authority) else None,
+            tls=config.peer_tls,
+        )
+        self.service = ShardService(
+            resolver=self.resolver,
+            keyspace=self.keyspace,
+            etcd=etcd,
+            local_id=self._id,
+            peers=self._peers,
+            authorization=Authorization(self.authority),
+        )
+        self._is_composed = True
+        self.resolver.local.refresh()
+        run = self._member.run
+        run("watch", self.keyspace.watch(etcd, delay_s=config.watch_delay_s))
+        run(
+            "allocator",
+            self._member.allocate(
+                self.keyspace,
+                config.zone,
+                config.suffix,
+                ShardAllocation(config.max_hot_standbys),
+            ),
+        )
+        run("generator", self._generate())
+
+    async def _generate(self) -> None:
+        """Create shards of the application's sources, while this process leads."""
+        await ShardGenerator(
+            self.application,
+            self._transport,
+            leads=self._leads,
+            existing=self._existing,
+            create=self._create,
+            until_changed=self.keyspace.wait_for_update,
+        ).run()
+
+    def _leads(self) -> bool:
+        """Return True if this process leads the allocator."""
+        members = self.keyspace.members()
+        if not members:
+            return False
+        leader = leader_of(members)
+        return leader is not None and (leader.zone, leader.suffix) == (
+            self._id.zone,
+            self._id.suffix,
+        )
+
+    def _existing(self) -> Collection[str]:
+        return {item.id for item in self.keyspace.items()}
+
+    async def _create(self, specs: Sequence[cpb.ShardSpec]) -> None:
+        """Create shards, each only if there is none of its id.
+
+        Raises:
+            EtcdTransactionFailedError: another process created one meanwhile.
+            EtcdError: Etcd failed.
+        """
+        assert self._member.etcd is not None
+        for begin in range(0, len(specs), CREATED_AT_ONCE):
+            changes = [
+                ItemChange(spec.id, 0, complete(spec).SerializeToString())
+                for spec in specs[begin : begin + CREATED_AT_ONCE]
+            ]
+            applied = await apply_items(self._member.etcd, self.keyspace, changes)
+            if not applied.succeeded:
+                raise EtcdTransactionFailedError
+            _log.info("created shards", extra={"shards": [change.item for change in changes]})
+
+    # ------------------------------------------------------------------ end
+
+    async def drain(self) -> None:
+        """Announce that this process leaves. It continues to run its shards.
+
+        The allocator moves them to others, once those can take over; :attr:`ended` is done when
+        none is left. Where others are too few for all standbys, it is done once each shard has
+        one, and at once if there is no other process.
+
+        Raises:
+            EtcdError: it could not be announced.
+        """
+        if self._member.membership is not None:
+            await self._member.membership.set_exiting()
+            self._member.run("leaving", self._end_when_left())
+
+    async def _end_when_left(self) -> None:
+        """End this process once no shard needs it, if the allocator cannot take all away."""
+        while not self._may_leave():
+            await self.keyspace.wait_for_update()
+        if not self.ended.done():
+            _log.info("other processes have what they can take; the shards here stop")
+        self._member.end()
+
+    def _may_leave(self) -> bool:
+        """Return True if nobody can take our shards, or others have each, with less standbys.
+
+        While there are as many other processes as the shards have replicas, the allocator moves
+        them, and no standby is missed.
+        """
+        others = {
+            (entry.zone, entry.suffix)
+            for entry in self.keyspace.members()
+            if entry.value.shard_limit > 0 and not entry.value.exiting
+        }
+        if not others:
+            return True
+        replication = ShardAllocation(self.config.max_hot_standbys).desired_replication
+        for local in self.keyspace.local_assignments(self._id.zone, self._id.suffix):
+            item = self.keyspace.item(local.item)
+            if item is None:
+                continue
+            if len(others) >= replication(item.value):
+                return False
+            assignments = self.keyspace.assignments(local.item)
+            if not any(
+                (each.zone, each.suffix) in others and is_consistent(each, assignments)
+                for each in assignments
+            ):
+                return False
+        return True
+
+    async def stop(self) -> None:
+        """End shards, membership and connections, in this order. Bounded; may be called twice."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        await self._member.cancel("generator", "allocator", "leaving")
+        if self._is_composed:
+            self.resolver.local.stop()
+            try:
+                async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+                    await self.resolver.local.shutdowns()
+            except TimeoutError:
+                _log.warning("shards have not ended within %.0f s", SHUTDOWN_TIMEOUT_S)
+        if self._member.membership is not None:
+            await self._member.membership.revoke()
+        await self._member.cancel("watch")
+        if self._peers is not None:
+            await self._peers.aclose()
+        if self._member.etcd is not None:
+            await self._member.etcd.aclose()
+        if self._workers is not None:
+            self._workers.shutdown(wait=False, cancel_futures=True)
+        if self._directory is not None:
+            await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
+        if not self.ended.done():
+            self.ended.cancel()
+
+
+def _make_directory(parent: Path | None) -> Path:
+    """Make a directory for the shards of this process."""
+    try:
+        if parent is not None:
+            parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="gazette-shards-", dir=parent))
+    except OSError as error:
+        raise ConfigurationError(
+            f"no directory for shards can be made below {parent or tempfile.gettempdir()}: "
+            f"{error.strerror}; give another one"
+        ) from error

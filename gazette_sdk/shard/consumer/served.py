@@ -1,0 +1,90 @@
+"""Consumer with its public port: the shard service on gRPC and as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from gazette_sdk.server.json_gateway import JsonGateway
+from gazette_sdk.server.limits import raise_open_files_limit
+from gazette_sdk.server.process import STOP_GRACE_S, Server
+from gazette_sdk.shard.application.application import Application
+from gazette_sdk.shard.consumer.process import Consumer, ConsumerConfig
+from gazette_sdk.shard.consumer.service import json_methods, shard_methods
+from gazette_sdk.transport.base import Transport
+
+__all__ = ["ServedConsumer"]
+
+
+class ServedConsumer:
+    """A :class:`~gazette_sdk.shard.consumer.process.Consumer` and the port it is reached at.
+
+    Args:
+        server: its port, not started yet.
+        configure: makes the consumer's configuration, given the endpoint to advertise.
+        application: the application.
+        transport: to the journals.
+        allow_origins: web origins which may use the JSON gateway.
+        on_step: as of a :class:`Consumer`.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        configure: Callable[[str], ConsumerConfig],
+        application: Application[Any, Any],
+        transport: Transport,
+        *,
+        allow_origins: Iterable[str] = (),
+        on_step: Any = None,
+    ) -> None:
+        self.server = server
+        self.endpoint = server.bind()
+        self.consumer = Consumer(configure(self.endpoint), application, transport, on_step=on_step)
+        server.require_tokens(self.consumer.authority)
+        self._allow_origins = tuple(allow_origins)
+
+    @property
+    def ended(self) -> asyncio.Future[None]:
+        """Done when the consumer has drained, or with a fatal error. Stop it then."""
+        return self.consumer.ended
+
+    @property
+    def etcd_version(self) -> tuple[int, ...]:
+        """Version of the connected Etcd server, from :meth:`start` on."""
+        return self.consumer.etcd_version
+
+    async def drain(self) -> None:
+        """Announce that the consumer leaves, as :meth:`Consumer.drain`."""
+        await self.consumer.drain()
+
+    async def start(self) -> None:
+        """Start the consumer, then answer on its port. After an error, or to give up: stop.
+
+        Raises:
+            GazetteError: as :meth:`Consumer.start` does.
+        """
+        raise_open_files_limit()
+        await self.consumer.start()
+        service = self.consumer.service
+        self.server.grpc.add(shard_methods(service))
+        self.server.http.mount(
+            "/v1/",
+            JsonGateway(
+                json_methods(service),
+                authority=self.consumer.authority,
+                allow_origins=self._allow_origins,
+            ),
+        )
+        await self.server.start()
+
+    async def stop(self, *, grace_s: float = STOP_GRACE_S) -> None:
+        """End both. Bounded.
+
+        Args:
+            grace_s: time that calls in progress may take to end by themselves.
+        """
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.consumer.stop())
+            group.create_task(self.server.stop(grace_s))

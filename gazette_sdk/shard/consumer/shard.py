@@ -1,0 +1,466 @@
+"""Shard of this process: playback, store and transactions, as its life's table says (shard 5).
+
+A standby plays the recovery log into a directory of its own, and follows it. The primary hands the
+log off to itself, which fences its predecessor, opens the store that was restored so, and runs
+transactions. An error of either fails the shard, with its text in Etcd; the store of a failed shard
+stays readable until its assignment is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import secrets
+import shutil
+import tempfile
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAssignment, ShardEntry
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.errors import GazetteError, JournalNotFoundError
+from gazette_sdk.journals.changes import list_named
+from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.message.sequencing.sequencer import RING_SIZE
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import consumer_pb2 as cpb
+from gazette_sdk.protocol import recoverylog_pb2 as rpb
+from gazette_sdk.protocol.durations import to_seconds
+from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
+from gazette_sdk.protocol.shard_spec import recovery_log
+from gazette_sdk.shard.application.application import Application
+from gazette_sdk.shard.application.handles import Shard
+from gazette_sdk.shard.application.sources import LOG_CONTENT_TYPE
+from gazette_sdk.shard.consumer.hints_keys import (
+    load_hints,
+    store_recorded_hints,
+    store_recovered_hints,
+)
+from gazette_sdk.shard.consumer.hints_writer import HintsWriter
+from gazette_sdk.shard.consumer.lifecycle import Effect, Input, Lifecycle, State
+from gazette_sdk.shard.consumer.metrics import ShardUp
+from gazette_sdk.shard.consumer.recovery_progress import RecoveryProgress
+from gazette_sdk.shard.consumer.status import StatusReports, failed_status, local_assignment
+from gazette_sdk.shard.recovery import hints as fsm_hints
+from gazette_sdk.shard.recovery.log import RecoveryLog
+from gazette_sdk.shard.recovery.playback import Playback, Recovered
+from gazette_sdk.shard.recovery.recorder import Recorder
+from gazette_sdk.shard.transaction.consume import OnStep
+from gazette_sdk.shard.transaction.input import Input as SourceInput
+from gazette_sdk.shard.transaction.output import Output
+from gazette_sdk.shard.transaction.runner import Runner
+from gazette_sdk.transport.append.service import AppendService
+from gazette_sdk.transport.base import Transport
+
+__all__ = ["LocalShard", "ShardParts", "ShardStepError"]
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+AUTHOR_MAX = (1 << 32) - 1
+"""Greatest number of a recorder."""
+
+USE_TIMEOUT_S = 10.0
+"""Bound of the wait for calls that use the store, when a shard ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardParts:
+    """Dependencies of a process' shards.
+
+    Attributes:
+        application: the application.
+        transport: to the journals.
+        etcd: takes statuses and hints.
+        keyspace: mirror of Etcd.
+        local_id: this process.
+        workers: threads for hooks, stores and files.
+        directory: directory below which each shard makes its own.
+        file_root: local directory of ``file://`` fragment stores, if brokers share this machine.
+        on_step: called at each step of a commit with the shard's id, in tests.
+    """
+
+    application: Application[Any, Any]
+    transport: Transport
+    etcd: Etcd
+    keyspace: ConsumerKeySpace
+    local_id: pb.ProcessSpec.ID
+    workers: Executor
+    directory: Path
+    file_root: Path | None = None
+    on_step: Callable[[str], OnStep] | None = None
+
+
+class ShardStepError(GazetteError):
+    """Error of a step of a shard's life. Its text begins with the step, and its cause says more."""
+
+
+class LocalShard:
+    """Shard that is assigned to this process, from its assignment to its end. On one event loop.
+
+    Args:
+        entry: its key.
+        parts: what the process gives.
+
+    Attributes:
+        id: its id.
+        create_revision: revision of Etcd at which the shard was created.
+        spec: its current spec.
+        is_primary: True if this process is the shard's primary.
+        store: the open store of a primary; None before.
+        status: what it reported last.
+    """
+
+    def __init__(self, entry: ShardEntry, parts: ShardParts) -> None:
+        self.id = entry.id
+        self.create_revision = entry.create_revision
+        self.spec = entry.value
+        self.is_primary = False
+        self.store: Any = None
+        self.status = cpb.ReplicaStatus(code=cpb.ReplicaStatus.IDLE)
+        self._parts = parts
+        self._log = recovery_log(entry.value)
+        self._full_name = parts.keyspace.item_key(entry.id).decode()
+        self._assignment: ShardAssignment | None = None
+        self._lifecycle = Lifecycle()
+        self._directory = Path(
+            tempfile.mkdtemp(prefix=entry.id.rpartition("/")[2][:64] + "-", dir=parts.directory)
+        )
+        self._reports = StatusReports(parts.etcd, parts.keyspace, self.id, parts.local_id)
+        self._to_report = asyncio.Event()
+        self._up = ShardUp(self.id)
+        self._tasks: set[asyncio.Task[None]] = set()
+        loop = asyncio.get_running_loop()
+        self._playback: asyncio.Future[Playback] = loop.create_future()
+        self._ready: asyncio.Future[bool] = loop.create_future()
+        self._runner: Runner | None = None
+        self._hints_writer: HintsWriter | None = None
+        self._reporting: asyncio.Task[None] | None = None
+        self._use_count = 0
+        self._unused = asyncio.Event()
+        self._unused.set()
+
+    # ---------------------------------------------------------- assignments
+
+    def continues(self, item: ShardEntry, assignment: ShardAssignment, *, is_primary: bool) -> bool:
+        """Return True if it goes on under an assignment: the same one, or one of a lesser slot.
+
+        An assignment of another create revision is a new one, unless it is a promotion.
+        """
+        del is_primary
+        known = self._assignment
+        assert known is not None, "it is updated when it is made"
+        return self.create_revision == item.create_revision and (
+            assignment.create_revision == known.create_revision or assignment.slot < known.slot
+        )
+
+    def update(
+        self, item: ShardEntry, assignments: Sequence[ShardAssignment], *, is_primary: bool
+    ) -> None:
+        """Note the shard's keys. A promoted standby becomes the primary."""
+        del assignments  # the mirror has ours
+        self.spec = item.value
+        self._assignment = self._local_assignment() or self._assignment
+        is_promoted = is_primary and not self.is_primary
+        self.is_primary = is_primary
+        if is_promoted and self._lifecycle.state in {State.BACKFILL, State.STANDBY}:
+            _log.info("promoted", extra={"shard": self.id})
+            self._run(self._lead(), "primary")
+
+    def start(self) -> None:
+        """Begin to play the log, and to lead if we are the primary."""
+        _log.info("assigned", extra={"shard": self.id, "primary": self.is_primary})
+        self._reporting = self._run(self._report(), "status")
+        if self._log:
+            self._advance(Input.STARTED)
+            self._run(self._play(), "playback")
+        else:
+            self._advance(Input.STARTED_WITHOUT_LOG)
+        if self.is_primary:
+            self._run(self._lead(), "primary")
+
+    # ---------------------------------------------------------- what calls see
+
+    @property
+    def read_through(self) -> Mapping[str, int]:
+        """By source journal, the offset through which committed transactions have read."""
+        return {} if self._runner is None else self._runner.progress.read_through
+
+    @property
+    def publish_at(self) -> Mapping[str, int]:
+        """By journal, the end of the last acknowledgement of this run."""
+        return {} if self._runner is None else self._runner.progress.publish_at
+
+    async def wait_for_store(self) -> bool:
+        """Wait until the primary's store is ready; return False if its run ended before that."""
+        return await asyncio.shield(self._ready)
+
+    async def wait_for_offsets(self, read_through: Mapping[str, int]) -> bool:
+        """Wait until the shard has read through offsets of its sources; others do not count.
+
+        Returns:
+            False if the primary's run ended before that.
+        """
+        assert self._runner is not None, "the store is ready"
+        progress = self._runner.progress
+        try:
+            await progress.wait(read_through)
+        except GazetteError:
+            return False
+        return True
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Delay the destruction of the store while the context is open."""
+        self._use_count += 1
+        self._unused.clear()
+        try:
+            yield
+        finally:
+            self._use_count -= 1
+            if not self._use_count:
+                self._unused.set()
+
+    # ------------------------------------------------------------------- life
+
+    def _advance(self, event: Input) -> None:
+        """Take an input of the table, and report the status that it leads to."""
+        effect = self._lifecycle.advance(event)
+        if effect is Effect.PLAY:
+            self._show(cpb.ReplicaStatus(code=cpb.ReplicaStatus.BACKFILL))
+        elif effect is Effect.REPORT_STANDBY:
+            self._show(cpb.ReplicaStatus(code=cpb.ReplicaStatus.STANDBY))
+        elif effect is Effect.SERVE:
+            self._show(cpb.ReplicaStatus(code=cpb.ReplicaStatus.PRIMARY))
+
+    def _show(self, status: cpb.ReplicaStatus) -> None:
+        if status.code >= self.status.code:
+            self.status = status
+            self._up.set(status.code)
+            self._to_report.set()
+
+    async def _report(self) -> None:
+        """Write each status to Etcd. Later ones replace those that wait."""
+        while True:
+            await self._to_report.wait()
+            self._to_report.clear()
+            await self._reports.report(self.status)
+
+    async def _play(self) -> None:
+        """Play the log, until the primary has it handed off."""
+        hints = await self._step("beginRecovery", self._load_hints())
+        playback = Playback(
+            self._parts.transport,
+            hints,
+            self._directory,
+            workers=self._parts.workers,
+            file_root=self._parts.file_root,
+        )
+        self._run(self._await_tailing(playback), "tailing")
+        self._playback.set_result(playback)
+        await self._step("playLog", playback.run())
+
+    async def _load_hints(self) -> rpb.FSMHints:
+        """Return the hints to play. Check that the log is one."""
+        stored = await self._step("GetHints", load_hints(self._parts.etcd, self.spec))
+        listing = list_named(self._parts.transport, [self._log])
+        found = await self._step("fetching log spec", listing)
+        if self._log not in found:
+            raise JournalNotFoundError(
+                f"fetching log spec: named journal does not exist ({self._log})", journal=self._log
+            )
+        content_type = value_of(found[self._log].spec.labels, CONTENT_TYPE)
+        if content_type != LOG_CONTENT_TYPE:
+            raise GazetteError(
+                f"the journal {self._log} has the content type {content_type!r}, and a recovery "
+                f"log has {LOG_CONTENT_TYPE!r}: change its label, or the shard's log prefix",
+                journal=self._log,
+            )
+        return fsm_hints.choose(stored.primary, stored.backups, self._log)
+
+    async def _await_tailing(self, playback: Playback) -> None:
+        """Note when the log is played, and log how far it is until then."""
+        await RecoveryProgress(self.id, playback).run()
+        self._advance(Input.TAILING)
+
+    async def _lead(self) -> None:
+        """Take over, open the store, and run transactions."""
+        self._advance(Input.PROMOTED)
+        recovered: Recovered | None = None
+        recorder: Recorder | None = None
+        log: RecoveryLog | None = None
+        appends: AppendService | None = None
+        try:
+            if self._log:
+                author = 1 + secrets.randbelow(AUTHOR_MAX)
+                playback = await asyncio.shield(self._playback)
+                recovered = await self._step("completeRecovery", playback.hand_off(author))
+                hints = recovered.fsm.hints(recovered.log)
+                recorder = Recorder(
+                    recovered.fsm, log=self._log, author=author, write_head=recovered.write_head
+                )
+                appends = AppendService(self._parts.transport)
+                log = RecoveryLog(appends.appender(self._log), self._log, author)
+                if recorder.opening:
+                    recorder.appended(await log.take_over(recorder.opening))
+            self._advance(Input.RECOVERED)
+            await self._open(recorder, log)
+            assert self._runner is not None
+            await self._step("completeRecovery: store.RestoreCheckpoint", self._runner.restore())
+            if recovered is not None and recovered.log == self._log:
+                await store_recovered_hints(
+                    self._parts.etcd, self.spec, hints, self._local_assignment
+                )
+            self._advance(Input.RESTORED)
+            if not self._ready.done():
+                self._ready.set_result(True)
+            await self._step("runTransactions", self._runner.run())
+        finally:
+            if self._hints_writer is not None:
+                await self._hints_writer.aclose()
+            if appends is not None:
+                await appends.aclose()
+
+    async def _open(self, recorder: Recorder | None, log: RecoveryLog | None) -> None:
+        """Open the store, and make the runner of its transactions."""
+        parts, spec = self._parts, self.spec
+        application = parts.application
+        handle = Shard(
+            id=self.id,
+            spec=spec,
+            directory=self._directory,
+            full_name=self._full_name,
+            transport=parts.transport,
+        )
+        self.store = await self._step("newStore", self._on_worker(application.new_store, handle))
+        if recorder is not None:
+            self._hints_writer = HintsWriter(recorder, self._store_hints)
+        self._runner = Runner(
+            application,
+            handle,
+            self.store,
+            recorder=recorder,
+            log=log,
+            new_input=self._new_input,
+            output=Output(parts.transport),
+            workers=parts.workers,
+            min_txn_s=to_seconds(spec.min_txn_duration),
+            max_txn_s=to_seconds(spec.max_txn_duration),
+            waits_for_acks=not spec.disable_wait_for_ack,
+            on_step=None if parts.on_step is None else parts.on_step(self.id),
+            on_completed=self._completed,
+        )
+
+    def _new_input(self, checkpoint: Checkpoint) -> SourceInput:
+        spec, application = self.spec, self._parts.application
+        return SourceInput(
+            self._parts.transport,
+            {source.journal: source.min_offset for source in spec.sources},
+            checkpoint,
+            application.new_message,
+            acknowledgements=application.reads_acks,
+            ring_size=spec.ring_buffer_size or RING_SIZE,
+        )
+
+    def _completed(self) -> None:
+        """Store hints if they are due, between two transactions."""
+        if self._hints_writer is not None:
+            self._hints_writer.consider(
+                is_idle=lambda: self._runner is not None and self._runner.is_idle
+            )
+
+    async def _store_hints(self, hints: rpb.FSMHints) -> None:
+        assignment = self._local_assignment()
+        if assignment is not None:
+            await store_recorded_hints(self._parts.etcd, self.spec, hints, assignment)
+
+    # -------------------------------------------------------------- end, failure
+
+    def stopping(self) -> None:
+        """End the waits of calls: they resolve the shard again."""
+        if not self._ready.done():
+            self._ready.set_result(False)
+        if self._runner is not None:
+            self._runner.progress.end()
+
+    async def shut_down(self) -> None:
+        """Cancel everything, wait for running calls, and remove the store. May be called twice."""
+        self._lifecycle.advance(Input.CANCELLED)
+        self.stopping()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(USE_TIMEOUT_S):
+                await self._unused.wait()
+        self._playback.cancel()
+        self._up.remove()
+        store, self.store = self.store, None
+        if store is not None:
+            destroy = store.destroy
+            if inspect.iscoroutinefunction(destroy):
+                await destroy()
+            else:
+                await self._on_worker(destroy)
+        await self._on_worker(partial(shutil.rmtree, self._directory, ignore_errors=True))
+
+    def _failed(self, error: Exception) -> None:
+        """Fail the shard, unless it has failed or is being stopped."""
+        if self._lifecycle.is_ended:
+            return
+        self._lifecycle.advance(Input.ERROR)
+        _log.error("shard failed", extra={"shard": self.id, "err": str(error)}, exc_info=error)
+        self._show(failed_status([str(error) or type(error).__name__]))
+        self.stopping()
+        for task in self._tasks:
+            if task is not self._reporting:
+                task.cancel()
+
+    # ------------------------------------------------------------------ parts
+
+    def _run(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work, name=f"{name} of {self.id}")
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+        return task
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled():
+            return
+        error = task.exception()
+        if isinstance(error, Exception):
+            self._failed(error)
+        elif error is not None:
+            raise error
+
+    def _local_assignment(self) -> ShardAssignment | None:
+        return local_assignment(self._parts.keyspace, self.id, self._parts.local_id)
+
+    async def _on_worker(self, function: Callable[..., T], *arguments: object) -> T:
+        """Call a function on a worker thread; if cancelled, wait for it all the same."""
+        loop = asyncio.get_running_loop()
+        call = loop.run_in_executor(self._parts.workers, partial(function, *arguments))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await asyncio.wait([call])
+            raise
+
+    @staticmethod
+    async def _step(name: str, work: Awaitable[T]) -> T:
+        """Await a step of the shard's life, whose error then begins with its name."""
+        try:
+            return await work
+        except Exception as error:
+            text = str(error) if isinstance(error, GazetteError) else repr(error)
+            raise ShardStepError(f"{name}: {text}") from error

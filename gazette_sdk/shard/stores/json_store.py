@@ -1,0 +1,244 @@
+"""State of one value, in a JSON file.
+
+The file ``/state.json`` holds three documents, each on a line: journals' offsets, the state, and
+the checkpoint (`shard` 9.1). Gazette's consumers read and write the same file.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import msgspec
+
+from gazette_sdk.errors import ClosedError, ShardStoreError
+from gazette_sdk.message.sequencing.checkpoint import Checkpoint, ProducerState
+from gazette_sdk.message.uuid import PRODUCER_BYTES
+from gazette_sdk.shard.recovery.file_change import (
+    CreateFile,
+    FileChange,
+    RemoveFile,
+    RenameFile,
+    WriteFile,
+)
+from gazette_sdk.shard.stores.base import type_arguments
+
+__all__ = ["JsonStore", "JsonView"]
+
+State = TypeVar("State")
+
+_STATE_PATH = "/state.json"
+_NEXT_PATH = "/next.json"
+# Go escapes these in JSON strings; nowhere else in a document do they occur.
+_ESCAPED = {
+    b"<": rb"\u003c",
+    b">": rb"\u003e",
+    b"&": rb"\u0026",
+    "\u2028".encode(): rb"\u2028",
+    "\u2029".encode(): rb"\u2029",
+}
+
+
+class JsonStore(Generic[State]):
+    """State that is one value, encoded as JSON whole with each commit.
+
+    For small states: a commit costs time and log in proportion to the state. The first state is
+    ``state_type()``.
+
+    Args:
+        directory: of the shard; holds the recovered files.
+        state_type: any type of msgspec; of ``JsonStore[Totals]``, ``Totals``; else ``dict``.
+
+    Attributes:
+        state: the application's value, which it changes or assigns.
+    """
+
+    overlaps_commit: ClassVar[bool] = True
+    is_full: ClassVar[bool] = False
+    state: State
+
+    def __init__(self, directory: Path, state_type: type[State] | None = None) -> None:
+        self._directory = directory
+        self._state_type = state_type
+        self._committed = b""
+
+    def restore(self) -> Checkpoint:
+        """Read the file; without one, start with an empty state.
+
+        Returns:
+            The stored checkpoint, or the empty one.
+
+        Raises:
+            ShardStoreError: the file is malformed, or its state is not of the declared type.
+        """
+        try:
+            stored = (self._directory / _STATE_PATH[1:]).read_bytes()
+        except FileNotFoundError:
+            self.state = self._type()()
+            self._committed = _document(self.state)
+            return Checkpoint()
+        lines = stored.splitlines(keepends=True)
+        try:
+            offsets, state, checkpoint = lines
+            restored = _decode_checkpoint(offsets, checkpoint)
+            self.state = msgspec.json.decode(state, type=self._type())
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ShardStoreError(
+                f"{_STATE_PATH} in {self._directory} is not the state that was declared ({error});"
+                " declare the type that wrote it, or start a new recovery log"
+            ) from error
+        self._committed = state
+        return restored
+
+    def begin(self) -> None:
+        """Begin a transaction: nothing is to be done."""
+
+    def start_commit(self, checkpoint: Checkpoint) -> Sequence[FileChange]:
+        """Replace the file.
+
+        Args:
+            checkpoint: the position behind the transaction.
+
+        Returns:
+            The changes that put a new file in place of the old one.
+
+        Raises:
+            ShardStoreError: the state cannot be encoded, or the file not be written.
+        """
+        try:
+            state = _document(self.state)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ShardStoreError(
+                f"the state cannot be encoded as JSON ({error}); keep types that msgspec encodes"
+            ) from error
+        offsets = _document(dict(sorted(checkpoint.offsets.items())))
+        documents = (offsets, state, _encode_checkpoint(checkpoint))
+        try:
+            next_file = self._directory / _NEXT_PATH[1:]
+            next_file.write_bytes(b"".join(documents))
+            next_file.replace(self._directory / _STATE_PATH[1:])
+        except OSError as error:
+            raise ShardStoreError(f"the state file cannot be written: {error}") from error
+        self._committed = state
+        changes: list[FileChange] = [CreateFile(_NEXT_PATH)]
+        offset = 0
+        for document in documents:
+            changes.append(WriteFile(_NEXT_PATH, offset, document))
+            offset += len(document)
+        changes.append(RenameFile(_NEXT_PATH, _STATE_PATH))
+        return changes
+
+    def finish_commit(self) -> None:
+        """End the commit: nothing is to be done."""
+
+    def rerecord(self, path: str) -> Sequence[FileChange]:
+        """Return changes that record the file anew; nothing for another path."""
+        file = self._directory / _STATE_PATH[1:]
+        if path != _STATE_PATH or not file.exists():
+            return ()
+        return RemoveFile(path), CreateFile(path, file.read_bytes())
+
+    @contextlib.contextmanager
+    def committed(self) -> Iterator[JsonView[State]]:
+        """Open a view of the last local commit, for a query on another thread.
+
+        Yields:
+            The view, with a copy of the state.
+
+        Raises:
+            ClosedError: the store is not restored yet.
+        """
+        if not self._committed:
+            raise ClosedError("the store is not restored yet; call restore() first")
+        yield JsonView(msgspec.json.decode(self._committed, type=self._type()))
+
+    def destroy(self) -> None:
+        """Close the store: it holds no open file."""
+
+    def _type(self) -> Any:
+        if self._state_type is None:
+            self._state_type = (*type_arguments(self), dict)[0]
+        return self._state_type
+
+
+@dataclass(frozen=True, slots=True)
+class JsonView(Generic[State]):
+    """What a ``JsonStore`` has committed locally.
+
+    Attributes:
+        state: a copy of the application's value.
+    """
+
+    state: State
+
+
+def _document(value: object) -> bytes:
+    """Return a value as Go's encoder writes it: one line, map keys sorted."""
+    encoded = msgspec.json.encode(value, order="deterministic")
+    return _escaped(encoded) + b"\n"
+
+
+def _escaped(encoded: bytes) -> bytes:
+    for plain, escaped in _ESCAPED.items():
+        encoded = encoded.replace(plain, escaped)
+    return encoded
+
+
+def _encode_checkpoint(checkpoint: Checkpoint) -> bytes:
+    """Return the third document: names of the message's fields, zeros left out."""
+    sources: dict[str, dict[str, Any]] = {}
+    journals = {*checkpoint.offsets, *checkpoint.create_revisions}
+    journals.update(state.journal for state in checkpoint.producers)
+    for journal in sorted(journals):
+        offset = checkpoint.offsets.get(journal, 0)
+        revision = checkpoint.create_revisions.get(journal, 0)
+        sources[journal] = {
+            **({"read_through": offset} if offset else {}),
+            "producers": None,
+            **({"create_revision": revision} if revision else {}),
+        }
+    for journal, producer, last_ack, begin in checkpoint.producers:
+        state = {"last_ack": last_ack, "begin": begin}
+        entry = {
+            "id": base64.b64encode(producer).decode(),
+            "state": {name: number for name, number in state.items() if number},
+        }
+        if sources[journal]["producers"] is None:
+            sources[journal]["producers"] = []
+        sources[journal]["producers"].append(entry)
+    message: dict[str, Any] = {"sources": sources}
+    if checkpoint.ack_intents:
+        message["ack_intents"] = {
+            journal: base64.b64encode(intent).decode()
+            for journal, intent in sorted(checkpoint.ack_intents.items())
+        }
+    return _escaped(msgspec.json.encode(message)) + b"\n"
+
+
+def _decode_checkpoint(offsets: bytes, checkpoint: bytes) -> Checkpoint:
+    """Return the checkpoint of the first and third documents; the first one's offsets hold."""
+    message = msgspec.json.decode(checkpoint)
+    restored = Checkpoint()
+    for journal, source in (message.get("sources") or {}).items():
+        restored.offsets[journal] = source.get("read_through", 0)
+        if revision := source.get("create_revision", 0):
+            restored.create_revisions[journal] = revision
+        for entry in source.get("producers") or ():
+            state = entry.get("state") or {}
+            producer = base64.b64decode(entry["id"], validate=True)
+            restored.producers.append(
+                ProducerState(
+                    journal,
+                    producer[:PRODUCER_BYTES].ljust(PRODUCER_BYTES, b"\0"),
+                    state.get("last_ack", 0),
+                    state.get("begin", 0),
+                )
+            )
+    for journal, intent in (message.get("ack_intents") or {}).items():
+        restored.ack_intents[journal] = base64.b64decode(intent, validate=True)
+    restored.offsets.update(msgspec.json.decode(offsets) or {})
+    return restored

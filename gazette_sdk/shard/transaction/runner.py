@@ -1,0 +1,487 @@
+"""Runner of the transactions of one shard: the shell of the machine.
+
+A shard is one serial program. Everything that computes runs in one call at a time: on a worker
+thread, or on the event loop for ``async def`` hooks. The event loop reads, appends and waits. The
+next transaction consumes while the last one commits:
+
+1. The worker consumes, finalizes, and commits to the store's local files.
+2. The event loop queues the append to the recovery log, fenced, behind all outputs, and at once
+   every acknowledgement behind the commit. So an acknowledgement stands in its journal before the
+   messages of the next transaction, whenever the commit ends.
+3. When the log's append is acknowledged, the store ends its commit, and the commit's future ends:
+   the acknowledgements are sent.
+4. When all of them are appended, progress is published, and the next transaction may commit.
+
+A failure fails the commit's future. What waits for it is never sent; a successor reads the same
+messages again, or finds the acknowledgements in the checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from gazette_sdk.errors import ClosedError, ConfigurationError
+from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.shard.application.application import Application
+from gazette_sdk.shard.application.handles import Shard
+from gazette_sdk.shard.transaction.async_consume import AsyncConsumer
+from gazette_sdk.shard.transaction.base import (
+    AppendFuture,
+    CommitFuture,
+    InputLike,
+    LogLike,
+    NewInput,
+    OutputLike,
+    RecorderLike,
+)
+from gazette_sdk.shard.transaction.consume import Consumer, OnStep, PreparedCommit
+from gazette_sdk.shard.transaction.failure import BadRecords, HandlerFailedError, HookFailedError
+from gazette_sdk.shard.transaction.machine import (
+    Action,
+    Current,
+    Decision,
+    Prior,
+    TransactionMachine,
+)
+from gazette_sdk.shard.transaction.metrics import ShardMetrics
+from gazette_sdk.shard.transaction.progress import Progress
+from gazette_sdk.shard.transaction.steps import CommitStep
+from gazette_sdk.shard.transaction.transaction import Transaction
+from gazette_sdk.transport.append.pending import AnyFuture
+
+__all__ = ["Runner"]
+
+
+@dataclass(slots=True)
+class PriorTransaction:
+    """Transaction that commits or is acknowledged.
+
+    Attributes:
+        commit: future of the commit.
+        outputs: appends that must succeed before the store ends its commit.
+        logged: append to the recovery log, which waits for them; None without one.
+        acknowledgements: appends of the acknowledgements, by journal.
+        prepared: its local commit; None for acknowledgements of an earlier run.
+        message_count: messages that it consumed.
+        acknowledged_count: acknowledgements that are appended.
+    """
+
+    commit: CommitFuture
+    outputs: Collection[AnyFuture]
+    logged: asyncio.Future[int] | None
+    acknowledgements: Mapping[str, AppendFuture]
+    prepared: PreparedCommit | None = None
+    message_count: int = 0
+    acknowledged_count: int = 0
+
+    @property
+    def durable(self) -> Collection[AnyFuture]:
+        """Appends whose success makes the transaction durable."""
+        return self.outputs if self.logged is None else [self.logged]
+
+
+class Runner:
+    """Runner of one shard's transactions, for one primary run.
+
+    Belongs to one event loop. Call :meth:`restore`, then :meth:`run`.
+
+    Args:
+        application: the application; its hooks are called.
+        shard: the shard, as hooks see it.
+        store: its store, opened and not restored.
+        recorder: recorder of the store's file changes; None without a recovery log.
+        log: its recovery log; None without one.
+        new_input: opens an input behind a checkpoint.
+        output: producer of this primary run. The runner closes it.
+        workers: pool of threads; None for the event loop's own.
+        min_txn_s: least duration of a transaction, in seconds; None for the application's.
+        max_txn_s: greatest duration, in seconds; None for the application's.
+        waits_for_acks: as of an application; None for the application's.
+        on_step: called at each step of a commit, on the thread that does the step.
+        on_completed: called on the event loop between two transactions.
+
+    Attributes:
+        progress: what completed transactions have read and acknowledged.
+        machine: the machine.
+        store: the store.
+        is_idle: True while it waits for input, and no transaction is open or under way.
+
+    Raises:
+        ConfigurationError: the store has coroutine functions, and the application has none.
+    """
+
+    def __init__(
+        self,
+        application: Application[Any, Any],
+        shard: Shard,
+        store: Any,
+        *,
+        recorder: RecorderLike | None,
+        log: LogLike | None,
+        new_input: NewInput,
+        output: OutputLike,
+        workers: concurrent.futures.Executor | None = None,
+        min_txn_s: float | None = None,
+        max_txn_s: float | None = None,
+        waits_for_acks: bool | None = None,
+        on_step: OnStep | None = None,
+        on_completed: Callable[[], None] | None = None,
+    ) -> None:
+        if not application.is_async and inspect.iscoroutinefunction(store.start_commit):
+            raise ConfigurationError(
+                f"the store {type(store).__name__} works with `async def` hooks only; define them"
+                " so, or use another store"
+            )
+        self.progress = Progress()
+        self.store = store
+        self.is_idle = False
+        self.machine = TransactionMachine(
+            min_s=application.min_txn_s if min_txn_s is None else min_txn_s,
+            max_s=application.max_txn_s if max_txn_s is None else max_txn_s,
+            waits_for_acks=(
+                application.waits_for_acks if waits_for_acks is None else waits_for_acks
+            ),
+            overlaps_commit=store.overlaps_commit,
+        )
+        self._application = application
+        self._shard = shard
+        self._output = output
+        self._recorder = recorder
+        self._log = log
+        self._new_input = new_input
+        self._workers = workers
+        self._on_step: OnStep = on_step or _ignore_step
+        self._on_completed = on_completed
+        self._metrics = ShardMetrics(shard.full_name)
+        self._bad = BadRecords(application.on_error)
+        self._txn: Transaction[Any] = Transaction(shard, store, output)
+        self._consumer = Consumer(
+            application,
+            self._txn,
+            output,
+            self.machine,
+            recorder=recorder,
+            bad=self._bad,
+            on_step=self._on_step,
+        )
+        self._async = AsyncConsumer(self._consumer, self._on_worker)
+        self._turn: Callable[[], Awaitable[PreparedCommit | None]] = (
+            self._async.turn if application.is_async else self._turn_on_worker
+        )
+        self._input: InputLike | None = None
+        self._prior: PriorTransaction | None = None
+        self._arrival: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._restored: Checkpoint | None = None
+        self._reported_count = 0
+
+    # -------------------------------------------------------------------- life
+
+    async def restore(self) -> Checkpoint:
+        """Restore the store, and return its checkpoint.
+
+        Raises:
+            GazetteError: the store cannot be restored.
+        """
+        checkpoint: Checkpoint = await self._async.call_store("restore")
+        self._restored = checkpoint
+        self.progress.start(dict.fromkeys(self._shard.journals, 0) | checkpoint.offsets)
+        self._metrics.start(checkpoint.offsets)
+        return checkpoint
+
+    async def run(self) -> None:
+        """Run transactions until cancelled.
+
+        Raises:
+            HandlerFailedError: the handler raised for a message, and the shard is to fail then.
+            HookFailedError: another hook raised.
+            GazetteError: an append failed for good, or the input, store or log failed.
+        """
+        try:
+            checkpoint = self._restored or await self.restore()
+            await self._read_on(checkpoint)
+            self._send_stored(checkpoint)
+            while True:
+                await self._step()
+        finally:
+            await self._close()
+
+    async def _step(self) -> None:
+        """Take in what has happened, and do what the machine decides."""
+        await self._take_prior()
+        self._take_arrival()
+        decision = self.machine.decide(time.monotonic())
+        if decision.action in {Action.CONSUME, Action.START_COMMIT}:
+            await self._consume()
+        elif decision.action is Action.WAIT:
+            await self._wait(decision)
+        elif decision.action is Action.ABORT:
+            await self._abort()
+        elif decision.action is Action.END:
+            self.machine.restarted()
+            await self._read_on(await self.restore())
+        else:
+            await self._fail()
+
+    # ---------------------------------------------------------- consume, commit
+
+    async def _consume(self) -> None:
+        """Consume, and start the commit if one was prepared."""
+        began = time.monotonic()
+        try:
+            prepared = await self._turn()
+        except Exception as error:  # noqa: BLE001 - the machine decides what follows
+            self.machine.failed(error, aborts=self._bad.may_leave_out(error))
+            return
+        self._metrics.spent("20-consuming", time.monotonic() - began)
+        if prepared is not None:
+            self._start_commit(prepared)
+            await self._call_finished()
+
+    async def _turn_on_worker(self) -> PreparedCommit | None:
+        prepared: PreparedCommit | None = await self._on_worker(self._consumer.turn)
+        return prepared
+
+    def _start_commit(self, prepared: PreparedCommit) -> None:
+        """Queue the commit and its acknowledgements. There is no ``await`` in between."""
+        outputs = self._output.pending()
+        logged = None
+        if self._log is not None:
+            logged = self._log.append(prepared.contents, after=outputs)
+        commit: CommitFuture = concurrent.futures.Future()
+        prior = PriorTransaction(commit, outputs, logged, {}, prepared)
+        self._prior = prior
+        intents = prepared.checkpoint.ack_intents
+        prior.acknowledgements = self._output.acknowledge(intents, after=commit)
+        consumed_count = self._consumer.polled_count - self._consumer.left_count
+        prior.message_count = consumed_count - self._reported_count
+        self._reported_count = consumed_count
+        self.machine.commit_started()
+        self._metrics.prior_changed(Prior.NONE, time.monotonic())
+        self._on_step(CommitStep.LOG_SENT)
+        self._wake_by([*prior.durable, *prior.acknowledgements.values()])
+
+    async def _call_finished(self) -> None:
+        """Call the hook ``finished``, with the future of the commit."""
+        assert self._prior is not None, "a commit has started"
+        try:
+            await self._call_hook("finished", self._prior.commit)
+        except Exception as error:  # noqa: BLE001 - any of the application's exceptions
+            failure = HookFailedError("finished", error)
+            failure.__cause__ = error
+            self.machine.failed(failure)
+
+    async def _take_prior(self) -> None:
+        """Tell the machine how far the prior transaction has come."""
+        prior = self._prior
+        if prior is None:
+            return
+        try:
+            if self.machine.prior is Prior.COMMITTING and _have_succeeded(prior.durable):
+                await self._finish_commit(prior)
+            if self.machine.prior is Prior.ACKNOWLEDGING:
+                self._take_acknowledgements(prior)
+        except Exception as error:  # noqa: BLE001 - the shard ends with it
+            self._fail_commit(error)
+            self.machine.failed(error)
+
+    async def _finish_commit(self, prior: PriorTransaction) -> None:
+        """End a commit whose outputs and file changes are durable."""
+        recorded = prior.prepared is not None and prior.prepared.contents
+        if recorded and self._recorder is not None and prior.logged is not None:
+            self._recorder.appended(prior.logged.result())
+        await self._async.call_store("finish_commit")
+        self._on_step(CommitStep.COMMITTED)
+        self.machine.committed()
+        self._metrics.prior_changed(Prior.COMMITTING, time.monotonic())
+        prior.commit.set_result(None)
+
+    def _take_acknowledgements(self, prior: PriorTransaction) -> None:
+        """Tell the machine once all acknowledgements are appended."""
+        appends = prior.acknowledgements
+        ended = [append for append in appends.values() if append.done()]
+        if len(ended) > prior.acknowledged_count == 0 and _have_succeeded(ended):
+            self._on_step(CommitStep.FIRST_ACK)
+        prior.acknowledged_count = len(ended)
+        if not _have_succeeded(appends.values()):
+            return
+        self._on_step(CommitStep.ACKNOWLEDGED)
+        self.machine.acknowledged()
+        self._prior = None
+        if prior.prepared is not None:
+            offsets = prior.prepared.checkpoint.offsets
+            self.progress.publish(offsets, _ends_of(appends))
+            self._metrics.prior_changed(Prior.ACKNOWLEDGING, time.monotonic())
+            self._metrics.completed(offsets, prior.message_count)
+        if self._on_completed is not None:
+            self._on_completed()
+
+    def _send_stored(self, checkpoint: Checkpoint) -> None:
+        """Append the acknowledgements of the restored checkpoint, before the first commit."""
+        if not checkpoint.ack_intents:
+            return
+        commit: CommitFuture = concurrent.futures.Future()
+        commit.set_result(None)
+        appends = self._output.send_stored(checkpoint.ack_intents)
+        self._prior = PriorTransaction(commit, (), None, appends)
+        self.machine.recovered()
+        self._wake_by(list(appends.values()))
+
+    # -------------------------------------------------------- failure and abort
+
+    async def _abort(self) -> None:
+        """Undo the current transaction, and read on behind the last one."""
+        failure = self.machine.failure
+        assert isinstance(failure, HandlerFailedError), "only a bad record aborts"
+        await self._end_failed(failure)
+        self._bad.transaction_aborted()
+        self._bad.add(failure)
+        await self._output.roll_back()
+        self.machine.restarted()
+        await self._read_on(await self.restore())
+
+    async def _fail(self) -> None:
+        """End with the failure that was reported."""
+        failure = self.machine.failure
+        assert failure is not None, "a failure was reported"
+        await self._end_failed(failure)
+        raise failure
+
+    async def _end_failed(self, failure: BaseException) -> None:
+        """Close the current transaction, and call the hook ``finished`` if it had begun."""
+        self._txn.is_open = False
+        if self.machine.current is Current.EMPTY:
+            return
+        commit: CommitFuture = concurrent.futures.Future()
+        commit.set_exception(failure)
+        await self._call_hook("finished", commit)
+
+    def _fail_commit(self, error: Exception) -> None:
+        """Fail the future of an unfinished commit: nothing that waits for it is sent."""
+        if self._prior is not None and not self._prior.commit.done():
+            self._prior.commit.set_exception(error)
+            if self._recorder is not None:
+                self._recorder.failed(error)
+
+    # ------------------------------------------------------------ input, waiting
+
+    async def _read_on(self, checkpoint: Checkpoint) -> None:
+        """Open the input behind a checkpoint, in place of another one."""
+        await self._close_input()
+        self._input = self._new_input(checkpoint)
+        if self._bad.passes_over:
+            self._input.on_undecodable = self._bad.pass_over
+        self._consumer.read(self._input)
+        self.machine.available = True  # so that the input is polled first
+        self._reported_count = self._consumer.polled_count
+
+    def _take_arrival(self) -> None:
+        """Tell the machine that input has arrived, if it has."""
+        arrival = self._arrival
+        if arrival is not None and arrival.done():
+            self._arrival = None
+            arrival.result()
+            self.machine.available = True
+
+    async def _wait(self, decision: Decision) -> None:
+        """Wait for what the decision names."""
+        assert self._input is not None, "an input is opened first"
+        if decision.is_idle:
+            self.progress.publish(self._input.passed())
+        if decision.waits_for_input and self._arrival is None:
+            self._arrival = asyncio.create_task(self._input.arrived())
+            self._arrival.add_done_callback(lambda _: self._wake.set())
+        with contextlib.suppress(TimeoutError):
+            timeout_s = None if decision.until is None else decision.until - time.monotonic()
+            async with asyncio.timeout(timeout_s):
+                self.is_idle = decision.is_idle
+                await self._wake.wait()
+        self.is_idle = False
+        self._wake.clear()
+
+    def _wake_by(self, futures: Collection[AnyFuture]) -> None:
+        """Wake the runner when each of these has ended, from whichever thread."""
+        wake = partial(_call_on, asyncio.get_running_loop(), self._wake.set)
+        for future in futures:
+            future.add_done_callback(wake)
+
+    # -------------------------------------------------------------------- calls
+
+    async def _call_hook(self, name: str, *arguments: object) -> None:
+        """Call a hook of the transaction, where the application defines it."""
+        hook = getattr(self._application, name)
+        if getattr(hook, "__func__", None) is vars(Application)[name]:
+            return
+        if self._application.is_async:
+            await hook(self._txn, *arguments)
+        else:
+            await self._on_worker(hook, self._txn, *arguments)
+
+    async def _on_worker(self, function: Callable[..., Any], *arguments: object) -> Any:
+        """Call a function on a worker thread; if cancelled, wait for it all the same."""
+        loop = asyncio.get_running_loop()
+        call = loop.run_in_executor(self._workers, partial(function, *arguments))
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            while not call.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([call])
+            raise
+
+    async def _close_input(self) -> None:
+        arrival, self._arrival = self._arrival, None
+        if arrival is not None:
+            arrival.cancel()
+            await asyncio.wait([arrival])
+        source, self._input = self._input, None
+        if source is not None:
+            await source.aclose()
+
+    async def _close(self) -> None:
+        """Fail what is not committed, and close input and output."""
+        self._fail_commit(ClosedError("the shard has ended before this commit"))
+        self.progress.end()
+        try:
+            await self._close_input()
+        finally:
+            await self._output.aclose()
+
+
+def _have_succeeded(futures: Collection[AnyFuture]) -> bool:
+    """Return True if all have ended well.
+
+    Raises:
+        Exception: that of one that has failed.
+    """
+    ended = [future for future in futures if future.done()]
+    for future in ended:
+        if future.cancelled():
+            raise ClosedError("an append was cancelled; the shard has ended")
+        error = future.exception()
+        if error is not None:
+            raise error
+    return len(ended) == len(futures)
+
+
+def _ends_of(appends: Mapping[str, AppendFuture]) -> dict[str, int]:
+    """Return the end offsets of acknowledgements, by journal."""
+    responses = {journal: append.result() for journal, append in appends.items()}
+    return {name: response.commit.end for name, response in responses.items() if response}
+
+
+def _call_on(loop: asyncio.AbstractEventLoop, call: Callable[[], None], _: object) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and with it the runner
+        loop.call_soon_threadsafe(call)
+
+
+def _ignore_step(_: CommitStep) -> None:
+    """Do nothing."""

@@ -1,0 +1,268 @@
+"""Runs of an application over messages in memory, without a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import copy
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gazette_sdk.errors import GazetteError
+from gazette_sdk.message.envelope import Envelope
+from gazette_sdk.message.mapping import Mapping as JournalMapping
+from gazette_sdk.message.mapping import SelectorMapping
+from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import consumer_pb2 as cpb
+from gazette_sdk.shard.application.application import Application
+from gazette_sdk.shard.application.handles import Shard
+from gazette_sdk.shard.transaction.base import AppendFuture
+from gazette_sdk.shard.transaction.consume import OnStep
+from gazette_sdk.shard.transaction.runner import Runner
+from gazette_sdk.transport.append.pending import AnyFuture
+from gazette_sdk.transport.loop import run
+
+__all__ = ["HandlerRun", "MemoryInput", "MemoryOutput", "run_handler"]
+
+JOURNAL = "memory/part-000"
+"""Name of the journal that the messages come from."""
+
+BATCH_COUNT = 100
+"""Messages of a batch."""
+
+
+class HandlerRun(NamedTuple):
+    """Result of a run.
+
+    Attributes:
+        state: state of the store: its ``state``, its items, or what ``read`` returned.
+        published: messages that were published by committed transactions, in order.
+    """
+
+    state: Any
+    published: list[Any]
+
+
+class MemoryInput:
+    """Input of messages that are given; a message's offset is its index.
+
+    Args:
+        messages: the messages.
+        checkpoint: position at which to begin.
+        batch_count: messages of a batch.
+
+    Attributes:
+        on_undecodable: is not called: all messages are given decoded.
+    """
+
+    has_pending = False
+    ended = False
+
+    def __init__(
+        self, messages: Sequence[Any], checkpoint: Checkpoint, *, batch_count: int = BATCH_COUNT
+    ) -> None:
+        self.on_undecodable: Callable[[GazetteError], object] | None = None
+        self._messages = messages
+        self._batch_count = batch_count
+        self._next = checkpoint.offsets.get(JOURNAL, 0)
+
+    def poll(self) -> list[Envelope[Any]] | None:
+        """Return the next messages; None if there are none."""
+        begin = self._next
+        messages = self._messages[begin : begin + self._batch_count]
+        self._next += len(messages)
+        return [
+            Envelope(JOURNAL, offset, offset + 1, message)
+            for offset, message in enumerate(messages, begin)
+        ] or None
+
+    async def arrived(self) -> None:
+        """Wait until there are messages; without end if there will be none."""
+        if self._next >= len(self._messages):
+            await asyncio.Event().wait()
+
+    def checkpoint(self, left: int) -> Checkpoint:
+        """Return the position, without the last ``left`` messages."""
+        return Checkpoint({JOURNAL: self._next - left})
+
+    def passed(self) -> Mapping[str, int]:
+        """Return the offset that was read through."""
+        return {JOURNAL: self._next}
+
+    async def aclose(self) -> None:
+        """Do nothing: nothing is open."""
+
+
+class MemoryOutput:
+    """Output that keeps the messages of committed transactions.
+
+    Attributes:
+        published: messages of committed transactions, in order, each with its journal; a mapping
+            by selector counts as the journal that the selector names.
+        appended: content that was appended as it is, with its journal.
+    """
+
+    is_full = False
+
+    def __init__(self) -> None:
+        self.published: list[tuple[str, Any]] = []
+        self.appended: list[tuple[str, bytes]] = []
+        self._open: list[tuple[str, Any]] = []
+
+    def publish(self, message: Any, mapping: JournalMapping) -> None:
+        """Add a message to the open transaction."""
+        given: Any = mapping
+        journal = given.selector if isinstance(given, SelectorMapping) else given(message)
+        self._open.append((journal, copy.deepcopy(message)))
+
+    def publish_batch(self, messages: Sequence[Any], mapping: JournalMapping) -> None:
+        """Add messages to the open transaction."""
+        for message in messages:
+            self.publish(message, mapping)
+
+    def append(self, journal: str, content: bytes) -> None:
+        """Keep content."""
+        self.appended.append((journal, content))
+
+    def end(self) -> Mapping[str, bytes]:
+        """Return an acknowledgement of each journal."""
+        return {journal: b"acknowledged" for journal, _ in self._open}
+
+    def pending(self) -> Sequence[AnyFuture]:
+        """Return nothing: all is appended at once."""
+        return ()
+
+    def acknowledge(
+        self, intents: Mapping[str, bytes], after: AnyFuture
+    ) -> Mapping[str, AppendFuture]:
+        """Keep the messages of the transaction once it is committed."""
+        ended, self._open = self._open, []
+        appends: dict[str, concurrent.futures.Future[pb.AppendResponse]]
+        appends = {journal: concurrent.futures.Future() for journal in intents}
+
+        def acknowledge(commit: AnyFuture) -> None:
+            error = commit.exception()
+            if error is None:
+                self.published.extend(ended)
+            for append in appends.values():
+                if error is None:
+                    append.set_result(pb.AppendResponse(commit=pb.Fragment()))
+                else:
+                    append.set_exception(error)
+
+        after.add_done_callback(acknowledge)
+        return appends
+
+    async def roll_back(self) -> None:
+        """Drop the messages of the open transaction."""
+        self._open.clear()
+
+    def send_stored(self, intents: Mapping[str, bytes]) -> Mapping[str, AppendFuture]:
+        """Return nothing: no acknowledgement outlives a run."""
+        del intents
+        return {}
+
+    async def aclose(self) -> None:
+        """Do nothing: nothing is open."""
+
+
+def run_handler(
+    application: Application[Any, Any],
+    messages: Sequence[Any],
+    *,
+    batch_count: int = BATCH_COUNT,
+    timeout_s: float = 30.0,
+    on_step: OnStep | None = None,
+) -> HandlerRun:
+    """Run an application over messages, in one shard with an empty store, until all are committed.
+
+    ::
+
+        state, published = run_handler(totals, [Order("ada", 250), Order("ada", 50)])
+        assert state == {"ada": 300}
+
+    Args:
+        application: the application. Its store works in a directory of its own.
+        messages: the messages, in order.
+        batch_count: messages that arrive at once.
+        timeout_s: bound of the run, in seconds.
+        on_step: called at each step of a commit.
+
+    Returns:
+        State and messages published.
+
+    Raises:
+        HandlerFailedError: the handler raised, and its application does not leave records out.
+        TimeoutError: the run took longer.
+    """
+    with tempfile.TemporaryDirectory(prefix="gazette-shard-") as directory:
+        spec = cpb.ShardSpec(id="memory", sources=[cpb.ShardSpec.Source(journal=JOURNAL)])
+        shard = Shard("memory", spec, Path(directory), f"{application.full_name}/memory")
+        return run(
+            _run(
+                application,
+                shard,
+                messages,
+                batch_count=batch_count,
+                timeout_s=timeout_s,
+                on_step=on_step,
+            )
+        )
+
+
+async def _run(
+    application: Application[Any, Any],
+    shard: Shard,
+    messages: Sequence[Any],
+    *,
+    batch_count: int,
+    timeout_s: float,
+    on_step: OnStep | None,
+) -> HandlerRun:
+    store = application.new_store(shard)
+    output = MemoryOutput()
+    runner = Runner(
+        application,
+        shard,
+        store,
+        recorder=None,
+        log=None,
+        new_input=lambda checkpoint: MemoryInput(messages, checkpoint, batch_count=batch_count),
+        output=output,
+        on_step=on_step,
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            await _until_committed(runner, len(messages))
+        state = _state_of(store)
+    finally:
+        store.destroy()
+    return HandlerRun(state, [message for _, message in output.published])
+
+
+async def _until_committed(runner: Runner, end: int) -> None:
+    """Run until all messages are committed."""
+    await runner.restore()
+    running = asyncio.create_task(runner.run())
+    reached = asyncio.create_task(runner.progress.wait({JOURNAL: end}))
+    try:
+        if end:
+            await asyncio.wait({running, reached}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (running, reached):
+            task.cancel()
+        ended, _ = await asyncio.gather(running, reached, return_exceptions=True)
+    if isinstance(ended, BaseException) and not isinstance(ended, asyncio.CancelledError):
+        raise ended
+
+
+def _state_of(store: Any) -> Any:
+    """Return a copy of a store's state."""
+    if hasattr(store, "state"):
+        return copy.deepcopy(store.state)
+    if hasattr(store, "items"):
+        return dict(store.items())
+    return store

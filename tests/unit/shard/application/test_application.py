@@ -1,0 +1,155 @@
+"""Declarations of applications: what is refused where it is declared, and default values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from gazette_sdk import JsonMessage, shard
+from gazette_sdk.errors import ConfigurationError, ValidationError
+from gazette_sdk.shard.application.handler import HandlerApplication
+
+
+@dataclass
+class Order(JsonMessage):
+    customer: str
+
+
+class Store:
+    def __init__(self, directory):
+        self.directory = directory
+
+
+def made(**declared):
+    @shard.handler(**{"message": Order, "store": Store, **declared})
+    def totals(txn, order):
+        """Nothing."""
+
+    return totals
+
+
+def test_a_function_becomes_an_application():
+    application = made()
+    assert isinstance(application, HandlerApplication)
+    assert application.full_name == f"{__name__}.made.totals"
+    assert not application.is_async
+    assert application.consume is application.function
+    assert (application.min_txn_s, application.max_txn_s, application.hot_standbys) == (0, 1, 1)
+    assert application.new_message(None) is Order
+
+
+def test_the_default_store_is_made_of_the_directory(tmp_path):
+    handle = shard.Shard("a/shard", None, tmp_path, "app/a/shard")
+    assert made().new_store(handle).directory == tmp_path
+
+
+def test_a_store_that_wants_more_is_made_for_the_shard(tmp_path):
+    class Declared:
+        def for_shard(self, handle):
+            return handle.full_name
+
+    handle = shard.Shard("a/shard", None, tmp_path, "app/a/shard")
+    assert made(store=Declared()).new_store(handle) == "app/a/shard"
+
+
+def test_sources_are_a_selector_or_names():
+    assert made(sources="topic=orders").source_selector is not None
+    assert made(sources="topic=orders").source_names == ()
+    assert made(sources="orders/part-000").source_names == ("orders/part-000",)
+    assert made(sources=["a/one", "b/two"]).source_names == ("a/one", "b/two")
+    assert made().source_names == ()
+
+
+def test_a_module_that_runs_as_main_needs_a_name():
+    def totals(txn, order):
+        """Nothing."""
+
+    totals.__module__ = "__main__"
+    application = shard.handler(message=Order, store=Store)(totals)
+    with pytest.raises(ConfigurationError, match="run-consumer"):
+        _ = application.full_name
+    assert shard.handler(message=Order, store=Store, name="t")(totals).full_name == "t"
+
+
+@pytest.mark.parametrize(
+    ("declared", "text"),
+    [
+        ({"message": None}, "class of messages"),
+        ({"store": None}, "no store"),
+        ({"min_txn_s": -1}, "min_txn_s"),
+        ({"max_txn_s": 0}, "max_txn_s"),
+        ({"hot_standbys": -1}, "hot_standbys"),
+        ({"on_error": "ignore"}, "on_error"),
+        ({"sources": ["a//b"]}, "sources"),
+        ({"sources": []}, "sources"),
+        ({"sources": "=="}, "selector"),
+        ({"name": "no spaces"}, "name"),
+    ],
+)
+def test_values_that_cannot_be_used_are_refused(declared, text):
+    with pytest.raises((ConfigurationError, ValidationError), match=text):
+        made(**declared)
+
+
+def test_dead_letters_need_a_journal():
+    assert made(on_error=shard.dead_letters("orders/rejected")).on_error.journal
+    with pytest.raises(ValidationError):
+        shard.dead_letters("")
+
+
+def test_a_mixture_of_hooks_is_refused():
+    class Mixed(shard.Application):
+        message, store = Order, Store
+
+        async def begin(self, txn):
+            """Nothing."""
+
+        def consume(self, txn, order):
+            """Nothing."""
+
+    with pytest.raises(ConfigurationError, match="async def"):
+        Mixed()
+
+
+def test_coroutine_functions_are_hooks():
+    @shard.handler(message=Order, store=Store)
+    async def totals(txn, order):
+        """Nothing."""
+
+    assert totals.is_async
+
+
+def test_a_function_on_an_asynchronous_store_is_refused():
+    class Remote:
+        is_async = True
+
+    with pytest.raises(ConfigurationError, match="async def"):
+        made(store=Remote)
+
+
+def test_an_application_without_consume_is_refused():
+    class Empty(shard.Application):
+        message, store = Order, Store
+
+    with pytest.raises(ConfigurationError, match="consume"):
+        Empty()
+
+
+def test_endpoints_are_declared_once():
+    application = made()
+
+    @application.get("/api/customers/{customer}/orders/{order}")
+    def orders(query, customer, order):
+        return {}
+
+    [endpoint] = application.endpoints
+    assert endpoint.parameters == ("customer", "order")
+    assert endpoint.match("/api/customers/ada/orders/7") == {"customer": "ada", "order": "7"}
+    assert endpoint.match("/api/customers/ada/orders") is None
+    with pytest.raises(ConfigurationError, match="twice"):
+        application.get("/api/customers/{customer}/orders/{order}")(orders)
+    with pytest.raises(ConfigurationError, match="malformed"):
+        application.get("api")(orders)
+    with pytest.raises(ConfigurationError, match="malformed"):
+        application.post("/{a}/{a}")(orders)
