@@ -27,8 +27,6 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
-from aiohttp import web
-
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.api.served import ServedBroker
 from gazette_sdk.broker.process import BrokerConfig
@@ -47,7 +45,7 @@ from gazette_sdk.local_cluster.names import broker_name
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.journal_spec import desired_replication
-from gazette_sdk.server import http
+from gazette_sdk.server.http import is_local_name
 from gazette_sdk.server.process import Server
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.base import (
@@ -349,10 +347,7 @@ class EmbeddedCluster:
 
     def _make_broker(self, index: int, port: int) -> ServedBroker:
         suffix = broker_name(self.data / "spools", index)
-        server = Server(
-            host=self._host, port=str(port), local_names_only=http.is_local_name(self._host)
-        )
-        server.http.mount("/v1/dev", self._tell_etcd)
+        server = Server(host=self._host, port=str(port), local_names_only=is_local_name(self._host))
 
         def configure(endpoint: str) -> BrokerConfig:
             return BrokerConfig(
@@ -364,13 +359,7 @@ class EmbeddedCluster:
                 **self._config,
             )
 
-        return ServedBroker(server, configure, waits_for_routes=True)
-
-    async def _tell_etcd(self, _request: web.Request, target: http.Target) -> web.Response | None:
-        """Answer ``GET /v1/dev``, by which consumers of this cluster find its Etcd."""
-        if target.path != "/v1/dev":
-            return None
-        return web.json_response({"etcd": self._etcd_server.endpoint})
+        return ServedBroker(server, configure, waits_for_routes=True, tells_etcd=True)
 
     def _require_running(self) -> None:
         if not self._brokers:

@@ -14,6 +14,7 @@ from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.serving import Identity, serve_until_drained
 from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.local_cluster.broker import DEV_VARIABLE
 from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.server.audit import AUDIT
 from gazette_sdk.server.options import Group, public_values
@@ -67,6 +68,7 @@ async def run(invocation: Invocation) -> None:
             server,
             lambda endpoint: configuration_of(settings, etcd, endpoint),
             allow_origins=settings.allow_origin,
+            tells_etcd=DEV_VARIABLE in invocation.environ,
         )
         reloading = asyncio.create_task(_reloaded_files(broker, given).run())
         try:

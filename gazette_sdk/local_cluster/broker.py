@@ -22,7 +22,10 @@ from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError
 from gazette_sdk.local_cluster.view import current_revision, wait_until
 from gazette_sdk.transport import loop as sdk_loop
 
-__all__ = ["BrokerOptions", "BrokerState", "LocalBroker"]
+__all__ = ["DEV_VARIABLE", "BrokerOptions", "BrokerState", "LocalBroker"]
+
+DEV_VARIABLE = "GAZETTE_DEV"
+"""Environment variable of brokers on one machine: they tell consumers the address of their Etcd."""
 
 START_TIMEOUT_S = 60.0
 """Limit of a start, which takes about two seconds."""
@@ -394,7 +397,8 @@ def _ended(child: ChildProcess) -> str:
 def _environment() -> dict[str, str]:
     """Return the environment of a broker: without options of other brokers."""
     prefixes = ("BROKER_", "ETCD_", "DEBUG_", "LOG_")
-    return {key: value for key, value in os.environ.items() if not key.startswith(prefixes)}
+    found = {key: value for key, value in os.environ.items() if not key.startswith(prefixes)}
+    return {**found, DEV_VARIABLE: "1"}
 
 
 def _answers(port: int) -> bool:

@@ -205,7 +205,7 @@ def _spec(value: Value, path: str, fields: dict[str, Any]) -> cpb.ShardSpec:
     spec = cpb.ShardSpec()
     for source in fields.pop("sources", []):
         strict_yaml.assign(spec.sources.add(), source, value, path)
-    for name, label in fields.pop("labels", []):
+    for name, label in sorted(fields.pop("labels", [])):
         spec.labels.labels.add(name=name, value=label)
     for name in _DURATIONS & fields.keys():
         getattr(spec, name).CopyFrom(from_ns(fields.pop(name)))

@@ -11,6 +11,8 @@
   runs a program with them
 - ``transport_faults``: :class:`FaultyTransport`, a transport with injected faults
 - ``tcp_proxy``: :class:`TcpProxy`, which cuts and delays connections of processes
+- ``shards``: :func:`run_shards`, shards of an application in processes that can be killed and
+  paused; ``shard_process`` crashes one at a step of a commit, with ``commit_faults``
 - ``chance``: random decisions that are derived from one seed
 
 The names below are imported when they are first used: importing the package is cheap.
@@ -23,6 +25,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gazette_sdk.testing.cluster import gazette_cluster
+    from gazette_sdk.testing.commit_faults import CommitStep
     from gazette_sdk.testing.journal_checker import (
         Copy,
         JournalChecker,
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
         raise_violations,
     )
     from gazette_sdk.testing.journal_copies import check_journals
+    from gazette_sdk.testing.shards import run_shards
     from gazette_sdk.testing.store_faults import (
         FaultyStore,
         StoreFaultInjector,
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from gazette_sdk.testing.transport_faults import FaultyTransport, TransportFaults
 
 __all__ = [
+    "CommitStep",
     "Copy",
     "FaultyStore",
     "FaultyTransport",
@@ -56,10 +61,13 @@ __all__ = [
     "check_journals",
     "gazette_cluster",
     "raise_violations",
+    "run_shards",
     "save_store_faults",
 ]
 
 _MODULES = {
+    "commit_faults": ("CommitStep",),
+    "shards": ("run_shards",),
     "cluster": ("gazette_cluster",),
     "journal_checker": (
         "Copy",

@@ -5,6 +5,7 @@ Installed with the package (entry point ``pytest11``). Needs the extra ``embedde
 - ``gazette``: a running embedded cluster of one broker; each test has a new one
 - ``gazette_cluster``: starts a cluster of ``n`` brokers; with options, of processes that can be
   killed and paused
+- ``run_shards``: runs an application's shards in processes, on the cluster of ``gazette``
 - ``etcd``: a real Etcd without keys
 
 ::
@@ -27,10 +28,20 @@ import pytest
 if TYPE_CHECKING:  # importing the broker is slow, and most test runs do not need it
     from gazette_sdk.cluster.etcd_server import EtcdServer
     from gazette_sdk.embedded import EmbeddedCluster
+    from gazette_sdk.shard.application.application import Application
     from gazette_sdk.testing.cluster import TemporaryCluster
     from gazette_sdk.testing.etcd import EtcdFixture
+    from gazette_sdk.testing.shards import RunningShards
 
-__all__ = ["ClusterStarter", "etcd", "etcd_server", "gazette", "gazette_cluster"]
+__all__ = [
+    "ClusterStarter",
+    "ShardStarter",
+    "etcd",
+    "etcd_server",
+    "gazette",
+    "gazette_cluster",
+    "run_shards",
+]
 
 T = TypeVar("T")
 
@@ -46,6 +57,13 @@ class ClusterStarter(Protocol):
 
     @overload
     def __call__(self, brokers: int, /, **options: Any) -> TemporaryCluster: ...
+
+
+class ShardStarter(Protocol):
+    """Function that runs an application's shards until the test ends."""
+
+    def __call__(self, application: Application[Any, Any], /, **options: Any) -> RunningShards:
+        """Start processes of an application."""
 
 
 @pytest.fixture
@@ -91,6 +109,24 @@ def gazette_cluster(
             return cluster
 
         yield start  # type: ignore[misc]  # the overloads
+
+
+@pytest.fixture
+def run_shards(gazette: EmbeddedCluster) -> Iterator[ShardStarter]:
+    """Yield a function that runs an application's shards, on the cluster of ``gazette``.
+
+    ``run_shards(totals, processes=2)`` takes the options of
+    :func:`gazette_sdk.testing.run_shards`. The processes end with the test.
+    """
+    from gazette_sdk import testing  # noqa: PLC0415 - see above
+
+    with ExitStack() as running:
+
+        def start(application: Application[Any, Any], /, **options: Any) -> RunningShards:
+            options.setdefault("cluster", gazette)
+            return running.enter_context(testing.run_shards(application, **options))
+
+        yield start
 
 
 @pytest.fixture(scope="session")

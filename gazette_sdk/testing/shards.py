@@ -306,9 +306,25 @@ class RunningShards:
 
     # -------------------------------------------------------------------- state
 
-    def list(self) -> Sequence[cpb.ListResponse.Shard]:
+    def list_shards(self) -> Sequence[cpb.ListResponse.Shard]:
         """Return all shards, as the first process lists them that answers."""
-        return sdk_loop.run(self._ask(lambda client: client.list()), START_TIMEOUT_S).shards
+        return sdk_loop.run(self.ask(lambda client: client.list()), START_TIMEOUT_S).shards
+
+    async def ask(self, call: Callable[[ShardClient], Awaitable[T]]) -> T:
+        """Ask the processes in turn, until one answers; on the SDK's event loop.
+
+        Args:
+            call: the call. The caller bounds the wait for an answer.
+        """
+        while True:
+            for process in self._running():
+                client = ShardClient(process.address, connect_timeout_s=1.0, call_timeout_s=2.0)
+                async with client:
+                    try:
+                        return await call(client)
+                    except GazetteError:
+                        continue  # it starts, is paused, or was killed
+            await asyncio.sleep(POLL_S)
 
     def wait_until(
         self,
@@ -321,7 +337,7 @@ class RunningShards:
             TimeoutError: it is not in time; the text has the last list.
         """
         deadline = time.monotonic() + timeout_s
-        while not holds(shards := self.list()):
+        while not holds(shards := self.list_shards()):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"the shards are not as wanted: {_summary(shards)}")
             time.sleep(POLL_S)
@@ -340,7 +356,7 @@ class RunningShards:
             tails = "".join(process.tail() for process in self.processes)
             raise TimeoutError(
                 f"the shards have not caught up within {timeout_s:g} s: "
-                f"{_summary(self.list()) if self._running() else 'no process runs'}{tails}"
+                f"{_summary(self.list_shards()) if self._running() else 'no process runs'}{tails}"
             ) from None
 
     def store(self, journal: str) -> Any:
@@ -364,18 +380,6 @@ class RunningShards:
     def _running(self) -> list[ShardProcess]:
         return [process for process in self.processes if process.is_running]
 
-    async def _ask(self, call: Callable[[ShardClient], Awaitable[T]]) -> T:
-        """Ask the processes in turn, until one answers. The caller bounds the wait."""
-        while True:
-            for process in self._running():
-                client = ShardClient(process.address, connect_timeout_s=1.0, call_timeout_s=2.0)
-                async with client:
-                    try:
-                        return await call(client)
-                    except GazetteError:
-                        continue  # it starts, is paused, or was killed
-            await asyncio.sleep(POLL_S)
-
     async def _until_caught_up(self, deadline: float) -> None:
         async with asyncio.timeout(deadline - time.monotonic()):
             heads = await self._heads()
@@ -383,7 +387,7 @@ class RunningShards:
                 shard = (await self._shard_of(journal)).id
                 request = cpb.StatRequest(shard=shard, read_through={journal: head})
                 while True:
-                    response = await self._ask(lambda client, r=request: client.stat(r))  # type: ignore[misc]
+                    response = await self.ask(lambda client, r=request: client.stat(r))  # type: ignore[misc]
                     if response.status == cpb.OK:
                         break
                     await asyncio.sleep(POLL_S)
@@ -392,7 +396,7 @@ class RunningShards:
         """Return the write heads of the sources."""
         selector = source_selector(self._application)
         if selector is None:
-            listed = await self._ask(lambda client: client.list())
+            listed = await self.ask(lambda client: client.list())
             names = [
                 strip_meta(source.journal)
                 for shard in listed.shards
@@ -403,14 +407,14 @@ class RunningShards:
             names = [journal.spec.name for journal in listing.journals]
         heads = {}
         for name in names:
-            response = await append(self._transport, pb.AppendRequest(journal=name), b"")
+            response = await append(self._transport, pb.AppendRequest(journal=name), [])
             heads[name] = response.commit.end
         return heads
 
     async def _shard_of(self, journal: str) -> cpb.ShardSpec:
         """Return the shard that reads a journal, once there is one."""
         while True:
-            listed = await self._ask(lambda client: client.list())
+            listed = await self.ask(lambda client: client.list())
             for shard in listed.shards:
                 if any(strip_meta(each.journal) == journal for each in shard.spec.sources):
                     return shard.spec

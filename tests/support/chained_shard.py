@@ -84,7 +84,7 @@ class ChainedShard:
         return checkpoint
 
     async def consume(self, count, upto):
-        """Copy messages, until so many were copied, or one has the number ``upto``, or none is left.
+        """Copy so many messages, or until one has the number ``upto``, or none is left.
 
         Returns:
             True if no more follow.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gazette_sdk.cli.bench.settings import BENCH
+from gazette_sdk.cli.consumer_settings import CONSUMER, CONSUMER_BROKER, CONSUMER_ETCD
 from gazette_sdk.protocol.durations import SECOND_NS, format_duration
 from gazette_sdk.server.options import BoundOption, Group
 from gazette_sdk.server.settings import BROKER, DEBUG, ETCD, LOGGING
@@ -52,6 +53,10 @@ def tables() -> dict[Path, dict[str, Callable[[], str]]]:
         docs / "brokers.md": {
             f"options of [{group.title}]": lambda group=group: option_table(group)
             for group in OPTIONS
+        },
+        docs / "consumers.md": {
+            f"options of [{group.title}] of consumers": lambda group=group: option_table(group)
+            for group in (CONSUMER, CONSUMER_ETCD, CONSUMER_BROKER)
         },
         docs / "bench.md": {f"options of [{BENCH.title}]": lambda: option_table(BENCH)},
         docs / "architecture.md": {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
+from aiohttp import web
+
 from gazette_sdk.broker.api.fronts import Journals
 from gazette_sdk.broker.api.grpc import journal_methods
 from gazette_sdk.broker.api.guarded import AuditedCalls, GuardedJournals, with_call_limit
@@ -12,11 +14,15 @@ from gazette_sdk.broker.api.http_gateway import HttpGateway
 from gazette_sdk.broker.api.json_methods import json_methods
 from gazette_sdk.broker.api.stream import stream_methods
 from gazette_sdk.broker.process import PERSIST_TIMEOUT_S, Broker, BrokerConfig
+from gazette_sdk.server.http import Target
 from gazette_sdk.server.json_gateway import JsonGateway
 from gazette_sdk.server.limits import raise_open_files_limit
 from gazette_sdk.server.process import STOP_GRACE_S, Server
 
-__all__ = ["ServedBroker"]
+__all__ = ["DEV_PATH", "ServedBroker"]
+
+DEV_PATH = "/v1/dev"
+"""Path at which brokers of ``gazette dev`` tell the address of their Etcd."""
 
 
 class ServedBroker:
@@ -30,6 +36,8 @@ class ServedBroker:
         configure: makes the broker's configuration, given the endpoint to advertise.
         allow_origins: web origins which may use the JSON gateway.
         waits_for_routes: the HTTP gateway waits a moment for the brokers of a new journal.
+        tells_etcd: answer ``GET /v1/dev`` with the address of Etcd, by which consumers of a
+            cluster for development find it.
     """
 
     def __init__(
@@ -39,6 +47,7 @@ class ServedBroker:
         *,
         allow_origins: Iterable[str] = (),
         waits_for_routes: bool = False,
+        tells_etcd: bool = False,
     ) -> None:
         self.server = server
         self.endpoint = server.bind()
@@ -46,6 +55,7 @@ class ServedBroker:
         server.require_tokens(self.broker.authority)
         self._allow_origins = tuple(allow_origins)
         self._waits_for_routes = waits_for_routes
+        self._tells_etcd = tells_etcd
         self._guard: GuardedJournals | None = None
 
     @property
@@ -80,6 +90,8 @@ class ServedBroker:
         self.server.grpc.add(journal_methods(service))
         self.server.stream.add(stream_methods(service))
         self.server.stream.introduce(self.broker.config.zone, self.broker.config.suffix)
+        if self._tells_etcd:
+            self.server.http.mount(DEV_PATH, self._tell_etcd)
         self.server.http.mount(
             "/v1/",
             JsonGateway(
@@ -91,6 +103,11 @@ class ServedBroker:
         gateway = HttpGateway(service, waits_for_routes=self._waits_for_routes)
         self.server.http.mount("/", with_call_limit(gateway))
         await self.server.start()
+
+    async def _tell_etcd(self, _request: web.Request, target: Target) -> web.Response | None:
+        if target.path != DEV_PATH:
+            return None
+        return web.json_response({"etcd": self.broker.config.etcd_endpoint})
 
     async def stop(
         self, *, grace_s: float = STOP_GRACE_S, persist_timeout_s: float = PERSIST_TIMEOUT_S

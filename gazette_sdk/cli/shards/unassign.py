@@ -71,7 +71,7 @@ async def _unassign(
             write_table(["Shard", "Outcome", "Was At"], rows)
             sys.stdout.flush()
     if not rows:
-        _log.warning("no shard is to be unassigned")
+        _log.warning("no shard is to be unassigned", extra={"selector": settings.selector})
 
 
 def _former(shard: cpb.ListResponse.Shard) -> str:

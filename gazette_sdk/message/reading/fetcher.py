@@ -31,6 +31,7 @@ from gazette_sdk.message.reading.content_queue import (
 )
 from gazette_sdk.message.reading.plan import Plan
 from gazette_sdk.message.reading.positions import Positions
+from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
 from gazette_sdk.protocol.names import strip_meta
@@ -227,7 +228,9 @@ class Fetcher:
         selector = self._plan.selector
         if self._plan.names:
             named = journal_selector(*self._plan.names)
-            found = {each.spec.name: each for each in await self._list(named)}
+            is_patient = self._plan.is_fixed and self._plan.block
+            listed = await (self._list_patiently(named) if is_patient else self._list(named))
+            found = {each.spec.name: each for each in listed}
             missing = [name for name in self._plan.names if strip_meta(name) not in found]
             if missing and selector is None:
                 raise JournalNotFoundError(journal=missing[0])
@@ -250,6 +253,21 @@ class Fetcher:
                 return list((await list_journals(self._transport, selector)).journals)
         except TimeoutError:
             raise self._no_listing(None) from None
+
+    async def _list_patiently(self, selector: pb.LabelSelector) -> list[pb.ListResponse.Journal]:
+        """List journals, trying again without end while no broker can be reached."""
+        outage = Outage(_log, f"listing {self._plan.text}")
+        attempt = 0
+        while True:
+            try:
+                listed = await self._list(selector)
+            except UnavailableError as error:
+                outage.failed(error)
+            else:
+                outage.ended()
+                return listed
+            await pause(attempt)
+            attempt += 1
 
     def _no_listing(self, cause: GazetteError | None) -> UnavailableError:
         return UnavailableError(

@@ -63,8 +63,7 @@ class ListDelivery(CommittedDelivery[T]):
     def next(self) -> Batch[T] | None:  # noqa: D102 - inherited, as others below
         sequencer = self._sequencer
         if self._part and self._before is None:
-            while sequencer.step() is not None:
-                pass
+            sequencer.finish(self._part)
         self._part = []
         self._before = None
         if self._replayed:
@@ -96,7 +95,7 @@ class ListDelivery(CommittedDelivery[T]):
         """Return the messages of the sequence that is delivered; it is passed by the next call."""
         self._part = self._sequencer.upcoming()
         if not self._part:  # duplicates, behind which only its end is left
-            self._sequencer.step()
+            self._sequencer.finish([])
         return self._visible(self._part)
 
     def _read_again(self, run: Run[T]) -> list[T]:

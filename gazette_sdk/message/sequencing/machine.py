@@ -354,6 +354,25 @@ class SequencerMachine(Generic[T]):
                 found.append(message)
         return found
 
+    def finish(self, processed: list[Message[T]]) -> None:
+        """Record that the messages of :meth:`upcoming` are processed, as calls of :meth:`step` do.
+
+        Args:
+            processed: these messages.
+        """
+        state = self.delivering
+        assert state is not None, "a sequence is being delivered"
+        if self._outstanding is not None:
+            state.min = self._outstanding[4]
+            self._outstanding = None
+        if processed:
+            state.min = processed[-1][4]
+        rest = self._rest
+        if state.span is not None:
+            self._ring_bytes -= sum(message[2] - message[1] for message in rest)
+        rest.clear()
+        self._end_delivery(state)
+
     def step(self) -> Message[T] | None:
         """Return the next message of the sequence that is being delivered.
 

@@ -2,7 +2,10 @@
 
 In reading order:
 
+- ``process``, ``served``: the whole process, and its port; ``config``: its configuration.
 - ``lifecycle``: the table of a shard's life, pure.
+- ``shard``: playback, store and transactions of one shard; ``recovery_progress``: lines in the log
+  while it recovers; ``hints_writer``: when it stores hints; ``metrics``: its status as a metric.
 - ``status``: reports of that life in Etcd.
 - ``hints_keys``: hints of recoveries in Etcd.
 - ``resolver``: the process and the store that answer for a shard.

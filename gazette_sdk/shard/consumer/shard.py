@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAssignment, ShardEntry
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.errors import GazetteError, JournalNotFoundError
+from gazette_sdk.errors import GazetteError
 from gazette_sdk.journals.changes import list_named
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.message.sequencing.sequencer import RING_SIZE
@@ -273,8 +273,11 @@ class LocalShard:
         listing = list_named(self._parts.transport, [self._log])
         found = await self._step("fetching log spec", listing)
         if self._log not in found:
-            raise JournalNotFoundError(
-                f"fetching log spec: named journal does not exist ({self._log})", journal=self._log
+            raise ShardStepError(
+                f"fetching log spec: named journal does not exist ({self._log}); without it the "
+                "shard's state is lost: create it anew to begin with an empty one, and `gazctl "
+                "shards unassign` the shard",
+                journal=self._log,
             )
         content_type = value_of(found[self._log].spec.labels, CONTENT_TYPE)
         if content_type != LOG_CONTENT_TYPE:

@@ -181,8 +181,8 @@ class FSM:
         return found
 
     def _create(self, fnode: int, path: str) -> tuple[int, Outcome]:
-        # A file that hints do not name, and that is older than they are, is gone later; the
-        # operation that removes it may be skipped.
+        # A file that is older than the hints, which do not name it, is gone later; the operation
+        # that removes it may be skipped.
         if self.hinted_segments and (not self.hinted_fnodes or self.hinted_fnodes[0] != fnode):
             return 0, Outcome.FNODE_NOT_TRACKED
         if path in self.links:

@@ -5,7 +5,7 @@ state     input                                       effect                    
 ========  ==========================================  =============================  ========
 BACKFILL  operation                                   re-enact, or skip              BACKFILL
 BACKFILL  head                                        nothing                        TAIL
-BACKFILL  head, but hints are left or nothing played  fail                           FAILED
+BACKFILL  head, hints are left or nothing applied     fail                           FAILED
 TAIL      operation                                   re-enact, or skip              TAIL
 TAIL      head                                        nothing                        TAIL
 TAIL      finish                                      the files are complete         LIVE
@@ -136,6 +136,7 @@ class Player:
         self._payload_fnode = 0  # 0: the content is skipped
         self._payload_at = 0
         self._author = 0
+        self._is_any_skipped = False  # an operation is no part of the history
         self._gap_at = -1  # where content is missing, until an operation continues the history
         self._failure: RecoveryError | None = None
         for segment in self.fsm.hinted_segments:
@@ -220,6 +221,19 @@ class Player:
         self._rest = b""
         self.offset = offset
 
+    def missing(self, offset: int) -> NoReturn:
+        """Fail, because the journal lacks all content up to its head.
+
+        Raises:
+            RecoveryError: always.
+        """
+        self._check()
+        self._fail(
+            f"content of {self.log} from {self.next_offset} to its head at {offset} is missing;"
+            " possible data loss: restore its fragments, or append a line to the log to go on"
+            " without them"
+        )
+
     # --------------------------------------------------------- head and hand-off
 
     def head(self) -> None:
@@ -233,7 +247,7 @@ class Player:
         if self.fsm.has_hints:
             self._fail_unused_hints()
         if self.state is PlayerState.BACKFILL:
-            if self.applied == 0 and self.next_offset > 0:
+            if self.applied == 0 and (self._is_any_skipped or self._gap_at >= 0):
                 self._fail(
                     f"{self.log} has content, but no operation of it begins a history: restore the"
                     " hints of the shard, or delete the log to begin with an empty store"
@@ -386,6 +400,7 @@ class Player:
 
     def _skipped(self, operation: pb.RecordedOp, outcome: Outcome) -> None:
         """Take note of an operation that is no part of the history."""
+        self._is_any_skipped = True
         if (
             self._gap_at >= 0
             and outcome is Outcome.WRONG_SEQ_NO

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Sequence
-from typing import ClassVar, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Protocol
 
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.shard.recovery.file_change import FileChange
 
-__all__ = ["UNCOMMITTED_BYTES_MAX", "UNCOMMITTED_PUTS_MAX", "Store", "type_arguments"]
+__all__ = [
+    "UNCOMMITTED_BYTES_MAX",
+    "UNCOMMITTED_PUTS_MAX",
+    "QueryableStore",
+    "Store",
+    "type_arguments",
+]
 
 UNCOMMITTED_PUTS_MAX = 65_536
 """Changes of one transaction, from which on its store is full."""
@@ -92,7 +99,23 @@ class Store(Protocol):
         """Close the store; the caller removes its directory. May be called twice."""
 
 
-def type_arguments(store: object) -> tuple[typing.Any, ...]:
+class QueryableStore(Store, Protocol):
+    """Store that queries may read while its shard goes on."""
+
+    def committed(self) -> AbstractContextManager[Any]:
+        """Open a view of what is committed locally, without the open transaction.
+
+        Any thread may call it and use the view, for no longer than a query takes.
+
+        Returns:
+            A context manager of the view, which has the reading methods of the store.
+
+        Raises:
+            ClosedError: the store is closed, or not restored yet.
+        """
+
+
+def type_arguments(store: object) -> tuple[Any, ...]:
     """Return the arguments that a generic store class was made with; none if it had none.
 
     They are those of ``RocksStore[str, int](directory)``, or of ``class Totals(RocksStore[str,

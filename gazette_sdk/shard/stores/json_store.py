@@ -7,13 +7,15 @@ the checkpoint (`shard` 9.1). Gazette's consumers read and write the same file.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from gazette_sdk.errors import ShardStoreError
+from gazette_sdk.errors import ClosedError, ShardStoreError
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint, ProducerState
 from gazette_sdk.message.uuid import PRODUCER_BYTES
 from gazette_sdk.shard.recovery.file_change import (
@@ -25,7 +27,7 @@ from gazette_sdk.shard.recovery.file_change import (
 )
 from gazette_sdk.shard.stores.base import type_arguments
 
-__all__ = ["JsonStore"]
+__all__ = ["JsonStore", "JsonView"]
 
 State = TypeVar("State")
 
@@ -140,10 +142,19 @@ class JsonStore(Generic[State]):
             return ()
         return RemoveFile(path), CreateFile(path, file.read_bytes())
 
-    def committed(self) -> State:
-        """Return a copy of the state as of the last local commit, for queries on other threads."""
-        state: State = msgspec.json.decode(self._committed, type=self._type())
-        return state
+    @contextlib.contextmanager
+    def committed(self) -> Iterator[JsonView[State]]:
+        """Open a view of the last local commit, for a query on another thread.
+
+        Yields:
+            The view, with a copy of the state.
+
+        Raises:
+            ClosedError: the store is not restored yet.
+        """
+        if not self._committed:
+            raise ClosedError("the store is not restored yet; call restore() first")
+        yield JsonView(msgspec.json.decode(self._committed, type=self._type()))
 
     def destroy(self) -> None:
         """Close the store: it holds no open file."""
@@ -152,6 +163,17 @@ class JsonStore(Generic[State]):
         if self._state_type is None:
             self._state_type = (*type_arguments(self), dict)[0]
         return self._state_type
+
+
+@dataclass(frozen=True, slots=True)
+class JsonView(Generic[State]):
+    """What a ``JsonStore`` has committed locally.
+
+    Attributes:
+        state: a copy of the application's value.
+    """
+
+    state: State
 
 
 def _document(value: object) -> bytes:

@@ -6,9 +6,10 @@ RocksDB's own threads changed are found by a scan of the directory.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -174,8 +175,12 @@ class RocksStore(Family[K, V]):
         """Return changes that record a file's recorded part anew; nothing if it is gone."""
         return self._files.rerecord(path)
 
-    def committed(self) -> RocksView[K, V]:
-        """Return a view without the open transaction, for queries on other threads.
+    @contextlib.contextmanager
+    def committed(self) -> Iterator[RocksView[K, V]]:
+        """Open a view without the open transaction, for a query on another thread.
+
+        Yields:
+            The view.
 
         Raises:
             ClosedError: the store is closed, or not restored yet.
@@ -185,7 +190,7 @@ class RocksStore(Family[K, V]):
             name: FamilyView(database.get_column_family(name), *codecs)
             for name, codecs in self._further.items()
         }
-        return RocksView(database, *self._codecs(), further)
+        yield RocksView(database, *self._codecs(), further)
 
     def destroy(self) -> None:
         """Close the database."""
@@ -256,8 +261,7 @@ class RocksStore(Family[K, V]):
 class RocksView(FamilyView[K, V]):
     """What a ``RocksStore`` has committed locally; read-only, for any thread.
 
-    Each ``get`` reads the last commit, and an iteration the commit at its beginning. A view keeps
-    the database's files until it is dropped: hold it no longer than a query.
+    Each ``get`` reads the last commit, and an iteration the commit at its beginning.
     """
 
     def __init__(

@@ -7,8 +7,9 @@ one transaction of the database.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias
 
@@ -19,7 +20,7 @@ from gazette_sdk.errors import ClosedError, DecodeError, FencedError, ShardStore
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.shard.recovery.file_change import FileChange
 
-__all__ = ["NamedShard", "SqlStore", "SqlStores"]
+__all__ = ["NamedShard", "SqlStore", "SqlStores", "SqlView"]
 
 Parameters: TypeAlias = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
@@ -31,6 +32,12 @@ _TABLE = sa.Table(
     sa.Column("checkpoint", sa.LargeBinary, nullable=False),
 )
 _NO_ROW = 0
+
+_DATABASE_FAILURES = (
+    sqlalchemy.exc.OperationalError,
+    sqlalchemy.exc.InterfaceError,
+    sqlalchemy.exc.InternalError,
+)
 
 IDLE_CHECK_S = 10.0
 """After so long without a transaction, the connection is tried before the next one."""
@@ -109,12 +116,28 @@ class SqlStore:
             The result, with the rows.
 
         Raises:
-            ShardStoreError: no transaction is open.
-            sqlalchemy.exc.SQLAlchemyError: the statement failed.
+            ShardStoreError: no transaction is open, or the database failed.
+            sqlalchemy.exc.SQLAlchemyError: the statement is wrong, or breaks a constraint.
         """
-        executable = sa.text(statement) if isinstance(statement, str) else statement
-        result: Any = self.connection.execute(executable, parameters)
-        return result  # type: ignore[no-any-return]
+        return _execute(self.connection, statement, parameters)
+
+    @contextlib.contextmanager
+    def committed(self) -> Iterator[SqlView]:
+        """Open a view with a connection of its own, for a query on another thread.
+
+        Yields:
+            The view.
+
+        Raises:
+            ShardStoreError: the database cannot be reached.
+        """
+        try:
+            connection = self._engine.connect()
+        except sqlalchemy.exc.SQLAlchemyError as error:
+            raise ShardStoreError(f"the database cannot be reached: {error}") from error
+        # Closing rolls back what a query may have changed.
+        with connection:
+            yield SqlView(connection)
 
     def restore(self) -> Checkpoint:
         """Raise the fence, and return the checkpoint; an open transaction is rolled back.
@@ -253,6 +276,23 @@ class SqlStore:
         return bytes(stored)
 
 
+class SqlView:
+    """What a ``SqlStore`` has committed.
+
+    Args:
+        connection: connection of the query.
+    """
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self.connection = connection
+
+    def execute(
+        self, statement: str | sa.Executable, parameters: Parameters = None
+    ) -> sa.CursorResult[Any]:
+        """Run a query; arguments and errors are those of ``SqlStore.execute``."""
+        return _execute(self.connection, statement, parameters)
+
+
 @dataclass(frozen=True, slots=True)
 class SqlStores:
     """Stores of all shards of an application, in one database.
@@ -269,6 +309,18 @@ class SqlStores:
     def for_shard(self, shard: NamedShard) -> SqlStore:
         """Return the store of a shard."""
         return SqlStore(self.url, shard.full_name, idle_timeout_s=self.idle_timeout_s)
+
+
+def _execute(
+    connection: sa.Connection, statement: str | sa.Executable, parameters: Parameters
+) -> sa.CursorResult[Any]:
+    executable = sa.text(statement) if isinstance(statement, str) else statement
+    try:
+        result: Any = connection.execute(executable, parameters)
+    except _DATABASE_FAILURES as error:
+        # No record is to blame for these.
+        raise ShardStoreError(f"the database failed: {error}") from error
+    return result  # type: ignore[no-any-return]
 
 
 def _answers(connection: sa.Connection) -> bool:

@@ -19,7 +19,7 @@ from gazette_sdk.shard.recovery.file_change import FileChange
 from gazette_sdk.shard.stores.base import UNCOMMITTED_PUTS_MAX
 from gazette_sdk.shard.stores.sqlite_pages import PAGE_BYTES, SqlitePages, restore_database
 
-__all__ = ["SqliteStore"]
+__all__ = ["SqliteStore", "SqliteView"]
 
 Parameters: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
@@ -38,6 +38,19 @@ _REFUSED = frozenset(
         sqlite3.SQLITE_PRAGMA,
         sqlite3.SQLITE_ATTACH,
         sqlite3.SQLITE_DETACH,
+    }
+)
+_MACHINE_CODES = frozenset(
+    {
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_CORRUPT,
+        sqlite3.SQLITE_NOTADB,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
     }
 )
 _SCHEMA = (
@@ -90,29 +103,35 @@ class SqliteStore:
             The cursor, with the rows.
 
         Raises:
-            sqlite3.Error: the statement failed, or is refused ("not authorized").
-            ShardStoreError: no transaction is open; an earlier failure may have ended it.
+            sqlite3.Error: the statement is wrong, breaks a constraint, or is refused ("not
+                authorized").
+            ShardStoreError: the disk or the database failed; or no transaction is open, as an
+                earlier failure ended it.
         """
-        return self._in_transaction().execute(sql, parameters)
+        with _failures_of_the_machine():
+            return self._in_transaction().execute(sql, parameters)
 
     def executemany(self, sql: str, parameters: Iterable[Parameters]) -> sqlite3.Cursor:
         """Run a statement once for each set of parameters; else as ``execute``."""
-        return self._in_transaction().executemany(sql, parameters)
+        with _failures_of_the_machine():
+            return self._in_transaction().executemany(sql, parameters)
 
     @contextlib.contextmanager
-    def committed(self) -> Iterator[sqlite3.Connection]:
-        """Open a read-only connection to the last local commit, for a query on another thread.
+    def committed(self) -> Iterator[SqliteView]:
+        """Open a view of the last local commit, for a query on another thread.
 
-        Close it soon: it keeps SQLite's write-ahead log from being cut.
+        While a view reads, SQLite's write-ahead log is not cut.
 
         Yields:
-            The connection.
+            The view.
+
+        Raises:
+            ClosedError: the store is closed, or not restored yet.
         """
-        if self._connection is None:
-            raise ClosedError("the store is closed, or not restored yet; call restore() first")
+        self._opened()
         reader = sqlite3.connect(f"{self._database.absolute().as_uri()}?mode=ro", uri=True)
         try:
-            yield reader
+            yield SqliteView(reader)
         finally:
             reader.close()
 
@@ -234,6 +253,37 @@ class SqliteStore:
                 " the handler"
             )
         return connection
+
+
+class SqliteView:
+    """What a ``SqliteStore`` has committed locally; read-only.
+
+    Args:
+        connection: read-only connection.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def execute(self, sql: str, parameters: Parameters = ()) -> sqlite3.Cursor:
+        """Run a query.
+
+        Raises:
+            sqlite3.Error: it failed, or would change something.
+        """
+        return self._connection.execute(sql, parameters)
+
+
+@contextlib.contextmanager
+def _failures_of_the_machine() -> Iterator[None]:
+    """Raise ShardStoreError for failures that no record is to blame for."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        # Errors that Python's module raises itself have no code.
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _MACHINE_CODES:
+            raise ShardStoreError(f"SQLite failed: {error}; check the disk") from error
+        raise
 
 
 def _statements(script: str) -> Iterator[str]:

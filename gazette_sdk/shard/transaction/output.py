@@ -11,11 +11,13 @@ transaction with larger clocks, which readers then drop (message section 13.2, s
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gazette_sdk.errors import GazetteError, JournalNotFoundError
+from gazette_sdk.errors import JournalNotFoundError, UnavailableError
 from gazette_sdk.message.publishing.bulk import publish_batch
 from gazette_sdk.message.publishing.producer import Producer, Sequences
 from gazette_sdk.message.publishing.sender import AnyMapping, Sender
@@ -23,6 +25,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.transport.append.appender import JournalAppender
 from gazette_sdk.transport.append.pending import AnyFuture, PendingAppend
+from gazette_sdk.transport.backoff import delay_s
 from gazette_sdk.transport.base import Transport
 
 __all__ = ["FULL_BYTES", "Output"]
@@ -37,6 +40,9 @@ PENDING_BYTES_MAX = 4 * FULL_BYTES
 
 MAPPING_TIMEOUT_S = 30.0
 """Bound of a wait for the first listing of journals."""
+
+LOOKUP_TIMEOUT_S = 60.0
+"""Time for which a thread looks up a journal again while no broker can be reached."""
 
 
 class Output:
@@ -88,10 +94,14 @@ class Output:
             MappingError: it maps to no journal.
             FramingError: the journal's content type has no framing.
             BackPressureError: too much is pending.
+            UnavailableError: its journal cannot be looked up, for a minute; at once in a coroutine.
             GazetteError: an append of the transaction to the same journal has failed.
             Exception: whatever the message's own ``validate`` raises.
         """
-        self._sender.publish(message, mapping, self._open or self._begin())
+        try:
+            self._sender.publish(message, mapping, self._open or self._begin())
+        except UnavailableError as error:
+            self._try_again(error, lambda: self._sender.publish(message, mapping, self._open))
 
     def publish_batch(self, messages: Sequence[Any], mapping: AnyMapping) -> None:
         """Publish messages in the open transaction, in bulk: all or, if one is refused, none.
@@ -99,7 +109,30 @@ class Output:
         Raises:
             Exception: as :meth:`publish`.
         """
-        publish_batch(self._sender, messages, mapping, self._open or self._begin())
+        try:
+            publish_batch(self._sender, messages, mapping, self._open or self._begin())
+        except UnavailableError as error:
+            self._try_again(
+                error, lambda: publish_batch(self._sender, messages, mapping, self._open)
+            )
+
+    def _try_again(self, error: UnavailableError, publish: Callable[[], object]) -> None:
+        """Publish once brokers can be reached, of which a journal could not be looked up.
+
+        Nothing was published: an append itself is tried again without end.
+        """
+        if self._sender.is_on_loop:
+            raise error
+        gives_up_at = time.monotonic() + LOOKUP_TIMEOUT_S
+        for attempt in itertools.count():
+            time.sleep(delay_s(attempt))
+            try:
+                publish()
+            except UnavailableError:
+                if time.monotonic() >= gives_up_at:
+                    raise
+            else:
+                return
 
     def append(self, journal: str, content: bytes) -> None:
         """Append bytes as they are, at least once, before the open transaction commits.
@@ -260,10 +293,8 @@ def _has_succeeded(append: PendingAppend) -> bool:
     return append.done() and append.exception() is None
 
 
-def _failure(sequences: Sequences) -> BaseException:
+def _failure(sequences: Sequences) -> Exception:
     """Return the error of messages that could not be appended."""
-    for part in sequences.parts.values():
-        failed = part.failed
-        if failed is not None and (error := failed.exception() or failed.failure) is not None:
-            return error
-    return GazetteError(f"messages to {', '.join(sequences.parts)} could not be appended")
+    failed = next(part.failed for part in sequences.parts.values() if part.failed is not None)
+    assert failed.failure is not None
+    return failed.failure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -139,7 +140,12 @@ def test_shards_have_rows_of_their_own(url) -> None:
     one.restore()
     other.restore()
     commit(one, 1)
-    commit(other, 2, "b")
+    other.begin()
+    put(other, "b", 2)
+    with one.committed() as view:
+        assert view.execute("SELECT name FROM totals").all() == [("a",)]
+    other.start_commit(checkpoint_of(2))
+    other.finish_commit()
     assert one.restore() == checkpoint_of(1)
     assert other.restore() == checkpoint_of(2)
     one.destroy()
@@ -222,6 +228,21 @@ def test_a_transaction_that_the_handler_or_an_error_ended_cannot_be_committed(ur
     store.destroy()
     store.destroy()
     assert rows(url) == [("a", 2)]
+
+
+def test_a_lost_connection_fails_the_shard_and_not_the_record(url) -> None:
+    store = SqlStore(url, SHARD, idle_timeout_s=0.2)
+    store.restore()
+    store.begin()
+    put(store, "a", 1)
+    deadline = time.monotonic() + 30
+    while rows(url, "SELECT 1 FROM pg_stat_activity WHERE state = 'idle in transaction'"):
+        assert time.monotonic() < deadline, "the server does not end idle transactions"
+    with pytest.raises(ShardStoreError, match="database failed"):
+        put(store, "a", 2)
+    assert store.restore() == Checkpoint()
+    commit(store, 3)
+    store.destroy()
 
 
 def test_a_connection_that_was_lost_while_idle_is_replaced(url, monkeypatch) -> None:

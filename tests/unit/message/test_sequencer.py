@@ -469,6 +469,47 @@ def test_pending_means_sequences_begun_since_the_last_checkpoint():
     assert not sequencer.has_pending
 
 
+def test_pruning_forgets_producers_and_leaves_open_sequences_pending():
+    sequencer: Sequencer[str] = Sequencer()
+    old, new = history((160, C), (160 * 10**9, C, Q))
+    list(feed(sequencer, {}, [old]))
+    sequencer.prune(1.0)
+    assert sequencer.has_pending
+    assert len(sequencer._journals[J].producers) == 1
+    list(feed(sequencer, {}, [new]))
+    sequencer.prune(1.0)
+    assert sequencer.has_pending
+    assert list(sequencer._journals[J].producers) == [Q]
+    list(feed(sequencer, {}, [at(2, 160 * 10**9, A, Q)]))
+    assert not sequencer.has_pending, "a producer that is forgotten is not waited for"
+
+
+def test_upcoming_messages_are_those_of_the_next_steps():
+    sequencer: Sequencer[str] = Sequencer()
+    assert sequencer.upcoming() == []
+    for message in history((1, C), (2, C), (3, A)):
+        sequencer.queue(message)
+    assert items(sequencer.upcoming()) == ["0", "1", "2"]
+    assert sequencer.step().item == "0"
+    assert items(sequencer.upcoming()) == ["1", "2"]
+    assert items([sequencer.step(), sequencer.step()]) == ["1", "2"]
+    assert sequencer.upcoming() == []
+
+
+def test_upcoming_messages_follow_those_that_are_read_again():
+    sequencer: Sequencer[str] = Sequencer(1)
+    written = history((1, C), (2, C), (3, A))
+    for message in written:
+        sequencer.queue(message)
+    with pytest.raises(RuntimeError, match="read again"):
+        sequencer.upcoming()
+    assert [sequencer.offer(message) for message in written[:2]] == [True, True]
+    assert sequencer.position == (2, 3, 200)
+    sequencer.end_replay()
+    assert items(sequencer.upcoming()) == ["2"]
+    assert sequencer.position == (2, 3, 200)
+
+
 def test_a_forgotten_journal_begins_anew():
     sequencer: Sequencer[str] = Sequencer()
     list(feed(sequencer, {}, [at(0, 5, C), at(0, 5, C, journal="b")]))

@@ -367,6 +367,42 @@ def test_a_checkpoint_within_a_plain_part_goes_on_exactly_there(first, second, r
 
 
 @settings(max_examples=150)
+@given(histories(), histories(), rings, st.integers(0, 1 << 16))
+def test_finishing_a_sequence_leaves_what_its_steps_leave(first, second, ring, seed):
+    """The positions within it are those of a sequencer that is stepped to there."""
+    listed = {"one": journal("one", first), "two": journal("two", second)}
+    stepped, finished = sequencer_of(ring, None), sequencer_of(ring, None)
+    for message in mixed([*listed["one"], *listed["two"]], seed):
+        assert stepped.queue(message) == finished.queue(message)
+        assert stepped.replay == finished.replay
+        if stepped.delivering is None:
+            continue
+        if stepped.replay is not None:
+            for again in content(listed, stepped.replay):
+                assert stepped.offer(again) == finished.offer(again)
+            stepped.end_replay()
+            finished.end_replay()
+        upcoming = finished.upcoming()
+        for processed in upcoming:
+            assert stepped.step() == processed
+            position = finished.position_behind(processed)
+            assert position == stepped.position
+            assert_same_checkpoint(
+                stepped.checkpoint(outstanding_is_processed=True), finished.checkpoint_at(position)
+            )
+        assert stepped.step() is None
+        finished.finish(upcoming)
+        assert known(stepped) == known(finished)
+        assert stepped.offsets == finished.offsets
+        assert stepped.has_pending == finished.has_pending
+        assert stepped._ring_bytes == finished._ring_bytes
+
+
+def assert_same_checkpoint(one, other):
+    assert one.offsets == other.offsets
+    assert states(one) == states(other)
+
+
 @given(histories(plain_acts), st.integers(0, 2), st.integers(0, 400))
 def test_a_checkpoint_within_forgets_whom_a_checkpoint_forgets(chosen, cut, units):
     messages = journal("a", [(*act[:3], 0) for act in chosen])

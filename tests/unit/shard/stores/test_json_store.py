@@ -6,7 +6,7 @@ import json
 import msgspec
 import pytest
 
-from gazette_sdk.errors import ShardStoreError
+from gazette_sdk.errors import ClosedError, ShardStoreError
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint, ProducerState
 from gazette_sdk.shard.recovery.file_change import CreateFile, RenameFile, WriteFile
 from gazette_sdk.shard.stores.json_store import JsonStore
@@ -93,13 +93,17 @@ class TotalsStore(JsonStore[Totals]):
 
 def test_the_state_may_be_of_any_type_and_queries_get_a_copy(tmp_path) -> None:
     store = TotalsStore(tmp_path)
+    with pytest.raises(ClosedError), store.committed():
+        pass
     store.restore()
     store.begin()
     store.state.cents = 7
-    assert store.committed() == Totals(0)
+    with store.committed() as view:
+        assert view.state == Totals(0)
     store.start_commit(Checkpoint())
-    assert store.committed() == Totals(7)
-    assert store.committed() is not store.state
+    with store.committed() as view:
+        assert view.state == Totals(7)
+        assert view.state is not store.state
 
 
 @pytest.mark.parametrize(

@@ -105,10 +105,10 @@ def test_a_transaction_reads_its_own_changes_merged_with_committed_rows(tmp_path
         store["0002"]
     with pytest.raises(KeyError):
         del store["0002"]
-    view = store.committed()
-    assert view["0002"] == 2
-    assert view.get("00015") is None
-    assert len(list(view.items())) == 2000
+    with store.committed() as view:
+        assert view["0002"] == 2
+        assert view.get("00015") is None
+        assert len(list(view.items())) == 2000
     store.restore()
     assert store["0002"] == 2
     store.destroy()
@@ -129,22 +129,21 @@ def test_a_view_reads_commits_and_has_the_families(tmp_path) -> None:
     store.family("ids")[-5] = "minus"
     store["k"] = [1]
     store.start_commit(checkpoint_of(1))
-    view = store.committed()
-    store["k"] = [2]
-    assert view["k"] == [1]
-    rows = view.items()
-    next(rows)
-    store["l"] = [3]
-    store.start_commit(checkpoint_of(2))
-    assert view["k"] == [2]
-    assert list(rows) == []
-    assert view.family("ids")[-5] == "minus"
+    with store.committed() as view:
+        store["k"] = [2]
+        assert view["k"] == [1]
+        rows = view.items()
+        next(rows)
+        store["l"] = [3]
+        store.start_commit(checkpoint_of(2))
+        assert view["k"] == [2]
+        assert list(rows) == []
+        assert view.family("ids")[-5] == "minus"
     with pytest.raises(ConfigurationError, match="was not declared"):
         store.family("no")
-    del view
     store.destroy()
-    with pytest.raises(ClosedError):
-        store.committed()
+    with pytest.raises(ClosedError), store.committed():
+        pass
 
 
 def test_the_store_is_full_from_a_number_of_puts_and_of_bytes(tmp_path, monkeypatch) -> None:

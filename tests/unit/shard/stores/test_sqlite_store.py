@@ -123,6 +123,18 @@ def test_a_query_reads_the_last_commit_and_may_hold_up_the_checkpoint(
     store.destroy()
 
 
+def test_a_full_disk_fails_the_shard_and_not_the_record(tmp_path) -> None:
+    store = make(tmp_path)
+    store.restore()
+    store._control("PRAGMA max_page_count = 20")
+    store.begin()
+    with pytest.raises(ShardStoreError, match="full"):
+        store.executemany("INSERT INTO rows VALUES (?, ?)", ((n, bytes(4000)) for n in range(100)))
+    assert store.restore() == Checkpoint()
+    assert rows_of(store) == []
+    store.destroy()
+
+
 @pytest.mark.parametrize(
     "statement",
     [

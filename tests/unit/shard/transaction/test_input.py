@@ -10,7 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gazette_sdk import JsonMessage
-from gazette_sdk.errors import ConfigurationError, DecodeError, JournalNotFoundError
+from gazette_sdk.errors import (
+    ConfigurationError,
+    DecodeError,
+    JournalNotFoundError,
+    UnavailableError,
+)
 from gazette_sdk.message.flags import ACK_TXN
 from gazette_sdk.message.reading import delivery
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
@@ -367,3 +372,33 @@ def test_an_input_without_sources_is_refused():
 
     with pytest.raises(ConfigurationError, match="source"):
         on_loop(read())
+
+
+def test_an_input_that_follows_waits_for_brokers_to_be_reached(monkeypatch, caplog):
+    history = History()
+    history.outside(1)
+    transport = served(history)
+    listing, failures = transport.list, [UnavailableError("no broker")] * 2
+
+    async def fail_at_first(request):
+        if failures:
+            raise failures.pop()
+        async for response in listing(request):
+            yield response
+
+    monkeypatch.setattr(transport, "list", fail_at_first)
+
+    async def read(*, follows):
+        source = Input(
+            transport, {"a/journal": 0}, Checkpoint(), lambda _spec: dict, follows=follows
+        )
+        try:
+            return numbers(await until(source, len))
+        finally:
+            await source.aclose()
+
+    assert on_loop(read(follows=True)) == [0]
+    assert "no broker" in caplog.text
+    failures.append(UnavailableError("no broker"))
+    with pytest.raises(UnavailableError):
+        on_loop(read(follows=False))

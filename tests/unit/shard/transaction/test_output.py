@@ -230,6 +230,39 @@ def test_mappings_over_selectors_are_listed_by_the_worker(transport):
     played(play, transport)
 
 
+@pytest.mark.parametrize("in_bulk", [False, True])
+def test_a_thread_waits_for_brokers_to_look_a_journal_up(transport, monkeypatch, in_bulk):
+    listing, failures = transport.list, [UnavailableError("no broker")] * 3
+
+    async def fail_at_first(request):
+        if failures:
+            raise failures.pop()
+        async for response in listing(request):
+            yield response
+
+    monkeypatch.setattr(transport, "list", fail_at_first)
+
+    async def play(output):
+        def publish():
+            if in_bulk:
+                output.publish_batch([message(1)], by_to)
+            else:
+                output.publish(message(1), by_to)
+
+        await asyncio.to_thread(publish)
+        assert list(await ended(output)) == [ONE]
+        monkeypatch.setattr("gazette_sdk.shard.transaction.output.LOOKUP_TIMEOUT_S", 0.0)
+        failures.extend([UnavailableError("no broker")] * 9)
+        with pytest.raises(UnavailableError):
+            await publish_to_two(output)
+
+    async def publish_to_two(output):
+        await asyncio.to_thread(output.publish, message(2, TWO), by_to)
+
+    played(play, transport)
+    assert [each.message for each in written(transport, ONE)] == [message(1)]
+
+
 def test_an_output_that_is_closed_takes_nothing(transport):
     async def play(output):
         await publish(output, message(1))

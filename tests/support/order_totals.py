@@ -1,0 +1,79 @@
+"""Application that processes of a test run: totals of orders, published after each order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import attrgetter
+
+from gazette_sdk import Journals, JsonMessage, Publisher, Reader, mapping, shard
+
+CUSTOMERS = 5
+
+
+@dataclass
+class Order(JsonMessage):
+    customer: str
+    cents: int
+
+
+@dataclass
+class Total(JsonMessage):
+    customer: str
+    cents: int
+
+
+BY_CUSTOMER = mapping.modulo("topic=orders", key=attrgetter("customer"))
+TO_TOTALS = mapping.modulo("topic=totals", key=attrgetter("customer"))
+
+
+@shard.handler(message=Order, store=shard.RocksStore[str, int], sources="topic=orders")
+def totals(txn, order):
+    total = txn.store.get(order.customer, 0) + order.cents
+    txn.store[order.customer] = total
+    txn.publish(Total(order.customer, total), mapping=TO_TOTALS)
+
+
+def create_journals(transport, partitions=2):
+    journals = Journals(transport=transport)
+    journals.create("orders", partitions=partitions, replication=1)
+    journals.create("totals", partitions=2, replication=1)
+
+
+def publish(transport, count):
+    """Publish orders of one cent, in turn for each customer."""
+    with Publisher(mapping=BY_CUSTOMER, transport=transport) as publisher:
+        for number in range(count):
+            publisher.publish(Order(f"customer-{number % CUSTOMERS}", 1))
+
+
+def published_totals(transport):
+    """Return the committed totals of each customer, in order."""
+    found = {}
+    for envelope in Reader(Total, "topic=totals", block=False, transport=transport):
+        found.setdefault(envelope.message.customer, []).append(envelope.message.cents)
+    return found
+
+
+def expected_totals(count):
+    return {
+        f"customer-{customer}": list(range(1, 1 + len(range(customer, count, CUSTOMERS))))
+        for customer in range(min(CUSTOMERS, count))
+    }
+
+
+def states(shards, partitions=2):
+    """Return what the stores of all shards hold, as their logs have it."""
+    found = {}
+    for number in range(partitions):
+        store = shards.store(f"orders/part-{number:03}")
+        held = dict(store.items())
+        assert not held.keys() & found.keys(), "a customer is in one shard"
+        found |= held
+    return found
+
+
+@shard.handler(message=Order, store=shard.RocksStore[str, int], sources="topic=orders")
+def refusing_totals(txn, order):
+    if order.cents < 0:
+        raise ValueError("an order of negative cents")
+    txn.store[order.customer] = txn.store.get(order.customer, 0) + order.cents

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from gazette_sdk.cli.consumer_settings import ConsumerEtcdSettings, ConsumerSettings
+from gazette_sdk.cli.run_consumer import configuration_of, import_application
+from gazette_sdk.errors import ConfigurationError
+
+MODULE = """
+from gazette_sdk import shard
+
+@shard.handler(message=dict, store=shard.JsonStore[dict], sources="topic=orders")
+def counts(txn, message):
+    pass
+
+class Sums(shard.Application):
+    message, store, name = dict, shard.JsonStore[dict], "sums"
+
+    def consume(self, txn, message):
+        pass
+
+number = 7
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "made_for_a_test.py").write_text(MODULE)
+    (tmp_path / "broken_for_a_test.py").write_text("import nothing_of_this_name")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield "made_for_a_test"
+    sys.modules.pop("made_for_a_test", None)
+
+
+def test_an_application_is_a_decorated_function_or_a_class(module):
+    assert import_application(f"{module}:counts").full_name == "made_for_a_test.counts"
+    assert import_application(f"{module}:Sums").full_name == "sums"
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("made_for_a_test", "write MODULE:APPLICATION"),
+        (":counts", "write MODULE:APPLICATION"),
+        ("made_for_a_test:", "write MODULE:APPLICATION"),
+        ("made_for_a_test:number", "is no application"),
+        ("made_for_a_test:missing", "is no application"),
+        ("made_for_a_test:counts.missing", "is no application"),
+        ("missing_module:counts", "No module named 'missing_module'"),
+        ("broken_for_a_test:counts", "No module named 'nothing_of_this_name'"),
+    ],
+)
+def test_what_is_no_application_is_refused(module, place, text):
+    with pytest.raises(ConfigurationError, match=text):
+        import_application(place)
+
+
+def test_options_become_a_configuration():
+    settings = ConsumerSettings(id="one-consumer", limit=7, directory="/shards", workers=3)
+    etcd = ConsumerEtcdSettings(address="http://etcd:2379", lease_s=2.5)
+    config = configuration_of(settings, etcd, "http://host:1")
+    assert (config.suffix, config.endpoint, config.shard_limit) == (
+        "one-consumer",
+        "http://host:1",
+        7,
+    )
+    assert (config.etcd.endpoint, config.etcd.lease_ttl_s) == ("http://etcd:2379", 3)
+    assert (str(config.directory), config.workers, config.etcd_prefix) == ("/shards", 3, "")
+
+
+def test_malformed_keys_are_refused():
+    with pytest.raises(ValueError, match="key"):
+        ConsumerSettings(auth_keys="AA")
