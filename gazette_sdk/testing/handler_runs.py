@@ -38,7 +38,7 @@ class HandlerRun(NamedTuple):
     """Result of a run.
 
     Attributes:
-        state: what ``read`` returned; by default the store's ``state`` or a dict of its items, or None.
+        state: what ``read`` returned; by default ``store.state``, or a dict of its items.
         published: messages that were published by committed transactions, in order.
     """
 
