@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 import pytest
+import sqlalchemy as sa
 
 from gazette_sdk import JsonMessage, Publisher, mapping, shard
 from gazette_sdk.embedded import EmbeddedCluster
@@ -16,12 +17,14 @@ from gazette_sdk.errors import DecodeError, FencedError
 from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.shard.stores.json_store import JsonStore
 from gazette_sdk.shard.stores.rocks_store import RocksStore
+from gazette_sdk.shard.stores.sql_store import SqlStore
 from gazette_sdk.shard.stores.sqlite_store import SqliteStore
 from gazette_sdk.shard.transaction.failure import DeadLetter, HandlerFailedError
 from gazette_sdk.shard.transaction.steps import CommitStep
 from gazette_sdk.testing.commit_faults import CrashAt, InjectedCrashError
 from gazette_sdk.transport.append.service import AppendService
 from gazette_sdk.transport.loop import run
+from support.postgres import running_postgres
 from support.shard_runs import Primary, World
 
 pytestmark = pytest.mark.timeout(300)
@@ -80,7 +83,7 @@ def state_of(store):
     if isinstance(store, RocksStore):
         return dict(store.items())
     with store.committed() as view:
-        return dict(view.execute("SELECT word, n FROM counts").fetchall())
+        return {row[0]: row[1] for row in view.execute("SELECT word, n FROM counts").fetchall()}
 
 
 def counter(world, *, is_async=False, store="json", **declared):
@@ -95,7 +98,8 @@ def counter(world, *, is_async=False, store="json", **declared):
     async def count_later(txn, message):
         count(txn, message)
 
-    return shard.handler(message=Word, store=STORES[store], name="count", **declared)(
+    made = STORES[store] if isinstance(store, str) else store
+    return shard.handler(message=Word, store=made, name="count", **declared)(
         count_later if is_async else count
     )
 
@@ -176,6 +180,69 @@ def test_a_crash_at_each_step_leaves_state_and_output_as_if_undisturbed(world, s
     run(crash())
     publish(world, 2000, 2050)
     check(world, 2050, run(recover()))
+
+
+class RemoteCounts(SqlStore):
+    """Counts in a table of a remote database."""
+
+    def get(self, word, default):
+        row = self.execute("SELECT n FROM counts WHERE word = :word", {"word": word}).fetchone()
+        return default if row is None else row[0]
+
+    def __getitem__(self, word):
+        return self.get(word, None)
+
+    def __setitem__(self, word, count):
+        self.execute(
+            "INSERT INTO counts VALUES (:word, :n) ON CONFLICT (word) DO UPDATE SET n = :n",
+            {"word": word, "n": count},
+        )
+
+
+@dataclass
+class RemoteStores:
+    """Makes the store of a shard in a database."""
+
+    url: str
+
+    def for_shard(self, handle):
+        return RemoteCounts(self.url, handle.full_name)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running_postgres() as url:
+        yield url
+
+
+@pytest.fixture
+def remote(server):
+    engine = sa.create_engine(server, poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        connection.execute(sa.text("DROP TABLE IF EXISTS counts, gazette_checkpoints"))
+        connection.execute(sa.text("CREATE TABLE counts (word TEXT PRIMARY KEY, n BIGINT)"))
+    return RemoteStores(server)
+
+
+@pytest.mark.parametrize("step", CommitStep)
+def test_a_crash_at_each_step_leaves_a_remote_database_as_if_undisturbed(world, remote, step):
+    async def crash():
+        application = counter(world, store=remote, max_txn_s=0.02)
+        fault = CrashAt(step, 2)
+        primary = await Primary(world, application, on_step=fault, with_log=False).start()
+        assert isinstance(await primary.failed(), InjectedCrashError)
+
+    async def recover():
+        primary = await Primary(world, counter(world, store=remote), with_log=False).start()
+        await primary.caught_up()
+        state = state_of(primary.store)
+        await primary.stop()
+        return state
+
+    publish(world, 0, 500)
+    run(crash())
+    publish(world, 500, 520)
+    check(world, 520, run(recover()))
 
 
 # ------------------------------------------------------ order under slow commits
