@@ -36,6 +36,7 @@ from gazette_sdk.shard.application.generator import ShardGenerator
 from gazette_sdk.shard.application.handles import Process
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.config import ConsumerConfig
+from gazette_sdk.shard.consumer.forwarding import HttpEndpoints
 from gazette_sdk.shard.consumer.resolver import Resolver
 from gazette_sdk.shard.consumer.service import ShardService
 from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
@@ -66,6 +67,7 @@ class Consumer:
 
     Attributes:
         service: the shard service of its port, from :meth:`start` on.
+        endpoints: the application's HTTP endpoints, from :meth:`start` on.
         resolver: resolver of shards, from :meth:`start` on.
         keyspace: its mirror of Etcd.
         authority: verifies the tokens of callers, and signs those of its own calls.
@@ -81,6 +83,7 @@ class Consumer:
     """Function of a shard's id that returns what its runner calls at each step of a commit."""
 
     service: ShardService
+    endpoints: HttpEndpoints
     resolver: Resolver[LocalShard]
 
     def __init__(
@@ -173,6 +176,14 @@ class Consumer:
             local_id=self._id,
             peers=self._peers,
             authorization=Authorization(self.authority),
+        )
+        self.endpoints = HttpEndpoints(
+            self.application,
+            self.resolver,
+            transport=self._transport,
+            workers=workers,
+            authorization=Authorization(self.authority),
+            tls=config.peer_tls,
         )
         self._is_composed = True
         self.resolver.local.refresh()
@@ -297,6 +308,7 @@ class Consumer:
                     await self.resolver.local.shutdowns()
             except TimeoutError:
                 _log.warning("shards have not ended within %.0f s", SHUTDOWN_TIMEOUT_S)
+            await self.endpoints.aclose()
         if self._member.membership is not None:
             await self._member.membership.revoke()
         await self._member.cancel("watch")

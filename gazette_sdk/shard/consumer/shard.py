@@ -115,6 +115,7 @@ class LocalShard:
         spec: its current spec.
         is_primary: True if this process is the shard's primary.
         store: the open store of a primary; None before.
+        handle: the shard as its application sees it; None before it is opened.
         status: what it reported last.
     """
 
@@ -124,6 +125,7 @@ class LocalShard:
         self.spec = entry.value
         self.is_primary = False
         self.store: Any = None
+        self.handle: Shard | None = None
         self.status = cpb.ReplicaStatus(code=cpb.ReplicaStatus.IDLE)
         self._parts = parts
         self._log = recovery_log(entry.value)
@@ -335,7 +337,7 @@ class LocalShard:
         """Open the store, and make the runner of its transactions."""
         parts, spec = self._parts, self.spec
         application = parts.application
-        handle = Shard(
+        handle = self.handle = Shard(
             id=self.id,
             spec=spec,
             directory=self._directory,
