@@ -51,6 +51,12 @@ CONSUMERS_PREFIX = "/gazette/consumers"
 SHUTDOWN_TIMEOUT_S = 30.0
 """Bound of the wait for shards that end, such as for a call of a handler."""
 
+LOOKUPS_MAX = 8
+"""Concurrent look-ups of hints and recovery logs, when many shards are assigned at once."""
+
+OPENINGS_MAX = 4
+"""Stores that are opened at once: each costs much of the disk and of a processor."""
+
 CREATED_AT_ONCE = 50
 """Shards that are created in one transaction of Etcd."""
 
@@ -156,6 +162,8 @@ class Consumer:
             local_id=self._id,
             workers=workers,
             directory=directory,
+            lookups=asyncio.Semaphore(LOOKUPS_MAX),
+            openings=asyncio.Semaphore(OPENINGS_MAX),
             new_on_step=type(self).new_on_step,
         )
         self.resolver = Resolver(
