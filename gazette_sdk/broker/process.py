@@ -31,6 +31,7 @@ from gazette_sdk.broker.recovery.etcd_history import EtcdHistory
 from gazette_sdk.broker.recovery.last_routes import LastRoutes
 from gazette_sdk.broker.recovery.peer_inventory import LISTING_TIMEOUT_S, PeerInventory
 from gazette_sdk.broker.recovery.quarantine import Quarantine
+from gazette_sdk.broker.recovery.unagreed import UnagreedSpools
 from gazette_sdk.broker.recovery.waiting_journals import WaitingJournals
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.resolver import Resolver
@@ -101,6 +102,7 @@ class Broker:
     resolver: Resolver
     persister: Persister
     _quarantine: Quarantine
+    _unagreed: UnagreedSpools
     _failover: Failover
     _last_routes: LastRoutes
     _waiting_journals: WaitingJournals
@@ -191,6 +193,7 @@ class Broker:
         run("allocator", self._allocate())
         run("persister", self.persister.run())
         run("recovery", self._quarantine.run())
+        run("un-agreed spools", self._unagreed.run())
         run("failover", self._failover.run())
         run("waiting journals", self._waiting_journals.run())
         run("sweeper", self._sweep(self._stores))
@@ -291,6 +294,7 @@ class Broker:
             min_append_rate=config.min_append_rate,
             max_append_rate=config.max_append_rate,
             copy_unstored=UnstoredCopies(self.resolver, peers, stores).run,
+            unagreed=lambda spool: self._unagreed.add(spool),  # noqa: PLW0108 - it is made later
         )
         self.service = JournalService(
             resolver=self.resolver,
@@ -309,6 +313,13 @@ class Broker:
             hand_over_s=failover.hand_over_s,
             on_broken=failover.suspect,
         )
+        self._unagreed = UnagreedSpools(
+            replica_of=self._replica_of,
+            exists=self._exists,
+            is_contested=spools.is_contested,
+            upload=self.persister.complete,
+            quarantine=self._hold,
+        )
         self._quarantine = Quarantine(
             spools,
             recovered,
@@ -324,7 +335,9 @@ class Broker:
             # No peer may have it: it is uploaded at once, like a primary's.
             upload=lambda spool: self.persister.complete(replace(spool, primary=True)),
             replica_of=self._replica_of,
+            upload_agreed=lambda spool: self._unagreed.add(replace(spool, primary=True)),
             restores_head=history.was_member,
+            goes_on=self._last_routes.goes_on,
             decided=self._waiting_journals.wake,
         )
         self.keyspace.observers += [
@@ -371,11 +384,17 @@ class Broker:
             return
         self._is_stopped = True
         await self._member.cancel(
-            "allocator", "leaving alone", "recovery", "waiting journals", "sweeper"
+            "allocator",
+            "leaving alone",
+            "recovery",
+            "un-agreed spools",
+            "waiting journals",
+            "sweeper",
         )
         if self._is_composed:
             await self._failover.end_changes()
             self.service.end_streams()
+            self._unagreed.look()
             self.resolver.stop_local()
             self._quarantine.stop()
             is_closed = await self._shut_down_replicas(primaries=True)
@@ -442,6 +461,7 @@ class Broker:
             and len(self.keyspace.assignments(entry.item)) == 1
             and (item := self.keyspace.item(entry.item)) is not None
             and not self._quarantine.holds(entry.item, item.create_revision)
+            and not self._unagreed.holds(entry.item, item.create_revision)
         ]
         try:
             async with asyncio.timeout(WITHDRAWAL_TIMEOUT_S):
@@ -468,6 +488,8 @@ class Broker:
 
     async def _persist(self, timeout_s: float) -> bool:
         """Upload what is left. Return True if all was uploaded in time."""
+        if self._is_alone():
+            self._unagreed.upload_all()
         try:
             async with asyncio.timeout(timeout_s):
                 await self.persister.finish()
@@ -492,6 +514,13 @@ class Broker:
         while True:
             await asyncio.sleep(SWEEP_PERIOD_S)
             await stores.sweep()
+
+    def _hold(self, spool: CompletedSpool) -> None:
+        """Ask the others about a spool of ours, also if recovery has ended."""
+        self._quarantine.hold(spool)
+        recovery = self._member.tasks.get("recovery")
+        if recovery is not None and recovery.done():  # None: we stop, and the next start asks
+            self._member.run("recovery", self._quarantine.run())
 
     def _replica_of(self, journal: str, create_revision: int) -> Replica | None:
         replica = self.resolver.replica(journal)

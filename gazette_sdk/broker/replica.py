@@ -37,6 +37,8 @@ class ReplicaParts:
         complete: takes each fragment that is closed: the persister's.
         refresh: lists the stores of a replica, for as long as it lives.
         pulse: pulses a replica, for as long as it lives.
+        unagreed: takes each closed fragment of which it is not known whether all replicas have it;
+            ``complete`` by default.
         copy_unstored: copies what is in no store and other replicas have, while that is wanted.
         min_append_rate: bytes per second a client has to sustain; 0 for no minimum.
         max_append_rate: bytes per second, for journals with a greater limit of their own; 0 for
@@ -49,6 +51,7 @@ class ReplicaParts:
     min_append_rate: int
     max_append_rate: int
     copy_unstored: Callable[[Replica], Coroutine[Any, Any, None]] | None = None
+    unagreed: Callable[[CompletedSpool], None] | None = None
 
 
 class ReadyRoute(NamedTuple):
@@ -222,25 +225,31 @@ class Replica:
         self.head_is_known = fragment.end > 0
         self.write_head.value = fragment.end
 
-    def synchronized(self, fragment: pb.Fragment, *, is_whole: bool) -> None:
-        """Note that the members of a new pipeline have this fragment; see :meth:`agree`.
+    def synchronized(self, pipeline: Pipeline) -> None:
+        """Note that the members of a written route have what they agreed on; see :meth:`agree`.
 
-        Args:
-            fragment: of our spool.
-            is_whole: True if these are as many as the journal's replication requires. If they are
-                less, and lost, others may overwrite what they have: readers do not see it.
+        Not before the route is written, with as many members as the journal's replication
+        requires: if they were lost, others might go on without what only these have.
         """
-        self.agree(fragment)
-        if is_whole:
+        fragment, pipeline.synchronized = pipeline.synchronized, None
+        if fragment is not None:
+            self.agree(fragment)
             self.index.acknowledge(fragment.end)
+            pipeline.tell_acknowledged(fragment.end)
 
     def _complete(self, spool: CompletedSpool) -> None:
-        """Store a closed fragment. The primary stores only content that all replicas have."""
-        agreed = self.agreed
-        if spool.primary and agreed is not None and spool.fragment.end > agreed.end:
+        """Store a closed fragment, if all replicas are known to have it."""
+        agreed, end = self.agreed, spool.fragment.end
+        if spool.primary and agreed is not None and end > agreed.end:
             self._not_agreed.append(spool)
+        elif end > self.index.acknowledged_end:
+            self._leave_open(spool)
         else:
             self._parts.complete(spool)
+
+    def _leave_open(self, spool: CompletedSpool) -> None:
+        """Store a closed fragment once it is known that all replicas have it."""
+        (self._parts.unagreed or self._parts.complete)(spool)
 
     def _give_up_not_agreed(self, spool: Spool) -> None:
         """Give up content that others may replace."""
@@ -312,10 +321,16 @@ class Replica:
         """
         pipeline = await self.pipeline.take()
         spool = await (self.spool.take() if pipeline is None else pipeline.tear_down())
+        agreed = self.agreed
+        if pipeline is not None and agreed is not None and agreed.end < spool.fragment.end:
+            await pipeline.settled()
         if is_replaced():
             for closed in self._not_agreed:
                 self._parts.complete(closed)
         else:
+            if self._parts.unagreed is not None:
+                for closed in self._not_agreed:
+                    self._parts.unagreed(closed)
             self._give_up_not_agreed(spool)
         end = spool.fragment.end
         await spool.apply(

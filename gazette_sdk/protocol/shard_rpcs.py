@@ -139,6 +139,8 @@ def _validate_hints(hints: rpb.FSMHints, spec: cpb.ShardSpec, path: str) -> None
     for node in hints.live_nodes:
         for segment in node.segments:
             _validate_segment(segment, at(path, "Segment"))
+            if segment.log and segment.log == hints.log:
+                raise _broken("redundant_log", "a segment repeats the log of its hints", path)
     log = recovery_log(spec)
     if not hints.log or hints.log != log:
         raise _broken(
@@ -160,6 +162,8 @@ def _validate_segment(segment: rpb.Segment, path: str) -> None:
         raise _broken("invalid_last_seq_no", "last_seq_no is before first_seq_no", path)
     if segment.last_offset and segment.last_offset <= segment.first_offset:
         raise _broken("invalid_last_offset", "last_offset is not after first_offset", path)
+    if segment.log:
+        validate_journal(segment.log, at(path, "Log"))
 
 
 # ---------------------------------------------------------------- GetHints, Unassign

@@ -244,6 +244,12 @@ async def test_apply_creates_changes_and_deletes_in_one_transaction(etcd):
 @scenario
 async def test_invalid_changes_are_refused_by_both_sides(etcd):
     async with two_processes(etcd) as (a, _):
+        hints = hints_of(5)
+        hints.live_nodes[0].fnode = 4
+        change = {"upsert": shard_spec("shard-A"), "primary_hints": hints}
+        with pytest.raises(CallError, match="expected Fnode to match Segment"):
+            await a.client.apply(cpb.ApplyRequest(changes=[change]))
+        assert not (await a.client.list()).shards
         request = cpb.ApplyRequest(changes=[{"upsert": shard_spec("zz")}])
         with pytest.raises(ValidationError, match=r"Changes\[0\].Upsert.Id: invalid length"):
             await a.client.apply(request)

@@ -150,10 +150,8 @@ class Cluster:
         assert isinstance(loop, VirtualLoop)
         loop.bury(node)
         loop.graveyard += [host.broker, host.running, node]
-        broker, host.broker = host.broker, None
-        if broker is not None and broker._spools is not None:
-            # The kernel unlocks the directory of a process that ends.
-            os.close(broker._spools._lock)
+        host.broker = None
+        _unlock(host.directory / "spools" / "lock")
         self.network.killed(node)
 
     def drain(self, host: Host) -> None:
@@ -213,3 +211,13 @@ class Cluster:
     def _start_again(self, host: Host) -> None:
         if host.wanted:
             self.start(host)
+
+
+def _unlock(lock: Path) -> None:
+    """Unlock a spool directory, as the kernel does when a process ends.
+
+    The broker may not know of its lock yet: a thread was just opening the directory.
+    """
+    for opened in list(Path("/proc/self/fd").iterdir()):
+        if opened.is_symlink() and opened.readlink() == lock:
+            os.close(int(opened.name))

@@ -336,14 +336,10 @@ class _Append:
         replica, spec = self._held, self._resolution.spec
         assert replica is not None
         assert spec is not None
-        fragment, members = pipeline.spool.fragment, len(pipeline.streams) + 1
-        desired = desired_replication(spec, self._shared.max_replication)
-        replica.synchronized(fragment, is_whole=members >= desired)
-        if members >= desired:
-            pipeline.tell_acknowledged(fragment.end)
+        pipeline.synchronized = pipeline.spool.fragment
         if pipeline.streams:
             replica.want_copies()
-        elif desired == 1:
+        elif desired_replication(spec, self._shared.max_replication) == 1:
             replica.index.release()
 
     # ------------------------------------------------------ Etcd, replicas
@@ -434,9 +430,11 @@ class _Append:
         elif given is Input.LOCAL:
             assert replica is not None
             assert replica.settled is resolution
+            pipeline = self._current_pipeline()
+            replica.synchronized(pipeline)
             replica.ready = ReadyRoute(
                 resolution,
-                self._current_pipeline(),
+                pipeline,
                 self._terms,
                 encoded_header=_encoded(pb.AppendResponse(header=resolution.header)),
             )
@@ -466,11 +464,12 @@ class _Append:
         # Whether a journal can be suspended depends on what is stored.
         can_be_suspended = not may_carry_content(self._request.suspend)
         await self._await_store(head_is_known=replica.head_is_known and not can_be_suspended)
+        fragment = self._current_pipeline().spool.fragment
         verdict = judge_preconditions(
             self._request,
             self._terms,
             self._registers,
-            self._current_pipeline().spool.fragment,
+            fragment,
             replica.index.summary(),
             now=self._shared.now(),
         )

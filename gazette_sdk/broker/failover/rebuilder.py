@@ -150,7 +150,7 @@ class Rebuilder:
     async def _candidates(self) -> Sequence[Candidate]:
         """Return the other members that have room."""
         found: list[tuple[str, str, float]] = []
-        dials: list[Awaitable[Input]] = []
+        dials: list[Awaitable[bool]] = []
         for member in self._keyspace.members():
             name = member.zone, member.suffix
             limit = self._allocation.item_limit(member.value)
@@ -158,17 +158,20 @@ class Rebuilder:
             is_exiting = self._allocation.is_exiting(member.value)
             if member.value.process_spec.id != self._local_id and held < limit and not is_exiting:
                 found.append((*name, held / limit))
-                dials.append(self._dial(member.value.process_spec.endpoint))
+                dials.append(self._reaches(name, member.value.process_spec.endpoint))
         results = await asyncio.gather(*dials)
         return [
-            Candidate(
-                zone,
-                suffix,
-                load,
-                is_reached=result is Input.REACHED and not self._is_cut((zone, suffix)),
-            )
-            for (zone, suffix, load), result in zip(found, results, strict=True)
+            Candidate(zone, suffix, load, is_reached=is_reached)
+            for (zone, suffix, load), is_reached in zip(found, results, strict=True)
         ]
+
+    async def _reaches(self, name: tuple[str, str], endpoint: str) -> bool:
+        """Return True if a member is reached. One whose link is cut is not dialled for that."""
+        return (
+            not self._is_cut(name)
+            and await self._dial(endpoint) is Input.REACHED
+            and not self._is_cut(name)
+        )
 
     # --------------------------------------------------------------- one journal
 

@@ -11,6 +11,7 @@ offset*. Local content behind it is known here, and hidden from reads.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -254,11 +255,21 @@ class Index:
             return end
         return max(self._acknowledged, self._stored_end)
 
+    @property
+    def acknowledged_end(self) -> int:
+        """Offset through which all replicas have acknowledged content, as far as is known."""
+        return sys.maxsize if self._acknowledged is None else self._acknowledged
+
     def summary(self) -> Summary:
         """Return the span of the index, with what is not acknowledged."""
         fragments = self._all
         end = fragments.end
         return Summary(fragments.begin, end, fragments[-1].mod_time) if end else _NOTHING
+
+    def follows(self, offset: int) -> bool:
+        """Return True if it goes on behind an offset, and has every byte from there to its end."""
+        end = self._all.end
+        return offset < end and self._all.covers(offset, end)
 
     async def query(self, request: pb.ReadRequest) -> QueryResult:
         """Find the fragment of a read's offset; wait for it if the read blocks.

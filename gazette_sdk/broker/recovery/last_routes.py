@@ -154,6 +154,14 @@ class LastRoutes:
         route = self.route(journal)
         return route is not None and not route.members
 
+    def goes_on(self, journal: str) -> bool:
+        """Return True if a present broker was a member of a journal's last route.
+
+        Then it may go on there. If no route is known, nobody knows the head.
+        """
+        route = self.route(journal)
+        return bool(route is not None and route.members) and journal not in self.waiting
+
     def absent_brokers(self, journal: str) -> Sequence[pb.ProcessSpec.ID]:
         """Return the brokers of the last route which a journal waits for; none if it does not.
 

@@ -99,7 +99,7 @@ class PeerInventory:
             journal=journal,
             offset=begin,
             end_offset=end,
-            do_not_proxy=True,
+            do_not_proxy=False,  # for what is stored, too
             include_unacknowledged=True,
         )
         reads: Transport = self._local
@@ -114,7 +114,7 @@ class PeerInventory:
                 found.update(item)
                 position += len(item)
             elif item.status != pb.OK or item.offset != position:
-                return None
+                break
         return found.digest() if position == end else None
 
     async def _resolve(self, journal: str) -> Resolution:

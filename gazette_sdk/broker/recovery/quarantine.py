@@ -19,13 +19,15 @@ quarantine.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from gazette_sdk.broker.recovery.peer_inventory import PeerInventory
-from gazette_sdk.broker.recovery.reconcile import compare
+from gazette_sdk.broker.recovery.reconcile import Closing, closing_of, compare, is_ahead
 from gazette_sdk.broker.recovery.spools import serial_of
 from gazette_sdk.broker.recovery.states import (
     SPOOL_ENDS,
@@ -37,6 +39,7 @@ from gazette_sdk.broker.recovery.states import (
 from gazette_sdk.broker.recovery.truncate import set_superseded_aside, truncate_spool
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.slot import Signal
+from gazette_sdk.broker.spool.content_file import ContentFile
 from gazette_sdk.broker.spool.directory import CompletedSpool, Durability, SpoolDirectory
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
 from gazette_sdk.cluster.keyspace import Change
@@ -58,6 +61,7 @@ PAUSE_S_MAX: Final = 2.0
 
 _WARNING_PAUSE_S = 1.0  # a normal start takes some rounds
 _CONCURRENT_JOURNALS_MAX = 8
+_READ_BYTES = 1 << 20
 _WHY_SUPERSEDED = (
     "other brokers wrote them while this one was away; these bytes were never "
     "acknowledged, or with replication 1 only, and lost when others went on"
@@ -91,7 +95,11 @@ class Quarantine:
         inventory: what peers and stores have.
         upload: takes a spool that is used; also one whose journal is deleted, which is dropped.
         replica_of: returns our replica of the journal of this name and create revision, if any.
+        upload_agreed: takes a spool that a replica uses, to upload it when all replicas have
+            acknowledged its content; by default ``upload``.
         restores_head: returns True if this broker is a member of a journal's last route.
+        goes_on: returns True if brokers are there which may continue a journal without us: bytes
+            behind all that they have may become theirs at any time.
         decided: called when nothing of a journal is in quarantine any more.
     """
 
@@ -104,7 +112,9 @@ class Quarantine:
         inventory: PeerInventory,
         upload: Callable[[CompletedSpool], None],
         replica_of: Callable[[str, int], Replica | None],
+        upload_agreed: Callable[[CompletedSpool], None] | None = None,
         restores_head: Callable[[str], bool] = lambda _: False,
+        goes_on: Callable[[str], bool] = lambda _: False,
         decided: Callable[[], None] = lambda: None,
     ) -> None:
         self._directory = directory
@@ -112,7 +122,9 @@ class Quarantine:
         self._inventory = inventory
         self._upload = upload
         self._replica_of = replica_of
+        self._upload_agreed = upload_agreed or upload
         self._restores_head = restores_head
+        self._goes_on = goes_on
         self._decided = decided
         self._woken = asyncio.Event()
         self._whole: dict[Key, CompletedSpool | None] = {}  # last one, if all of them are whole
@@ -127,7 +139,7 @@ class Quarantine:
     def take(self, journal: str, create_revision: int) -> tuple[Sequence[CompletedSpool], Signal]:
         """Return the usable spools of a journal that was assigned to this broker.
 
-        Uncontested spools are usable from now on, and are uploaded.
+        Uncontested spools are usable from now on, and are uploaded when all replicas have them.
 
         Returns:
             the spools, and a signal that fires, or has fired, when no spool of the journal is in
@@ -145,11 +157,18 @@ class Quarantine:
                 if entry.step(SpoolInput.ASSIGNED) is SpoolEffect.USE:
                     self._note_whole(key, entry.spool, entry.spool)
                     taken.append(entry.spool)
-                    self._upload(entry.spool)
+                    self._upload_agreed(entry.spool)
                 else:
                     contested.append(entry)
             self._put_back(key, contested)
         return taken, ready
+
+    def hold(self, spool: CompletedSpool) -> None:
+        """Take a spool of this process: others may have continued its journal without us."""
+        key = (spool.fragment.journal, spool.create_revision)
+        self._entries.setdefault(key, []).append(_Entry(spool))
+        self._ready.setdefault(key, Signal())
+        self._woken.set()
 
     async def run(self) -> None:
         """Decide about all spools; return when none is in quarantine."""
@@ -220,7 +239,8 @@ class Quarantine:
             return
         end = max((entry.spool.fragment.end for entry in self._entries.get(key, ())), default=0)
         async with asyncio.timeout(ASK_TIMEOUT_S):
-            inventory = await self._inventory.fragments_before(key[0], end)
+            # With what begins at their end: then they close a gap.
+            inventory = await self._inventory.fragments_before(key[0], end + 1)
         # A replica may have taken some meanwhile. None does from here on.
         entries = self._pop(key)
         # Of overlapping spools of our own the later one has the journal's bytes.
@@ -245,6 +265,16 @@ class Quarantine:
             OSError: likewise.
         """
         spool = entry.spool
+        journal, create_revision = spool.fragment.journal, spool.create_revision
+        if (
+            is_ahead(spool.fragment, inventory)
+            and self._goes_on(journal)
+            and self._replica_of(journal, create_revision) is None
+        ):
+            raise UnavailableError(
+                f"others have it up to an offset before {spool.fragment.end}, and may write there",
+                journal=journal,
+            )
         given, end = compare(spool.fragment, inventory)
         while entry.state not in SPOOL_ENDS:
             effect = entry.step(given)
@@ -256,6 +286,10 @@ class Quarantine:
                 match effect:
                     case SpoolEffect.COMPARE:
                         given = await self._compare_bytes(spool.fragment)
+                    case SpoolEffect.COMPARE_SHARED:
+                        closing = closing_of(spool.fragment, inventory)
+                        differs_at = await self._first_difference(spool, closing)
+                        given, end = closing.judge(spool.fragment, differs_at)
                     case SpoolEffect.TRUNCATE:
                         spool, given = await self._truncate(spool, end), SpoolInput.DONE
                     case SpoolEffect.SET_SUPERSEDED_ASIDE:
@@ -270,6 +304,25 @@ class Quarantine:
         async with asyncio.timeout(READ_TIMEOUT_S):
             digest = await self._inventory.digest(ours.journal, ours.begin, ours.end)
         return SpoolInput.SAME_BYTES if digest == digest_of(ours.sum) else SpoolInput.OTHER_BYTES
+
+    async def _first_difference(self, spool: CompletedSpool, closing: Closing) -> int | None:
+        """Return the begin of the first shared span of which readers get other bytes.
+
+        Raises:
+            GazetteError: the primary cannot read a span yet.
+        """
+        journal, first = spool.fragment.journal, spool.fragment.begin
+        async with asyncio.timeout(READ_TIMEOUT_S):
+            for begin, end in closing.shared:
+                theirs = await self._inventory.digest(journal, begin, end)
+                if theirs is None:
+                    raise UnavailableError(
+                        f"its primary cannot read offsets {begin} to {end} yet", journal=journal
+                    )
+                digest = partial(_digest_of, spool.file, begin - first, end - first)
+                if theirs != await self._directory.in_background(digest):
+                    return begin
+        return None
 
     async def _truncate(self, spool: CompletedSpool, end: int) -> CompletedSpool:
         synced = self._directory.durability is Durability.PERSISTED
@@ -335,3 +388,12 @@ class Quarantine:
         else:
             if head is not None:
                 _log.info("%s goes on at %d: its spools are in use", head.journal, head.end)
+
+
+def _digest_of(file: ContentFile, begin: int, end: int) -> bytes:
+    """Return the SHA-1 of a part of a spool's content. Blocks."""
+    found = hashlib.sha1(usedforsecurity=False)
+    while begin < end:
+        found.update(file.read_at(begin, min(end - begin, _READ_BYTES)))
+        begin += _READ_BYTES
+    return found.digest()

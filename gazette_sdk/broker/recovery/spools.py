@@ -69,7 +69,11 @@ class RecoveredJournal:
 
 
 def recover_journal(
-    directory: Path, cluster_id: int, opened: Callable[[Path, Origin], ContentFile]
+    directory: Path,
+    cluster_id: int,
+    opened: Callable[[Path, Origin], ContentFile],
+    *,
+    synced: bool = False,
 ) -> RecoveredJournal:
     """Recover the spools of one journal; see :meth:`SpoolDirectory.recover`. Blocks.
 
@@ -77,6 +81,8 @@ def recover_journal(
         directory: of the journal.
         cluster_id: id of this broker's Etcd cluster.
         opened: makes the content file of an existing spool from its path without suffix.
+        synced: True if commits are forced to disk, one by one, before they are acknowledged. Then
+            a last commit whose content is not there never was acknowledged.
     """
     forgotten = _read_forgotten(directory)
     # A contested serial is not given again: the new spool would be taken for the old one.
@@ -87,9 +93,12 @@ def recover_journal(
         found.serial = max(found.serial, serial)
         try:
             log = _read_log(stem)
-            if serial > forgotten and log.commits and _is_of(log.origin, cluster_id):
-                found.head = _greater_head(found.head, log.origin, log.commits)
-            spool = _recover_spool(stem, log, cluster_id, opened)
+            given, good = _inspect(stem, log, cluster_id)
+            if serial > forgotten and _is_of(log.origin, cluster_id):
+                commits = _acknowledged(log.origin, log.commits, good) if synced else log.commits
+                if commits:
+                    found.head = _greater_head(found.head, log.origin, commits)
+            spool = _recover_spool(stem, log, given, good, opened)
         except OSError as error:
             effect, _ = spool_step(SpoolState.FOUND, SpoolInput.UNREADABLE)
             assert effect is SpoolEffect.IGNORE, "a file that fails must not be changed"
@@ -104,11 +113,28 @@ def _is_of(origin: Origin | None, cluster_id: int) -> TypeGuard[Origin]:
     return origin is not None and origin.cluster_id == cluster_id
 
 
+def _acknowledged(origin: Origin, commits: list[Commit], good: Commit | None) -> list[Commit]:
+    """Return the commits which may have been acknowledged, if each was forced to disk first.
+
+    Args:
+        origin: of the spool.
+        commits: all.
+        good: the last one that the content matches; ``None`` if it matches none.
+    """
+    ordered = sorted(commits, key=lambda commit: commit.end)
+    before = [origin.begin, *(commit.end for commit in ordered)][-2:-1]
+    is_last_missing = before == [origin.begin if good is None else good.end]
+    return ordered[:-1] if is_last_missing else ordered
+
+
 def _recover_spool(
-    stem: Path, log: ParsedLog, cluster_id: int, opened: Callable[[Path, Origin], ContentFile]
+    stem: Path,
+    log: ParsedLog,
+    given: SpoolInput,
+    good: Commit | None,
+    opened: Callable[[Path, Origin], ContentFile],
 ) -> CompletedSpool | None:
-    """Inspect a spool's files and perform the effect. Return the spool if it is recovered."""
-    given, good = _inspect(stem, log, cluster_id)
+    """Perform the effect of a spool's condition. Return the spool if it is recovered."""
     effect, state = spool_step(SpoolState.FOUND, given)
     content, log_path, origin = stem.with_suffix(".content"), stem.with_suffix(".log"), log.origin
     if effect is SpoolEffect.REMOVE:

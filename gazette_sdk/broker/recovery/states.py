@@ -51,6 +51,7 @@ uncontested  a peer, a store or the disk fails           ask again after a pause
 uncontested  no one else has its bytes; or it is stored  add to the index; upload        in use
 uncontested  others have bytes from an offset within     ask again after a pause         uncontested
 uncontested  others have bytes from its begin            ask again after a pause         uncontested
+uncontested  it closes a gap behind bytes of others      ask again after a pause         uncontested
 contested    the journal is assigned to this broker      quarantine                      contested
 contested    the journal is deleted                      drop it                         removed
 contested    a peer, a store or the disk fails           ask again after a pause         contested
@@ -60,6 +61,11 @@ contested    others have bytes from its begin            read the span from the 
 comparing    readers get the same bytes                  add to the index; upload        in use
 comparing    readers get other bytes, or not all         rename to *.superseded          renaming
 comparing    a peer, a store or the disk fails           ask again after a pause         contested
+contested    it closes a gap behind bytes of others      read what others have, too      closing
+closing      no one else has its bytes; or it is stored  add to the index; upload        in use
+closing      others have bytes from an offset within     truncate it at that offset      truncating
+closing      readers get other bytes, or not all         rename to *.superseded          renaming
+closing      a peer, a store or the disk fails           ask again after a pause         contested
 truncating   done                                        add to the index; upload        in use
 truncating   a peer, a store or the disk fails           ask again after a pause         contested
 renaming     done                                        none                            superseded
@@ -161,6 +167,7 @@ class SpoolState(enum.Enum):
     UNCONTESTED = "uncontested"
     CONTESTED = "contested"
     COMPARING = "comparing"
+    CLOSING = "closing"
     TRUNCATING = "truncating"
     RENAMING = "renaming"
     IN_USE = "in use"
@@ -199,6 +206,7 @@ class SpoolInput(enum.Enum):
     NOT_HELD = "no one else has its bytes; or it is stored"
     HELD_FROM_WITHIN = "others have bytes from an offset within"
     HELD_FROM_BEGIN = "others have bytes from its begin"
+    CLOSES_GAP = "it closes a gap behind bytes of others"
     SAME_BYTES = "readers get the same bytes"
     OTHER_BYTES = "readers get other bytes, or not all"
     DONE = "done"
@@ -217,6 +225,7 @@ class SpoolEffect(enum.Enum):
     USE = "add to the index; upload"
     DROP = "drop it"
     COMPARE = "read the span from the primary"
+    COMPARE_SHARED = "read what others have, too"
     TRUNCATE = "truncate it at that offset"
     SET_SUPERSEDED_ASIDE = "rename to *.superseded"
     NOTHING = "none"
@@ -252,6 +261,10 @@ SPOOL: Mapping[tuple[SpoolState, SpoolInput], tuple[SpoolEffect, SpoolState]] = 
         SpoolEffect.CONTINUE_WAITING,
         SpoolState.UNCONTESTED,
     ),
+    (SpoolState.UNCONTESTED, SpoolInput.CLOSES_GAP): (
+        SpoolEffect.CONTINUE_WAITING,
+        SpoolState.UNCONTESTED,
+    ),
     (SpoolState.CONTESTED, SpoolInput.ASSIGNED): (SpoolEffect.QUARANTINE, SpoolState.CONTESTED),
     (SpoolState.CONTESTED, SpoolInput.JOURNAL_DELETED): (SpoolEffect.DROP, SpoolState.REMOVED),
     (SpoolState.CONTESTED, SpoolInput.FAILED): (SpoolEffect.CONTINUE_WAITING, SpoolState.CONTESTED),
@@ -267,6 +280,23 @@ SPOOL: Mapping[tuple[SpoolState, SpoolInput], tuple[SpoolEffect, SpoolState]] = 
         SpoolState.RENAMING,
     ),
     (SpoolState.COMPARING, SpoolInput.FAILED): (SpoolEffect.CONTINUE_WAITING, SpoolState.CONTESTED),
+    (SpoolState.CONTESTED, SpoolInput.CLOSES_GAP): (
+        SpoolEffect.COMPARE_SHARED,
+        SpoolState.CLOSING,
+    ),
+    (SpoolState.CLOSING, SpoolInput.NOT_HELD): (SpoolEffect.USE, SpoolState.IN_USE),
+    (SpoolState.CLOSING, SpoolInput.HELD_FROM_WITHIN): (
+        SpoolEffect.TRUNCATE,
+        SpoolState.TRUNCATING,
+    ),
+    (SpoolState.CLOSING, SpoolInput.OTHER_BYTES): (
+        SpoolEffect.SET_SUPERSEDED_ASIDE,
+        SpoolState.RENAMING,
+    ),
+    (SpoolState.CLOSING, SpoolInput.FAILED): (
+        SpoolEffect.CONTINUE_WAITING,
+        SpoolState.CONTESTED,
+    ),
     (SpoolState.TRUNCATING, SpoolInput.DONE): (SpoolEffect.USE, SpoolState.IN_USE),
     (SpoolState.TRUNCATING, SpoolInput.FAILED): (
         SpoolEffect.CONTINUE_WAITING,

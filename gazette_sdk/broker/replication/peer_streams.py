@@ -53,6 +53,9 @@ class PeerStreams:
         self._calls.setdefault(name, {})[task] = None
         try:
             await asyncio.wait([task])
+        except asyncio.CancelledError:  # nobody wants the call's outcome any more
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            raise
         finally:
             task.cancel()  # does nothing to a call that has ended
             error = self._calls[name].pop(task)

@@ -42,6 +42,8 @@ class Pipeline:
         spool: ours, owned until :meth:`tear_down`.
         streams: one per other member, in member order.
         acknowledged_end: offset through which all replicas are known to have the journal.
+        synchronized: the fragment that all replicas had when they agreed; ``None`` before, and
+            once it counts as acknowledged.
         on_acknowledged: called with each fragment that all replicas have acknowledged, also if
             nobody waits for that.
     """
@@ -50,7 +52,9 @@ class Pipeline:
     spool: Spool
     streams: list[PeerStream] = field(default_factory=list)
     acknowledged_end: int = 0
+    synchronized: pb.Fragment | None = None
     on_acknowledged: Callable[[pb.Fragment], None] | None = None
+    _unanswered: set[asyncio.Future[Answer]] = field(default_factory=set)
     _opened: bool = False
     _told_end: int = -1  # of acknowledged_end: what the peers know
     _stored_end: int = 0
@@ -211,14 +215,24 @@ class Pipeline:
             if error is not None:
                 raise error
 
+    async def settled(self) -> None:
+        """Return when it is known of every append whether all peers have acknowledged it.
+
+        A peer that does not answer in time has not: none is acknowledged later.
+        """
+        if self._unanswered:
+            await asyncio.wait(list(self._unanswered))
+
     # ---------------------------------------- what is acknowledged, and stored
 
     def _report(self, answers: Sequence[asyncio.Future[Answer]], fragment: pb.Fragment) -> None:
         """Report a fragment when all answers say that the peers have it."""
         left = len(answers)
+        self._unanswered.update(answers)
 
         def answered(answer: asyncio.Future[Answer]) -> None:
             nonlocal left
+            self._unanswered.discard(answer)
             if not answer.cancelled():
                 response = answer.result()
                 left -= not isinstance(response, GazetteError) and response.status == pb.OK

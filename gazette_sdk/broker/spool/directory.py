@@ -254,11 +254,15 @@ class SpoolDirectory:
             :meth:`journal` have the heads from now on.
         """
         self._cluster_id = cluster_id
+        is_synced = self.durability is Durability.PERSISTED
         directories = [entry for entry in (self.root / "journals").iterdir() if entry.is_dir()]
         recovered: list[CompletedSpool] = []
         with ThreadPoolExecutor(_RECOVERY_THREADS, thread_name_prefix="recover") as pool:
             for found in pool.map(
-                lambda directory: recover_journal(directory, cluster_id, self._opened), directories
+                lambda directory: recover_journal(
+                    directory, cluster_id, self._opened, synced=is_synced
+                ),
+                directories,
             ):
                 recovered += found.spools
                 self._serial = max(self._serial, found.serial)
@@ -323,6 +327,23 @@ class SpoolDirectory:
             finally:
                 os.close(fd)
 
+    def sync_head(self, journal: str) -> None:
+        """Write a journal's head, if it is known, through to disk. Blocks.
+
+        Raises:
+            OSError: it is not on disk.
+        """
+        self._write_unwritten_head(journal)
+        try:
+            fd = os.open(self._directory_of(journal) / "head", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return  # it is not known, or was just forgotten
+        try:
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        self.sync_names(journal)
+
     def _opened(self, stem: Path, origin: Origin) -> ContentFile:
         return ContentFile(
             stem.with_suffix(".content"),
@@ -340,18 +361,17 @@ class SpoolDirectory:
         replace_file(directory / "head", encode_head(head))
         self._unwritten.discard(head.journal)
 
-    def _remove(self, stem: Path, journal: str) -> None:
-        """Remove a spool's files, after the head which they have is written to its own file."""
+    def _write_unwritten_head(self, journal: str) -> None:
         with self._heads_lock:
             if journal in self._unwritten:
                 self._write_head(self._heads[journal])
-        head = stem.with_name("head")
-        if self.durability is Durability.PERSISTED and head.exists():
-            fd = os.open(head, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fdatasync(fd)
-            finally:
-                os.close(fd)
+
+    def _remove(self, stem: Path, journal: str) -> None:
+        """Remove a spool's files, after the head which they have is written to its own file."""
+        if self.durability is Durability.PERSISTED:
+            self.sync_head(journal)
+        else:
+            self._write_unwritten_head(journal)
         stem.with_suffix(".log").unlink(missing_ok=True)
         stem.with_suffix(".content").unlink(missing_ok=True)
 
@@ -422,6 +442,14 @@ class JournalSpools:
         os.fdatasync(log_fd)
         if is_new:
             self._directory.sync_names(self.name)
+
+    def sync_head(self) -> None:
+        """Write the head through to disk. Blocks.
+
+        Raises:
+            OSError: it is not on disk.
+        """
+        self._directory.sync_head(self.name)
 
     def disk_error(self, doing: str, error: OSError) -> SpoolDiskError:
         """Return the error that names the disk which refuses a spool's bytes, and the remedy."""

@@ -88,6 +88,7 @@ class Spool:
         self._fd = -1  # of the file, for as long as that is kept
         self._log: CommitLog | None = None
         self._is_synced_name = False
+        self._is_synced_head = True  # False: no log has it
         self._sync_failure: SpoolDiskError | None = None
         self._batched = 0  # committed bytes that compression got
         self._length = 0  # of the committed content
@@ -278,6 +279,7 @@ class Spool:
         """
         if self._delta == 0 or proposal is not self._next:
             if await self._rolls(proposal, registers, primary=primary):
+                await self._sync_head()
                 return pb.OK
             if self._delta == 0 or not _same(self.next(), proposal):
                 return pb.PROPOSAL_MISMATCH
@@ -398,6 +400,8 @@ class Spool:
             self.registers = _copy(registers)
             self._registers_bytes = registers.SerializeToString(deterministic=True)
         # The head file is written before the log, which also has the head, may be removed.
+        if proposal.end > fragment.end:
+            self._is_synced_head = False
         self._storage.note_head(proposal.end, self._registers_bytes)
         first_append_s = self.first_append_s
         if self._log is not None:
@@ -440,6 +444,16 @@ class Spool:
             self._sync_failure = self._storage.disk_error("force an append to disk", error)
             raise self._sync_failure from error
         self._is_synced_name = True
+
+    async def _sync_head(self) -> None:
+        """Force the head to disk, if others told it: no spool of ours ends there."""
+        if self._is_synced_head or not self._persisted:
+            return
+        try:
+            await asyncio.to_thread(self._storage.sync_head)
+        except OSError as error:
+            raise self._storage.disk_error("force the head to disk", error) from error
+        self._is_synced_head = True
 
     async def _retry(self, work: Callable[[], None], doing: str, error: OSError) -> None:
         for pause_s in DISK_RETRIES_S:

@@ -24,7 +24,13 @@ from gazette_sdk.protocol.routes import unrouted_header
 from gazette_sdk.protocol.selectors import Matcher, matches
 from gazette_sdk.protocol.service import SHARD_RPCS
 from gazette_sdk.protocol.shard_rpcs import validate_shard_rpc
-from gazette_sdk.protocol.shard_spec import ID, matches_shard, primary_hint_key, reduce_status
+from gazette_sdk.protocol.shard_spec import (
+    ID,
+    matches_shard,
+    primary_hint_key,
+    recovery_log,
+    reduce_status,
+)
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.grpc_server import Method
@@ -142,6 +148,9 @@ class ShardService:
         """Create, change and delete shards, and store their primary hints, in one transaction."""
         claims = self._authorization.verify(call, Capability.APPLY)
         validate_shard_rpc(request)
+        for change in request.changes:
+            if change.HasField("primary_hints"):  # else the next recovery would fail
+                fsm_hints.validate(change.primary_hints, recovery_log(change.upsert))
         compares = [
             compare for change in request.changes for compare in self._admit(claims, change)
         ]

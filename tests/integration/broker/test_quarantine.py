@@ -89,7 +89,7 @@ class Story:
 
     async def decided(self):
         async with asyncio.timeout(LIMIT_S):
-            await self.cluster.brokers["broker-1"]._tasks["recovery"]
+            await self.cluster.brokers["broker-1"]._member.tasks["recovery"]
 
     def stored(self):
         found = (self.cluster.directory / "fragments").rglob("*-*-*.raw")

@@ -121,7 +121,7 @@ def test_with_replication_2_one_of_the_holders_suffices(etcd, tmp_path):
             # The other one comes back: its spool is the same, and it changes nothing.
             await cluster.start("broker-1")
             async with asyncio.timeout(LIMIT_S):
-                await cluster.brokers["broker-1"]._tasks["recovery"]
+                await cluster.brokers["broker-1"]._member.tasks["recovery"]
             members = cluster.brokers["broker-3"].keyspace.journal_route(JOURNAL).members
             assert [member.suffix for member in members] == ["broker-4", "broker-9"]
             assert await new.read(JOURNAL) == b"before!"
@@ -159,7 +159,7 @@ def test_the_operator_gives_up_what_is_not_stored(etcd, tmp_path):
             await goes_on(client, b"anew", at=len(first))
             await cluster.start("broker-1")
             async with asyncio.timeout(LIMIT_S):
-                await cluster.brokers["broker-1"]._tasks["recovery"]
+                await cluster.brokers["broker-1"]._member.tasks["recovery"]
             assert await client.read(JOURNAL) == first + b"anew"
 
     run(scenario())

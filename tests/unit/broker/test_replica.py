@@ -19,6 +19,7 @@ async def for_ever(_):
 class Made:
     def __init__(self, directory, refresh=for_ever, pulse=for_ever):
         self.completed = []
+        self.unagreed = []
         self.directory = directory
         self.parts = ReplicaParts(
             complete=self.completed.append,
@@ -26,6 +27,7 @@ class Made:
             pulse=pulse,
             min_append_rate=100,
             max_append_rate=200,
+            unagreed=self.unagreed.append,
         )
 
     def replica(self, recovered=(), create_revision=5):
@@ -131,6 +133,58 @@ def test_without_an_agreement_of_ours_what_is_closed_is_stored_at_once(directory
     run(scenario())
 
 
+def test_what_is_closed_before_all_are_known_to_have_it_waits(directory):
+    async def scenario():
+        made = Made(directory)
+        replica = made.replica()
+        replica.index.hold(end=0, is_told=True)
+        spool = await replica.spool.take()
+        await commit(spool, b"first")
+        replica.index.acknowledge(5)
+        await closed(spool)
+        assert spans(made.completed) == [(0, 5)]
+        await commit(spool, b"second")
+        await closed(spool)
+        assert spans(made.completed) == [(0, 5)]
+        assert spans(made.unagreed) == [(5, 11)]
+
+    run(scenario())
+
+
+def test_a_primary_that_ends_awaits_the_answers_of_its_peers(directory):
+    """An append that is given up must not be acknowledged later."""
+
+    class Pipeline:
+        def __init__(self, spool, settle):
+            self.spool, self.settle = spool, settle
+
+        async def tear_down(self):
+            return self.spool
+
+        async def settled(self):
+            self.settle()
+
+        async def ended(self):
+            pass
+
+    async def scenario():
+        made = Made(directory)
+        replica = made.replica()
+        await replica.pipeline.take()
+        spool = await replica.spool.take()
+        await commit(spool, b"agreed, ")
+        replica.agree(spool.fragment)
+        await commit(spool, b"and late")
+        late = spool.fragment
+        replica.pipeline.put(Pipeline(spool, lambda: replica.agree(late)))
+        await replica.shut_down()
+        assert b"|".join(map(content_of, made.completed)) == b"agreed, and late"
+        head = directory.head("a/journal", create_revision=5, cluster_id=77)
+        assert head.end == 16
+
+    run(scenario())
+
+
 @pytest.mark.parametrize("is_replaced", [False, True])
 @pytest.mark.parametrize("rolls", [False, True])
 def test_a_primary_that_ends_stores_what_all_replicas_have(tmp_path, rolls, is_replaced):
@@ -174,6 +228,7 @@ def test_closed_fragments_that_not_all_replicas_have_stay_where_they_are(tmp_pat
             replica.spool.put(spool)
             await replica.shut_down(is_replaced=lambda: is_replaced)
             assert spans(made.completed) == ([(0, 18)] if is_replaced else [])
+            assert spans(made.unagreed) == ([] if is_replaced else [(0, 18)])
         with SpoolDirectory(tmp_path) as directory:
             assert spans(directory.recover(77)) == [(0, 18)]
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+
 import pytest
+from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 
+from gazette_sdk.errors import ValidationError
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.non_null_fields import complete
-from gazette_sdk.protocol.service import SHARD_RPCS
+from gazette_sdk.protocol.service import SHARD_RPCS, SHARD_RPCS_BY_NAME
+from gazette_sdk.protocol.shard_rpcs import validate_shard_rpc
+from support.vectors import golden
 
 # Names of messages and enums without their package, `*` for repeated, `k:v` for maps.
 MESSAGES = {
@@ -119,3 +125,43 @@ def test_sub_messages_that_others_always_write_are_written():
     response = complete(cpb.GetHintsResponse())
     assert response.HasField("primary_hints")
     assert not response.primary_hints.HasField("hints")
+
+
+CALLS = [call for call in golden("consumer/rpc/shard_grpc.json") if "response_b64" in call]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call["name"])
+def test_recorded_calls_are_encoded_alike(call):
+    rpc = SHARD_RPCS_BY_NAME[call["method"]]
+    sent = base64.b64decode(call["response_b64"])
+    response = rpc.response_type.FromString(sent)
+    if call["wire"] == "as sent":
+        encoded = complete(response).SerializeToString(deterministic=True)
+        maps = len(getattr(response, "read_through", ())) + len(getattr(response, "publish_at", ()))
+        # Maps have no order of their own.
+        assert (encoded if maps <= 2 else sorted(encoded)) == (sent if maps <= 2 else sorted(sent))
+    expected = json_format.ParseDict(call["response"], rpc.response_type())
+    assert complete(response) == complete(expected)
+    request = rpc.request_type.FromString(base64.b64decode(call["request_b64"]))
+    assert request == json_format.ParseDict(call["request"], rpc.request_type())
+    if call["name"] == "apply, invalid hints":  # of no log: they fail the next recovery there
+        with pytest.raises(ValidationError, match="expected hints of the shard's recovery log"):
+            validate_shard_rpc(request)
+    elif call["method"] in {"List", "Apply", "Unassign"}:
+        validate_shard_rpc(request)
+    if response.status == cpb.OK:
+        validate_shard_rpc(response)
+
+
+def test_requests_that_were_refused_are_refused():
+    calls = [
+        call
+        for call in golden("consumer/rpc/shard_grpc.json")
+        if call["method"] in {"List", "Apply", "Unassign"} and "grpc_error" in call
+    ]
+    assert calls
+    for call in calls:
+        rpc = SHARD_RPCS_BY_NAME[call["method"]]
+        request = rpc.request_type.FromString(base64.b64decode(call["request_b64"]))
+        with pytest.raises(ValidationError):
+            validate_shard_rpc(request)

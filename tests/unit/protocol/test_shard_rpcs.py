@@ -123,6 +123,11 @@ def test_list_requests_and_responses():
                 ({"last_offset": 10}, "invalid_last_offset"),
             )
         ),
+        (
+            {"upsert": a_spec(), "primary_hints": hints(log="logs/a-shard")},
+            "PrimaryHints",
+            "redundant_log",
+        ),
     ],
 )
 def test_changes_that_are_refused(change, path, kind):

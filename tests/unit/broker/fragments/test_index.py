@@ -352,3 +352,23 @@ def test_a_read_that_does_not_block_waits_for_what_the_first_listing_may_show(
         assert (await read).status == pb.OFFSET_NOT_YET_AVAILABLE
 
     asyncio.run(scenario())
+
+
+def test_an_index_follows_an_offset_if_it_has_every_byte_behind_it():
+    index = Index()
+    index.replace_remote(CoverSet([fragment_of(0, 10, 1), fragment_of(10, 20, 1)]))
+    assert [index.follows(offset) for offset in (0, 5, 19, 20, 25)] == [True, True, True, False,
+                                                                        False]  # fmt: skip
+    index.replace_remote(CoverSet([fragment_of(0, 10, 1), fragment_of(12, 20, 1)]))
+    assert [index.follows(offset) for offset in (5, 10, 12, 15)] == [False, False, True, True]
+
+
+def test_what_is_acknowledged_is_everything_until_something_is_held():
+    index = Index()
+    assert index.acknowledged_end > 1 << 62
+    index.hold(end=5, is_told=True)
+    assert index.acknowledged_end == 5
+    index.acknowledge(9)
+    assert index.acknowledged_end == 9
+    index.release()
+    assert index.acknowledged_end > 1 << 62

@@ -215,7 +215,7 @@ class ScriptedInventory:
         self.asked = 0
 
     async def fragments_before(self, journal, end):
-        assert (journal, end) == (JOURNAL, len(WHOLE))
+        assert (journal, end) == (JOURNAL, len(WHOLE) + 1)
         self.asked += 1
         await asyncio.sleep(0)
         answer = self.answers[0] if len(self.answers) == 1 else self.answers.pop(0)
@@ -224,6 +224,8 @@ class ScriptedInventory:
         return list(answer)
 
     async def digest(self, journal, begin, end):
+        if callable(self.content):
+            return self.content(begin, end)
         assert (journal, begin, end) == (JOURNAL, 0, len(WHOLE))
         return self.content
 
@@ -231,7 +233,9 @@ class ScriptedInventory:
 class Made:
     """A quarantine of the fixture's directory, and what it uploaded."""
 
-    def __init__(self, directory, inventory, *, exists=True, restores_head=False):
+    def __init__(
+        self, directory, inventory, *, exists=True, restores_head=False, goes_on=lambda: False
+    ):
         self.uploaded = []
         self.replica = None
         self.directory = directory
@@ -243,6 +247,7 @@ class Made:
             upload=self.uploaded.append,
             replica_of=lambda *_: self.replica,
             restores_head=lambda _: restores_head,
+            goes_on=lambda _: goes_on(),
         )
 
     @property
@@ -298,6 +303,66 @@ def test_nothing_is_used_where_others_wrote_all_of_it(root, caplog):
     assert f"offsets 0 to {len(WHOLE)} of {JOURNAL} in " in record.getMessage()
     assert record.getMessage().endswith(".content.superseded")
     assert recovered(root) == []
+
+
+@pytest.mark.parametrize(
+    ("theirs", "used"),
+    [
+        (WHOLE, [(0, 9)]),
+        (b"other bytes" * 9, []),
+    ],
+)
+def test_a_gap_of_what_only_we_have_is_closed_if_the_rest_is_the_same(root, theirs, used):
+    def digest(begin, end):
+        assert (begin, end) == (0, 4)
+        return hashlib.sha1(theirs[begin:end]).digest()
+
+    inventory = ScriptedInventory([fragment(0, 4), fragment(9, 100)], digest=digest)
+    made, taken = decide(root, inventory)
+    assert made.spans == used
+    if used:
+        assert content_of_spool(taken[0]) == WHOLE[:9]
+
+
+def test_what_the_primary_cannot_read_yet_is_asked_again(root):
+    answers = [None, None, hashlib.sha1(WHOLE[:4]).digest()]
+    inventory = ScriptedInventory(
+        [fragment(0, 4), fragment(9, 100)], digest=lambda *_: answers.pop(0)
+    )
+    made, _ = decide(root, inventory)
+    assert made.spans == [(0, 9)]
+    assert not answers
+
+
+def test_a_spool_that_is_ahead_waits_while_others_may_write_there(root):
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            inventory, goes_on = ScriptedInventory([]), [True]
+            made = Made(directory, inventory, goes_on=lambda: goes_on[0])
+            directory.forget_head(JOURNAL)
+            running = asyncio.ensure_future(made.quarantine.run())
+            await until(lambda: inventory.asked > 3)
+            assert made.uploaded == []
+            goes_on[0] = False  # the journal waits: nobody can
+            await asyncio.wait_for(running, 10)
+            assert made.spans == [(0, len(WHOLE))]
+
+    asyncio.run(scenario())
+
+
+def test_a_spool_of_this_process_is_decided_about_as_others_are(root):
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            made = Made(directory, ScriptedInventory([]))
+            (entry,) = made.quarantine._entries.pop((JOURNAL, REVISION))
+            made.quarantine._ready.clear()
+            made.quarantine.hold(entry.spool)
+            assert made.quarantine.holds(JOURNAL, REVISION)
+            await asyncio.wait_for(made.quarantine.run(), 10)
+            assert made.uploaded == [entry.spool]
+            assert not made.quarantine.holds(JOURNAL, REVISION)
+
+    asyncio.run(scenario())
 
 
 def test_spools_of_a_deleted_journal_go_to_the_persister_which_drops_them(root):

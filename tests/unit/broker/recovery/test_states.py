@@ -21,7 +21,12 @@ from gazette_sdk.broker.recovery.states import (
 )
 
 QUARANTINE = {SpoolState.UNCONTESTED, SpoolState.CONTESTED}
-DECIDING = {SpoolState.COMPARING, SpoolState.TRUNCATING, SpoolState.RENAMING}
+DECIDING = {
+    SpoolState.COMPARING,
+    SpoolState.CLOSING,
+    SpoolState.TRUNCATING,
+    SpoolState.RENAMING,
+}
 
 
 def written_table(table):
@@ -108,10 +113,15 @@ def test_a_spool_is_used_only_from_quarantine_and_then_ends():
 
 def test_only_contested_spools_lose_bytes():
     """Others may have acknowledged other bytes only if they continued the journal."""
-    changes = {SpoolEffect.COMPARE, SpoolEffect.TRUNCATE, SpoolEffect.SET_SUPERSEDED_ASIDE}
+    changes = {
+        SpoolEffect.COMPARE,
+        SpoolEffect.COMPARE_SHARED,
+        SpoolEffect.TRUNCATE,
+        SpoolEffect.SET_SUPERSEDED_ASIDE,
+    }
     for (state, _), (effect, after) in SPOOL.items():
         if effect in changes or after in DECIDING:
-            assert state in {SpoolState.CONTESTED, SpoolState.COMPARING}
+            assert state in {SpoolState.CONTESTED, SpoolState.COMPARING, SpoolState.CLOSING}
 
 
 def test_a_failure_returns_a_spool_to_quarantine():

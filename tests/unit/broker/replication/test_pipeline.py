@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -539,6 +540,30 @@ def test_peers_are_told_with_the_next_request_or_soon_by_the_last_proposal(direc
         assert (await peer.received(8))[7].acknowledged_through == 11
         pipeline.fail(UnavailableError("over"))
         await pipeline.ended()
+
+    run(scenario())
+
+
+def test_the_error_of_a_call_that_its_caller_gave_up_is_not_reported():
+    async def scenario():
+        streams, reported = PeerStreams(), []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: reported.append(what))
+
+        async def breaking():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                raise CallError("the connection is gone")
+
+        call = asyncio.ensure_future(streams.until_gone(PEERS[0], breaking()))
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([call])
+        del call
+        await asyncio.sleep(0.01)
+        gc.collect()
+        assert not reported
+        assert not streams._calls
 
     run(scenario())
 

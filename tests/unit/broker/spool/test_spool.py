@@ -342,6 +342,44 @@ def test_with_durability_persisted_a_commit_is_synced_before_it_is_acknowledged(
     asyncio.run(scenario())
 
 
+def test_with_durability_persisted_a_head_that_others_told_is_synced_before_the_answer(
+    tmp_path, monkeypatch
+):
+    async def scenario():
+        with SpoolDirectory(tmp_path, durability=Durability.PERSISTED) as directory:
+            user = SpoolUser(directory)
+            synced = []
+            storage = type(user.spool._storage)
+            sync_head = storage.sync_head
+
+            def noted(self):
+                sync_head(self)
+                synced.append(self.head.end)
+
+            monkeypatch.setattr(storage, "sync_head", noted)
+            await user.append(b"one")
+            await user.roll()
+            assert synced == [], "the spool's log has it"
+            await user.roll(100)
+            assert synced == [100]
+            await user.append(b"two")
+            await user.roll()
+            assert synced == [100]
+
+            def fails(self):
+                raise OSError(5, "Input/output error")
+
+            monkeypatch.setattr(storage, "sync_head", fails)
+            for _ in range(2):  # it is not believed later
+                with pytest.raises(SpoolDiskError, match="check that disk"):
+                    await user.roll(200)
+            monkeypatch.setattr(storage, "sync_head", noted)
+            await user.roll(200)
+            assert synced == [100, 200]
+
+    asyncio.run(scenario())
+
+
 TMPFS_PROGRAM = """
 import asyncio, sys
 sys.path.insert(0, "tests")

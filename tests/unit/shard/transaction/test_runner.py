@@ -367,7 +367,7 @@ def test_the_next_transaction_consumes_while_one_commits_and_commits_behind_it(t
         assert world.output.published == []
         assert world.runner.progress.read_through == {JOURNAL: 0}
         world.log.appends[0].set_result(11)
-        await until(lambda: len(world.log.appends) == 2)
+        await until(lambda: len(world.log.appends) == 2 and len(application.futures) == 2)
         assert world.recorder.ends == [11]
         assert [m.customer for _, m in world.output.published] == ["ada", "all"]
         assert world.runner.progress.read_through == {JOURNAL: 1}
