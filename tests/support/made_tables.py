@@ -30,7 +30,6 @@ ROOMS = (
     PACKAGE / "message",
     PACKAGE / "journals",
     PACKAGE / "broker",
-    PACKAGE / "shard",
     PACKAGE / "local_cluster",
     PACKAGE / "cli",
     PACKAGE / "testing",
