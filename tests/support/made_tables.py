@@ -30,6 +30,7 @@ ROOMS = (
     PACKAGE / "message",
     PACKAGE / "journals",
     PACKAGE / "broker",
+    PACKAGE / "shard",
     PACKAGE / "local_cluster",
     PACKAGE / "cli",
     PACKAGE / "testing",

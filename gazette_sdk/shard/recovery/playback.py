@@ -49,6 +49,9 @@ PIECE_BYTES = 1 << 20
 SKIP_BYTES_MAX = 1 << 20
 """Content between two hinted segments that is read and dropped, because a new read takes longer."""
 
+MISSING_CONTENT_S = 30.0
+"""Time to wait for content that was appended before, and that the broker does not have."""
+
 T = TypeVar("T")
 
 
@@ -103,6 +106,8 @@ class Playback:
         self._file_root = file_root
         self._player: Player | None = None
         self._reader: RetryReader | None = None
+        self._is_behind = False  # content below `read_through` is waited for
+        self._waited_at = ("", 0)  # log and offset where it did not come in time
         self._wanted = asyncio.Event()
         self._author = 0
         self._recovered: asyncio.Future[Recovered] = asyncio.get_running_loop().create_future()
@@ -183,34 +188,36 @@ class Playback:
             if jump.offset is not None and jump.offset > player.next_offset:
                 player.jumped(jump.offset)
         except OffsetNotYetAvailableError:
-            await self._at_end(player)
+            if player.next_offset >= player.read_through[player.log]:
+                await self._at_head(player)
+            else:
+                self._at_end(player)
         else:
             if content:
                 self.bytes_read += len(content)
                 await self._call(lambda: self._files.apply(player.feed(content)))
 
-    async def _at_end(self, player: Player) -> None:
-        """Act on a broker that has no content at the player's offset."""
+    def _at_end(self, player: Player) -> None:
+        """Act on a broker that has no content between the player's offset and ``read_through``.
+
+        Its replica may lag behind, or not know a stored fragment yet.
+        """
         assert self._reader is not None
         response = self._reader.response
         head = response.write_head if response is not None else 0
-        read_through = player.read_through[player.log]
-        if player.next_offset >= read_through:
-            await self._at_head(player)
-        elif head >= read_through:
-            player.jumped(head)  # no content is left up to there
-        else:
-            await self._open_reader(player, is_blocking=True)  # a replica that lags behind
+        place = (player.log, player.next_offset)
+        if self._waited_at == place and head >= player.read_through[player.log]:
+            player.missing(head)
+        self._is_behind = True
 
     async def _at_head(self, player: Player) -> None:
         player.head()
         self.tailing.set()
-        if not self._wanted.is_set():
-            await self._open_reader(player, is_blocking=True)
-        elif self._author:
-            await self._inject(player)
-        else:
-            player.finish()
+        if self._wanted.is_set():
+            if self._author:
+                await self._inject(player)
+            else:
+                player.finish()
 
     async def _inject(self, player: Player) -> None:
         request = broker_pb2.AppendRequest(
@@ -224,30 +231,31 @@ class Playback:
 
     async def _read(self, player: Player) -> bytes:
         """Return content at the player's offset; nothing if there is none yet."""
+        is_following = player.state is PlayerState.TAIL and not self._wanted.is_set()
+        is_blocking = is_following or self._is_behind
         reader = self._reader
-        if (
-            reader is None
-            or reader.journal != player.log
-            or (
-                reader.block
-                and (
-                    self._wanted.is_set()
-                    or (
-                        player.state is not PlayerState.TAIL
-                        and player.next_offset >= player.read_through[player.log]
-                    )
-                )
-            )
-        ):
-            reader = await self._open_reader(player, is_blocking=False)
-        if not 0 <= player.next_offset - reader.offset <= SKIP_BYTES_MAX:
+        if reader is None or reader.journal != player.log or reader.block != is_blocking:
+            reader = await self._open_reader(player, is_blocking=is_blocking)
+        elif not 0 <= player.next_offset - reader.offset <= SKIP_BYTES_MAX:
             await reader.seek(player.next_offset)
-        if reader.block:
+        if is_following:
             content = await self._read_or_wanted(reader)
+        elif is_blocking:
+            content = await self._read_late(player, reader)
         else:
             content = await reader.read(PIECE_BYTES) or b""
         skipped = player.next_offset - (reader.offset - len(content))
         return content[skipped:] if skipped else content
+
+    async def _read_late(self, player: Player, reader: RetryReader) -> bytes:
+        """Wait some time for content below ``read_through``."""
+        self._is_behind = False
+        try:
+            async with asyncio.timeout(MISSING_CONTENT_S):
+                return await reader.read(PIECE_BYTES) or b""
+        except TimeoutError:
+            self._waited_at = (player.log, player.next_offset)
+            return b""
 
     async def _read_or_wanted(self, reader: RetryReader) -> bytes:
         """Wait for content, or for a request to end."""

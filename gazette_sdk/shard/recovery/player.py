@@ -221,6 +221,19 @@ class Player:
         self._rest = b""
         self.offset = offset
 
+    def missing(self, offset: int) -> NoReturn:
+        """Fail, because the journal lacks all content up to its head.
+
+        Raises:
+            RecoveryError: always.
+        """
+        self._check()
+        self._fail(
+            f"content of {self.log} from {self.next_offset} to its head at {offset} is missing;"
+            " possible data loss: restore its fragments, or append a line to the log to go on"
+            " without them"
+        )
+
     # --------------------------------------------------------- head and hand-off
 
     def head(self) -> None:

@@ -10,12 +10,15 @@ BROKEN     changes, a commit, or hints wanted   the failure is raised           
 BROKEN     an append has failed for good        nothing                                 BROKEN
 =========  ===================================  ======================================  =========
 
+A worker thread records; the event loop may ask for hints at any time. A lock guards the history.
+
 The local files have changed already when they are recorded. A change that does not fit the files
 recorded so far is an error of the store, after which nothing can be recorded any more.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from gazette_sdk.errors import GazetteError
@@ -77,6 +80,7 @@ class Recorder:
         self._failure: Exception | None = None
         self._usage = LogUsage(fsm.live_nodes)
         self._parts: list[bytes] = []
+        self._lock = threading.Lock()
         self.opening = b""
         if fsm.last_log != log:
             self._add(pb.RecordedOp())
@@ -100,14 +104,14 @@ class Recorder:
         Raises:
             GazetteError: a change does not fit the files; or :meth:`failed` was called.
         """
-        self._check()
-        try:
-            contents = self._record(changes)
-        except Exception as error:
-            self._failure = error
-            raise
-        self._in_flight += 1
-        return contents
+        with self._lock:
+            self._check()
+            self._in_flight += 1
+            try:
+                return self._record(changes)
+            except Exception as error:
+                self._failure = error
+                raise
 
     def appended(self, end: int) -> None:
         """Take note that the oldest contents in flight are committed.
@@ -117,11 +121,12 @@ class Recorder:
         Args:
             end: offset behind them, or behind later ones that were appended with them.
         """
-        self._check()
-        assert self._in_flight > 0, "an append is committed that was not recorded"
-        self._in_flight -= 1
-        self._write_head = max(self._write_head, end)
-        self._position = max(self._position, end)
+        with self._lock:
+            self._check()
+            assert self._in_flight > 0, "an append is committed that was not recorded"
+            self._in_flight -= 1
+            self._write_head = max(self._write_head, end)
+            self._position = max(self._position, end)
 
     def failed(self, error: Exception) -> None:
         """Take note that an append has failed for good. Every later call raises the error."""
@@ -148,31 +153,35 @@ class Recorder:
         Raises:
             GazetteError: something recorded is not committed yet; or :meth:`failed` was called.
         """
-        self._check()
-        if not self.is_committed:
-            raise GazetteError(
-                f"{self.log}: hints name operations that are not committed yet: wait for them",
-                journal=self.log,
-            )
-        return self.fsm.hints(self.log)
+        with self._lock:
+            self._check()
+            if not self.is_committed:
+                raise GazetteError(
+                    f"{self.log}: hints name operations that are not committed yet: wait for them",
+                    journal=self.log,
+                )
+            return self.fsm.hints(self.log)
 
     @property
     def bytes_read(self) -> int:
         """Bytes that a player of hints of this moment reads."""
-        return self._usage.bytes_read
+        with self._lock:
+            return self._usage.bytes_read
 
     @property
     def bytes_live(self) -> int:
         """Content of all files."""
-        return self._usage.bytes_live
+        with self._lock:
+            return self._usage.bytes_live
 
     def rerecord_due(self) -> str | None:
         """Return the path of the file to record anew with the next commit; None if there is none.
 
         The store removes and creates it with its content of that commit, see `rerecord`.
         """
-        fnode = self._usage.oldest_wasteful()
-        return None if fnode is None else min(self.fsm.live_nodes[fnode].links)
+        with self._lock:
+            fnode = self._usage.oldest_wasteful()
+            return None if fnode is None else min(self.fsm.live_nodes[fnode].links)
 
     # ------------------------------------------------------------------ parts
 

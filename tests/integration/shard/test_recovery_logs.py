@@ -21,6 +21,7 @@ from gazette_sdk.errors import (
 from gazette_sdk.protocol import broker_pb2
 from gazette_sdk.protocol import recoverylog_pb2 as pb
 from gazette_sdk.protocol.labels import pairs_of
+from gazette_sdk.shard.recovery import playback
 from gazette_sdk.shard.recovery.file_change import (
     CreateFile,
     FileChange,
@@ -411,10 +412,46 @@ def test_a_log_whose_content_was_deleted_does_not_begin_empty(etcd, tmp_path, mo
                 )
 
             monkeypatch.setattr(client.transport, "read", read)
-            for given, match in ((empty(), "restore the hints"), (hints, "unused hints")):
+            monkeypatch.setattr(playback, "MISSING_CONTENT_S", 0.2)
+            for given in (empty(), hints):
                 await fails(
-                    Standby(client.transport, given, tmp_path / "store"), RecoveryError, match
+                    Standby(client.transport, given, tmp_path / "store"),
+                    RecoveryError,
+                    f"to its head at {head} is missing; possible data loss",
                 )
+
+    run(scenario())
+
+
+def test_a_replica_that_lags_behind_is_waited_for(etcd, tmp_path, monkeypatch):
+    """It answers a read that does not block as if there was no content, and one that does."""
+
+    async def scenario():
+        async with logs(etcd, tmp_path) as client:
+            primary = await new_primary(client, tmp_path, 1)
+            await primary.commit(*CHANGES)
+            head = (await client.append(LOG)).commit.end
+            read = client.transport.read
+            lagging = 0
+
+            async def lag(request, *target):
+                nonlocal lagging
+                if request.block or request.offset >= head:
+                    async for item in read(request, *target):
+                        yield item
+                else:
+                    lagging += 1
+                    yield broker_pb2.ReadResponse(
+                        status=broker_pb2.OFFSET_NOT_YET_AVAILABLE,
+                        offset=request.offset,
+                        write_head=request.offset,
+                    )
+
+            monkeypatch.setattr(client.transport, "read", lag)
+            standby = Standby(client.transport, empty(), tmp_path / "store")
+            assert (await standby.hand_off(2)).fsm.next_seq_no > 1
+            assert files_of(standby.directory) == FILES
+            assert 0 < lagging < 10
 
     run(scenario())
 

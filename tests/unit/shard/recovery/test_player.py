@@ -447,3 +447,19 @@ def test_missing_content_inside_an_operation_is_an_error() -> None:
     player.feed(log[:-10])
     with pytest.raises(RecoveryError, match="within the content"):
         player.jumped(700)
+
+
+def test_missing_content_up_to_the_head_is_an_error_until_somebody_appends() -> None:
+    log = record(CreateFile("/a"))
+    lost = Player(empty(), {LOG: 1000})
+    lost.feed(log)
+    with pytest.raises(RecoveryError, match="append a line"):
+        lost.missing(1000)
+    assert lost.state is PlayerState.FAILED
+    accepted = Player(empty(), {LOG: 1000})
+    accepted.feed(log)
+    accepted.jumped(999)
+    accepted.feed(b"\n")
+    accepted.head()
+    accepted.finish()
+    assert accepted.fsm.links == {"/a": 1}
