@@ -13,6 +13,7 @@
 - ``tcp_proxy``: :class:`TcpProxy`, which cuts and delays connections of processes
 - ``shards``: :func:`run_shards`, shards of an application in processes that can be killed and
   paused; ``shard_process`` crashes one at a step of a commit, with ``commit_faults``
+- ``handler_runs``: :func:`run_handler`, which runs an application over messages without a cluster
 - ``chance``: random decisions that are derived from one seed
 
 The names below are imported when they are first used: importing the package is cheap.
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gazette_sdk.testing.cluster import gazette_cluster
     from gazette_sdk.testing.commit_faults import CommitStep
+    from gazette_sdk.testing.handler_runs import HandlerRun, run_handler
     from gazette_sdk.testing.journal_checker import (
         Copy,
         JournalChecker,
@@ -50,6 +52,7 @@ __all__ = [
     "Copy",
     "FaultyStore",
     "FaultyTransport",
+    "HandlerRun",
     "JournalChecker",
     "JournalPromiseError",
     "Promise",
@@ -61,11 +64,13 @@ __all__ = [
     "check_journals",
     "gazette_cluster",
     "raise_violations",
+    "run_handler",
     "run_shards",
     "save_store_faults",
 ]
 
 _MODULES = {
+    "handler_runs": ("HandlerRun", "run_handler"),
     "commit_faults": ("CommitStep",),
     "shards": ("run_shards",),
     "cluster": ("gazette_cluster",),

@@ -38,7 +38,7 @@ class HandlerRun(NamedTuple):
     """Result of a run.
 
     Attributes:
-        state: state of the store: its ``state``, its items, or what ``read`` returned.
+        state: what ``read`` returned; by default ``store.state``, or a dict of its items.
         published: messages that were published by committed transactions, in order.
     """
 
@@ -175,6 +175,7 @@ def run_handler(
     *,
     batch_count: int = BATCH_COUNT,
     timeout_s: float = 30.0,
+    read: Callable[[Any], Any] | None = None,
     on_step: OnStep | None = None,
 ) -> HandlerRun:
     """Run an application over messages, in one shard with an empty store, until all are committed.
@@ -189,6 +190,7 @@ def run_handler(
         messages: the messages, in order.
         batch_count: messages that arrive at once.
         timeout_s: bound of the run, in seconds.
+        read: returns the state of the store, behind the last transaction.
         on_step: called at each step of a commit.
 
     Returns:
@@ -208,6 +210,7 @@ def run_handler(
                 messages,
                 batch_count=batch_count,
                 timeout_s=timeout_s,
+                read=read or _state_of,
                 on_step=on_step,
             )
         )
@@ -220,6 +223,7 @@ async def _run(
     *,
     batch_count: int,
     timeout_s: float,
+    read: Callable[[Any], Any],
     on_step: OnStep | None,
 ) -> HandlerRun:
     store = application.new_store(shard)
@@ -237,7 +241,7 @@ async def _run(
     try:
         async with asyncio.timeout(timeout_s):
             await _until_committed(runner, len(messages))
-        state = _state_of(store)
+        state = read(store)
     finally:
         store.destroy()
     return HandlerRun(state, [message for _, message in output.published])
@@ -260,9 +264,7 @@ async def _until_committed(runner: Runner, end: int) -> None:
 
 
 def _state_of(store: Any) -> Any:
-    """Return a copy of a store's state."""
+    """Return a copy of a store's state; None of one that needs a query."""
     if hasattr(store, "state"):
         return copy.deepcopy(store.state)
-    if hasattr(store, "items"):
-        return dict(store.items())
-    return store
+    return dict(store.items()) if hasattr(store, "items") else None

@@ -40,7 +40,9 @@ ROOMS = (
 
 _BEGIN = "<!-- {what}: made by tests/support/made_tables.py -->\n"
 _END = "<!-- end -->"
-_SOURCE = re.compile(r"\s*\([^()]*\b(?:sections?|broker|cli) \d[^()]*\)|;[^;.]*\bsection \d+")
+_SOURCE = re.compile(
+    r"\s*\([^()]*\b(?:sections?|broker|cli|shard|recovery log) \d[^()]*\)|;[^;.]*\bsection \d+"
+)
 """Where a docstring names the section of a format's description, which is not part of the docs."""
 
 

@@ -11,14 +11,21 @@ import os
 import pwd
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from support.services import _wait_until_it_listens, free_port
 
 STOP_TIMEOUT_S = 30.0
+_BECOME = """
+import os, sys
+os.setgroups([])
+os.setgid(int(sys.argv[1]))
+os.setuid(int(sys.argv[2]))
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 @contextlib.contextmanager
@@ -27,18 +34,31 @@ def running_postgres() -> Iterator[str]:
     programs = _programs()
     directory = Path(tempfile.mkdtemp(prefix="gazette-sdk-postgres-"))
     try:
-        identity = _unprivileged(directory)
+        become = _unprivileged(directory)
         data = directory / "data"
         subprocess.run(
-            [programs / "initdb", "-D", data, "-A", "trust", "-U", "tests", "-E", "UTF8", "-N"],
+            [
+                *become,
+                *(
+                    programs / "initdb",
+                    "-D",
+                    data,
+                    "-A",
+                    "trust",
+                    "-U",
+                    "tests",
+                    "-E",
+                    "UTF8",
+                    "-N",
+                ),
+            ],
             check=True,
             capture_output=True,
             cwd=directory,
             env=_environment(directory),
-            **identity,
         )
         port = free_port()
-        with _server(programs, directory, data, port, identity):
+        with _server(programs, directory, data, port, become):
             yield f"postgresql+psycopg://tests@127.0.0.1:{port}/postgres"
     finally:
         shutil.rmtree(directory)
@@ -46,7 +66,7 @@ def running_postgres() -> Iterator[str]:
 
 @contextlib.contextmanager
 def _server(
-    programs: Path, directory: Path, data: Path, port: int, identity: dict[str, Any]
+    programs: Path, directory: Path, data: Path, port: int, become: list[str]
 ) -> Iterator[None]:
     settings = {
         "listen_addresses": "127.0.0.1",
@@ -59,6 +79,7 @@ def _server(
     with log.open("wb") as output:
         process = subprocess.Popen(
             [
+                *become,
                 *(programs / "postgres", "-D", data, "-p", str(port)),
                 *(part for name, value in settings.items() for part in ("-c", f"{name}={value}")),
             ],
@@ -67,7 +88,6 @@ def _server(
             stderr=subprocess.STDOUT,
             cwd=directory,
             env=_environment(directory),
-            **identity,
         )
     try:
         _wait_until_it_listens(process, port, log)
@@ -92,14 +112,18 @@ def _programs() -> Path:
     raise FileNotFoundError("PostgreSQL is not installed; run scripts/setup dev")
 
 
-def _unprivileged(directory: Path) -> dict[str, Any]:
-    """Give the directory to a user that the server may run as."""
+def _unprivileged(directory: Path) -> list[str]:
+    """Give the directory to a user that the server may run as; return what runs a command so.
+
+    A child changes its user itself: with ``subprocess``'s ``user=`` this process would fork, which
+    the threads of gRPC do not survive.
+    """
     if os.geteuid() != 0:
-        return {}
+        return []
     names = {entry.pw_name for entry in pwd.getpwall()}
     user = pwd.getpwnam("postgres" if "postgres" in names else "nobody")
     os.chown(directory, user.pw_uid, user.pw_gid)
-    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    return [sys.executable, "-c", _BECOME, str(user.pw_gid), str(user.pw_uid)]
 
 
 def _environment(directory: Path) -> dict[str, str]:

@@ -448,7 +448,7 @@ class Runner:
 
     async def _close(self) -> None:
         """Fail what is not committed, and close input and output."""
-        self._fail_commit(ClosedError("the shard has ended before this commit"))
+        self._fail_commit(ClosedError(f"{self._shard.id} has ended before this commit"))
         self.progress.end()
         try:
             await self._close_input()
@@ -465,7 +465,7 @@ def _have_succeeded(futures: Collection[AnyFuture]) -> bool:
     ended = [future for future in futures if future.done()]
     for future in ended:
         if future.cancelled():
-            raise ClosedError("an append was cancelled; the shard has ended")
+            raise ClosedError(f"an append was cancelled: {future!r}")
         error = future.exception()
         if error is not None:
             raise error

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 import pytest
+import sqlalchemy as sa
 
 from gazette_sdk import JsonMessage, Publisher, mapping, shard
 from gazette_sdk.embedded import EmbeddedCluster
@@ -16,11 +17,14 @@ from gazette_sdk.errors import DecodeError, FencedError
 from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.shard.stores.json_store import JsonStore
 from gazette_sdk.shard.stores.rocks_store import RocksStore
+from gazette_sdk.shard.stores.sql_store import SqlStore
+from gazette_sdk.shard.stores.sqlite_store import SqliteStore
 from gazette_sdk.shard.transaction.failure import DeadLetter, HandlerFailedError
 from gazette_sdk.shard.transaction.steps import CommitStep
 from gazette_sdk.testing.commit_faults import CrashAt, InjectedCrashError
 from gazette_sdk.transport.append.service import AppendService
 from gazette_sdk.transport.loop import run
+from support.postgres import running_postgres
 from support.shard_runs import Primary, World
 
 pytestmark = pytest.mark.timeout(300)
@@ -52,11 +56,34 @@ def world(cluster, tmp_path):
     return made
 
 
-STORES = {"json": JsonStore, "rocks": RocksStore[str, int]}
+class TableOfCounts(SqliteStore):
+    """Counts in a table."""
+
+    def __init__(self, directory):
+        super().__init__(directory, schema=COUNTS)
+
+    def get(self, word, default):
+        row = self.execute("SELECT n FROM counts WHERE word = ?", (word,)).fetchone()
+        return default if row is None else row[0]
+
+    def __getitem__(self, word):
+        return self.get(word, None)
+
+    def __setitem__(self, word, count):
+        self.execute("INSERT OR REPLACE INTO counts VALUES (?, ?)", (word, count))
+
+
+COUNTS = "CREATE TABLE IF NOT EXISTS counts (word TEXT PRIMARY KEY, n INTEGER) STRICT;"
+STORES = {"json": JsonStore, "rocks": RocksStore[str, int], "sqlite": TableOfCounts}
 
 
 def state_of(store):
-    return store.state if isinstance(store, JsonStore) else dict(store.items())
+    if isinstance(store, JsonStore):
+        return store.state
+    if isinstance(store, RocksStore):
+        return dict(store.items())
+    with store.committed() as view:
+        return {row[0]: row[1] for row in view.execute("SELECT word, n FROM counts").fetchall()}
 
 
 def counter(world, *, is_async=False, store="json", **declared):
@@ -71,7 +98,8 @@ def counter(world, *, is_async=False, store="json", **declared):
     async def count_later(txn, message):
         count(txn, message)
 
-    return shard.handler(message=Word, store=STORES[store], name="count", **declared)(
+    made = STORES[store] if isinstance(store, str) else store
+    return shard.handler(message=Word, store=made, name="count", **declared)(
         count_later if is_async else count
     )
 
@@ -154,6 +182,69 @@ def test_a_crash_at_each_step_leaves_state_and_output_as_if_undisturbed(world, s
     check(world, 2050, run(recover()))
 
 
+class RemoteCounts(SqlStore):
+    """Counts in a table of a remote database."""
+
+    def get(self, word, default):
+        row = self.execute("SELECT n FROM counts WHERE word = :word", {"word": word}).fetchone()
+        return default if row is None else row[0]
+
+    def __getitem__(self, word):
+        return self.get(word, None)
+
+    def __setitem__(self, word, count):
+        self.execute(
+            "INSERT INTO counts VALUES (:word, :n) ON CONFLICT (word) DO UPDATE SET n = :n",
+            {"word": word, "n": count},
+        )
+
+
+@dataclass
+class RemoteStores:
+    """Makes the store of a shard in a database."""
+
+    url: str
+
+    def for_shard(self, handle):
+        return RemoteCounts(self.url, handle.full_name)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with running_postgres() as url:
+        yield url
+
+
+@pytest.fixture
+def remote(server):
+    engine = sa.create_engine(server, poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        connection.execute(sa.text("DROP TABLE IF EXISTS counts, gazette_checkpoints"))
+        connection.execute(sa.text("CREATE TABLE counts (word TEXT PRIMARY KEY, n BIGINT)"))
+    return RemoteStores(server)
+
+
+@pytest.mark.parametrize("step", CommitStep)
+def test_a_crash_at_each_step_leaves_a_remote_database_as_if_undisturbed(world, remote, step):
+    async def crash():
+        application = counter(world, store=remote, max_txn_s=0.02)
+        fault = CrashAt(step, 2)
+        primary = await Primary(world, application, on_step=fault, with_log=False).start()
+        assert isinstance(await primary.failed(), InjectedCrashError)
+
+    async def recover():
+        primary = await Primary(world, counter(world, store=remote), with_log=False).start()
+        await primary.caught_up()
+        state = state_of(primary.store)
+        await primary.stop()
+        return state
+
+    publish(world, 0, 500)
+    run(crash())
+    publish(world, 500, 520)
+    check(world, 520, run(recover()))
+
+
 # ------------------------------------------------------ order under slow commits
 
 
@@ -219,34 +310,37 @@ def test_a_primary_whose_log_was_taken_over_fails_and_acknowledges_nothing(world
 # ---------------------------------------------------------------- bad records
 
 
-def refusing(world, bad, **declared):
+def refusing(world, bad, store="json", **declared):
     """Counts words but for those that are bad; what it did with these is undone."""
     direct = mapping.direct(world.output_names[0])
 
     def count(txn, message):
-        counts = txn.store.state
+        counts = txn.store.state if store == "json" else txn.store
         counts[message.word] = counts.get(message.word, 0) + 1
         txn.publish(Count(message.word, counts[message.word], message.number), mapping=direct)
         if message.number in bad:
             raise ValueError(f"no {message.number}")
 
-    return shard.handler(message=Word, store=JsonStore, name="count", **declared)(count)
+    return shard.handler(message=Word, store=STORES[store], name="count", **declared)(count)
 
 
 async def run_through(world, application):
     primary = await Primary(world, application).start()
     await primary.caught_up()
+    state = state_of(primary.store)
     await primary.stop()
-    return primary.store.state
+    return state
 
 
+@pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("policy", ["skip", "dead letters"])
-def test_bad_records_are_left_out_and_their_effects_undone(world, policy):
+def test_bad_records_are_left_out_and_their_effects_undone(world, policy, store):
     bad = {0, 37, 38, 155, 299}
     rejected = world.output_names[1]
     on_error = "skip" if policy == "skip" else shard.dead_letters(rejected)
     publish(world, 0, 300)
-    state = run(run_through(world, refusing(world, bad, on_error=on_error, max_txn_s=0.01)))
+    application = refusing(world, bad, store=store, on_error=on_error, max_txn_s=0.01)
+    state = run(run_through(world, application))
     counts, wanted = {}, []
     for number in sorted(set(range(300)) - bad):
         word = f"w{number % 7}"

@@ -64,6 +64,28 @@ def test_state_and_messages_of_a_run(batch_count):
     assert found.published == PUBLISHED
 
 
+def test_a_run_with_sql_reads_what_it_is_asked_to_read():
+    def count(txn, order):
+        txn.store.execute("INSERT INTO orders VALUES (?, ?)", (order.customer, order.cents))
+
+    def read(store):
+        with store.committed() as view:
+            return view.execute("SELECT sum(cents) FROM orders").fetchone()[0]
+
+    schema = "CREATE TABLE IF NOT EXISTS orders (customer TEXT, cents INTEGER) STRICT;"
+    application = shard.handler(message=Order, store=shard.SqliteStore.of(schema=schema))(count)
+    assert run_handler(application, ORDERS, read=read).state == 6
+    assert run_handler(application, ORDERS).state is None
+
+
+def test_a_run_with_a_database_of_keys():
+    def count(txn, order):
+        txn.store[order.customer] = txn.store.get(order.customer, 0) + order.cents
+
+    application = shard.handler(message=Order, store=shard.RocksStore[str, int])(count)
+    assert run_handler(application, ORDERS).state == STATE
+
+
 def test_a_run_of_nothing():
     assert run_handler(declared(), []) == ({}, [])
 
