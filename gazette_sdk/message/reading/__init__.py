@@ -6,6 +6,7 @@ In reading order:
 - ``fetcher``: coroutines that fetch content ahead of the consumer; ``content_queue``: the bounded
   queue between them; ``positions``: where the reads of journals begin
 - ``batch_reader``: batches of messages for the consumer, over ``journal_decoder`` (content to
-  envelopes) and ``delivery`` (which messages are delivered, and the reader's position)
+  envelopes) and ``delivery`` (which messages are delivered, and the reader's position);
+  ``list_delivery``: the same in lists, for shards
 - ``since``: messages since a time
 """

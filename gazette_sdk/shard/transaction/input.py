@@ -70,7 +70,7 @@ class Input:
     ) -> None:
         if not sources:
             raise ConfigurationError(
-                "a shard without sources reads nothing: name journals in its spec"
+                "a shard needs at least one source: name its journals in `sources`"
             )
         for journal in sources:
             validate_journal(journal)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gazette_sdk.errors import JournalNotFoundError, UnavailableError
+from gazette_sdk.errors import GazetteError, JournalNotFoundError, UnavailableError
 from gazette_sdk.message.publishing.bulk import publish_batch
 from gazette_sdk.message.publishing.producer import Producer, Sequences
 from gazette_sdk.message.publishing.sender import AnyMapping, Sender
@@ -293,8 +293,10 @@ def _has_succeeded(append: PendingAppend) -> bool:
     return append.done() and append.exception() is None
 
 
-def _failure(sequences: Sequences) -> Exception:
+def _failure(sequences: Sequences) -> BaseException:
     """Return the error of messages that could not be appended."""
-    failed = next(part.failed for part in sequences.parts.values() if part.failed is not None)
-    assert failed.failure is not None
-    return failed.failure
+    for part in sequences.parts.values():
+        failed = part.failed
+        if failed is not None and (error := failed.exception() or failed.failure) is not None:
+            return error
+    return GazetteError(f"messages to {', '.join(sequences.parts)} could not be appended")

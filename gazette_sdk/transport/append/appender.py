@@ -122,8 +122,7 @@ class JournalAppender:
         """Queue an append, behind all before it, whatever these wait for.
 
         Args:
-            content: whole frames. Without any, the append is a barrier: its response tells the
-                write head.
+            content: whole frames; without any, the response tells the write head.
             after: futures that must succeed before it is sent. All behind it waits with it, and
                 if one of them fails, it fails, and all behind it.
             check: selector that the journal's registers must match; a mismatch is terminal.
@@ -134,8 +133,7 @@ class JournalAppender:
             the journal has failed for good.
 
         Raises:
-            ValidationError: it changes registers, and has no content, without which brokers do not
-                change them.
+            ValidationError: it changes registers, which needs content.
             ClosedError: the service is closed.
         """
         if union is not None and not content:
