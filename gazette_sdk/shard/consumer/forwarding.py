@@ -241,7 +241,9 @@ class HttpEndpoints:
             async for chunk in answer.content.iter_any():
                 content += chunk
                 if len(content) > RESPONSE_BYTES_MAX:
-                    raise GazetteError(f"{shard}: the answer is longer than {RESPONSE_BYTES_MAX} bytes")
+                    raise GazetteError(
+                        f"{shard}: the answer is longer than {RESPONSE_BYTES_MAX} bytes"
+                    )
             kept = {
                 name: answer.headers[name]
                 for name in ("Content-Type", "Content-Encoding", "Location", "ETag")

@@ -159,10 +159,12 @@ def test_recovery_waits_for_brokers(gazette_cluster):
         cluster.broker("broker-0").kill()
         shards.start(0)
         shards.wait_until(
-            lambda found: len(found) == 2
-            and all(
-                [status.code for status in each.status] == [cpb.ReplicaStatus.BACKFILL]
-                for each in found
+            lambda found: (
+                len(found) == 2
+                and all(
+                    [status.code for status in each.status] == [cpb.ReplicaStatus.BACKFILL]
+                    for each in found
+                )
             )
         )
         cluster.broker("broker-0").start()
