@@ -65,6 +65,9 @@ END_TIMEOUT_S = 60.0
 POLL_S = 0.05
 """Pause between two looks at shards that are not there yet."""
 
+SHOWN_MAX = 5
+"""Number of shards in an error."""
+
 LOG_TAIL_LINES = 5
 """Number of lines of a process' log in an error."""
 
@@ -499,7 +502,9 @@ async def _etcd_of(cluster: ClusterLike | None) -> AsyncIterator[Etcd]:
 
 
 def _summary(shards: Sequence[cpb.ListResponse.Shard]) -> str:
-    """Return the members and statuses of shards, for an error."""
+    """Return the members and statuses of a few shards, for an error; failed ones first."""
+    failed = cpb.ReplicaStatus.FAILED
+    shards = sorted(shards, key=lambda shard: all(s.code != failed for s in shard.status))
     return "; ".join(
         f"{shard.spec.id}: "
         + ", ".join(
@@ -509,5 +514,5 @@ def _summary(shards: Sequence[cpb.ListResponse.Shard]) -> str:
                 zip(shard.route.members, shard.status, strict=True)
             )
         )
-        for shard in shards
+        for shard in shards[:SHOWN_MAX]
     )

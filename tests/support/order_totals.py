@@ -33,6 +33,26 @@ def totals(txn, order):
     txn.publish(Total(order.customer, total), mapping=TO_TOTALS)
 
 
+@totals.get("/api/customers/{customer}", by=BY_CUSTOMER)
+def customer_total(query, customer):
+    return {"customer": customer, "cents": query.store.get(customer, 0), "shard": query.shard.id}
+
+
+@totals.get("/api/count")
+async def count(query):
+    return str(len(list(query.store.items())))
+
+
+@totals.post("/api/echo", by=mapping.direct("orders/part-000"))
+def echo(query):
+    return query.body
+
+
+@totals.get("/api/broken")
+def broken(query):
+    raise ValueError("a mistake of the application")
+
+
 def create_journals(transport, partitions=2):
     journals = Journals(transport=transport)
     journals.create("orders", partitions=partitions, replication=1)

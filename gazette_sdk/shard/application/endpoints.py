@@ -36,11 +36,13 @@ class Query(Generic[S]):
         store: its store, as of the last transaction that was committed locally. For reading.
         shard: the shard.
         request: the request: of aiohttp, or the message of a gRPC method.
+        body: body of an HTTP request.
     """
 
     store: S
     shard: Shard
     request: Any = None
+    body: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from gazette_sdk.shard.application.generator import ShardGenerator
 from gazette_sdk.shard.application.handles import Process
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.config import ConsumerConfig
+from gazette_sdk.shard.consumer.forwarding import HttpEndpoints
 from gazette_sdk.shard.consumer.resolver import Resolver
 from gazette_sdk.shard.consumer.service import ShardService
 from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
@@ -49,6 +50,12 @@ CONSUMERS_PREFIX = "/gazette/consumers"
 
 SHUTDOWN_TIMEOUT_S = 30.0
 """Bound of the wait for shards that end, such as for a call of a handler."""
+
+LOOKUPS_MAX = 8
+"""Concurrent look-ups of hints and recovery logs, when many shards are assigned at once."""
+
+OPENINGS_MAX = 4
+"""Stores that are opened at once: each costs much of the disk and of a processor."""
 
 CREATED_AT_ONCE = 50
 """Shards that are created in one transaction of Etcd."""
@@ -66,6 +73,7 @@ class Consumer:
 
     Attributes:
         service: the shard service of its port, from :meth:`start` on.
+        endpoints: the application's HTTP endpoints, from :meth:`start` on.
         resolver: resolver of shards, from :meth:`start` on.
         keyspace: its mirror of Etcd.
         authority: verifies the tokens of callers, and signs those of its own calls.
@@ -81,6 +89,7 @@ class Consumer:
     """Function of a shard's id that returns what its runner calls at each step of a commit."""
 
     service: ShardService
+    endpoints: HttpEndpoints
     resolver: Resolver[LocalShard]
 
     def __init__(
@@ -153,6 +162,8 @@ class Consumer:
             local_id=self._id,
             workers=workers,
             directory=directory,
+            lookups=asyncio.Semaphore(LOOKUPS_MAX),
+            openings=asyncio.Semaphore(OPENINGS_MAX),
             new_on_step=type(self).new_on_step,
         )
         self.resolver = Resolver(
@@ -173,6 +184,14 @@ class Consumer:
             local_id=self._id,
             peers=self._peers,
             authorization=Authorization(self.authority),
+        )
+        self.endpoints = HttpEndpoints(
+            self.application,
+            self.resolver,
+            transport=self._transport,
+            workers=workers,
+            authorization=Authorization(self.authority),
+            tls=config.peer_tls,
         )
         self._is_composed = True
         self.resolver.local.refresh()
@@ -297,6 +316,7 @@ class Consumer:
                     await self.resolver.local.shutdowns()
             except TimeoutError:
                 _log.warning("shards have not ended within %.0f s", SHUTDOWN_TIMEOUT_S)
+            await self.endpoints.aclose()
         if self._member.membership is not None:
             await self._member.membership.revoke()
         await self._member.cancel("watch")

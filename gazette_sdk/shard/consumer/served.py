@@ -75,6 +75,7 @@ class ServedConsumer:
                 allow_origins=self._allow_origins,
             ),
         )
+        self.server.http.mount("/", self.consumer.endpoints)
         await self.server.start()
 
     async def stop(self, *, grace_s: float = STOP_GRACE_S) -> None:

@@ -24,10 +24,11 @@ from typing import Any, TypeVar
 
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAssignment, ShardEntry
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.errors import GazetteError
+from gazette_sdk.errors import EtcdUnavailableError, GazetteError, UnavailableError
 from gazette_sdk.journals.changes import list_named
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.message.sequencing.sequencer import RING_SIZE
+from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb
@@ -56,6 +57,7 @@ from gazette_sdk.shard.transaction.input import Input as SourceInput
 from gazette_sdk.shard.transaction.output import Output
 from gazette_sdk.shard.transaction.runner import Runner
 from gazette_sdk.transport.append.service import AppendService
+from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 
 __all__ = ["LocalShard", "ShardParts", "ShardStepError"]
@@ -83,6 +85,8 @@ class ShardParts:
         local_id: this process.
         workers: threads for hooks, stores and files.
         directory: directory below which each shard makes its own.
+        lookups: bound of concurrent look-ups of hints and logs.
+        openings: bound of stores that are opened at once.
         file_root: local directory of ``file://`` fragment stores, if brokers share this machine.
         new_on_step: returns, for a shard's id, what its runner calls at each step of a commit.
     """
@@ -94,6 +98,8 @@ class ShardParts:
     local_id: pb.ProcessSpec.ID
     workers: Executor
     directory: Path
+    lookups: asyncio.Semaphore
+    openings: asyncio.Semaphore
     file_root: Path | None = None
     new_on_step: Callable[[str], OnStep] | None = None
 
@@ -115,6 +121,7 @@ class LocalShard:
         spec: its current spec.
         is_primary: True if this process is the shard's primary.
         store: the open store of a primary; None before.
+        handle: the shard as its application sees it; None before it is opened.
         status: what it reported last.
     """
 
@@ -124,6 +131,7 @@ class LocalShard:
         self.spec = entry.value
         self.is_primary = False
         self.store: Any = None
+        self.handle: Shard | None = None
         self.status = cpb.ReplicaStatus(code=cpb.ReplicaStatus.IDLE)
         self._parts = parts
         self._log = recovery_log(entry.value)
@@ -269,9 +277,14 @@ class LocalShard:
 
     async def _load_hints(self) -> rpb.FSMHints:
         """Return the hints to play. Check that the log is one."""
-        stored = await self._step("GetHints", load_hints(self._parts.etcd, self.spec))
-        listing = list_named(self._parts.transport, [self._log])
-        found = await self._step("fetching log spec", listing)
+        parts = self._parts
+        stored = await self._step(
+            "GetHints", self._retried("hints", lambda: load_hints(parts.etcd, self.spec))
+        )
+        found = await self._step(
+            "fetching log spec",
+            self._retried("log", lambda: list_named(parts.transport, [self._log])),
+        )
         if self._log not in found:
             raise ShardStepError(
                 f"fetching log spec: named journal does not exist ({self._log}); without it the "
@@ -314,9 +327,11 @@ class LocalShard:
                 if recorder.opening:
                     recorder.appended(await log.take_over(recorder.opening))
             self._advance(Input.RECOVERED)
-            await self._open(recorder, log)
-            assert self._runner is not None
-            await self._step("completeRecovery: store.RestoreCheckpoint", self._runner.restore())
+            async with self._parts.openings:
+                await self._open(recorder, log)
+                assert self._runner is not None
+                restoring = self._runner.restore()
+                await self._step("completeRecovery: store.RestoreCheckpoint", restoring)
             if recovered is not None and recovered.log == self._log:
                 await store_recovered_hints(
                     self._parts.etcd, self.spec, hints, self._local_assignment
@@ -335,7 +350,7 @@ class LocalShard:
         """Open the store, and make the runner of its transactions."""
         parts, spec = self._parts, self.spec
         application = parts.application
-        handle = Shard(
+        handle = self.handle = Shard(
             id=self.id,
             spec=spec,
             directory=self._directory,
@@ -458,6 +473,22 @@ class LocalShard:
         except asyncio.CancelledError:
             await asyncio.wait([call])
             raise
+
+    async def _retried(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Call until Etcd or the brokers answer; a few shards at a time."""
+        outage = Outage(_log, f"look-up of the {what} of shard {self.id}")
+        attempt = 0
+        while True:
+            try:
+                async with self._parts.lookups:
+                    found = await call()
+            except (UnavailableError, EtcdUnavailableError) as error:
+                outage.failed(error)
+            else:
+                outage.ended()
+                return found
+            await pause(attempt)
+            attempt += 1
 
     @staticmethod
     async def _step(name: str, work: Awaitable[T]) -> T:

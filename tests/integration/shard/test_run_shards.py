@@ -146,3 +146,27 @@ def read_through(shards, found, journal):
 
 async def write_head(transport, journal):
     return (await append(transport, pb.AppendRequest(journal=journal), [])).commit.end
+
+
+def test_recovery_waits_for_brokers(gazette_cluster):
+    cluster = gazette_cluster(1, zones=1)
+    with run_shards(order_totals.totals, cluster=cluster, lease_ttl_s=2) as shards:
+        transport = shards.transport
+        create_journals(transport)
+        publish(transport, 50)
+        shards.wait_caught_up()
+        shards.drain(0)
+        cluster.broker("broker-0").kill()
+        shards.start(0)
+        shards.wait_until(
+            lambda found: (
+                len(found) == 2
+                and all(
+                    [status.code for status in each.status] == [cpb.ReplicaStatus.BACKFILL]
+                    for each in found
+                )
+            )
+        )
+        cluster.broker("broker-0").start()
+        publish(transport, 50)
+        verify(shards, 100)

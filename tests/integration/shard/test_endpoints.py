@@ -1,0 +1,58 @@
+"""HTTP endpoints of an application, asked at processes that are the primary and that are not."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+
+from support import order_totals
+from support.order_totals import CUSTOMERS, create_journals, publish
+
+TIMEOUT_S = 60
+
+
+def ask(process, path, body=None):
+    """The status and the body of an answer."""
+    request = urllib.request.Request(process.address + path, data=body)
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def leaders(shards):
+    return {each.route.members[each.route.primary].suffix for each in shards if each.route.members}
+
+
+def test_every_process_answers_for_every_shard(gazette, run_shards):
+    create_journals(gazette.transport)
+    shards = run_shards(order_totals.totals, processes=2)
+    shards.wait_until(lambda found: len(found) == 2 and len(leaders(found)) == 2)
+    publish(gazette.transport, 100)
+    shards.wait_caught_up()
+    ids = [each.spec.id for each in shards.list_shards()]
+    answers = set()
+    for number in range(CUSTOMERS):
+        path = f"/api/customers/customer-{number}"
+        for process in shards.processes:
+            status, body = ask(process, path)
+            assert status == 200
+            found = json.loads(body)
+            assert found.pop("shard") in ids
+            assert found == {"customer": f"customer-{number}", "cents": 20}
+            answers.add(body)
+    assert len(answers) == CUSTOMERS
+    for process in shards.processes:
+        counts = [int(ask(process, f"/api/count?shard={shard}")[1]) for shard in ids]
+        assert sum(counts) == CUSTOMERS
+        assert ask(process, "/api/echo", b"{ }") == (200, b"{ }")
+        assert ask(process, f"/api/broken?shard={ids[0]}") == (
+            500,
+            b'{"error":"ValueError: a mistake of the application"}',
+        )
+        assert ask(process, "/api/count")[0] == 400
+        assert ask(process, "/api/count?shard=another")[0] == 404
+        assert ask(process, "/api/unknown")[0] == 404
