@@ -472,7 +472,7 @@ class _Append:
             fragment,
             replica.index.summary(),
             now=self._shared.now(),
-            is_followed=replica.head_is_known and replica.index.follows(fragment.end),
+            is_followed=replica.head_is_known and replica.index.follows(fragment),
         )
         self._status = verdict.status
         if verdict.roll_to:
