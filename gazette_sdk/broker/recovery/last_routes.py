@@ -157,10 +157,11 @@ class LastRoutes:
     def goes_on(self, journal: str) -> bool:
         """Return True if a present broker was a member of a journal's last route.
 
-        Then it may go on there. If no route is known, nobody knows the head.
+        Then it may go on there. If no route is known, nobody knows the head. With replication 1
+        the bytes of the broker that was away may have been acknowledged: they are not held back.
         """
         route = self.route(journal)
-        return bool(route is not None and route.members) and journal not in self.waiting
+        return route is not None and len(route.members) > 1 and journal not in self.waiting
 
     def absent_brokers(self, journal: str) -> Sequence[pb.ProcessSpec.ID]:
         """Return the brokers of the last route which a journal waits for; none if it does not.

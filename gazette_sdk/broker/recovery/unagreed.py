@@ -51,9 +51,13 @@ def fate_of(
         journal_exists: False if the journal is deleted.
         is_contested: True if others continued the journal since the spool was written.
     """
-    if not journal_exists or end <= acknowledged_end:
+    if not journal_exists:
         return Fate.UPLOAD
-    return Fate.QUARANTINE if is_contested or not has_replica else Fate.WAIT
+    if is_contested:
+        return Fate.QUARANTINE
+    if end <= acknowledged_end:
+        return Fate.UPLOAD
+    return Fate.WAIT if has_replica else Fate.QUARANTINE
 
 
 @dataclass(slots=True, eq=False)
