@@ -60,8 +60,8 @@ _RUN_CONSUMER = Command(
     examples=(
         ("gazette run-consumer orders:totals", "with the brokers and the Etcd of `gazette dev`"),
         (
-            "gazette run-consumer orders:totals --broker.address http://gazette:8080 --etcd.address http://etcd:2379",
-            "with another cluster",
+            "gazette run-consumer orders:totals --etcd.address http://etcd:2379",
+            "with the Etcd of another cluster, and the broker of GAZETTE_ADDRESS",
         ),
     ),
     arguments="MODULE:APPLICATION",

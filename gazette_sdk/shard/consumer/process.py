@@ -285,7 +285,7 @@ class Consumer:
             (entry.zone, entry.suffix)
             for entry in self.keyspace.members()
             if entry.value.shard_limit > 0 and not entry.value.exiting
-        }
+        } - {(self._id.zone, self._id.suffix)}
         if not others:
             return True
         replication = ShardAllocation(self.config.max_hot_standbys).desired_replication
