@@ -94,6 +94,11 @@ async def run(invocation: Invocation) -> None:
                 transport,
                 allow_origins=settings.allow_origin,
             )
+            sys.stdout.write(
+                f"Shards of {application.full_name} are served at {consumer.endpoint}\n"
+                f"List them: gazctl shards list --consumer.address {consumer.endpoint}\n"
+            )
+            sys.stdout.flush()
             identity = Identity(settings.zone, settings.id, etcd.address, "consumer", "shards")
             try:
                 await serve_until_drained(consumer, stop, identity)
