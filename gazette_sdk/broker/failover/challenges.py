@@ -30,6 +30,9 @@ __all__ = ["Challenges"]
 RETRY_S = 10.0
 """Pause before challenges are watched again, after Etcd refused it."""
 
+MEMBERS_MIN = 2
+"""Members of a cluster in which challenges are made."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -66,16 +69,23 @@ class Challenges:
     async def run(self) -> None:
         """Answer challenges, until cancelled. Etcd may forbid it: then leases decide alone."""
         outage = Outage(_log, "watch of fail-over challenges")
-        announcement = Put(self._key("answering", self._local_id), b"", self._lease)
         while True:
             try:
                 await self._mirror.load(self._etcd)
-                await self._etcd.txn((), (announcement,))
                 outage.ended()
-                await self._mirror.watch(self._etcd, delay_s=0)
-            except EtcdError as error:
-                outage.failed(error)
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._announce(), name="announce")
+                    group.create_task(self._mirror.watch(self._etcd, delay_s=0), name="watch")
+            except* EtcdError as errors:
+                outage.failed(errors.exceptions[0])
             await asyncio.sleep(RETRY_S)
+
+    async def _announce(self) -> None:
+        """Tell that we answer challenges, when there is a broker which may challenge us."""
+        while len(self._keyspace.members()) < MEMBERS_MIN:
+            await self._keyspace.wait_for_update()
+        key = self._key("answering", self._local_id)
+        await self._etcd.txn((), (Put(key, b"", self._lease),))
 
     # ---------------------------------------------------------- of a verifier
 

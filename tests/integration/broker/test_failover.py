@@ -103,7 +103,8 @@ async def members(etcd, *suffixes):
                     for other in made:
                         while not member.sees(other.id.suffix):
                             await member.keyspace.wait_for_update()
-                        await until(lambda: member.knows(other))  # noqa: B023 - awaited here
+                        if len(made) > 1:
+                            await until(lambda: member.knows(other))  # noqa: B023 - awaited here
             yield made
         finally:
             for member in made:
