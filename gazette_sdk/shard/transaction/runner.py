@@ -295,8 +295,7 @@ class Runner:
 
     async def _finish_commit(self, prior: PriorTransaction) -> None:
         """End a commit whose outputs and file changes are durable."""
-        recorded = prior.prepared is not None and prior.prepared.contents
-        if recorded and self._recorder is not None and prior.logged is not None:
+        if self._recorder is not None and prior.logged is not None:
             self._recorder.appended(prior.logged.result())
         await self._async.call_store("finish_commit")
         self._on_step(CommitStep.COMMITTED)

@@ -519,3 +519,18 @@ def test_long_runs_of_bad_records_make_progress():
 
     assert run_handler(declared(count, on_error="skip"), bad).state == {}
     assert next(calls) == len(bad)  # each is consumed once, and left out once
+
+
+def test_a_commit_without_changes_of_files_is_no_longer_in_flight_when_it_has_ended(tmp_path):
+    async def scenario():
+        world = World(tmp_path, Traced())
+        world.recorder.record = lambda _: []
+        world.add(ORDERS[0])
+        task = asyncio.create_task(world.runner.run())
+        await until(lambda: len(world.log.appends) == 1)
+        world.log.appends[0].set_result(11)
+        await until(lambda: world.runner.progress.read_through == {JOURNAL: 1})
+        assert world.recorder.ends == [11]
+        await stopped(task)
+
+    run(scenario())
