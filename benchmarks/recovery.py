@@ -117,11 +117,10 @@ def measure(kind: Kind, directory: Path, commits: int, puts: int, keys: int) -> 
         batch = [chosen.randrange(keys) for _ in range(puts)]
         value = chosen.randbytes(VALUE_BYTES)
         put_s += seconds(lambda batch=batch, value=value: kind.put(store, batch, value))
-        due = recorder.rerecord_due()
         began = time.perf_counter()
-        changes = [*store.start_commit(Checkpoint({"source": number + 1}))]
-        changes += store.rerecord(due) if due is not None else ()
-        contents = recorder.record(changes)
+        contents = recorder.record(store.start_commit(Checkpoint({"source": number + 1})))
+        if (due := recorder.rerecord_due()) is not None:
+            contents += recorder.record(store.rerecord(due), continues=True)
         steps.append(1e3 * (time.perf_counter() - began))
         store.finish_commit()
         log += b"".join(contents)

@@ -89,24 +89,27 @@ class Recorder:
 
     # --------------------------------------------------------------- recording
 
-    def record(self, changes: Sequence[FileChange]) -> list[bytes]:
+    def record(self, changes: Sequence[FileChange], *, continues: bool = False) -> list[bytes]:
         """Record changes of files.
 
         Args:
             changes: in order. Paths are cleaned.
+            continues: True if they are appended behind those of the last call, and committed with
+                them.
 
         Returns:
             Contents of appends, to be appended in this order, each of them whole. The last one
             makes the changes part of the history; those before it hold large new files, which
             nothing refers to yet. Without changes there are none; append an empty content then,
-            which checks the author. One call of :meth:`appended` belongs to each call.
+            which checks the author. One call of :meth:`appended` belongs to each call, with those
+            that continue it.
 
         Raises:
             GazetteError: a change does not fit the files; or :meth:`failed` was called.
         """
         with self._lock:
             self._check()
-            self._in_flight += 1
+            self._in_flight += not continues
             try:
                 return self._record(changes)
             except Exception as error:
@@ -175,9 +178,9 @@ class Recorder:
             return self._usage.bytes_live
 
     def rerecord_due(self) -> str | None:
-        """Return the path of the file to record anew with the next commit; None if there is none.
+        """Return the path of the file to record anew with this commit; None if there is none.
 
-        The store removes and creates it with its content of that commit, see `rerecord`.
+        The store removes and creates it with its content of the commit, see `rerecord`.
         """
         with self._lock:
             fnode = self._usage.oldest_wasteful()

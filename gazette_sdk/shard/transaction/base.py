@@ -139,8 +139,11 @@ class OutputLike(Protocol):
 class RecorderLike(Protocol):
     """Recorder of file changes (recovery log 1)."""
 
-    def record(self, changes: Sequence[FileChange]) -> list[bytes]:
-        """Return the contents of appends, in order; the last one commits."""
+    def record(self, changes: Sequence[FileChange], *, continues: bool = False) -> list[bytes]:
+        """Return the contents of appends, in order; the last one commits.
+
+        Changes which continue those of the last call are committed with them.
+        """
 
     def appended(self, end: int) -> None:
         """Note the end of the last append that was acknowledged."""

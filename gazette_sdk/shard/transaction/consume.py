@@ -218,10 +218,11 @@ class Consumer:
         recorder = self.recorder
         if recorder is None:
             return PreparedCommit(checkpoint, ())
+        contents = recorder.record(changes)
         path = recorder.rerecord_due()
         if path is not None:
-            changes = [*changes, *self.txn.store.rerecord(path)]
-        return PreparedCommit(checkpoint, recorder.record(changes))
+            contents += recorder.record(self.txn.store.rerecord(path), continues=True)
+        return PreparedCommit(checkpoint, contents)
 
     def begin(self) -> None:
         """Open a transaction, without its hook."""
