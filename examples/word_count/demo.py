@@ -1,7 +1,8 @@
-"""Demo: publish text, count its words, read it with Spark, and compare the counts.
+"""Demo: publish text, count its words in shards, read it with Spark, and compare the counts.
 
 Runs a cluster within this process: a real Etcd and a real broker, whose fragments are plain files
-in `demo-data/`. The exit status is 1 if counts differ.
+in `demo-data/`. Two more processes run the shards; one of them is killed. The exit status is 1 if
+counts differ.
 """
 
 import shutil
@@ -14,9 +15,11 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from examples.word_count.words import Line, all_lines, count
-from gazette_sdk import GazetteError, Publisher, Reader, mapping
+from examples.word_count.counter import counter
+from examples.word_count.words import all_lines, count
+from gazette_sdk import GazetteError, Publisher, mapping
 from gazette_sdk.embedded import EmbeddedCluster
+from gazette_sdk.testing import run_shards
 from gazette_spark import GazetteDataSource
 
 DATA = Path("demo-data")
@@ -48,13 +51,12 @@ def main() -> int:
     with EmbeddedCluster(DATA) as cluster:
         print(f"A cluster runs at {cluster.address}; its data is in {DATA}/.")
         cluster.apply(JOURNALS)
-        _publish(cluster)
-        counted = _count_with_a_reader(cluster)
+        counted = _count_in_shards(cluster)
     print("\nThe ten most frequent words:")
     for word, occurrences in counted.most_common(10):
         print(f"  {occurrences:>6}  {word}")
     in_files = _count_with_spark()
-    agrees = _compare("The Reader", counted, expected) & _compare("Spark", in_files, expected)
+    agrees = _compare("The shards", counted, expected) & _compare("Spark", in_files, expected)
     return 0 if agrees else 1
 
 
@@ -83,15 +85,20 @@ def _publish(cluster: EmbeddedCluster) -> None:
     )
 
 
-def _count_with_a_reader(cluster: EmbeddedCluster) -> Counter[str]:
-    begun = time.perf_counter()
+def _count_in_shards(cluster: EmbeddedCluster) -> Counter[str]:
     words: Counter[str] = Counter()
-    read = 0
-    with Reader(Line, "topic=words", transport=cluster.transport, block=False) as reader:
-        for envelope in reader:
-            words.update(count([envelope.message.text]))
-            read += 1
-    print(f"Read {read:,} messages back in {time.perf_counter() - begun:.1f} s.")
+    with run_shards(counter, cluster=cluster, processes=2, lease_ttl_s=2) as shards:
+        _publish(cluster)
+        shards.crash(0)
+        begun = time.perf_counter()
+        shards.wait_caught_up()
+        print(
+            f"{PARTITIONS} shards count the words. One of their two processes was killed; the other"
+            f" had taken over and caught up after {time.perf_counter() - begun:.1f} s."
+        )
+        for partition in range(PARTITIONS):
+            store = shards.store(f"examples/words/part-{partition:03d}")
+            words.update(dict(store.items()))
     return words
 
 

@@ -27,9 +27,14 @@ def all_lines() -> Iterator[Line]:
                 yield Line(topic, line)
 
 
+def words_of(text: str) -> list[str]:
+    """Return the lower-case words of a text."""
+    return WORD.findall(text.lower())
+
+
 def count(texts: Iterable[str]) -> Counter[str]:
     """Count lower-case words."""
     words: Counter[str] = Counter()
     for text in texts:
-        words.update(WORD.findall(text.lower()))
+        words.update(words_of(text))
     return words
