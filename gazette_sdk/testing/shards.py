@@ -118,6 +118,11 @@ class ShardProcess:
         """True until it has ended; also while it is paused."""
         return self._child is not None and self._child.is_running
 
+    @property
+    def pid(self) -> int:
+        """Its process id, while it runs."""
+        return self._require_running().pid
+
     def start(self) -> None:
         """Start it, again after its end. It recovers nothing from its own disk."""
         if self.is_running:
