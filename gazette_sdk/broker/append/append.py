@@ -464,7 +464,8 @@ class _Append:
         # Whether a journal can be suspended depends on what is stored.
         can_be_suspended = not may_carry_content(self._request.suspend)
         await self._await_store(head_is_known=replica.head_is_known and not can_be_suspended)
-        fragment = self._current_pipeline().spool.fragment
+        pipeline = self._current_pipeline()
+        fragment, has_peers = pipeline.spool.fragment, bool(pipeline.streams)
         verdict = judge_preconditions(
             self._request,
             self._terms,
@@ -472,6 +473,7 @@ class _Append:
             fragment,
             replica.index.summary(),
             now=self._shared.now(),
+            is_followed=has_peers and replica.head_is_known and replica.index.follows(fragment),
         )
         self._status = verdict.status
         if verdict.roll_to:

@@ -119,6 +119,7 @@ def judge_preconditions(  # noqa: PLR0911 - one per precondition
     index: Summary,
     *,
     now: float,
+    is_followed: bool = False,
 ) -> Verdict:
     """Preconditions 2 to 9 of broker section 5.1, in their order.
 
@@ -131,6 +132,9 @@ def judge_preconditions(  # noqa: PLR0911 - one per precondition
         spool: the spool's fragment. Its end is the next byte's offset, if the index agrees.
         index: what the fragment index covers.
         now: Unix time, in seconds.
+        is_followed: True if all acknowledged bytes are known to lie before the spool's end, and
+            the index has every byte from there to its own end. A former primary stored them, and
+            nobody acknowledged them: the journal goes on behind them.
     """
     index_begin, index_end, index_mod_time = index
     head = spool.end
@@ -146,6 +150,8 @@ def judge_preconditions(  # noqa: PLR0911 - one per precondition
     if head < terms.suspended_at:
         return Verdict(Input.ROLL, roll_to=terms.suspended_at)
     if head != head_max and offset == 0 and terms.may_write:
+        if is_followed:
+            return Verdict(Input.ROLL, roll_to=head_max)
         return Verdict(Input.REFUSED, pb.INDEX_HAS_GREATER_OFFSET)
     if offset not in (0, head_max):
         return Verdict(Input.REFUSED, pb.WRONG_APPEND_OFFSET)

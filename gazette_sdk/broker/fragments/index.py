@@ -266,6 +266,14 @@ class Index:
         end = fragments.end
         return Summary(fragments.begin, end, fragments[-1].mod_time) if end else _NOTHING
 
+    def follows(self, spool: pb.Fragment) -> bool:
+        """Return True if it goes on behind a spool, and has every byte from there to its end.
+
+        Not behind a spool with content: then a stranger wrote what is stored behind it.
+        """
+        offset, end = spool.end, self._all.end
+        return spool.begin == offset < end and self._all.covers(offset, end)
+
     async def query(self, request: pb.ReadRequest) -> QueryResult:
         """Find the fragment of a read's offset; wait for it if the read blocks.
 

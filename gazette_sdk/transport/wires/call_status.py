@@ -57,5 +57,6 @@ def call_error(
     if code == "CANCELLED":
         return CallCancelledError(text, journal=journal)
     if code == "UNIMPLEMENTED":
-        text += "; is this the address of a Gazette broker or consumer?"
+        kind = "consumer" if "consumer.Shard" in details else "broker"
+        text += f"; is this the address of a Gazette {kind}?"
     return CallError(text, code=code, journal=journal)

@@ -29,7 +29,7 @@ fragment: {length: 8192, compression_codec: GZIP, stores: ["file:///"], refresh_
 """
 SEED = 11
 WRITERS = 4
-APPENDS = 40
+APPENDS = 120
 
 
 async def write(transport, checker, number):

@@ -67,7 +67,9 @@ def test_grpc_metrics_have_the_recorded_labels_and_buckets():
     buckets = [
         line.partition('le="')[2].partition('"')[0]
         for line in answer.body.decode().splitlines()
-        if line.startswith("grpc_server_handling_seconds_bucket") and 'grpc_method="Apply"' in line
+        if line.startswith("grpc_server_handling_seconds_bucket")
+        and 'grpc_method="Apply"' in line
+        and 'grpc_service="protocol.Journal"' in line
     ]
     assert buckets == recorded["grpc_server_handling_seconds"]["buckets"]
     started = next(

@@ -90,6 +90,7 @@ def judged(
     index_end=0,
     index_mod_time=0,
     now=1_700_000_000.0,
+    is_followed=False,
 ):
     return judge_preconditions(
         request or pb.AppendRequest(journal="a/journal"),
@@ -98,6 +99,7 @@ def judged(
         pb.Fragment(journal="a/journal", begin=spool_begin, end=head),
         Summary(index_begin, index_end, index_mod_time),
         now=now,
+        is_followed=is_followed,
     )
 
 
@@ -139,6 +141,15 @@ def test_an_index_that_is_ahead_does_not_stop_barriers_of_a_read_only_journal():
     spec = journal_spec("a/journal", flags=pb.JournalSpec.Flag.Value("O_RDONLY"))
     verdict = judged(spec=spec, head=10, spool_begin=10, index_end=20)
     assert (verdict.input, verdict.status) == (Input.AGREED, pb.OK)
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_stored_bytes_behind_a_known_head_are_gone_on_behind(is_followed):
+    verdict = judged(head=20, index_end=30, is_followed=is_followed)
+    if is_followed:
+        assert (verdict.input, verdict.roll_to) == (Input.ROLL, 30)
+    else:
+        assert (verdict.input, verdict.status) == (Input.REFUSED, pb.INDEX_HAS_GREATER_OFFSET)
 
 
 def test_the_first_fragment_is_closed_by_what_follows_it():

@@ -354,6 +354,18 @@ def test_a_read_that_does_not_block_waits_for_what_the_first_listing_may_show(
     asyncio.run(scenario())
 
 
+def test_an_index_follows_a_spool_if_it_has_every_byte_behind_it():
+    def followed(*offsets):
+        return [offset for offset in offsets if index.follows(fragment_of(offset, offset))]
+
+    index = Index()
+    index.replace_remote(CoverSet([fragment_of(0, 10, 1), fragment_of(10, 20, 1)]))
+    assert followed(0, 5, 19, 20, 25) == [0, 5, 19]
+    assert not index.follows(fragment_of(4, 5)), "a spool with content"
+    index.replace_remote(CoverSet([fragment_of(0, 10, 1), fragment_of(12, 20, 1)]))
+    assert followed(5, 10, 12, 15) == [12, 15]
+
+
 def test_what_is_acknowledged_is_everything_until_something_is_held():
     index = Index()
     assert index.acknowledged_end > 1 << 62
