@@ -29,10 +29,10 @@ def _reuse_offsets() -> None:
     """Begin a journal at offset 0 where its head is not known, whatever the stores have."""
 
     def judge(
-        request: Any, terms: Any, registers: Any, spool: Any, index: Summary, *, now: float
+        request: Any, terms: Any, registers: Any, spool: Any, index: Summary, **others: Any
     ) -> Verdict:
         index = Summary(min(index.begin, spool.end), spool.end, index.mod_time)
-        return judge_preconditions(request, terms, registers, spool, index, now=now)
+        return judge_preconditions(request, terms, registers, spool, index, **others)
 
     append.judge_preconditions = judge
     common_case.judge_preconditions = judge
