@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from contextlib import aclosing
+from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -111,6 +112,12 @@ async def until(condition):
     """Wait until a condition holds."""
     while not condition():  # noqa: ASYNC110 - the changes come from tasks that know nothing of it
         await asyncio.sleep(0.01)
+
+
+def is_stopped(pid):
+    """Whether all threads of a process have stopped; the signal alone does not tell."""
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
 
 async def connected_to(cluster, first):
@@ -259,6 +266,7 @@ def test_a_transaction_whose_outcome_is_unknown_is_not_repeated(etcd_cluster):
         async with aclosing(client):
             await client.put(b"/n", b"")
             os.kill(leader.pid, signal.SIGSTOP)
+            await until(lambda: is_stopped(leader.pid))
             putting = asyncio.ensure_future(client.put(b"/n", b"x"))
             await asyncio.sleep(0.2)
             leader.kill()
