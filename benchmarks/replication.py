@@ -1,4 +1,4 @@
-"""What replication costs an append, and what it gives to reads, over three local brokers.
+"""Cost of replication for appends, and its use for reads, over three local brokers.
 
     python benchmarks/replication.py [--rounds 7] [--json] [--check]
 

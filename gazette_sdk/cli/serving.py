@@ -43,7 +43,7 @@ class ServedMember(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What the log says about a member.
+    """Description of a member for the log.
 
     Attributes:
         zone: its zone.

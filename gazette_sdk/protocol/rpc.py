@@ -22,7 +22,7 @@ from gazette_sdk.protocol.routes import validate_header, validate_route
 from gazette_sdk.protocol.selectors import validate_selector
 from gazette_sdk.protocol.urls import validate_store_url, validate_url
 
-__all__ = ["PAGE_LIMIT_MOST", "WRITE_HEAD", "validate"]
+__all__ = ["PAGE_LIMIT_MOST", "WRITE_HEAD", "validate", "validate_change"]
 
 WRITE_HEAD = -1
 """Offset of a read which begins at the journal's current write head."""
@@ -262,13 +262,34 @@ def _validate_apply_request(request: pb.ApplyRequest) -> None:
 
 
 def _validate_change(change: pb.ApplyRequest.Change, path: str) -> None:
+    validate_change(change, path, upsert=validate_journal_spec, delete=validate_journal)
+
+
+def validate_change(
+    change: Any,
+    path: str,
+    *,
+    upsert: Callable[[Any, str], None],
+    delete: Callable[[str, str], None],
+) -> None:
+    """Check a change of a journal or shard: one of upsert and delete, and the expected revision.
+
+    Args:
+        change: of an Apply request.
+        path: where it stands, for errors.
+        upsert: checks the spec.
+        delete: checks the name.
+
+    Raises:
+        ValidationError: it breaks a rule.
+    """
     if change.HasField("upsert"):
         if change.delete:
             raise _broken("both_set", "expected one of upsert or delete, have both", path)
-        validate_journal_spec(change.upsert, f"{path}.Upsert")
+        upsert(change.upsert, f"{path}.Upsert")
         least = 0
     elif change.delete:
-        validate_journal(change.delete, f"{path}.Delete")
+        delete(change.delete, f"{path}.Delete")
         least = 1
     else:
         raise _broken("neither_set", "expected one of upsert or delete, have neither", path)

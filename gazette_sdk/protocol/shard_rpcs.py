@@ -17,7 +17,7 @@ from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb
 from gazette_sdk.protocol.names import at, validate_journal
 from gazette_sdk.protocol.routes import validate_header, validate_route
-from gazette_sdk.protocol.rpc import ANY_REVISION
+from gazette_sdk.protocol.rpc import validate_change
 from gazette_sdk.protocol.selectors import validate_selector
 from gazette_sdk.protocol.shard_spec import (
     recovery_log,
@@ -108,23 +108,7 @@ def _validate_apply_request(request: cpb.ApplyRequest) -> None:
 
 
 def _validate_change(change: cpb.ApplyRequest.Change, path: str) -> None:
-    if change.HasField("upsert"):
-        if change.delete:
-            raise _broken("both_set", "expected one of upsert or delete, have both", path)
-        validate_shard_spec(change.upsert, f"{path}.Upsert")
-        least = 0
-    elif change.delete:
-        validate_shard_id(change.delete, f"{path}.Delete")
-        least = 1
-    else:
-        raise _broken("neither_set", "expected one of upsert or delete, have neither", path)
-    expected = change.expect_mod_revision
-    if expected < least and expected != ANY_REVISION:
-        raise _broken(
-            "invalid_expect_mod_revision",
-            f"invalid expect_mod_revision ({expected}; expected -1, or {least} or more)",
-            path,
-        )
+    validate_change(change, path, upsert=validate_shard_spec, delete=validate_shard_id)
     if change.HasField("primary_hints"):
         if not change.HasField("upsert"):
             raise _broken("unexpected_hints", "hints are set with an upsert, not a delete", path)

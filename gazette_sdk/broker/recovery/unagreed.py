@@ -26,7 +26,7 @@ POLL_S: Final = 0.1
 
 
 class Fate(enum.Enum):
-    """What becomes of a spool that waits."""
+    """Decision about a spool that waits."""
 
     WAIT = "its replica may still learn that all replicas have it"
     UPLOAD = "all replicas have it, or its journal is deleted: the upload drops it then"

@@ -1,4 +1,4 @@
-"""What the answers of peers to a proposal mean together (broker section 6.2)."""
+"""Judgement of the answers of all peers to a proposal (broker section 6.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an application declares: its messages, store, sources, hooks and endpoints.
+"""Declarations of an application: its messages, store, sources, hooks and endpoints.
 
 - ``application``: :class:`Application`, the class-based form, and the rules for its hooks
 - ``handler``: :func:`handler`, which makes an application of one function

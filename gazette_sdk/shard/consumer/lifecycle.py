@@ -63,7 +63,7 @@ class Input(Enum):
 
 
 class Effect(Enum):
-    """What the owner of a shard does on a transition."""
+    """Action of a shard's owner on a transition."""
 
     NONE = auto()
     PLAY = auto()

@@ -167,7 +167,7 @@ class JsonStore(Generic[State]):
 
 @dataclass(frozen=True, slots=True)
 class JsonView(Generic[State]):
-    """What a ``JsonStore`` has committed locally.
+    """View of the local commits of a ``JsonStore``.
 
     Attributes:
         state: a copy of the application's value.

@@ -259,7 +259,7 @@ class RocksStore(Family[K, V]):
 
 
 class RocksView(FamilyView[K, V]):
-    """What a ``RocksStore`` has committed locally; read-only, for any thread.
+    """View of the local commits of a ``RocksStore``; read-only, for any thread.
 
     Each ``get`` reads the last commit, and an iteration the commit at its beginning.
     """

@@ -277,7 +277,7 @@ class SqlStore:
 
 
 class SqlView:
-    """What a ``SqlStore`` has committed.
+    """View of the commits of a ``SqlStore``.
 
     Args:
         connection: connection of the query.

@@ -256,7 +256,7 @@ class SqliteStore:
 
 
 class SqliteView:
-    """What a ``SqliteStore`` has committed locally; read-only.
+    """View of the local commits of a ``SqliteStore``; read-only.
 
     Args:
         connection: read-only connection.

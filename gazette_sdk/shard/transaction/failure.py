@@ -1,4 +1,4 @@
-"""What becomes of a record for which the handler raises.
+"""Handling of a record for which the handler raises.
 
 The transaction is aborted and run again from its checkpoint, in the same process: no change of the
 store and no message of the first run stays. In the second run the bad record is left out, or

@@ -51,7 +51,7 @@ class Prior(enum.Enum):
 
 
 class Action(enum.Enum):
-    """What the caller does next."""
+    """Next action of the caller."""
 
     CONSUME = "consume until a time"
     WAIT = "wait for what the decision names"

@@ -71,7 +71,7 @@ class Member:
         return self.keyspace.member(ZONE, suffix) is not None
 
     def knows(self, other: Member) -> bool:
-        """Whether it knows that another broker answers challenges."""
+        """Return True if it knows that another broker answers challenges."""
         return self.verifier._challenges.are_answered_by(other.id, other.lease)
 
     def challenged(self, member: pb.ProcessSpec.ID) -> bool:

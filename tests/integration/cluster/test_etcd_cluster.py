@@ -115,7 +115,7 @@ async def until(condition):
 
 
 def is_stopped(pid):
-    """Whether all threads of a process have stopped; the signal alone does not tell."""
+    """Return True if all threads of a process have stopped; the signal alone does not tell."""
     stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
     return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 

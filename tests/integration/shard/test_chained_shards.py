@@ -119,7 +119,7 @@ def test_a_fenced_shard_neither_commits_nor_acknowledges(cluster):
 
 
 def test_shards_chain(cluster):
-    """What one shard publishes is another's input, while both are restarted."""
+    """Output of one shard is input of another, while both are restarted."""
     first, second = Topic(cluster), Topic(cluster)
     numbers = first.fill([30, 5, 30, 30, 5, 30])
     first.outputs = [second.source, second.source]

@@ -13,7 +13,7 @@ from support.etcd import run
 
 
 class Recorder:
-    """What a hints writer asks of a recorder."""
+    """A recorder, as far as a hints writer asks it."""
 
     write_head = 1000
     bytes_live = 100
