@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from prometheus_client import Counter
+
 from gazette_sdk.errors import (
     ClosedError,
     GazetteError,
@@ -51,6 +53,10 @@ SKIP_BYTES_MAX = 1 << 20
 
 MISSING_CONTENT_S = 30.0
 """Time to wait for content that was appended before, and that the broker does not have."""
+
+_RECOVERED_BYTES = Counter(
+    "gazette_recoverylog_recovered_bytes", "Bytes of recovery logs that were played."
+)
 
 T = TypeVar("T")
 
@@ -195,6 +201,7 @@ class Playback:
         else:
             if content:
                 self.bytes_read += len(content)
+                _RECOVERED_BYTES.inc(len(content))
                 await self._call(lambda: self._files.apply(player.feed(content)))
 
     def _at_end(self, player: Player) -> None:
