@@ -1,1 +1,1 @@
-"""Word count of English text, which is published to partitioned journals."""
+"""The main job end to end: text is published, counted by shards, and read with Spark."""

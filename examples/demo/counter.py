@@ -1,10 +1,10 @@
 """Count of words by shards, one for each journal of lines.
 
 It can also be run by itself, beside a cluster: ``gazette run-consumer
-examples.word_count.counter:counter``.
+examples.demo.counter:counter``.
 """
 
-from examples.word_count.words import Line, words_of
+from examples.demo.words import Line, words_of
 from gazette_sdk import shard
 
 
