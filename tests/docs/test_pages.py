@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from gazette_sdk.embedded import EmbeddedCluster
-from support.pages import PageRun, blocks_of, commands_of, pages
+from support.pages import ROOT, PageRun, blocks_of, commands_of, pages
 
 pytest_plugins = ["support.spark"]
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_examples_of_a_page_run_in_order(
     page: Path,
     gazette_cluster: Callable[[int], EmbeddedCluster],

@@ -76,7 +76,8 @@ class Block:
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    documentation = sorted((ROOT / "docs").glob("*.md"))
+    return [ROOT / "README.md", *documentation, *sorted((ROOT / "examples").glob("*/README.md"))]
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -236,6 +237,7 @@ class PageRun:
             "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(self.directory),
             "GAZETTE_ADDRESS": self.address,
+            "ETCD_ADDRESS": self.etcd,  # the broker of `gazette dev` would tell it
         }
 
 
