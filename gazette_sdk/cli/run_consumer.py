@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import logging
 import math
@@ -15,6 +14,7 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
+from gazette_sdk.cli.application import import_application
 from gazette_sdk.cli.client import check_address
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.consumer_settings import (
@@ -33,13 +33,12 @@ from gazette_sdk.server.process import configured_server
 from gazette_sdk.server.secrets import with_secrets
 from gazette_sdk.server.settings import DEBUG, pet_name
 from gazette_sdk.server.signals import StopSignal
-from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.served import ServedConsumer
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.wires.tls import Tls
 
-__all__ = ["import_application", "run"]
+__all__ = ["run"]
 
 _log = logging.getLogger(__name__)
 
@@ -146,40 +145,6 @@ def configuration_of(
             cert_key_file=settings.peer_cert_key_file,
         ),
     )
-
-
-def import_application(place: str) -> Application[Any, Any]:
-    """Return the application that a command line names.
-
-    Args:
-        place: ``MODULE:APPLICATION``. Modules are also looked for in the current directory.
-
-    Raises:
-        ConfigurationError: there is none.
-    """
-    module_name, colon, name = place.partition(":")
-    if not module_name or not colon or not name:
-        raise ConfigurationError(f"{place!r} names no application; write MODULE:APPLICATION")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise ConfigurationError(
-            f"the module {module_name} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if isinstance(found, type) and issubclass(found, Application):
-        found = found()
-    if not isinstance(found, Application):
-        raise ConfigurationError(
-            f"{place} is no application; name a function decorated with shard.handler, or a "
-            "subclass of shard.Application"
-        )
-    return found
 
 
 def _etcd_of(address: str) -> str:
