@@ -264,6 +264,7 @@ class PageRun:
             "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(self.directory),
             "GAZETTE_ADDRESS": self.address,
+            "ETCD_ADDRESS": self.etcd,  # the broker of `gazette dev` would tell it
         }
 
 
