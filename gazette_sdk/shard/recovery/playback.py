@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -36,7 +37,7 @@ from gazette_sdk.shard.recovery.hints import flatten
 from gazette_sdk.shard.recovery.operation import AUTHOR_REGISTER, fence_of
 from gazette_sdk.shard.recovery.player import Player, PlayerState, logs_of
 from gazette_sdk.shard.recovery.staged_files import StagedFiles
-from gazette_sdk.transport.append.append import append
+from gazette_sdk.transport.append.service import AppendService
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.read.reader import OffsetJumpError
 from gazette_sdk.transport.read.retry_reader import RetryReader
@@ -180,8 +181,7 @@ class Playback:
         """Find the logs' write heads, and check hints against them."""
         heads = {}
         for log in logs_of(self._hints):
-            response = await append(self._transport, broker_pb2.AppendRequest(journal=log), [])
-            heads[log] = response.commit.end
+            heads[log] = await self._append(log)
         self._player = player = Player(self._hints, heads)
         self.bytes_to_read = _bytes_to_read(self._hints, heads)
         return player
@@ -227,12 +227,16 @@ class Playback:
                 player.finish()
 
     async def _inject(self, player: Player) -> None:
-        request = broker_pb2.AppendRequest(
-            journal=player.log,
-            union_registers=label_set(**{AUTHOR_REGISTER: fence_of(self._author)}),
-        )
-        response = await append(self._transport, request, [player.inject(self._author)])
-        player.injected(response.commit.end)
+        fence = label_set(**{AUTHOR_REGISTER: fence_of(self._author)})
+        player.injected(await self._append(player.log, player.inject(self._author), fence))
+
+    async def _append(
+        self, log: str, content: bytes = b"", union: broker_pb2.LabelSet | None = None
+    ) -> int:
+        """Append to a log, trying again until a broker accepts it; return the offset behind it."""
+        async with aclosing(AppendService(self._transport)) as appends:
+            response = await appends.appender(log).append(content, union=union)
+        return response.commit.end
 
     # ---------------------------------------------------------------- reading
 

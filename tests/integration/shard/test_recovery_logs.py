@@ -11,6 +11,7 @@ from typing import TypeVar
 import pytest
 
 from gazette_sdk.errors import (
+    CallError,
     ClosedError,
     FencedError,
     GazetteError,
@@ -39,6 +40,7 @@ from gazette_sdk.shard.recovery.recorder import Recorder
 from gazette_sdk.transport.append.queue import DependencyFailedError
 from gazette_sdk.transport.append.service import AppendService
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.target import ANYWHERE
 from support.brokers import Client, a_broker, journal_spec
 from support.etcd import run, within
 from support.recovery_logs import files_of
@@ -213,6 +215,31 @@ def test_hand_offs_that_race_all_end_and_one_primary_is_left(etcd, tmp_path):
                         await each.commit(CreateFile("/mine", author.encode()))
             found = await restored(client.transport, empty(), tmp_path / "last")
             assert found == {**FILES, "/mine": holder.encode()}
+
+    run(scenario())
+
+
+def test_a_hand_off_waits_for_brokers_that_refuse_appends_without_a_status(
+    etcd, tmp_path, monkeypatch
+):
+    async def scenario():
+        async with logs(etcd, tmp_path) as client:
+            primary = await new_primary(client, tmp_path, 1)
+            await primary.commit(*CHANGES)
+            append = client.transport.append
+            refused = [True, True, False] * 2  # of the write head, and of the fence
+
+            async def refusing(requests, target=ANYWHERE):
+                if refused and refused.pop(0):
+                    raise CallError("this broker is stopping")
+                return await append(requests, target)
+
+            monkeypatch.setattr(client.transport, "append", refusing)
+            standby = Standby(client.transport, empty(), tmp_path / "standby")
+            await standby.hand_off(2)
+            assert not refused
+            assert files_of(standby.directory) == FILES
+            assert (await registers(client))["author"] == fence_of(2)
 
     run(scenario())
 
