@@ -24,7 +24,12 @@ from typing import Any, TypeVar
 
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAssignment, ShardEntry
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.errors import EtcdUnavailableError, GazetteError, UnavailableError
+from gazette_sdk.errors import (
+    CallError,
+    EtcdUnavailableError,
+    GazetteError,
+    UnauthenticatedError,
+)
 from gazette_sdk.journals.changes import list_named
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.message.sequencing.sequencer import RING_SIZE
@@ -482,7 +487,9 @@ class LocalShard:
             try:
                 async with self._parts.lookups:
                     found = await call()
-            except (UnavailableError, EtcdUnavailableError) as error:
+            except UnauthenticatedError:
+                raise
+            except (CallError, EtcdUnavailableError) as error:
                 outage.failed(error)
             else:
                 outage.ended()
