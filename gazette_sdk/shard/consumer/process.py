@@ -24,7 +24,7 @@ from gazette_sdk.cluster.allocator.state import leader_of
 from gazette_sdk.cluster.apply_items import ItemChange, apply_items
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAllocation, is_consistent
 from gazette_sdk.cluster.member_process import MemberProcess
-from gazette_sdk.errors import ConfigurationError, EtcdTransactionFailedError
+from gazette_sdk.errors import ConfigurationError, EtcdTransactionFailedError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Authority, authority_for
@@ -43,7 +43,7 @@ from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
 from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.transport.base import Transport
 
-__all__ = ["CONSUMERS_PREFIX", "Consumer", "ConsumerConfig"]
+__all__ = ["CONSUMERS_PREFIX", "Consumer", "ConsumerConfig", "StuckShardsError"]
 
 CONSUMERS_PREFIX = "/gazette/consumers"
 """Prefix in Etcd below which each application has its keys, by default."""
@@ -61,6 +61,23 @@ CREATED_AT_ONCE = 50
 """Shards that are created in one transaction of Etcd."""
 
 _log = logging.getLogger(__name__)
+
+
+class StuckShardsError(GazetteError):
+    """Shards have not ended in time, because calls of their handlers have not returned.
+
+    Bound the work of a handler: what it waits for needs a time-out.
+
+    Args:
+        calls: the calls, in words.
+    """
+
+    def __init__(self, calls: Sequence[str]) -> None:
+        super().__init__(
+            f"shards have not ended within {SHUTDOWN_TIMEOUT_S:.0f} s: {'; '.join(calls)}; what"
+            " they did is not committed, and is done again by the next primary: give a time-out to"
+            " what a handler waits for"
+        )
 
 
 class Consumer:
@@ -304,19 +321,17 @@ class Consumer:
         return True
 
     async def stop(self) -> None:
-        """End shards, membership and connections, in this order. Bounded; may be called twice."""
+        """End shards, membership and connections, in this order. Bounded; may be called twice.
+
+        Raises:
+            StuckShardsError: calls of handlers have not returned. Everything else has ended. The
+                interpreter waits for their threads at its exit.
+        """
         if self._is_stopped:
             return
         self._is_stopped = True
         await self._member.cancel("generator", "allocator", "leaving")
-        if self._is_composed:
-            self.resolver.local.stop()
-            try:
-                async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
-                    await self.resolver.local.shutdowns()
-            except TimeoutError:
-                _log.warning("shards have not ended within %.0f s", SHUTDOWN_TIMEOUT_S)
-            await self.endpoints.aclose()
+        stuck = await self._stop_shards() if self._is_composed else []
         if self._member.membership is not None:
             await self._member.membership.revoke()
         await self._member.cancel("watch")
@@ -330,6 +345,21 @@ class Consumer:
             await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
         if not self.ended.done():
             self.ended.cancel()
+        if stuck:
+            raise StuckShardsError([shard.running_call() for shard in stuck])
+
+    async def _stop_shards(self) -> list[LocalShard]:
+        """End shards and endpoints, and return the shards that have not ended in time."""
+        local = self.resolver.local
+        local.stop()
+        stuck: list[LocalShard] = []
+        try:
+            async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+                await local.shutdowns()
+        except TimeoutError:
+            stuck = local.ending()
+        await self.endpoints.aclose()
+        return stuck
 
 
 def _make_directory(parent: Path | None) -> Path:

@@ -34,6 +34,7 @@ from gazette_sdk.shard.recovery.hints import flatten
 from gazette_sdk.shard.recovery.operation import AUTHOR_REGISTER, fence_of
 from gazette_sdk.shard.recovery.player import Player, PlayerState, logs_of
 from gazette_sdk.shard.recovery.staged_files import StagedFiles
+from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.append.service import AppendService
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.read.reader import OffsetJumpError
@@ -285,13 +286,7 @@ class Playback:
     # -------------------------------------------------------------------- end
 
     async def _call(self, function: Callable[[], T]) -> T:
-        """Call a function on a worker thread. A cancellation waits until it has returned."""
-        called = asyncio.get_running_loop().run_in_executor(self._workers, function)
-        try:
-            return await asyncio.shield(called)
-        except asyncio.CancelledError:
-            await asyncio.wait({called})
-            raise
+        return await on_worker(self._workers, function)
 
     def _failed(self, error: BaseException) -> None:
         if not isinstance(error, Exception):
