@@ -31,12 +31,15 @@ from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.protocol.shard_spec import validate_consumer_spec
 from gazette_sdk.server.authorization import Authorization
+from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.generator import ShardGenerator
 from gazette_sdk.shard.application.handles import Process
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.config import ConsumerConfig
-from gazette_sdk.shard.consumer.forwarding import HttpEndpoints
+from gazette_sdk.shard.consumer.endpoint_calls import EndpointCalls
+from gazette_sdk.shard.consumer.grpc_methods import application_methods
+from gazette_sdk.shard.consumer.http_endpoints import HttpEndpoints
 from gazette_sdk.shard.consumer.resolver import Resolver
 from gazette_sdk.shard.consumer.service import ShardService
 from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
@@ -64,9 +67,9 @@ _log = logging.getLogger(__name__)
 
 
 class StuckShardsError(GazetteError):
-    """Shards have not ended in time, because calls of their handlers have not returned.
+    """Calls of an application's hooks have not returned in time.
 
-    Bound the work of a handler: what it waits for needs a time-out.
+    Bound the work of a hook: what it waits for needs a time-out.
 
     Args:
         calls: the calls, in words.
@@ -74,9 +77,9 @@ class StuckShardsError(GazetteError):
 
     def __init__(self, calls: Sequence[str]) -> None:
         super().__init__(
-            f"shards have not ended within {SHUTDOWN_TIMEOUT_S:.0f} s: {'; '.join(calls)}; what"
-            " they did is not committed, and is done again by the next primary: give a time-out to"
-            " what a handler waits for"
+            f"shards have not ended within {SHUTDOWN_TIMEOUT_S:.0f} s: {'; '.join(calls)}; what a"
+            " handler did is not committed, and the next primary does it again: give a time-out to"
+            " what it waits for"
         )
 
 
@@ -91,6 +94,7 @@ class Consumer:
     Attributes:
         service: the shard service of its port, from :meth:`start` on.
         endpoints: the application's HTTP endpoints, from :meth:`start` on.
+        methods: the application's gRPC methods, from :meth:`start` on.
         resolver: resolver of shards, from :meth:`start` on.
         keyspace: its mirror of Etcd.
         authority: verifies the tokens of callers, and signs those of its own calls.
@@ -107,6 +111,8 @@ class Consumer:
 
     service: ShardService
     endpoints: HttpEndpoints
+    _calls: EndpointCalls
+    methods: Sequence[Method]
     resolver: Resolver[LocalShard]
 
     def __init__(
@@ -128,6 +134,7 @@ class Consumer:
         self._peers: ShardClient | None = None
         self._workers: ThreadPoolExecutor | None = None
         self._directory: Path | None = None
+        self._is_application_started = False
         self._is_composed = False
         self._is_stopped = False
 
@@ -168,6 +175,7 @@ class Consumer:
             settings=dict(config.settings),
         )
         await asyncio.get_running_loop().run_in_executor(workers, self.application.start, process)
+        self._is_application_started = True
         revision = await membership.announce(complete(spec))
         await self.keyspace.load(etcd, revision)
 
@@ -194,23 +202,27 @@ class Consumer:
             authorizer=self.authority if isinstance(self.authority, Authority) else None,
             tls=config.peer_tls,
         )
+        authorization = Authorization(self.authority)
         self.service = ShardService(
             resolver=self.resolver,
             keyspace=self.keyspace,
             etcd=etcd,
             local_id=self._id,
             peers=self._peers,
-            authorization=Authorization(self.authority),
+            authorization=authorization,
         )
-        self.endpoints = HttpEndpoints(
-            self.application,
+        self._calls = EndpointCalls(
             self.resolver,
             transport=self._transport,
             workers=workers,
-            authorization=Authorization(self.authority),
-            tls=config.peer_tls,
+            authorization=authorization,
+        )
+        self.endpoints = HttpEndpoints(
+            self.application.endpoints, self._calls, self._peers, tls=config.peer_tls
         )
         self._is_composed = True
+        declared = self.application.rpcs()
+        self.methods = tuple(application_methods(declared, self._calls, self._peers))
         self.resolver.local.refresh()
         run = self._member.run
         run("watch", self.keyspace.watch(etcd, delay_s=config.watch_delay_s))
@@ -331,7 +343,7 @@ class Consumer:
             return
         self._is_stopped = True
         await self._member.cancel("generator", "allocator", "leaving")
-        stuck = await self._stop_shards() if self._is_composed else []
+        stuck = [*await self._stop_serving(), *await self._stop_application()]
         if self._member.membership is not None:
             await self._member.membership.revoke()
         await self._member.cancel("watch")
@@ -346,20 +358,37 @@ class Consumer:
         if not self.ended.done():
             self.ended.cancel()
         if stuck:
-            raise StuckShardsError([shard.running_call() for shard in stuck])
+            raise StuckShardsError(stuck)
 
-    async def _stop_shards(self) -> list[LocalShard]:
-        """End shards and endpoints, and return the shards that have not ended in time."""
+    async def _stop_serving(self) -> list[str]:
+        """End shards, then what serves calls about them; return calls that have not returned."""
+        if not self._is_composed:
+            return []
         local = self.resolver.local
         local.stop()
-        stuck: list[LocalShard] = []
+        stuck: list[str] = []
         try:
             async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
                 await local.shutdowns()
         except TimeoutError:
-            stuck = local.ending()
+            stuck = [shard.running_call() for shard in local.ending()]
         await self.endpoints.aclose()
+        await self._calls.aclose()
         return stuck
+
+    async def _stop_application(self) -> list[str]:
+        """Call the hook that closes what the application opened; return it if it is too slow."""
+        if not self._is_application_started:
+            return []
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+                await loop.run_in_executor(self._workers, self.application.stop)
+        except TimeoutError:
+            return [f"the hook stop of {self.application.full_name} has not returned"]
+        except Exception:  # noqa: BLE001 - any of the application's; the rest has to be stopped
+            _log.exception("`stop` of the application failed; the process ends all the same")
+        return []
 
 
 def _make_directory(parent: Path | None) -> Path:
