@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +40,7 @@ from gazette_sdk.broker.recovery.states import (
 from gazette_sdk.broker.recovery.truncate import set_superseded_aside, truncate_spool
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.slot import Signal
+from gazette_sdk.broker.spool.commit_log import Head
 from gazette_sdk.broker.spool.content_file import ContentFile
 from gazette_sdk.broker.spool.directory import CompletedSpool, Durability, SpoolDirectory
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
@@ -91,6 +93,7 @@ class Quarantine:
     Args:
         directory: the directory of the spools.
         spools: all that were recovered.
+        unverified: heads which are used only if nobody has bytes behind them.
         exists: returns True if a journal of this name and create revision exists.
         inventory: what peers and stores have.
         upload: takes a spool that is used; also one whose journal is deleted, which is dropped.
@@ -116,6 +119,7 @@ class Quarantine:
         restores_head: Callable[[str], bool] = lambda _: False,
         goes_on: Callable[[str], bool] = lambda _: False,
         decided: Callable[[], None] = lambda: None,
+        unverified: Iterable[Head] = (),
     ) -> None:
         self._directory = directory
         self._exists = exists
@@ -130,7 +134,11 @@ class Quarantine:
         self._whole: dict[Key, CompletedSpool | None] = {}  # last one, if all of them are whole
         self._entries: dict[Key, list[_Entry]] = {}  # without those that are being decided
         self._usable: dict[Key, list[CompletedSpool]] = {}  # for a replica which is made later
-        self._ready: dict[Key, Signal] = {}  # of journals with spools in quarantine
+        self._ready: dict[Key, Signal] = {}  # of journals in quarantine
+        self._unverified = {(head.journal, head.create_revision) for head in unverified}
+        for key in self._unverified:
+            self._entries.setdefault(key, [])
+            self._ready.setdefault(key, Signal())
         for spool in spools:
             key = (spool.fragment.journal, spool.create_revision)
             self._entries.setdefault(key, []).append(_Entry(spool))
@@ -235,12 +243,16 @@ class Quarantine:
             for entry in self._pop(key):
                 entry.step(SpoolInput.JOURNAL_DELETED)
                 self._upload(entry.spool)  # which drops it
+            self._unverified.discard(key)
             self._put_back(key, [])
             return
         end = max((entry.spool.fragment.end for entry in self._entries.get(key, ())), default=0)
+        is_verifying = key in self._unverified
         async with asyncio.timeout(ASK_TIMEOUT_S):
-            # With what begins at their end: then they close a gap.
-            inventory = await self._inventory.fragments_before(key[0], end + 1)
+            # With what begins at their end: then they close a gap. Behind a head: everything.
+            inventory = await self._inventory.fragments_before(
+                key[0], sys.maxsize if is_verifying else end + 1
+            )
         # A replica may have taken some meanwhile. None does from here on.
         entries = self._pop(key)
         # Of overlapping spools of our own the later one has the journal's bytes.
@@ -252,6 +264,9 @@ class Quarantine:
                 if used is not None:
                     inventory.append(used.fragment)
                     self._use(key, used)
+            if key in self._unverified:
+                self._unverified.discard(key)
+                self._judge_head(key, inventory)
         finally:
             self._put_back(key, entries)
 
@@ -362,7 +377,7 @@ class Quarantine:
 
     def _put_back(self, key: Key, entries: list[_Entry]) -> None:
         """Return undecided entries. Without any, nothing of the journal is in quarantine."""
-        if entries:
+        if entries or key in self._unverified:
             self._entries[key] = entries
         elif (ready := self._ready.pop(key, None)) is not None:
             self._restore_head(self._whole.pop(key, None))
@@ -376,6 +391,24 @@ class Quarantine:
             self._whole[key] = None
         elif last is not None:
             self._whole[key] = max(last, used, key=lambda each: each.fragment.end)
+
+    def _judge_head(self, key: Key, inventory: Iterable[pb.Fragment]) -> None:
+        """Use a journal's unverified head if its spools are whole, and nobody has more."""
+        head, is_whole = self._directory.unverified_head(key[0]), self._whole.get(key, True)
+        if head is None or not is_whole or not self._restores_head(key[0]):
+            return
+        end = max((fragment.end for fragment in inventory), default=0)
+        if end > head.end:
+            _log.warning(
+                "%s ends at %d here, and others have it up to %d: run `gazctl journals "
+                "reset-head` if appends are refused", head.journal, head.end, end,
+            )  # fmt: skip
+            return
+        try:
+            self._directory.verify_head(head)
+        except OSError as error:
+            _log.warning("cannot write the head of %s: %s", head.journal, error)
+        _log.info("%s goes on at %d: nobody has more", head.journal, head.end)
 
     def _restore_head(self, last: CompletedSpool | None) -> None:
         """Restore the head of a journal whose spools are all in use."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
+import sys
 
 import pytest
 from hypothesis import given
@@ -215,7 +216,9 @@ class ScriptedInventory:
         self.asked = 0
 
     async def fragments_before(self, journal, end):
-        assert (journal, end) == (JOURNAL, len(WHOLE) + 1)
+        # An unverified head is compared with everything behind it, too.
+        assert journal == JOURNAL
+        assert end in {len(WHOLE) + 1, sys.maxsize}
         self.asked += 1
         await asyncio.sleep(0)
         answer = self.answers[0] if len(self.answers) == 1 else self.answers.pop(0)
@@ -234,20 +237,31 @@ class Made:
     """A quarantine of the fixture's directory, and what it uploaded."""
 
     def __init__(
-        self, directory, inventory, *, exists=True, restores_head=False, goes_on=lambda: False
+        self,
+        directory,
+        inventory,
+        *,
+        exists=True,
+        restores_head=False,
+        goes_on=lambda: False,
+        has_history=True,
     ):
         self.uploaded = []
         self.replica = None
         self.directory = directory
+        found = directory.recover(CLUSTER)
+        if not has_history:
+            directory.forget_head(JOURNAL, HeadInput.HISTORY_LOST)
         self.quarantine = Quarantine(
             directory,
-            directory.recover(CLUSTER),
+            found,
             exists=lambda *_: exists,
             inventory=inventory,
             upload=self.uploaded.append,
             replica_of=lambda *_: self.replica,
             restores_head=lambda _: restores_head,
             goes_on=lambda _: goes_on(),
+            unverified=directory.unverified_heads(),
         )
 
     @property
@@ -468,19 +482,21 @@ def test_a_shorter_copy_elsewhere_supersedes_nothing_until_the_journal_is_contin
     ("others_have", "is_in_last_route", "restored"),
     [
         ([], True, True),
-        ([fragment(0, 100)], True, True),  # the same bytes
+        ([fragment(0, len(WHOLE))], True, True),  # the same bytes
+        ([fragment(0, 100)], True, False),  # and more
         ([], False, False),  # others may have gone on behind it
         ([fragment(8, 100)], True, False),
+        ([fragment(len(WHOLE), 100)], True, False),  # others went on behind it
     ],
 )
-def test_the_head_is_restored_when_the_last_spool_is_in_use(
+def test_an_unverified_head_is_used_if_its_spools_are_whole_and_nobody_has_more(
     root, others_have, is_in_last_route, restored
 ):
     async def scenario():
         with SpoolDirectory(root) as directory:
             inventory = ScriptedInventory(others_have, digest=hashlib.sha1(WHOLE).digest())
-            made = Made(directory, inventory, restores_head=is_in_last_route)
-            directory.forget_head(JOURNAL, HeadInput.HISTORY_LOST)
+            made = Made(directory, inventory, restores_head=is_in_last_route, has_history=False)
+            assert made.quarantine.holds(JOURNAL, REVISION)
             seen = []
             _, ready = made.quarantine.take(JOURNAL, REVISION)
             known = {"create_revision": REVISION, "cluster_id": CLUSTER}
@@ -490,11 +506,63 @@ def test_the_head_is_restored_when_the_last_spool_is_in_use(
             assert (head is not None) == restored
             if restored:
                 assert head.end == len(WHOLE)
+            assert not made.quarantine.holds(JOURNAL, REVISION)
         with SpoolDirectory(root) as directory:
             directory.recover(CLUSTER)
             assert (directory.head(JOURNAL, **known) is not None) == restored
+            unverified = [head.end for head in directory.unverified_heads()]
+            assert unverified == ([] if restored else [len(WHOLE)])
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("others_have", "restored"),
+    [
+        ([fragment(0, len(WHOLE))], True),
+        ([], True),
+        ([fragment(0, 4), fragment(len(WHOLE) + 5, 100)], False),
+    ],
+)
+def test_an_unverified_head_without_spools_is_in_quarantine_too(root, others_have, restored):
+    """All that this broker has written is stored."""
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            for spool in directory.recover(CLUSTER):
+                spool.file.discard()
+        with SpoolDirectory(root) as directory:
+            made = Made(
+                directory, ScriptedInventory(others_have), restores_head=True, has_history=False
+            )
+            taken, ready = made.quarantine.take(JOURNAL, REVISION)
+            assert not taken
+            assert not ready.fired
+            await asyncio.wait_for(made.quarantine.run(), 10)
+            assert ready.fired
+            head = directory.head(JOURNAL, create_revision=REVISION, cluster_id=CLUSTER)
+            assert (head.end if head else None) == (len(WHOLE) if restored else None)
+
+    asyncio.run(scenario())
+
+
+def test_an_unverified_head_survives_restarts_until_others_continue_the_journal(root):
+    def heads(directory):
+        directory.recover(CLUSTER)
+        known = directory.head(JOURNAL, create_revision=REVISION, cluster_id=CLUSTER)
+        return [known, *(head.end for head in directory.unverified_heads())]
+
+    with SpoolDirectory(root) as directory:
+        directory.recover(CLUSTER)
+        directory.forget_head(JOURNAL, HeadInput.HISTORY_LOST)
+    with SpoolDirectory(root) as directory:
+        assert heads(directory) == [None, len(WHOLE)]
+        directory.forget_head(JOURNAL, HeadInput.HISTORY_LOST)
+        assert directory.restore_head(directory.recover(CLUSTER)[0]) is None
+        directory.forget_head(JOURNAL, HeadInput.CONTINUED_BY_OTHERS)
+        assert directory.unverified_heads() == []
+    with SpoolDirectory(root) as directory:
+        assert heads(directory) == [None]
 
 
 def test_a_change_of_the_route_ends_the_pause(root, monkeypatch):
