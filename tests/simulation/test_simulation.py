@@ -25,7 +25,7 @@ LOSS = (Promise.OFFSETS, Promise.ORDER, Promise.READABLE, Promise.STORED)
 REGRESSIONS = (
     "282", "422", "516", "518", "553", "588", "593", "595", "747", "787", "811", "890", "971",
     "1179", "1280", "1314", "1327", "1429", "1457", "1488", "1610", "1638", "2271", "2274",
-    "2365", "2389", "2405", "3472",
+    "2365", "2389", "2405", "3472", "3530",
 )  # fmt: skip
 """Seeds that found something. A change of the product may turn them into other runs."""
 

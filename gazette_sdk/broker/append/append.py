@@ -350,6 +350,7 @@ class _Append:
         resolution, replica = self._resolution, self._held
         assert replica is not None
         if replica.settled is resolution:
+            replica.synchronized(self._current_pipeline())
             return Input.AGREED
         if self._judge_replicas() is Input.TOO_FEW:
             # Members that are away may have more bytes than these: to them, a route without them
@@ -362,10 +363,12 @@ class _Append:
         if await self._is_behind_stored_content():
             return Input.ROLL
         written = await write_route(self._shared.etcd, resolution, self._shared.record_route)
+        if written is None or written.succeeded:
+            replica.synchronized(self._current_pipeline())
         if written is None:
             replica.settled = resolution
             return Input.AGREED
-        self._read_through = written
+        self._read_through = written.revision if written.succeeded else resolution.revision + 1
         return Input.WRITTEN
 
     async def _refuse_unless_given_up(self, absent: Sequence[pb.ProcessSpec.ID]) -> Input | None:
@@ -433,7 +436,6 @@ class _Append:
             assert replica is not None
             assert replica.settled is resolution
             pipeline = self._current_pipeline()
-            replica.synchronized(pipeline)
             replica.ready = ReadyRoute(
                 resolution,
                 pipeline,

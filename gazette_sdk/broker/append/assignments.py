@@ -20,7 +20,7 @@ from gazette_sdk.cluster.broker_keys import (
     is_consistent,
     route_value,
 )
-from gazette_sdk.cluster.etcd import Compare, Etcd, Operation, Put
+from gazette_sdk.cluster.etcd import Compare, Etcd, Operation, Put, TxnResult
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.non_null_fields import complete
 
@@ -34,7 +34,7 @@ RecordRoute: TypeAlias = Callable[[JournalEntry, pb.Route | None], Sequence[Oper
 """Returns the operations that record a journal's last route, or delete its record."""
 
 
-async def write_route(etcd: Etcd, resolution: Resolution, record: RecordRoute) -> int | None:
+async def write_route(etcd: Etcd, resolution: Resolution, record: RecordRoute) -> TxnResult | None:
     """Advertise that the resolved route has synchronized.
 
     Args:
@@ -43,13 +43,13 @@ async def write_route(etcd: Etcd, resolution: Resolution, record: RecordRoute) -
         record: records the route.
 
     Returns:
-        the revision to resolve at; ``None`` when nothing was to be written.
+        the result; ``None`` when nothing was to be written.
     """
     if is_consistent(resolution.assignments):
         return None
     assert resolution.item is not None
     value = route_value(resolution.header.route)
-    result = await etcd.txn(
+    return await etcd.txn(
         [Compare.mod_revision(entry.key, entry.mod_revision) for entry in resolution.assignments],
         # The lease stays the assigned member's: an assignment dies with its member.
         [
@@ -57,7 +57,6 @@ async def write_route(etcd: Etcd, resolution: Resolution, record: RecordRoute) -
             *record(resolution.item, resolution.header.route),
         ],
     )
-    return result.revision if result.succeeded else resolution.revision + 1
 
 
 async def withdraw_routes(

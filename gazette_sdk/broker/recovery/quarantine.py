@@ -253,13 +253,17 @@ class Quarantine:
             inventory = await self._inventory.fragments_before(
                 key[0], sys.maxsize if is_verifying else end + 1
             )
+            # The journal may go on at the end of a spool though nobody has its bytes.
+            spools = [entry.spool.fragment for entry in self._entries.get(key, ())]
+            is_needed = any(is_ahead(spool, inventory) for spool in spools)
+            head = await self._inventory.head(key[0]) if is_needed else 0
         # A replica may have taken some meanwhile. None does from here on.
         entries = self._pop(key)
         # Of overlapping spools of our own the later one has the journal's bytes.
         entries.sort(key=lambda entry: serial_of(entry.spool.file.path))
         try:
             while entries:
-                used = await self._advance(entries[-1], inventory)
+                used = await self._advance(entries[-1], inventory, head)
                 self._note_whole(key, entries.pop().spool, used)
                 if used is not None:
                     inventory.append(used.fragment)
@@ -271,7 +275,7 @@ class Quarantine:
             self._put_back(key, entries)
 
     async def _advance(
-        self, entry: _Entry, inventory: Sequence[pb.Fragment]
+        self, entry: _Entry, inventory: Sequence[pb.Fragment], head: int
     ) -> CompletedSpool | None:
         """Perform the effects of a spool's transitions to its end. Return the usable part.
 
@@ -283,6 +287,7 @@ class Quarantine:
         journal, create_revision = spool.fragment.journal, spool.create_revision
         if (
             is_ahead(spool.fragment, inventory)
+            and spool.fragment.end != head
             and self._goes_on(journal)
             and self._replica_of(journal, create_revision) is None
         ):
@@ -290,7 +295,7 @@ class Quarantine:
                 f"others have it up to an offset before {spool.fragment.end}, and may write there",
                 journal=journal,
             )
-        given, end = compare(spool.fragment, inventory)
+        given, end = compare(spool.fragment, inventory, head)
         while entry.state not in SPOOL_ENDS:
             effect = entry.step(given)
             if effect is SpoolEffect.CONTINUE_WAITING:
@@ -302,7 +307,7 @@ class Quarantine:
                     case SpoolEffect.COMPARE:
                         given = await self._compare_bytes(spool.fragment)
                     case SpoolEffect.COMPARE_SHARED:
-                        closing = closing_of(spool.fragment, inventory)
+                        closing = closing_of(spool.fragment, inventory, head)
                         differs_at = await self._first_difference(spool, closing)
                         given, end = closing.judge(spool.fragment, differs_at)
                     case SpoolEffect.TRUNCATE:

@@ -214,6 +214,7 @@ class ScriptedInventory:
         self.answers = list(answers)
         self.content = digest
         self.asked = 0
+        self.head_offset = 0
 
     async def fragments_before(self, journal, end):
         # An unverified head is compared with everything behind it, too.
@@ -225,6 +226,10 @@ class ScriptedInventory:
         if isinstance(answer, BaseException):
             raise answer
         return list(answer)
+
+    async def head(self, journal):
+        assert journal == JOURNAL
+        return self.head_offset
 
     async def digest(self, journal, begin, end):
         if callable(self.content):
@@ -474,6 +479,25 @@ def test_a_shorter_copy_elsewhere_supersedes_nothing_until_the_journal_is_contin
             await asyncio.wait_for(running, 10)
             assert made.uploaded == []
         assert recovered(root) == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("head", [0, 4, len(WHOLE)])
+def test_a_spool_is_used_if_the_journal_goes_on_at_its_end(root, head):
+    """Others learned its end, and have not all of its bytes."""
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            inventory = ScriptedInventory(
+                [fragment(0, 4)],
+                digest=lambda _, end: hashlib.sha1(WHOLE[:4]).digest()[: 20 * (end <= 4)],
+            )
+            inventory.head_offset = head
+            made = Made(directory, inventory)
+            directory.forget_head(JOURNAL)
+            await asyncio.wait_for(made.quarantine.run(), 10)
+            assert made.spans == ([(0, len(WHOLE))] if head == len(WHOLE) else [])
 
     asyncio.run(scenario())
 
