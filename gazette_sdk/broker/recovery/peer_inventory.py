@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import math
 import sys
+from contextlib import aclosing
 from typing import Final
 
 from gazette_sdk.broker.fragments.refresh import list_stores
@@ -100,6 +101,35 @@ class PeerInventory:
         assert spec is not None
         found = await list_stores(journal, spec.fragment.stores, self._stores)
         return [fragment for fragment in found if fragment.begin < end]
+
+    async def head(self, journal: str) -> int:
+        """Return the offset at which the primary goes on with a journal; 0 if it is not known.
+
+        It may be behind all bytes that anybody has: replicas learn the offset of bytes which only
+        their primary has. Our own replica goes on only when nothing is in quarantine. Primaries of
+        other implementations do not tell it.
+
+        Raises:
+            GazetteError: the primary did not answer.
+        """
+        resolution = await self._resolve(journal)
+        if resolution.is_local:
+            return 0
+        request = pb.ReadRequest(
+            journal=journal,
+            offset=-1,
+            metadata_only=True,
+            do_not_proxy=True,
+            include_unacknowledged=True,
+            header=resolution.header,
+        )
+        target = Target(route=resolution.header.route, member=resolution.header.process_id)
+        async with aclosing(self._peers.read(request, target)) as items:
+            async for item in items:
+                if not isinstance(item, bytes):
+                    is_told = item.status in {pb.OK, pb.OFFSET_NOT_YET_AVAILABLE}
+                    return item.offset if is_told else 0
+        return 0
 
     async def digest(self, journal: str, begin: int, end: int) -> bytes | None:
         """Return the SHA-1 of a span as the primary has it; ``None`` if it is not complete.

@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +42,7 @@ from gazette_sdk.broker.recovery.states import (
 from gazette_sdk.broker.recovery.truncate import set_superseded_aside, truncate_spool
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.slot import Signal
+from gazette_sdk.broker.spool.commit_log import Head
 from gazette_sdk.broker.spool.content_file import ContentFile
 from gazette_sdk.broker.spool.directory import CompletedSpool, Durability, SpoolDirectory
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
@@ -95,6 +97,7 @@ class Quarantine:
     Args:
         directory: the directory of the spools.
         spools: all that were recovered.
+        unverified: heads which are used only if nobody has bytes behind them.
         exists: returns True if a journal of this name and create revision exists.
         inventory: what peers and stores have.
         upload: takes a spool that is used; also one whose journal is deleted, which is dropped.
@@ -120,6 +123,7 @@ class Quarantine:
         restores_head: Callable[[str], bool] = lambda _: False,
         goes_on: Callable[[str], bool] = lambda _: False,
         decided: Callable[[], None] = lambda: None,
+        unverified: Iterable[Head] = (),
     ) -> None:
         self._directory = directory
         self._exists = exists
@@ -135,7 +139,11 @@ class Quarantine:
         self._entries: dict[Key, list[_Entry]] = {}  # without those that are being decided
         self._deciding: set[Key] = set()
         self._usable: dict[Key, list[CompletedSpool]] = {}  # for a replica which is made later
-        self._ready: dict[Key, Signal] = {}  # of journals with spools in quarantine
+        self._ready: dict[Key, Signal] = {}  # of journals in quarantine
+        self._unverified = {(head.journal, head.create_revision) for head in unverified}
+        for key in self._unverified:
+            self._entries.setdefault(key, [])
+            self._ready.setdefault(key, Signal())
         for spool in spools:
             key = (spool.fragment.journal, spool.create_revision)
             self._entries.setdefault(key, []).append(_Entry(spool))
@@ -240,15 +248,22 @@ class Quarantine:
             for entry in self._pop(key):
                 entry.step(SpoolInput.JOURNAL_DELETED)
                 self._upload(entry.spool)  # which drops it
+            self._unverified.discard(key)
             self._put_back(key, [])
             return
         asked = list(self._entries.get(key, ()))
+        is_verifying = key in self._unverified
         end = max((entry.spool.fragment.end for entry in asked), default=0)
+        # With what begins at their end: then they close a gap. Behind a head: everything.
+        limit = sys.maxsize if is_verifying else end + 1
         async with asyncio.timeout(ASK_TIMEOUT_S):
-            # With what begins at their end: then they close a gap.
-            inventory = await self._inventory.fragments_of_brokers(key[0], end + 1)
-            if are_stores_listed := _need_stores(asked, inventory):
-                inventory += await self._inventory.fragments_of_stores(key[0], end + 1)
+            inventory = await self._inventory.fragments_of_brokers(key[0], limit)
+            are_stores_listed = _need_stores(asked, inventory) or is_verifying
+            if are_stores_listed:
+                inventory += await self._inventory.fragments_of_stores(key[0], limit)
+            # The journal may go on at the end of a spool though nobody has its bytes.
+            is_needed = any(is_ahead(entry.spool.fragment, inventory) for entry in asked)
+            head = await self._inventory.head(key[0]) if is_needed else 0
         # A replica may have taken some meanwhile. None does from here on.
         found = self._pop(key)
         entries = [entry for entry in found if entry in asked]
@@ -259,18 +274,26 @@ class Quarantine:
         try:
             while entries:
                 used = await self._advance(
-                    entries[-1], inventory, are_stores_listed=are_stores_listed
+                    entries[-1], inventory, head, are_stores_listed=are_stores_listed
                 )
                 self._note_whole(key, entries.pop().spool, used)
                 if used is not None:
                     inventory.append(used.fragment)
                     self._use(key, used)
+            if key in self._unverified and not held_since:
+                self._unverified.discard(key)
+                self._judge_head(key, inventory)
         finally:
             self._deciding.discard(key)
             self._put_back(key, [*entries, *held_since])
 
     async def _advance(
-        self, entry: _Entry, inventory: Sequence[pb.Fragment], *, are_stores_listed: bool
+        self,
+        entry: _Entry,
+        inventory: Sequence[pb.Fragment],
+        head: int,
+        *,
+        are_stores_listed: bool,
     ) -> CompletedSpool | None:
         """Perform the effects of a spool's transitions to its end. Return the usable part.
 
@@ -282,6 +305,7 @@ class Quarantine:
         journal, create_revision = spool.fragment.journal, spool.create_revision
         if (
             is_ahead(spool.fragment, inventory)
+            and spool.fragment.end != head
             and self._goes_on(journal)
             and self._replica_of(journal, create_revision) is None
         ):
@@ -289,7 +313,7 @@ class Quarantine:
                 f"others have it up to an offset before {spool.fragment.end}, and may write there",
                 journal=journal,
             )
-        given, end = compare(spool.fragment, inventory)
+        given, end = compare(spool.fragment, inventory, head)
         while entry.state not in SPOOL_ENDS:
             effect = entry.step(given)
             if effect is SpoolEffect.CONTINUE_WAITING:
@@ -303,7 +327,7 @@ class Quarantine:
                             entry, are_stores_listed=are_stores_listed
                         )
                     case SpoolEffect.COMPARE_SHARED:
-                        closing = closing_of(spool.fragment, inventory)
+                        closing = closing_of(spool.fragment, inventory, head)
                         differs_at = await self._first_difference(spool, closing)
                         given, end = closing.judge(spool.fragment, differs_at)
                     case SpoolEffect.TRUNCATE:
@@ -391,7 +415,8 @@ class Quarantine:
 
     def _put_back(self, key: Key, entries: list[_Entry]) -> None:
         """Return undecided entries. Without any, nothing of the journal is in quarantine."""
-        if left := [*entries, *self._entries.pop(key, ())]:  # some are held since
+        left = [*entries, *self._entries.pop(key, ())]  # some are held since
+        if left or key in self._unverified:
             self._entries[key] = left
         elif (ready := self._ready.pop(key, None)) is not None:
             self._restore_head(self._whole.pop(key, None))
@@ -405,6 +430,24 @@ class Quarantine:
             self._whole[key] = None
         elif last is not None:
             self._whole[key] = max(last, used, key=lambda each: each.fragment.end)
+
+    def _judge_head(self, key: Key, inventory: Iterable[pb.Fragment]) -> None:
+        """Use a journal's unverified head if its spools are whole, and nobody has more."""
+        head, is_whole = self._directory.unverified_head(key[0]), self._whole.get(key, True)
+        if head is None or not is_whole or not self._restores_head(key[0]):
+            return
+        end = max((fragment.end for fragment in inventory), default=0)
+        if end > head.end:
+            _log.warning(
+                "%s ends at %d here, and others have it up to %d: run `gazctl journals "
+                "reset-head` if appends are refused", head.journal, head.end, end,
+            )  # fmt: skip
+            return
+        try:
+            self._directory.verify_head(head)
+        except OSError as error:
+            _log.warning("cannot write the head of %s: %s", head.journal, error)
+        _log.info("%s goes on at %d: nobody has more", head.journal, head.end)
 
     def _restore_head(self, last: CompletedSpool | None) -> None:
         """Restore the head of a journal whose spools are all in use."""

@@ -32,6 +32,19 @@ class ScriptedPeers:
         return response
 
 
+class ScriptedPrimary:
+    """Transport to a primary that answers a read by metadata."""
+
+    def __init__(self, status, offset):
+        self.response = pb.ReadResponse(status=status, offset=offset, write_head=5)
+
+    async def read(self, request, target):
+        assert (request.offset, request.metadata_only) == (-1, True)
+        assert request.include_unacknowledged
+        assert target.member == FAST
+        yield self.response
+
+
 class ScriptedResolver:
     """Resolver of one journal, without a replica of ours."""
 
@@ -41,10 +54,16 @@ class ScriptedResolver:
         self.members = members
 
     async def resolve(self, journal, *_, **__):
-        header = pb.Header(route=pb.Route(members=self.members, primary=0))
+        route = pb.Route(members=self.members, primary=0)
+        header = pb.Header(process_id=self.members[0], route=route)
         spec = journal_spec(journal, replication=len(self.members))
         return SimpleNamespace(
-            journal=journal, status=pb.OK, spec=spec, header=header, replica=None
+            journal=journal,
+            status=pb.OK,
+            spec=spec,
+            header=header,
+            replica=None,
+            is_local=header.process_id == LOCAL,
         )
 
 
@@ -86,3 +105,20 @@ def test_a_member_without_an_answer_is_given_up_and_not_asked_again_at_once():
         assert peers.asked.count("silent") == 2
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("status", "head"),
+    [(pb.OK, 7), (pb.OFFSET_NOT_YET_AVAILABLE, 7), (pb.NOT_JOURNAL_BROKER, 0)],
+)
+def test_the_primary_tells_the_head(status, head):
+    async def scenario():
+        made = inventory(ScriptedPrimary(status, 7), FAST, LOCAL, answer_timeout_s=10.0)
+        assert await made.head("a/journal") == head
+
+    asyncio.run(scenario())
+
+
+def test_our_own_replica_does_not_go_on_while_it_is_asked():
+    made = inventory(ScriptedPrimary(pb.OK, 7), LOCAL, FAST, answer_timeout_s=10.0)
+    assert asyncio.run(made.head("a/journal")) == 0

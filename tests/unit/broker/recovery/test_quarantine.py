@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
+import sys
 from dataclasses import replace
 
 import pytest
@@ -220,23 +221,33 @@ class ScriptedInventory:
         self.stored = list(stored)
         self.asked = 0
         self.listed = 0
+        self.head_offset = 0
 
     async def fragments_of_stores(self, journal, end):
-        assert (journal, end) == (JOURNAL, len(WHOLE) + 1)
+        self.check(journal, end)
         self.listed += 1
         await asyncio.sleep(0)
         if self.stored and isinstance(self.stored[0], BaseException):
             raise self.stored[0]
         return list(self.stored)
 
+    def check(self, journal, end):
+        # An unverified head is compared with everything behind it, too.
+        assert journal == JOURNAL
+        assert end in {len(WHOLE) + 1, sys.maxsize}
+
     async def fragments_of_brokers(self, journal, end):
-        assert (journal, end) == (JOURNAL, len(WHOLE) + 1)
+        self.check(journal, end)
         self.asked += 1
         await asyncio.sleep(0)
         answer = self.answers[0] if len(self.answers) == 1 else self.answers.pop(0)
         if isinstance(answer, BaseException):
             raise answer
         return list(answer)
+
+    async def head(self, journal):
+        assert journal == JOURNAL
+        return self.head_offset
 
     async def digest(self, journal, begin, end):
         if callable(self.content):
@@ -249,20 +260,31 @@ class Made:
     """A quarantine of the fixture's directory, and what it uploaded."""
 
     def __init__(
-        self, directory, inventory, *, exists=True, restores_head=False, goes_on=lambda: False
+        self,
+        directory,
+        inventory,
+        *,
+        exists=True,
+        restores_head=False,
+        goes_on=lambda: False,
+        has_history=True,
     ):
         self.uploaded = []
         self.replica = None
         self.directory = directory
+        found = directory.recover(CLUSTER)
+        if not has_history:
+            directory.forget_head(JOURNAL, HeadInput.HISTORY_LOST)
         self.quarantine = Quarantine(
             directory,
-            directory.recover(CLUSTER),
+            found,
             exists=lambda *_: exists,
             inventory=inventory,
             upload=self.uploaded.append,
             replica_of=lambda *_: self.replica,
             restores_head=lambda _: restores_head,
             goes_on=lambda _: goes_on(),
+            unverified=directory.unverified_heads(),
         )
 
     @property
@@ -558,23 +580,44 @@ def test_a_shorter_copy_elsewhere_supersedes_nothing_until_the_journal_is_contin
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("head", [0, 4, len(WHOLE)])
+def test_a_spool_is_used_if_the_journal_goes_on_at_its_end(root, head):
+    """Others learned its end, and have not all of its bytes."""
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            inventory = ScriptedInventory(
+                [fragment(0, 4)],
+                digest=lambda _, end: hashlib.sha1(WHOLE[:4]).digest()[: 20 * (end <= 4)],
+            )
+            inventory.head_offset = head
+            made = Made(directory, inventory)
+            directory.forget_head(JOURNAL)
+            await asyncio.wait_for(made.quarantine.run(), 10)
+            assert made.spans == ([(0, len(WHOLE))] if head == len(WHOLE) else [])
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("others_have", "is_in_last_route", "restored"),
     [
         ([], True, True),
-        ([fragment(0, 100)], True, True),  # the same bytes
+        ([fragment(0, len(WHOLE))], True, True),  # the same bytes
+        ([fragment(0, 100)], True, False),  # and more
         ([], False, False),  # others may have gone on behind it
         ([fragment(8, 100)], True, False),
+        ([fragment(len(WHOLE), 100)], True, False),  # others went on behind it
     ],
 )
-def test_the_head_is_restored_when_the_last_spool_is_in_use(
+def test_an_unverified_head_is_used_if_its_spools_are_whole_and_nobody_has_more(
     root, others_have, is_in_last_route, restored
 ):
     async def scenario():
         with SpoolDirectory(root) as directory:
             inventory = ScriptedInventory(others_have, digest=hashlib.sha1(WHOLE).digest())
-            made = Made(directory, inventory, restores_head=is_in_last_route)
-            directory.forget_head(JOURNAL, HeadInput.HISTORY_LOST)
+            made = Made(directory, inventory, restores_head=is_in_last_route, has_history=False)
+            assert made.quarantine.holds(JOURNAL, REVISION)
             seen = []
             _, ready = made.quarantine.take(JOURNAL, REVISION)
             known = {"create_revision": REVISION, "cluster_id": CLUSTER}
@@ -584,11 +627,63 @@ def test_the_head_is_restored_when_the_last_spool_is_in_use(
             assert (head is not None) == restored
             if restored:
                 assert head.end == len(WHOLE)
+            assert not made.quarantine.holds(JOURNAL, REVISION)
         with SpoolDirectory(root) as directory:
             directory.recover(CLUSTER)
             assert (directory.head(JOURNAL, **known) is not None) == restored
+            unverified = [head.end for head in directory.unverified_heads()]
+            assert unverified == ([] if restored else [len(WHOLE)])
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("others_have", "restored"),
+    [
+        ([fragment(0, len(WHOLE))], True),
+        ([], True),
+        ([fragment(0, 4), fragment(len(WHOLE) + 5, 100)], False),
+    ],
+)
+def test_an_unverified_head_without_spools_is_in_quarantine_too(root, others_have, restored):
+    """All that this broker has written is stored."""
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            for spool in directory.recover(CLUSTER):
+                spool.file.discard()
+        with SpoolDirectory(root) as directory:
+            made = Made(
+                directory, ScriptedInventory(others_have), restores_head=True, has_history=False
+            )
+            taken, ready = made.quarantine.take(JOURNAL, REVISION)
+            assert not taken
+            assert not ready.fired
+            await asyncio.wait_for(made.quarantine.run(), 10)
+            assert ready.fired
+            head = directory.head(JOURNAL, create_revision=REVISION, cluster_id=CLUSTER)
+            assert (head.end if head else None) == (len(WHOLE) if restored else None)
+
+    asyncio.run(scenario())
+
+
+def test_an_unverified_head_survives_restarts_until_others_continue_the_journal(root):
+    def heads(directory):
+        directory.recover(CLUSTER)
+        known = directory.head(JOURNAL, create_revision=REVISION, cluster_id=CLUSTER)
+        return [known, *(head.end for head in directory.unverified_heads())]
+
+    with SpoolDirectory(root) as directory:
+        directory.recover(CLUSTER)
+        directory.forget_head(JOURNAL, HeadInput.HISTORY_LOST)
+    with SpoolDirectory(root) as directory:
+        assert heads(directory) == [None, len(WHOLE)]
+        directory.forget_head(JOURNAL, HeadInput.HISTORY_LOST)
+        assert directory.restore_head(directory.recover(CLUSTER)[0]) is None
+        directory.forget_head(JOURNAL, HeadInput.CONTINUED_BY_OTHERS)
+        assert directory.unverified_heads() == []
+    with SpoolDirectory(root) as directory:
+        assert heads(directory) == [None]
 
 
 def test_a_change_of_the_route_ends_the_pause(root, monkeypatch):
