@@ -101,10 +101,19 @@ class Stream:
         return next(self.micro_batches())
 
     def micro_batches(self, *, restarts: bool = False) -> Iterator[list[dict[str, Any]]]:
-        """Rows of each micro-batch, until there is nothing new."""
+        """Rows of each micro-batch, until there is nothing new.
+
+        With ``restarts`` the query ends before it logs an offset, after that, and before it logs
+        that the batch is done. Each time the same is planned and read again.
+        """
         while (planned := self.plan()) is not None:
-            if restarts:  # between the offset log and the tasks
+            if restarts:
                 self.restart()
+                assert self.plan() == planned
+                self.restart()
+                first = self.rows_between(*planned)
+                self.restart()
+                assert self.rows_between(*planned) == first
             rows = self.rows_between(*planned)
             self.offset = planned[1]
             yield rows

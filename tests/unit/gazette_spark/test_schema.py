@@ -1,6 +1,8 @@
 """Schemas of classes of messages, and of samples of JSON messages."""
 
 import datetime as dt
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,6 +103,15 @@ def test_a_read_without_a_schema_has_that_of_its_messages_and_metadata(tmp_path:
     )
     with pytest.raises(ConfigurationError, match="holds no JSON"):
         schema_of(tmp_path, framing="text/csv")
+
+
+def test_an_older_pyspark_is_one_clear_error():
+    program = "import pyspark; pyspark.__version__ = '4.1.2'; import gazette_spark"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert run.stderr.decode().strip().splitlines()[-1] == (
+        "gazette_sdk.errors.ConfigurationError: gazette_spark needs PySpark 4.2 or later, and"
+        " 4.1.2 is installed: pip install 'pyspark>=4.2'"
+    )
 
 
 def test_options_are_checked():

@@ -30,7 +30,7 @@ def numbers(rows, journal: str) -> list[int]:
 
 
 @settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
