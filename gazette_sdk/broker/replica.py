@@ -104,6 +104,7 @@ class Replica:
         is_synchronized: True if the primary's stream has synchronized this replica.
         copies_wanted: True if replicas agreed since :attr:`ReplicaParts.copy_unstored` last asked
             the others what they have.
+        want_pulse: makes a pulse at once; ``None`` while one runs, or none is made.
         write_head: the metric of the offset of the next byte.
     """
 
@@ -134,6 +135,7 @@ class Replica:
         self.head_is_known = False
         self.is_synchronized = False
         self.copies_wanted = False
+        self.want_pulse: Callable[[], None] | None = None
         self._copying: asyncio.Task[None] | None = None
         self.write_head = WRITE_HEAD.cell(journal)
         self._storage = storage

@@ -24,6 +24,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gazette_sdk.protocol.authorization import Capability
     from gazette_sdk.shard.application.application import Application, dead_letters
     from gazette_sdk.shard.application.endpoints import Method, Query
     from gazette_sdk.shard.application.handler import handler
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Application",
+    "Capability",
     "JsonStore",
     "Method",
     "Process",
@@ -55,6 +57,7 @@ __all__ = [
 
 _MODULES = {
     "Application": "application.application",
+    "Capability": "application.endpoints",
     "JsonStore": "stores.json_store",
     "Method": "application.endpoints",
     "Process": "application.handles",

@@ -31,12 +31,15 @@ from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.protocol.shard_spec import validate_consumer_spec
 from gazette_sdk.server.authorization import Authorization
+from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.generator import ShardGenerator
 from gazette_sdk.shard.application.handles import Process
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.config import ConsumerConfig
-from gazette_sdk.shard.consumer.forwarding import HttpEndpoints
+from gazette_sdk.shard.consumer.endpoint_calls import EndpointCalls
+from gazette_sdk.shard.consumer.grpc_methods import application_methods
+from gazette_sdk.shard.consumer.http_endpoints import HttpEndpoints
 from gazette_sdk.shard.consumer.resolver import Resolver
 from gazette_sdk.shard.consumer.service import ShardService
 from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
@@ -74,6 +77,7 @@ class Consumer:
     Attributes:
         service: the shard service of its port, from :meth:`start` on.
         endpoints: the application's HTTP endpoints, from :meth:`start` on.
+        methods: the application's gRPC methods, from :meth:`start` on.
         resolver: resolver of shards, from :meth:`start` on.
         keyspace: its mirror of Etcd.
         authority: verifies the tokens of callers, and signs those of its own calls.
@@ -90,6 +94,8 @@ class Consumer:
 
     service: ShardService
     endpoints: HttpEndpoints
+    _calls: EndpointCalls
+    methods: Sequence[Method]
     resolver: Resolver[LocalShard]
 
     def __init__(
@@ -111,6 +117,7 @@ class Consumer:
         self._peers: ShardClient | None = None
         self._workers: ThreadPoolExecutor | None = None
         self._directory: Path | None = None
+        self._is_application_started = False
         self._is_composed = False
         self._is_stopped = False
 
@@ -151,6 +158,7 @@ class Consumer:
             settings=dict(config.settings),
         )
         await asyncio.get_running_loop().run_in_executor(workers, self.application.start, process)
+        self._is_application_started = True
         revision = await membership.announce(complete(spec))
         await self.keyspace.load(etcd, revision)
 
@@ -177,23 +185,27 @@ class Consumer:
             authorizer=self.authority if isinstance(self.authority, Authority) else None,
             tls=config.peer_tls,
         )
+        authorization = Authorization(self.authority)
         self.service = ShardService(
             resolver=self.resolver,
             keyspace=self.keyspace,
             etcd=etcd,
             local_id=self._id,
             peers=self._peers,
-            authorization=Authorization(self.authority),
+            authorization=authorization,
         )
-        self.endpoints = HttpEndpoints(
-            self.application,
+        self._calls = EndpointCalls(
             self.resolver,
             transport=self._transport,
             workers=workers,
-            authorization=Authorization(self.authority),
-            tls=config.peer_tls,
+            authorization=authorization,
+        )
+        self.endpoints = HttpEndpoints(
+            self.application.endpoints, self._calls, self._peers, tls=config.peer_tls
         )
         self._is_composed = True
+        declared = self.application.rpcs()
+        self.methods = tuple(application_methods(declared, self._calls, self._peers))
         self.resolver.local.refresh()
         run = self._member.run
         run("watch", self.keyspace.watch(etcd, delay_s=config.watch_delay_s))
@@ -310,13 +322,9 @@ class Consumer:
         self._is_stopped = True
         await self._member.cancel("generator", "allocator", "leaving")
         if self._is_composed:
-            self.resolver.local.stop()
-            try:
-                async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
-                    await self.resolver.local.shutdowns()
-            except TimeoutError:
-                _log.warning("shards have not ended within %.0f s", SHUTDOWN_TIMEOUT_S)
-            await self.endpoints.aclose()
+            await self._stop_serving()
+        if self._is_application_started:
+            await self._stop_application()
         if self._member.membership is not None:
             await self._member.membership.revoke()
         await self._member.cancel("watch")
@@ -330,6 +338,31 @@ class Consumer:
             await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
         if not self.ended.done():
             self.ended.cancel()
+
+    async def _stop_serving(self) -> None:
+        """End shards, then what serves calls about them."""
+        self.resolver.local.stop()
+        try:
+            async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+                await self.resolver.local.shutdowns()
+        except TimeoutError:
+            _log.warning("shards have not ended within %.0f s", SHUTDOWN_TIMEOUT_S)
+        await self.endpoints.aclose()
+        await self._calls.aclose()
+
+    async def _stop_application(self) -> None:
+        """Call the hook that closes what the application opened, and wait for it, but not long."""
+        assert self._workers is not None, "the application was started"
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+                await loop.run_in_executor(self._workers, self.application.stop)
+        except TimeoutError:
+            _log.warning(
+                "`stop` of the application has not ended within %.0f s", SHUTDOWN_TIMEOUT_S
+            )
+        except Exception:  # noqa: BLE001 - any of the application's; the rest has to be stopped
+            _log.exception("`stop` of the application failed; the process ends all the same")
 
 
 def _make_directory(parent: Path | None) -> Path:

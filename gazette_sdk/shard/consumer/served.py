@@ -66,7 +66,7 @@ class ServedConsumer:
         raise_open_files_limit()
         await self.consumer.start()
         service = self.consumer.service
-        self.server.grpc.add(shard_methods(service))
+        self.server.grpc.add((*shard_methods(service), *self.consumer.methods))
         self.server.http.mount(
             "/v1/",
             JsonGateway(

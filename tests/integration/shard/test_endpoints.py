@@ -1,10 +1,13 @@
-"""HTTP endpoints of an application, asked at processes that are the primary and that are not."""
+"""Endpoints of an application, asked at processes that are the primary and that are not."""
 
 from __future__ import annotations
 
 import json
 import urllib.error
 import urllib.request
+
+import grpc
+from google.protobuf.wrappers_pb2 import StringValue, UInt64Value
 
 from support import order_totals
 from support.order_totals import CUSTOMERS, create_journals, publish
@@ -23,6 +26,18 @@ def ask(process, path, body=None):
             return error.code, error.read()
 
 
+def call(process, name, value, response=UInt64Value):
+    """The value of a gRPC method's response; the code and the text of a failure."""
+    with grpc.insecure_channel(process.address.removeprefix("http://")) as channel:
+        method = channel.unary_unary(
+            f"/orders.Totals/{name}", StringValue.SerializeToString, response.FromString
+        )
+        try:
+            return method(StringValue(value=value), timeout=TIMEOUT_S).value
+        except grpc.RpcError as error:
+            return error.code(), error.details()
+
+
 def leaders(shards):
     return {each.route.members[each.route.primary].suffix for each in shards if each.route.members}
 
@@ -34,6 +49,7 @@ def test_every_process_answers_for_every_shard(gazette, run_shards):
     publish(gazette.transport, 100)
     shards.wait_caught_up()
     ids = [each.spec.id for each in shards.list_shards()]
+    check_methods(shards, ids)
     answers = set()
     for number in range(CUSTOMERS):
         path = f"/api/customers/customer-{number}"
@@ -56,3 +72,24 @@ def test_every_process_answers_for_every_shard(gazette, run_shards):
         assert ask(process, "/api/count")[0] == 400
         assert ask(process, "/api/count?shard=another")[0] == 404
         assert ask(process, "/api/unknown")[0] == 404
+
+
+def check_methods(shards, ids):
+    """gRPC methods answer as HTTP endpoints do."""
+    for process in shards.processes:
+        totals = [call(process, "Total", f"customer-{number}") for number in range(CUSTOMERS)]
+        assert totals == [20] * CUSTOMERS
+        assert sum(call(process, "Count", shard) for shard in ids) == CUSTOMERS
+        assert call(process, "Echo", "here", StringValue) == "here"
+        for number in range(CUSTOMERS):
+            code, text = call(process, "Broken", f"customer-{number}")
+            assert code is grpc.StatusCode.UNKNOWN
+            assert "/orders.Totals/Broken returned UInt64Value, and not StringValue" in text
+        code, text = call(process, "Broken", "refused")
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "this name is refused" in text
+        assert call(process, "Count", "another")[0] is grpc.StatusCode.NOT_FOUND
+        code, text = call(process, "Count", "")
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "name the shard in the request of /orders.Totals/Count" in text
+        assert call(process, "Unknown", "")[0] is grpc.StatusCode.UNIMPLEMENTED

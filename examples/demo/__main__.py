@@ -15,8 +15,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from examples.word_count.counter import counter
-from examples.word_count.words import all_lines, count
+from examples.demo.counter import counter
+from examples.demo.words import all_lines, count
 from gazette_sdk import GazetteError, Publisher, mapping
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.testing import run_shards
