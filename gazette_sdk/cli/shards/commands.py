@@ -8,7 +8,8 @@ from gazette_sdk.cli.shards import settings
 __all__ = ["COMMANDS"]
 
 _ADDRESS = (
-    "--consumer.address (CONSUMER_ADDRESS) is any process of the application. Selectors are label "
+    "--consumer.address (CONSUMER_ADDRESS) is any process of the application; beside `gazette dev` "
+    "the only application that runs is found without it. Selectors are label "
     "requirements joined by commas: a=b, a!=b, a in (x, y), a notin (x, y), a, !a. `id` matches "
     "the shard's id; a:prefix=b matches values that begin with b."
 )
