@@ -31,6 +31,7 @@ from gazette_sdk.protocol import recoverylog_pb2 as pb
 from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.shard.recovery.fsm import FSM
 from gazette_sdk.shard.recovery.hints import flatten
+from gazette_sdk.shard.recovery.metrics import RECOVERED_BYTES
 from gazette_sdk.shard.recovery.operation import AUTHOR_REGISTER, fence_of
 from gazette_sdk.shard.recovery.player import Player, PlayerState, logs_of
 from gazette_sdk.shard.recovery.staged_files import StagedFiles
@@ -198,6 +199,7 @@ class Playback:
         else:
             if content:
                 self.bytes_read += len(content)
+                RECOVERED_BYTES.inc(len(content))
                 await self._call(lambda: self._files.apply(player.feed(content)))
 
     def _at_end(self, player: Player) -> None:
