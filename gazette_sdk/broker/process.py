@@ -357,6 +357,7 @@ class Broker:
             upload_agreed=lambda spool: self._unagreed.add(replace(spool, primary=True)),
             restores_head=history.was_member,
             goes_on=self._last_routes.goes_on,
+            continued_by=history.continued_by,
             decided=self._waiting_journals.wake,
             unverified=spools.unverified_heads(),
         )

@@ -103,6 +103,7 @@ class Quarantine:
         restores_head: returns True if this broker is a member of a journal's last route.
         goes_on: returns True if brokers are there which may continue a journal without us: bytes
             behind all that they have may become theirs at any time.
+        continued_by: returns the members of a journal's last route if this broker is none of them.
         decided: called when nothing of a journal is in quarantine any more.
     """
 
@@ -118,6 +119,7 @@ class Quarantine:
         upload_agreed: Callable[[CompletedSpool], None] | None = None,
         restores_head: Callable[[str], bool] = lambda _: False,
         goes_on: Callable[[str], bool] = lambda _: False,
+        continued_by: Callable[[str], Sequence[pb.ProcessSpec.ID]] = lambda _: (),
         decided: Callable[[], None] = lambda: None,
         unverified: Iterable[Head] = (),
     ) -> None:
@@ -129,6 +131,7 @@ class Quarantine:
         self._upload_agreed = upload_agreed or upload
         self._restores_head = restores_head
         self._goes_on = goes_on
+        self._continued_by = continued_by
         self._decided = decided
         self._woken = asyncio.Event()
         self._whole: dict[Key, CompletedSpool | None] = {}  # last one, if all of them are whole
@@ -253,10 +256,7 @@ class Quarantine:
             inventory = await self._inventory.fragments_before(
                 key[0], sys.maxsize if is_verifying else end + 1
             )
-            # The journal may go on at the end of a spool though nobody has its bytes.
-            spools = [entry.spool.fragment for entry in self._entries.get(key, ())]
-            is_needed = any(is_ahead(spool, inventory) for spool in spools)
-            head = await self._inventory.head(key[0]) if is_needed else 0
+            head = await self._head_of_others(key, inventory)
         # A replica may have taken some meanwhile. None does from here on.
         entries = self._pop(key)
         # Of overlapping spools of our own the later one has the journal's bytes.
@@ -274,8 +274,23 @@ class Quarantine:
         finally:
             self._put_back(key, entries)
 
+    async def _head_of_others(self, key: Key, inventory: Sequence[pb.Fragment]) -> int | None:
+        """Return the offset at which those go on who continued a journal without this broker.
+
+        They have learned all that was acknowledged. It is asked for only if a spool ends behind
+        all of their bytes: they may go on behind that spool, or write at its offsets.
+
+        Returns:
+            the offset; ``None`` if it is not known, or nobody continued the journal.
+        """
+        others = self._continued_by(key[0])
+        spools = [entry.spool.fragment for entry in self._entries.get(key, ())]
+        if not others or not any(is_ahead(spool, inventory) for spool in spools):
+            return None
+        return await self._inventory.head(key[0], others)
+
     async def _advance(
-        self, entry: _Entry, inventory: Sequence[pb.Fragment], head: int
+        self, entry: _Entry, inventory: Sequence[pb.Fragment], head: int | None
     ) -> CompletedSpool | None:
         """Perform the effects of a spool's transitions to its end. Return the usable part.
 
@@ -285,9 +300,9 @@ class Quarantine:
         """
         spool = entry.spool
         journal, create_revision = spool.fragment.journal, spool.create_revision
+        is_alone = is_ahead(spool.fragment, inventory) and (head or 0) < spool.fragment.end
         if (
-            is_ahead(spool.fragment, inventory)
-            and spool.fragment.end != head
+            is_alone
             and self._goes_on(journal)
             and self._replica_of(journal, create_revision) is None
         ):
@@ -295,7 +310,10 @@ class Quarantine:
                 f"others have it up to an offset before {spool.fragment.end}, and may write there",
                 journal=journal,
             )
-        given, end = compare(spool.fragment, inventory, head)
+        given, end = compare(spool.fragment, inventory, head or 0)
+        if is_alone and head and spool.fragment.begin <= head and given is SpoolInput.NOT_HELD:
+            # Those who continued the journal are going to write at these offsets.
+            given, end = SpoolInput.HELD_FROM_BEGIN, spool.fragment.begin
         while entry.state not in SPOOL_ENDS:
             effect = entry.step(given)
             if effect is SpoolEffect.CONTINUE_WAITING:
@@ -307,7 +325,7 @@ class Quarantine:
                     case SpoolEffect.COMPARE:
                         given = await self._compare_bytes(spool.fragment)
                     case SpoolEffect.COMPARE_SHARED:
-                        closing = closing_of(spool.fragment, inventory, head)
+                        closing = closing_of(spool.fragment, inventory, head or 0)
                         differs_at = await self._first_difference(spool, closing)
                         given, end = closing.judge(spool.fragment, differs_at)
                     case SpoolEffect.TRUNCATE:
