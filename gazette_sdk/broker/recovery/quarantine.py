@@ -252,11 +252,13 @@ class Quarantine:
         end = max((entry.spool.fragment.end for entry in self._entries.get(key, ())), default=0)
         is_verifying = key in self._unverified
         async with asyncio.timeout(ASK_TIMEOUT_S):
+            # The head first: whatever others have in front of it, the inventory has.
+            others = self._continued_by(key[0])
+            head = await self._inventory.head(key[0], others) if others else None
             # With what begins at their end: then they close a gap. Behind a head: everything.
             inventory = await self._inventory.fragments_before(
                 key[0], sys.maxsize if is_verifying else end + 1
             )
-            head = await self._head_of_others(key, inventory)
         # A replica may have taken some meanwhile. None does from here on.
         entries = self._pop(key)
         # Of overlapping spools of our own the later one has the journal's bytes.
@@ -274,25 +276,16 @@ class Quarantine:
         finally:
             self._put_back(key, entries)
 
-    async def _head_of_others(self, key: Key, inventory: Sequence[pb.Fragment]) -> int | None:
-        """Return the offset at which those go on who continued a journal without this broker.
-
-        They have learned all that was acknowledged. It is asked for only if a spool ends behind
-        all of their bytes: they may go on behind that spool, or write at its offsets.
-
-        Returns:
-            the offset; ``None`` if it is not known, or nobody continued the journal.
-        """
-        others = self._continued_by(key[0])
-        spools = [entry.spool.fragment for entry in self._entries.get(key, ())]
-        if not others or not any(is_ahead(spool, inventory) for spool in spools):
-            return None
-        return await self._inventory.head(key[0], others)
-
     async def _advance(
         self, entry: _Entry, inventory: Sequence[pb.Fragment], head: int | None
     ) -> CompletedSpool | None:
         """Perform the effects of a spool's transitions to its end. Return the usable part.
+
+        Args:
+            entry: the spool.
+            inventory: what others have, asked for after ``head``.
+            head: offset at which those go on who continued the journal without this broker. They
+                have learned all that was acknowledged. ``None`` if nobody did, or it is not known.
 
         Raises:
             GazetteError: it cannot be decided yet.

@@ -220,6 +220,7 @@ class ScriptedInventory:
         self.content = digest
         self.asked = 0
         self.head_offset = None
+        self.grows_to = []
 
     async def fragments_before(self, journal, end):
         # An unverified head is compared with everything behind it, too.
@@ -227,6 +228,8 @@ class ScriptedInventory:
         assert end in {len(WHOLE) + 1, sys.maxsize}
         self.asked += 1
         await asyncio.sleep(0)
+        if self.grows_to:
+            return list(self.grows_to)
         answer = self.answers[0] if len(self.answers) == 1 else self.answers.pop(0)
         if isinstance(answer, BaseException):
             raise answer
@@ -486,6 +489,27 @@ def test_a_shorter_copy_elsewhere_supersedes_nothing_until_the_journal_is_contin
             await asyncio.wait_for(running, 10)
             assert made.uploaded == []
         assert recovered(root) == []
+
+    asyncio.run(scenario())
+
+
+def test_bytes_that_others_write_meanwhile_are_no_gap(root):
+    """The head is asked for first: what is in front of it is in the inventory."""
+
+    class Growing(ScriptedInventory):
+        async def head(self, journal, members):
+            head = await super().head(journal, members)
+            self.grows_to = [fragment(0, 100)]
+            return head
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            inventory = Growing([fragment(0, 4)])
+            inventory.head_offset = 4
+            made = Made(directory, inventory, goes_on=lambda: True, continued_by=[OTHER])
+            directory.forget_head(JOURNAL)
+            await asyncio.wait_for(made.quarantine.run(), 10)
+            assert made.spans == []
 
     asyncio.run(scenario())
 
