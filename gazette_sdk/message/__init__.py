@@ -16,6 +16,7 @@ from gazette_sdk.message.clock import Clock
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
 from gazette_sdk.message.kinds import CsvRecord, JsonMessage
+from gazette_sdk.message.publishing.ending import PreparedTransaction
 from gazette_sdk.message.publishing.intents import AckIntents
 from gazette_sdk.message.publishing.publisher import Publisher
 from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt
@@ -34,6 +35,7 @@ __all__ = [
     "CsvRecord",
     "Envelope",
     "JsonMessage",
+    "PreparedTransaction",
     "Publisher",
     "Reader",
     "Receipt",

@@ -2,8 +2,8 @@
 
 In reading order:
 
-- ``publisher``: :class:`~gazette_sdk.message.Publisher`; ``transaction``; ``intents``: the
-  acknowledgements of a transaction that is decided.
+- ``publisher``: :class:`~gazette_sdk.message.Publisher`; ``transaction``, and its ``ending``;
+  ``intents``: the acknowledgements of a transaction that is decided.
 - ``sender``: validates, maps, stamps and encodes messages, over ``outbox`` (messages of one
   journal), ``producer`` (producers of transactions) and ``deferred`` (calls that wait for a
   listing).

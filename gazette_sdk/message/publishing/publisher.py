@@ -19,6 +19,12 @@ from gazette_sdk.errors import (
 from gazette_sdk.message.clock import Clock
 from gazette_sdk.message.mapping import SelectorMapping
 from gazette_sdk.message.publishing.bulk import publish_batch
+from gazette_sdk.message.publishing.ending import (
+    PreparedTransaction,
+    arun_steps,
+    run_steps,
+    settle,
+)
 from gazette_sdk.message.publishing.intents import AckIntents
 from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt, ReceiptTimeoutError
 from gazette_sdk.message.publishing.sender import AnyMapping, Sender, open_senders
@@ -222,6 +228,37 @@ class Publisher:
             return _add_frames(sender, frames)
 
         return sender.deferred.add(publish, lambda append: BatchReceipt(append, len(frames)))
+
+    def settle(self, prepared: PreparedTransaction, *, acknowledged: bool) -> bool:
+        """Return the producer of a prepared transaction, so that later transactions use it.
+
+        A producer that is not returned is lost to this publisher, and to no harm: later
+        transactions have others. **Readers lose messages** if a producer is returned while
+        anybody may yet write the intents, or write them again.
+
+        Args:
+            prepared: a transaction of this publisher.
+            acknowledged: its intents are written in all journals, each once. Else they are not
+                written, nor ever will be: then the transaction is rolled back, and its producer
+                is returned if that is done within 10 seconds, at the first attempt.
+
+        Returns:
+            True if its producer was returned.
+
+        Raises:
+            ConfigurationError: another publisher prepared it.
+            ClosedError: it is settled already, or the publisher is closed.
+        """
+        if self._sender.is_on_loop and not acknowledged:
+            raise GazetteError(
+                "a roll-back here would block the publisher's event loop: `await"
+                " publisher.asettle(prepared, acknowledged=False)`"
+            )
+        return run_steps(settle(self._sender, prepared, acknowledged=acknowledged))
+
+    async def asettle(self, prepared: PreparedTransaction, *, acknowledged: bool) -> bool:
+        """As :meth:`settle`, in a coroutine."""
+        return await arun_steps(settle(self._sender, prepared, acknowledged=acknowledged))
 
     async def ready(self) -> None:
         """Wait until the mapping's journals are listed. ``async with`` does so.

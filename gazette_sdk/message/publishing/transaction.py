@@ -9,30 +9,31 @@ transaction is decided, whatever happens to this process.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError
 from gazette_sdk.message.publishing.bulk import publish_batch
+from gazette_sdk.message.publishing.ending import (
+    ROLLBACK_TIMEOUT_S,
+    PreparedTransaction,
+    Steps,
+    arun_steps,
+    roll_back,
+    run_steps,
+    seconds_left,
+)
 from gazette_sdk.message.publishing.intents import AckIntents
 from gazette_sdk.message.publishing.producer import Sequences, ended_error
 from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt, ReceiptTimeoutError
 from gazette_sdk.message.publishing.sender import AnyMapping, Sender
-from gazette_sdk.transport.append.pending import PendingAppend, all_ended
+from gazette_sdk.transport.append.pending import PendingAppend
 
 __all__ = ["Transaction", "TransactionInDoubtError"]
-
-ROLLBACK_TIMEOUT_S = 10.0
-"""Bound of the wait for the roll-back at the end of a failed block. Readers are right without it:
-what is not acknowledged is never visible. It lets them forget pending messages sooner."""
-
-_Wait: TypeAlias = tuple[list[PendingAppend], float | None] | Awaitable[object]
-"""Wait of the end of a transaction: for appends, txn a time; or for the result of ``save``."""
 
 
 class TransactionInDoubtError(GazetteError):
@@ -65,7 +66,8 @@ class Transaction:
     isolated from the others.
 
     Attributes:
-        intents: its acknowledgements, once the block has ended well; empty before.
+        intents: its acknowledgements, once it is prepared or the block has ended well; empty
+            before.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Transaction:
         self._save = save
         self._timeout_s = timeout_s
         self._sequences: Sequences | None = None
+        self._is_prepared = False
 
     @property
     def journals(self) -> tuple[str, ...]:
@@ -111,6 +114,29 @@ class Transaction:
             self._sender, messages, self._mapping if mapping is None else mapping, self._open()
         )
 
+    def prepare(self) -> PreparedTransaction:
+        """End the transaction without an acknowledgement, once all its messages are durable.
+
+        For transactions over which another process decides: it stores the intents, and writes
+        them. The block's end does nothing more. ``Publisher.settle`` returns the producer.
+
+        Raises:
+            ConfigurationError: the transaction has a ``save``.
+            ClosedError: it has ended, or the publisher is closed.
+            ReceiptTimeoutError: not in time; rolled back.
+            GazetteError: an append failed; rolled back.
+        """
+        if self._sender.is_on_loop:
+            raise GazetteError(
+                "preparing a transaction here would block the publisher's event loop:"
+                " `await txn.aprepare()`"
+            )
+        return run_steps(self._prepare())
+
+    async def aprepare(self) -> PreparedTransaction:
+        """As :meth:`prepare`, in a coroutine."""
+        return await arun_steps(self._prepare())
+
     def _open(self) -> Sequences:
         sequences = self._sequences
         if sequences is None:
@@ -137,18 +163,7 @@ class Transaction:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        steps = self._commit() if error is None else self._give_up(error)
-        try:
-            wait = next(steps)
-            while True:
-                try:
-                    outcome = _wait(wait)
-                except BaseException as interruption:  # noqa: BLE001 - the steps raise it on
-                    wait = steps.throw(interruption)
-                else:
-                    wait = steps.send(outcome)
-        except StopIteration:
-            pass
+        run_steps(self._end(error))
 
     async def __aenter__(self) -> Self:
         self._begin()
@@ -160,18 +175,7 @@ class Transaction:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        steps = self._commit() if error is None else self._give_up(error)
-        try:
-            wait = next(steps)
-            while True:
-                try:
-                    outcome = await _awaited(wait)
-                except BaseException as interruption:  # noqa: BLE001 - the steps raise it on
-                    wait = steps.throw(interruption)
-                else:
-                    wait = steps.send(outcome)
-        except StopIteration:
-            pass
+        await arun_steps(self._end(error))
 
     def _begin(self) -> None:
         if self._sequences is not None:
@@ -180,15 +184,42 @@ class Transaction:
 
     # --------------------------------------------------------------- its end
 
-    def _commit(self) -> Generator[_Wait, Any, None]:
+    def _end(self, error: BaseException | None) -> Steps[None]:
+        """The steps of the block's end."""
+        if self._is_prepared:
+            return
+        yield from self._commit() if error is None else self._give_up(error)
+
+    def _prepare(self) -> Steps[PreparedTransaction]:
+        """The steps of an end without acknowledgements."""
+        if self._save is not None:
+            raise ConfigurationError(
+                "save= belongs to a transaction that its block's end acknowledges: leave it out,"
+                " and store the intents of what prepare() returns"
+            )
+        sequences = self._open()
+        self._is_prepared = True  # its block's end has nothing left to do
+        try:
+            intents = yield from self._durable(sequences, self._deadline(), always=True)
+        except BaseException as error:
+            yield from self._give_up(error)
+            raise
+        self.intents = intents
+        return PreparedTransaction(self._sender, sequences, intents)
+
+    def _deadline(self) -> float | None:
+        return None if self._timeout_s is None else time.monotonic() + self._timeout_s
+
+    def _commit(self) -> Steps[None]:
         """The steps of a good end. Each yields what it waits for."""
         sequences = self._sequences
         assert sequences is not None
         if self._sender.is_forked:
             raise self._sender.closed_error()
-        deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        deadline = self._deadline()
+        always = self._save is not None
         try:
-            intents = yield from self._durable(sequences, deadline)
+            intents = yield from self._durable(sequences, deadline, always=always)
         except BaseException as error:
             yield from self._give_up(error)
             raise
@@ -215,22 +246,25 @@ class Transaction:
             raise failure
         yield from self._acknowledged(sequences, intents, appends, deadline)
         self.intents = intents
-        sequences.reuse_producer(is_acknowledged=True)
+        # A failed attempt may yet write an acknowledgement again: readers would take that for the
+        # roll-back of what the producer has open by then.
+        if all(append.last_error is None for append in appends):
+            sequences.reuse_producer(is_acknowledged=True)
 
     def _durable(
-        self, sequences: Sequences, deadline: float | None
-    ) -> Generator[_Wait, Any, AckIntents]:
-        """See that all messages are durable, if that must be so before the acknowledgements."""
+        self, sequences: Sequences, deadline: float | None, *, always: bool
+    ) -> Steps[AckIntents]:
+        """Wait until all messages are durable, if that must be so before the acknowledgements."""
         if sequences.deferred:
-            if not (yield sequences.deferred, _left(deadline)):
+            if not (yield sequences.deferred, seconds_left(deadline)):
                 raise self._late("its journals are not listed")
             for future in sequences.deferred:
                 future.result()
         intents = sequences.end()
         # In one journal alone what was published before is written before.
-        if len(intents) > 1 or self._save is not None:
+        if len(intents) > 1 or always:
             appends = [append for part in sequences.parts.values() for append in part.appends]
-            if not (yield appends, _left(deadline)):
+            if not (yield appends, seconds_left(deadline)):
                 raise self._late("not all of its messages are acknowledged")
             for append in appends:
                 append.result()
@@ -242,9 +276,9 @@ class Transaction:
         intents: AckIntents,
         appends: list[PendingAppend],
         deadline: float | None,
-    ) -> Generator[_Wait, Any, None]:
+    ) -> Steps[None]:
         try:
-            in_time = yield appends, _left(deadline)
+            in_time = yield appends, seconds_left(deadline)
         except BaseException as interruption:
             interruption.add_note(_UNDECIDED)
             raise
@@ -280,29 +314,23 @@ class Transaction:
             )
         raise TransactionInDoubtError(text, intents, journal=first.journal) from cause
 
-    def _give_up(self, error: BaseException) -> Generator[_Wait, Any, None]:
+    def _give_up(self, error: BaseException) -> Steps[None]:
         """The steps of a bad end: roll back, as far as that can be done."""
         sequences = self._sequences
         assert sequences is not None
         if self._sender.is_forked:
             return
-        appends: list[PendingAppend] = []
-        with suppress(ClosedError):  # what it had not sent was given up by then
-            appends = sequences.roll_back()
         if not isinstance(error, Exception):
-            return  # an interrupted program does not wait
+            with suppress(ClosedError):  # its publisher was closed before
+                sequences.roll_back()  # an interrupted program does not wait
+            return
         timeout_s = min(ROLLBACK_TIMEOUT_S, self._timeout_s or ROLLBACK_TIMEOUT_S)
-        in_time = yield appends, timeout_s
-        parts = sequences.parts.values()
-        if not in_time or any(append.exception() is not None for append in appends):
+        is_rolled_back, _ = yield from roll_back(sequences, timeout_s)
+        if not is_rolled_back:
             error.add_note(
                 "The transaction could not be rolled back everywhere. Committed readers never see"
                 " its messages; they forget them in time."
             )
-            return
-        # A failed attempt may yet write its messages, which another transaction must not commit.
-        if len(appends) == len(parts) and not any(part.is_in_doubt for part in parts):
-            sequences.reuse_producer(is_acknowledged=False)
 
     def _late(self, what: str) -> ReceiptTimeoutError:
         return ReceiptTimeoutError(
@@ -312,29 +340,3 @@ class Transaction:
 
 
 _UNDECIDED = "The transaction was being acknowledged: it is visible, or will be soon."
-
-
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
-
-
-def _wait(wait: _Wait) -> bool:
-    if isinstance(wait, tuple):
-        appends, timeout_s = wait
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        for append in appends:
-            append.wait(_left(deadline))
-        return all(append.done() for append in appends)
-    if inspect.iscoroutine(wait):
-        wait.close()
-    raise ConfigurationError(
-        "save returned an awaitable, which nobody awaits here: use `async with"
-        " publisher.transaction(...)`, or a plain function"
-    )
-
-
-async def _awaited(wait: _Wait) -> bool:
-    if isinstance(wait, tuple):
-        return await all_ended(*wait)
-    await asyncio.ensure_future(wait) if not inspect.iscoroutine(wait) else await wait
-    return True

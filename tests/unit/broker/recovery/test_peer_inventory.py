@@ -23,6 +23,7 @@ class ScriptedPeers:
         self.asked = []
 
     async def list_fragments(self, request, target):
+        assert request.do_not_wait  # for a listing of the stores
         self.asked.append(target.member.suffix)
         if target.member == SILENT:
             await asyncio.Event().wait()
@@ -79,7 +80,7 @@ def test_every_other_member_is_asked():
 
     async def scenario():
         made = inventory(peers, FAST, LOCAL, answer_timeout_s=10.0)
-        assert [found.end for found in await made.fragments_before("a/journal", 10)] == [7]
+        assert [found.end for found in await made.fragments_of_brokers("a/journal", 10)] == [7]
 
     asyncio.run(scenario())
     assert peers.asked == ["fast"]
@@ -92,12 +93,12 @@ def test_a_member_without_an_answer_is_given_up_and_not_asked_again_at_once():
         made = inventory(peers, FAST, SILENT, answer_timeout_s=0.05)
         for _ in range(3):
             with pytest.raises(UnavailableError, match="z/silent does not answer within"):
-                await asyncio.wait_for(made.fragments_before("a/journal", 10), 10)
+                await asyncio.wait_for(made.fragments_of_brokers("a/journal", 10), 10)
             made._silent_until.update(dict.fromkeys(made._silent_until, 1000000000000.0))
         assert peers.asked.count("silent") == 1
         made._silent_until.clear()
         with pytest.raises(UnavailableError):
-            await asyncio.wait_for(made.fragments_before("a/journal", 10), 10)
+            await asyncio.wait_for(made.fragments_of_brokers("a/journal", 10), 10)
         assert peers.asked.count("silent") == 2
 
     asyncio.run(scenario())

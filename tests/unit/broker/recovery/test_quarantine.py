@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import shutil
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -96,6 +97,10 @@ def root(tmp_path):
 def recovered(root):
     with SpoolDirectory(root) as directory:
         return directory.recover(CLUSTER)
+
+
+def recovered_names(root):
+    return sorted(path.name for path in root.rglob("*.content.superseded"))
 
 
 def content_of_spool(spool):
@@ -215,17 +220,30 @@ OTHER = pb.ProcessSpec.ID(zone="zone", suffix="other")
 class ScriptedInventory:
     """An inventory that returns scripted fragments, or raises scripted errors before them."""
 
-    def __init__(self, *answers, digest=None):
+    def __init__(self, *answers, digest=None, stored=()):
         self.answers = list(answers)
         self.content = digest
+        self.stored = list(stored)
         self.asked = 0
+        self.listed = 0
         self.head_offset = None
         self.grows_to = []
 
-    async def fragments_before(self, journal, end):
+    async def fragments_of_stores(self, journal, end):
+        self.check(journal, end)
+        self.listed += 1
+        await asyncio.sleep(0)
+        if self.stored and isinstance(self.stored[0], BaseException):
+            raise self.stored[0]
+        return list(self.stored)
+
+    def check(self, journal, end):
         # An unverified head is compared with everything behind it, too.
         assert journal == JOURNAL
         assert end in {len(WHOLE) + 1, sys.maxsize}
+
+    async def fragments_of_brokers(self, journal, end):
+        self.check(journal, end)
         self.asked += 1
         await asyncio.sleep(0)
         if self.grows_to:
@@ -361,6 +379,85 @@ def test_what_the_primary_cannot_read_yet_is_asked_again(root):
     made, _ = decide(root, inventory)
     assert made.spans == [(0, 9)]
     assert not answers
+
+
+@pytest.mark.parametrize(("content", "used"), [(WHOLE, [(0, len(WHOLE))]), (b"other", [])])
+@pytest.mark.parametrize("theirs", [[fragment(0, 100)], [fragment(0, 4), fragment(4, len(WHOLE))]])
+def test_stores_are_not_listed_if_brokers_have_every_byte(root, theirs, content, used):
+    digest = hashlib.sha1(content).digest()
+    inventory = ScriptedInventory(theirs, digest=digest, stored=[OSError("the store fails")])
+    made, _ = decide(root, inventory)
+    assert made.spans == used
+    assert inventory.listed == 0
+
+
+@pytest.mark.parametrize("theirs", [[], [fragment(0, 4)], [fragment(0, 4), fragment(5, 100)]])
+def test_nothing_is_decided_while_stores_fail_that_may_have_what_brokers_lack(root, theirs):
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            inventory = ScriptedInventory(theirs, stored=[OSError("the store fails")])
+            made = Made(directory, inventory)
+            directory.forget_head(JOURNAL)
+            running = asyncio.ensure_future(made.quarantine.run())
+            await until(lambda: inventory.listed > 2)
+            assert made.uploaded == []
+            assert (JOURNAL, REVISION) in made.quarantine._ready
+            inventory.stored = [fragment(0, len(WHOLE), content=WHOLE, store="file:///")]
+            await asyncio.wait_for(running, 10)
+            assert made.spans == [(0, len(WHOLE))]
+
+    asyncio.run(scenario())
+
+
+def test_stores_are_listed_before_a_spool_is_given_up_that_the_primary_has_not_whole(root):
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            inventory = ScriptedInventory([fragment(0, 100)], stored=[OSError("the store fails")])
+            made = Made(directory, inventory)
+            directory.forget_head(JOURNAL)
+            running = asyncio.ensure_future(made.quarantine.run())
+            await until(lambda: inventory.listed > 1)
+            assert inventory.asked > inventory.listed  # the primary may have it meanwhile
+            assert recovered_names(root) == []
+            inventory.stored = []
+            await asyncio.wait_for(running, 10)
+            assert made.spans == []
+            assert len(recovered_names(root)) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("answers", [[fragment(0, 100)], []])
+def test_a_spool_that_is_held_during_a_decision_is_decided_about_afterwards(root, answers):
+    """Whether the others were only asked yet, or their bytes are being read."""
+
+    class Meanwhile(ScriptedInventory):
+        async def fragments_of_brokers(self, journal, end):
+            if self.asked == 0 and not answers:
+                hold()
+            return await super().fragments_of_brokers(journal, end)
+
+        async def digest(self, journal, begin, end):
+            if len(spools) == 1:
+                hold()
+                taken, self.ready = made.quarantine.take(JOURNAL, REVISION)
+                assert not taken
+            assert not self.ready.fired
+            return self.content
+
+    def hold():
+        spools.append(replace(spools[0], fragment=fragment(0, len(WHOLE), content=WHOLE)))
+        made.quarantine.hold(spools[1])
+
+    with SpoolDirectory(root) as directory:
+        inventory = Meanwhile(answers, digest=hashlib.sha1(WHOLE).digest())
+        made = Made(directory, inventory)
+        directory.forget_head(JOURNAL)
+        spools = [made.quarantine._entries[JOURNAL, REVISION][0].spool]
+        asyncio.run(asyncio.wait_for(made.quarantine.run(), 10))
+        assert made.uploaded == spools
+        assert inventory.asked == 2
+        assert not made.quarantine.holds(JOURNAL, REVISION)
 
 
 def test_a_spool_that_is_ahead_waits_while_others_may_write_there(root):
