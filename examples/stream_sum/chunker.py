@@ -145,7 +145,7 @@ class Chunker:
 
     async def _publish(self, publisher: Publisher, count: int) -> None:
         """Publish the chunks of streams, and wait for the sum of each stream when it ends."""
-        chance = random.Random(secrets.token_bytes(ID_BYTES))  # noqa: S311 - no secrets
+        chance = random.Random(secrets.token_bytes(ID_BYTES))
         for chunk, expected in streams(count, self._chunks, chance, self.own_id):
             if expected is None:
                 await publisher.apublish(chunk)
