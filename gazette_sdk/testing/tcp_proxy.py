@@ -58,9 +58,14 @@ class _Rule:
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """Connection through the proxy."""
+    """Connection through the proxy.
 
-    inode: int | None
+    Attributes:
+        port: port of who connected.
+        pids: processes with rules that have its socket.
+    """
+
+    port: int
     pids: set[int]
     writers: list[asyncio.StreamWriter]
     task: asyncio.Task[None]
@@ -265,7 +270,7 @@ class TcpProxy:
         async def run() -> None:
             if pid is not None:
                 for connection in self._connections:
-                    if connection.inode in _socket_inodes(pid):
+                    if self._is_of(connection.port, pid):
                         connection.pids.add(pid)
             command()
             changed, self._changed = self._changed, asyncio.Event()
@@ -288,6 +293,10 @@ class TcpProxy:
 
     def _rules_of(self, connection: _Connection) -> list[_Rule]:
         return [rule for pid, rule in self._rules.items() if pid is None or pid in connection.pids]
+
+    def _is_of(self, port: int, pid: int) -> bool:
+        """Return True if a process has the socket that connected from a port."""
+        return _inode_of(port, self.port) in _socket_inodes(pid)
 
     def _reset(self, pid: int | None) -> None:
         for connection in self._connections:
@@ -352,13 +361,8 @@ class TcpProxy:
         """Forward a connection until both ends have ended it, or one broke it."""
         task = asyncio.current_task()
         assert task is not None
-        inode = _inode_of(port, self.port)
-        pids = {
-            pid
-            for pid in self._rules
-            if pid is not None and inode is not None and inode in _socket_inodes(pid)
-        }
-        connection = _Connection(inode, pids, [], task)
+        pids = {pid for pid in self._rules if pid is not None and self._is_of(port, pid)}
+        connection = _Connection(port, pids, [], task)
         if any(rule.refuses for rule in self._rules_of(connection)):
             _reset_when_closed(client)
             return
