@@ -29,7 +29,21 @@ class DecodeError(FramingError):
 
     Remedy: check the class of the messages. ``Reader(on_error="skip")``, or a function as
     ``on_error=``, continues with the next message.
+
+    Attributes:
+        frame: the frame's bytes; None where there is no such frame.
     """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        frame: bytes | None = None,
+        journal: str | None = None,
+        offset: int | None = None,
+    ) -> None:
+        super().__init__(message, journal=journal, offset=offset)
+        self.frame = frame
 
 
 class DesyncError(FramingError):

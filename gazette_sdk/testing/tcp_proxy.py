@@ -58,9 +58,14 @@ class _Rule:
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """Connection through the proxy."""
+    """Connection through the proxy.
 
-    inode: int | None
+    Attributes:
+        port: port of who connected.
+        pids: processes with rules that have its socket.
+    """
+
+    port: int
     pids: set[int]
     writers: list[asyncio.StreamWriter]
     task: asyncio.Task[None]
@@ -75,7 +80,8 @@ class TcpProxy:
     Methods may be called from any thread. They return when they are in effect.
 
     Args:
-        target_port: port on loopback to which connections lead.
+        target_port: port on loopback to which connections lead; or a function that returns it for
+            each connection, as a load balancer does.
         port: port to listen on; 0 takes a free one.
 
     Attributes:
@@ -83,7 +89,7 @@ class TcpProxy:
         connections_made: number of connections that were accepted by now.
     """
 
-    def __init__(self, target_port: int, *, port: int = 0) -> None:
+    def __init__(self, target_port: int | Callable[[], int], *, port: int = 0) -> None:
         self.port = port
         self.connections_made = 0
         self._target_port = target_port
@@ -264,7 +270,7 @@ class TcpProxy:
         async def run() -> None:
             if pid is not None:
                 for connection in self._connections:
-                    if connection.inode in _socket_inodes(pid):
+                    if self._is_of(connection.port, pid):
                         connection.pids.add(pid)
             command()
             changed, self._changed = self._changed, asyncio.Event()
@@ -279,11 +285,18 @@ class TcpProxy:
 
     # ----------------------------------------------------- on the proxy's loop
 
+    def _target(self) -> int:
+        return self._target_port if isinstance(self._target_port, int) else self._target_port()
+
     def _rule(self, pid: int | None) -> _Rule:
         return self._rules.setdefault(pid, _Rule())
 
     def _rules_of(self, connection: _Connection) -> list[_Rule]:
         return [rule for pid, rule in self._rules.items() if pid is None or pid in connection.pids]
+
+    def _is_of(self, port: int, pid: int) -> bool:
+        """Return True if a process has the socket that connected from a port."""
+        return _inode_of(port, self.port) in _socket_inodes(pid)
 
     def _reset(self, pid: int | None) -> None:
         for connection in self._connections:
@@ -334,7 +347,7 @@ class TcpProxy:
         """Refuse connections until the target listens."""
         try:
             await self._listen_as_ruled()
-            while not await _listens(self._target_port):  # noqa: ASYNC110 - nothing announces it
+            while not await _listens(self._target()):  # noqa: ASYNC110 - nothing announces it
                 await asyncio.sleep(_PROBE_S)
         finally:
             self._probe = None
@@ -348,13 +361,8 @@ class TcpProxy:
         """Forward a connection until both ends have ended it, or one broke it."""
         task = asyncio.current_task()
         assert task is not None
-        inode = _inode_of(port, self.port)
-        pids = {
-            pid
-            for pid in self._rules
-            if pid is not None and inode is not None and inode in _socket_inodes(pid)
-        }
-        connection = _Connection(inode, pids, [], task)
+        pids = {pid for pid in self._rules if pid is not None and self._is_of(port, pid)}
+        connection = _Connection(port, pids, [], task)
         if any(rule.refuses for rule in self._rules_of(connection)):
             _reset_when_closed(client)
             return
@@ -375,7 +383,7 @@ class TcpProxy:
                 if not has_ended:
                     _reset_when_closed(each.get_extra_info("socket"))
                 each.transport.abort()
-            if not (has_ended or is_reset or await _listens(self._target_port)):
+            if not (has_ended or is_reset or await _listens(self._target())):
                 self._begin_to_follow_target()
 
     async def _connect(
@@ -385,7 +393,7 @@ class TcpProxy:
         writer: asyncio.StreamWriter,
     ) -> None:
         await self._passable(connection, "requests", asyncio.get_running_loop().time())
-        there, back = await asyncio.open_connection(_HOST, self._target_port)
+        there, back = await asyncio.open_connection(_HOST, self._target())
         connection.writers.append(back)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._forward(connection, "requests", reader, back))
@@ -409,7 +417,7 @@ class TcpProxy:
                     raise data
                 if not data:
                     writer.write_eof()
-                    if direction == "answers" and not await _listens(self._target_port):
+                    if direction == "answers" and not await _listens(self._target()):
                         self._begin_to_follow_target()
                     return
                 try:

@@ -1,4 +1,4 @@
-"""Gazette journals as a Spark data source, over the Python Data Source API of Spark 4.
+"""Gazette journals as a Spark data source, over the Python Data Source API of Spark 4.2.
 
 ::
 
@@ -15,10 +15,13 @@
 
 In reading order:
 
-- ``options``: options of a read
-- ``source``: the data source and its schema
-- ``batch``: partitions, and their reads on executors
-- ``decode``: record batches of blocks of frames
+- ``options``: options of a read; ``failure``: errors as Spark shows them
+- ``source``: the data source, and ``schema``: its columns
+- ``batch``: batch reads. ``content``: what journals hold; ``planning``: ranges, one for each task;
+  ``filters``: which of them a query needs
+- ``range_read``: record batches of a range, on executors, over ``range_transport``
+- ``stream``: streaming reads. ``following``: which journals there are; ``admission``: how much a
+  micro-batch reads; ``offsets``: what Spark stores; ``lag``: what is left
 
 Workers run the interpreter which imported this package, unless ``PYSPARK_PYTHON`` is set: Spark
 would start the first ``python3`` on ``PATH``. Import it before you create the session.
@@ -27,8 +30,19 @@ would start the first ``python3`` on ``PATH``. Import it before you create the s
 import os
 import sys
 
+import pyspark
+
+from gazette_sdk.errors import ConfigurationError
+
+if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
+    raise ConfigurationError(
+        f"gazette_spark needs PySpark 4.2 or later, and {pyspark.__version__} is installed:"
+        " pip install 'pyspark>=4.2'"
+    )
+
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
+from gazette_spark.lag import lag
 from gazette_spark.source import GazetteDataSource
 
-__all__ = ["GazetteDataSource"]
+__all__ = ["GazetteDataSource", "lag"]

@@ -35,6 +35,7 @@ from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.generator import ShardGenerator
 from gazette_sdk.shard.application.handles import Process
+from gazette_sdk.shard.application.sources import source_selector
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.endpoint_calls import EndpointCalls
@@ -59,9 +60,6 @@ LOOKUPS_MAX = 8
 
 OPENINGS_MAX = 4
 """Stores that are opened at once: each costs much of the disk and of a processor."""
-
-CREATED_AT_ONCE = 50
-"""Shards that are created in one transaction of Etcd."""
 
 _log = logging.getLogger(__name__)
 
@@ -242,9 +240,10 @@ class Consumer:
         await ShardGenerator(
             self.application,
             self._transport,
-            leads=self._leads,
+            source_selector(self.application),
             existing=self._existing,
             create=self._create,
+            leads=self._leads,
             until_changed=self.keyspace.wait_for_update,
         ).run()
 
@@ -259,7 +258,7 @@ class Consumer:
             self._id.suffix,
         )
 
-    def _existing(self) -> Collection[str]:
+    async def _existing(self) -> Collection[str]:
         return {item.id for item in self.keyspace.items()}
 
     async def _create(self, specs: Sequence[cpb.ShardSpec]) -> None:
@@ -270,15 +269,11 @@ class Consumer:
             EtcdError: Etcd failed.
         """
         assert self._member.etcd is not None
-        for begin in range(0, len(specs), CREATED_AT_ONCE):
-            changes = [
-                ItemChange(spec.id, 0, complete(spec).SerializeToString())
-                for spec in specs[begin : begin + CREATED_AT_ONCE]
-            ]
-            applied = await apply_items(self._member.etcd, self.keyspace, changes)
-            if not applied.succeeded:
-                raise EtcdTransactionFailedError
-            _log.info("created shards", extra={"shards": [change.item for change in changes]})
+        changes = [ItemChange(spec.id, 0, complete(spec).SerializeToString()) for spec in specs]
+        applied = await apply_items(self._member.etcd, self.keyspace, changes)
+        if not applied.succeeded:
+            raise EtcdTransactionFailedError
+        _log.info("created shards", extra={"shards": [change.item for change in changes]})
 
     # ------------------------------------------------------------------ end
 

@@ -219,6 +219,31 @@ def test_hand_offs_that_race_all_end_and_one_primary_is_left(etcd, tmp_path):
     run(scenario())
 
 
+def test_a_hand_off_waits_for_brokers_that_refuse_appends_without_a_status(
+    etcd, tmp_path, monkeypatch
+):
+    async def scenario():
+        async with logs(etcd, tmp_path) as client:
+            primary = await new_primary(client, tmp_path, 1)
+            await primary.commit(*CHANGES)
+            append = client.transport.append
+            refused = [True, True, False] * 2  # of the write head, and of the fence
+
+            async def refusing(requests, target=ANYWHERE):
+                if refused and refused.pop(0):
+                    raise CallError("this broker is stopping")
+                return await append(requests, target)
+
+            monkeypatch.setattr(client.transport, "append", refusing)
+            standby = Standby(client.transport, empty(), tmp_path / "standby")
+            await standby.hand_off(2)
+            assert not refused
+            assert files_of(standby.directory) == FILES
+            assert (await registers(client))["author"] == fence_of(2)
+
+    run(scenario())
+
+
 def test_a_fenced_primary_never_commits_again(etcd, tmp_path):
     async def scenario():
         async with logs(etcd, tmp_path) as client:
