@@ -224,9 +224,11 @@ class Consumer:
         if recorder is None:
             return PreparedCommit(checkpoint, ())
         contents = recorder.record(changes)
-        path = recorder.rerecord_due()
-        if path is not None:
-            contents += recorder.record(self.txn.store.rerecord(path), continues=True)
+        while (path := recorder.rerecord_due()) is not None:
+            changes = self.txn.store.rerecord(path)
+            if not changes:
+                break  # the file is gone, which the next commit records
+            contents += recorder.record(changes, continues=True)
         return PreparedCommit(checkpoint, contents)
 
     def begin(self) -> None:
