@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -14,7 +15,21 @@ def spark() -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from gazette_spark import GazetteDataSource  # noqa: PLC0415 - the environment comes first
 
-    session = (
+    # The JVM's environment is that of all Python workers. moto checks no credentials.
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_ACCESS_KEY_ID", "test")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        # Workers import what tests register.
+        tests = str(Path(__file__).parents[1])
+        environment.setenv("PYTHONPATH", tests, prepend=os.pathsep)
+        session = _started()
+    session.dataSource.register(GazetteDataSource)
+    yield session
+    session.stop()
+
+
+def _started() -> SparkSession:
+    return (
         SparkSession.builder.master("local[2]")
         .appName("gazette tests")
         .config("spark.ui.enabled", "false")
@@ -24,6 +39,3 @@ def spark() -> Iterator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
         .getOrCreate()
     )
-    session.dataSource.register(GazetteDataSource)
-    yield session
-    session.stop()

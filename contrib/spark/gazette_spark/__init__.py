@@ -1,4 +1,4 @@
-"""Gazette journals as a Spark data source, over the Python Data Source API of Spark 4.
+"""Gazette journals as a Spark data source, over the Python Data Source API of Spark 4.2.
 
 ::
 
@@ -19,6 +19,10 @@ In reading order:
 - ``source``: the data source and its schema
 - ``batch``: partitions, and their reads on executors
 - ``decode``: record batches of blocks of frames
+- ``sink``: batch and streaming writes, by ``write_options``: ``rows`` as messages, and the
+  ``producers`` of a worker. ``partitioning``: one task for each journal
+- ``transaction_log``: what a writer has decided, over the pure ``transaction_records``;
+  ``transactions``: care of logs
 
 Workers run the interpreter which imported this package, unless ``PYSPARK_PYTHON`` is set: Spark
 would start the first ``python3`` on ``PATH``. Import it before you create the session.
@@ -27,8 +31,20 @@ would start the first ``python3`` on ``PATH``. Import it before you create the s
 import os
 import sys
 
+import pyspark
+
+from gazette_sdk.errors import ConfigurationError
+
+if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
+    raise ConfigurationError(
+        f"gazette_spark needs PySpark 4.2 or later, and {pyspark.__version__} is installed:"
+        " pip install 'pyspark>=4.2'"
+    )
+
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
+from gazette_spark import transactions
+from gazette_spark.partitioning import partition_by_journal
 from gazette_spark.source import GazetteDataSource
 
-__all__ = ["GazetteDataSource"]
+__all__ = ["GazetteDataSource", "partition_by_journal", "transactions"]

@@ -6,11 +6,18 @@ from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
 from pyspark.sql import types as st
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_spark.batch import GazetteBatchReader
 from gazette_spark.options import Options, load_message
+from gazette_spark.sink import GazetteBatchWriter, GazetteStreamWriter
+from gazette_spark.write_options import WriteOptions
 
 __all__ = ["METADATA_FIELDS", "GazetteDataSource"]
 
@@ -54,6 +61,24 @@ class GazetteDataSource(DataSource):
     def reader(self, schema: st.StructType) -> DataSourceReader:
         """Return a reader of the current content of the journals."""
         return GazetteBatchReader(Options.parse(self.options), schema)
+
+    def writer(self, schema: st.StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's signature
+        """Return a writer of rows as messages: all of them become visible, or none."""
+        _refuse(overwrite=overwrite)
+        return GazetteBatchWriter(WriteOptions.parse(self.options, schema, is_stream=False))
+
+    def streamWriter(self, schema: st.StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802, FBT001 - Spark's signature
+        """Return a writer of micro-batches, each as one transaction."""
+        _refuse(overwrite=overwrite)
+        return GazetteStreamWriter(WriteOptions.parse(self.options, schema, is_stream=True))
+
+
+def _refuse(*, overwrite: bool) -> None:
+    if overwrite:
+        raise ConfigurationError(
+            "gazette: journals are append-only; use .mode('append'), or outputMode 'append' or"
+            " 'update' for a stream"
+        )
 
 
 _SCALARS: dict[int, type[st.DataType]] = {

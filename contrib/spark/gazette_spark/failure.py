@@ -1,0 +1,26 @@
+"""Errors as Spark shows them: the last line of the driver's exception is one clear message."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from gazette_sdk.errors import GazetteError
+
+__all__ = ["clear_errors"]
+
+
+@contextlib.contextmanager
+def clear_errors() -> Iterator[None]:
+    """Raise errors of the SDK without their causes, and with notes and lines joined to one line.
+
+    Spark appends the traceback to its own message, so the error's text is the last line.
+    """
+    try:
+        yield
+    except GazetteError as error:
+        notes: list[str] = getattr(error, "__notes__", [])
+        lines = [line.strip() for part in (str(error), *notes) for line in part.splitlines()]
+        notes.clear()
+        error.args = ("; ".join(filter(None, lines)),)
+        raise error from None
