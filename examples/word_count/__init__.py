@@ -1,1 +1,1 @@
-"""Word count of English text, which is published to partitioned journals."""
+"""Count of n-grams of texts: sequences of N words, published, counted and queried."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
@@ -16,7 +16,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.protocol.routes import attach_endpoints, unrouted_header
-from gazette_sdk.protocol.selectors import matches_journal, rewrite_prefix
+from gazette_sdk.protocol.selectors import Matcher, rewrite_prefix
 
 __all__ = ["PAGE_JOURNALS", "Listing"]
 
@@ -67,7 +67,8 @@ class Listing:
             request: a valid request.
             claims: the caller's.
         """
-        selectors = [rewrite_prefix(request.selector), rewrite_prefix(claims.selector)]
+        wanted = Matcher(rewrite_prefix(request.selector))
+        allowed = Matcher(rewrite_prefix(claims.selector))
         mark: _Mark | None = None
         if request.HasField("watch_resume"):
             await self.keyspace.wait_for_revision(request.watch_resume.etcd.revision + 1)
@@ -75,8 +76,8 @@ class Listing:
             revision = self.keyspace.revision
             matching = [
                 item
-                for item in self.keyspace.items()
-                if all(matches_journal(selector, item.value) for selector in selectors)
+                for item in self._named(wanted.names)
+                if wanted.journal(item.value) and allowed.journal(item.value)
             ]
             new = _Mark(len(matching), max((i.mod_revision for i in matching), default=0))
             if new != mark:
@@ -89,6 +90,16 @@ class Listing:
             if not request.watch:
                 return
             await self.keyspace.wait_for_revision(revision + 1)
+
+    def _named(self, names: Collection[str] | None) -> Iterable[JournalEntry]:
+        """Return the journals of some names, or all for None, in the order of their keys.
+
+        Readers and shards each list their journal by its name: that must not visit all journals.
+        """
+        if names is None:
+            return self.keyspace.items()
+        found = (self.keyspace.item(name) for name in sorted(names, key=str.encode))
+        return [item for item in found if item is not None]
 
     def _pages(self, matching: Sequence[JournalEntry]) -> list[pb.ListResponse]:
         pages = [pb.ListResponse(header=self.header())]

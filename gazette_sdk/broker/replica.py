@@ -104,6 +104,7 @@ class Replica:
         is_synchronized: True if the primary's stream has synchronized this replica.
         copies_wanted: True if replicas agreed since :attr:`ReplicaParts.copy_unstored` last asked
             the others what they have.
+        want_pulse: makes a pulse at once; ``None`` while one runs, or none is made.
         write_head: the metric of the offset of the next byte.
     """
 
@@ -134,6 +135,7 @@ class Replica:
         self.head_is_known = False
         self.is_synchronized = False
         self.copies_wanted = False
+        self.want_pulse: Callable[[], None] | None = None
         self._copying: asyncio.Task[None] | None = None
         self.write_head = WRITE_HEAD.cell(journal)
         self._storage = storage
@@ -229,7 +231,8 @@ class Replica:
         """Note that the members of a written route have what they agreed on; see :meth:`agree`.
 
         Not before the route is written, with as many members as the journal's replication
-        requires: if they were lost, others might go on without what only these have.
+        requires: if they were lost, others might go on without what only these have. But as soon
+        as it is: these members go on behind all of it, with this broker or without.
         """
         fragment, pipeline.synchronized = pipeline.synchronized, None
         if fragment is not None:
@@ -363,9 +366,11 @@ class Replica:
         head = self._storage.head
         if head is not None and head.end > 0:
             self.head_is_known = True  # it would be forgotten if others had continued the journal
-        return Spool(
+        spool = Spool(
             self._storage, on_commit=self.index.add_unacknowledged, on_complete=self._complete
         )
+        self.index.spool_end = lambda: spool.fragment.end
+        return spool
 
     def _succeed(self, predecessor: Replica) -> None:
         for fragment, file in predecessor.index.local():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 from gazette_sdk.cli.command import TimeoutSettings
@@ -9,6 +10,8 @@ from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.server.options import Group, Option, Seconds, Settings
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from gazette_sdk.cli.command import Invocation
     from gazette_sdk.protocol.authorization import Authorizer
     from gazette_sdk.shard.consumer.client import ShardClient
@@ -28,6 +31,9 @@ __all__ = [
     "open_consumer",
 ]
 
+DEFAULT_ADDRESS = "http://localhost:8080"
+"""Address of a broker, or of a consumer process, where none is given."""
+
 ADDRESS_HELP = "Address of a broker: http(s)://host:port or unix:///path"
 _SCHEMES = {"http", "https", "unix"}
 
@@ -46,9 +52,7 @@ class ZoneSettings(TimeoutSettings):
 class ConnectionSettings(Settings):
     """Address of a broker, and credentials toward it."""
 
-    address: Annotated[str, Option("Address", ADDRESS_HELP, env="BROKER_ADDRESS")] = (
-        "http://localhost:8080"
-    )
+    address: Annotated[str, Option("Address", ADDRESS_HELP, env="BROKER_ADDRESS")] = DEFAULT_ADDRESS
     cert_file: Annotated[
         str, Option("CertFile", "Client certificate, PEM", env="BROKER_CERT_FILE")
     ] = ""
@@ -123,10 +127,11 @@ class ConsumerConnectionSettings(ConnectionSettings):
         str,
         Option(
             "Address",
-            "Address of a process of the application: http(s)://host:port or unix:///path",
+            "Address of a process of the application: http(s)://host:port or unix:///path; by "
+            "default also that of the only application beside `gazette dev`",
             env="CONSUMER_ADDRESS",
         ),
-    ] = "http://localhost:8080"
+    ] = DEFAULT_ADDRESS
     cert_file: Annotated[
         str, Option("CertFile", "Client certificate, PEM", env="CONSUMER_CERT_FILE")
     ] = ""
@@ -202,14 +207,19 @@ def open_broker(
     )
 
 
-def open_consumer(invocation: Invocation) -> ShardClient:
-    """Return the client of consumer processes that a tool's options describe.
+@asynccontextmanager
+async def open_consumer(invocation: Invocation) -> AsyncIterator[ShardClient]:
+    """Open a client of consumer processes that a tool's options describe.
 
-    It opens no connection yet.
+    At the default address runs the broker of ``gazette dev``, if that runs. Then the processes
+    beside it are looked up in its Etcd.
 
     Raises:
-        ConfigurationError: the address, a certificate or a key is invalid.
+        ConfigurationError: the address, a certificate or a key is invalid; or several applications
+            run beside ``gazette dev``, or none.
+        EtcdError: the Etcd of ``gazette dev`` does not answer.
     """
+    from gazette_sdk.cli.dev_consumers import find_consumer  # noqa: PLC0415 - lazy
     from gazette_sdk.protocol.authorization import FixedToken, authority_for  # noqa: PLC0415 - lazy
     from gazette_sdk.shard.consumer.client import ShardClient  # noqa: PLC0415 - lazy
 
@@ -219,16 +229,21 @@ def open_consumer(invocation: Invocation) -> ShardClient:
         authorizer = authority_for(options.auth_keys)
     elif options.auth_token:
         authorizer = FixedToken(options.auth_token)
-    return ShardClient(
-        check_address(
-            options.address,
-            "with --consumer.address or in CONSUMER_ADDRESS",
-            kind="a consumer process",
-        ),
+    address = check_address(
+        options.address,
+        "with --consumer.address or in CONSUMER_ADDRESS",
+        kind="a consumer process",
+    )
+    if address == DEFAULT_ADDRESS:
+        broker = invocation.settings(SHARDS_BROKER_CLIENT).address
+        address = await find_consumer(broker) or address
+    async with ShardClient(
+        address,
         authorizer=authorizer,
         tls=options.connect_options()["tls"],
         connect_timeout_s=CONNECT_TIMEOUT_S,
-    )
+    ) as client:
+        yield client
 
 
 def check_address(address: str, remedy: str, *, kind: str = "a broker") -> str:

@@ -146,6 +146,14 @@ class Matcher:
         # Journals are often selected by their name alone: then their labels are not read.
         self._only_names = all(name == NAME for name, *_ in (*self._include, *self._exclude))
 
+    @property
+    def names(self) -> frozenset[str] | None:
+        """Names of the only journals that it may match; None if it may match others, too."""
+        for name, any_value, exact, prefixes in self._include:
+            if name == NAME and not any_value and not prefixes:
+                return exact
+        return None
+
     def labels(self, labels: pb.LabelSet) -> bool:
         """Return True if the selector matches a label set."""
         if not self._include and not self._exclude:

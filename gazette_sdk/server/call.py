@@ -7,10 +7,21 @@ from dataclasses import dataclass
 
 from gazette_sdk.errors import CallError
 
-__all__ = ["CHUNK_BYTES_METADATA", "FOREIGN_CHUNK_BYTES", "MAX_CHUNK_BYTES", "Call", "call_of"]
+__all__ = [
+    "CHUNK_BYTES_METADATA",
+    "FOREIGN_CHUNK_BYTES",
+    "MAX_CHUNK_BYTES",
+    "PROXY_HEADER_METADATA",
+    "Call",
+    "call_of",
+]
 
 CHUNK_BYTES_METADATA = "gazette-chunk-bytes"
 """Metadata with which a client of ours asks for bigger read messages."""
+
+PROXY_HEADER_METADATA = "x-proxyheader"
+"""Metadata, or HTTP header, of an application's call that another process forwards: the header of
+its resolution, as JSON."""
 
 FOREIGN_CHUNK_BYTES = 32736
 """Greatest content of one read message toward clients that did not ask for more: with its
@@ -29,12 +40,14 @@ class Call:
         timeout_s: seconds which the caller is ready to wait; ``None`` for no limit.
         chunk_bytes: greatest content of one read message.
         peer: IP address of the caller; empty if it is unknown.
+        proxy_header: header of the process that forwards the call, as JSON; None if none does.
     """
 
     authorization: str | None = None
     timeout_s: float | None = None
     chunk_bytes: int = FOREIGN_CHUNK_BYTES
     peer: str = ""
+    proxy_header: str | None = None
 
 
 def call_of(
@@ -55,10 +68,12 @@ def call_of(
     Raises:
         CallError: a size is no number.
     """
-    authorization = None
+    authorization = proxy_header = None
     for key, value in metadata:
         if key == "authorization":
             authorization = value
+        elif key == PROXY_HEADER_METADATA:
+            proxy_header = value
         elif key == CHUNK_BYTES_METADATA:
             if not value.isascii() or not value.isdigit():
                 raise CallError(
@@ -66,4 +81,4 @@ def call_of(
                     code="INVALID_ARGUMENT",
                 )
             chunk_bytes = min(max(int(value[:20]), FOREIGN_CHUNK_BYTES), MAX_CHUNK_BYTES)
-    return Call(authorization, timeout_s, chunk_bytes, peer)
+    return Call(authorization, timeout_s, chunk_bytes, peer, proxy_header)

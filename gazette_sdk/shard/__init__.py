@@ -24,10 +24,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gazette_sdk.protocol.authorization import Capability
     from gazette_sdk.shard.application.application import Application, dead_letters
     from gazette_sdk.shard.application.endpoints import Method, Query
     from gazette_sdk.shard.application.handler import handler
     from gazette_sdk.shard.application.handles import Process, Shard
+    from gazette_sdk.shard.consumer.embedded import EmbeddedConsumer
     from gazette_sdk.shard.stores import codec
     from gazette_sdk.shard.stores.base import Store
     from gazette_sdk.shard.stores.json_store import JsonStore
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Application",
+    "Capability",
+    "EmbeddedConsumer",
     "JsonStore",
     "Method",
     "Process",
@@ -55,6 +59,8 @@ __all__ = [
 
 _MODULES = {
     "Application": "application.application",
+    "Capability": "application.endpoints",
+    "EmbeddedConsumer": "consumer.embedded",
     "JsonStore": "stores.json_store",
     "Method": "application.endpoints",
     "Process": "application.handles",

@@ -165,6 +165,9 @@ class MemoryOutput:
         del intents
         return {}
 
+    def interrupt(self) -> None:
+        """Do nothing: no call waits."""
+
     async def aclose(self) -> None:
         """Do nothing: nothing is open."""
 

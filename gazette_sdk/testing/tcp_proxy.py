@@ -75,7 +75,8 @@ class TcpProxy:
     Methods may be called from any thread. They return when they are in effect.
 
     Args:
-        target_port: port on loopback to which connections lead.
+        target_port: port on loopback to which connections lead; or a function that returns it for
+            each connection, as a load balancer does.
         port: port to listen on; 0 takes a free one.
 
     Attributes:
@@ -83,7 +84,7 @@ class TcpProxy:
         connections_made: number of connections that were accepted by now.
     """
 
-    def __init__(self, target_port: int, *, port: int = 0) -> None:
+    def __init__(self, target_port: int | Callable[[], int], *, port: int = 0) -> None:
         self.port = port
         self.connections_made = 0
         self._target_port = target_port
@@ -279,6 +280,9 @@ class TcpProxy:
 
     # ----------------------------------------------------- on the proxy's loop
 
+    def _target(self) -> int:
+        return self._target_port if isinstance(self._target_port, int) else self._target_port()
+
     def _rule(self, pid: int | None) -> _Rule:
         return self._rules.setdefault(pid, _Rule())
 
@@ -334,7 +338,7 @@ class TcpProxy:
         """Refuse connections until the target listens."""
         try:
             await self._listen_as_ruled()
-            while not await _listens(self._target_port):  # noqa: ASYNC110 - nothing announces it
+            while not await _listens(self._target()):  # noqa: ASYNC110 - nothing announces it
                 await asyncio.sleep(_PROBE_S)
         finally:
             self._probe = None
@@ -375,7 +379,7 @@ class TcpProxy:
                 if not has_ended:
                     _reset_when_closed(each.get_extra_info("socket"))
                 each.transport.abort()
-            if not (has_ended or is_reset or await _listens(self._target_port)):
+            if not (has_ended or is_reset or await _listens(self._target())):
                 self._begin_to_follow_target()
 
     async def _connect(
@@ -385,7 +389,7 @@ class TcpProxy:
         writer: asyncio.StreamWriter,
     ) -> None:
         await self._passable(connection, "requests", asyncio.get_running_loop().time())
-        there, back = await asyncio.open_connection(_HOST, self._target_port)
+        there, back = await asyncio.open_connection(_HOST, self._target())
         connection.writers.append(back)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._forward(connection, "requests", reader, back))
@@ -409,7 +413,7 @@ class TcpProxy:
                     raise data
                 if not data:
                     writer.write_eof()
-                    if direction == "answers" and not await _listens(self._target_port):
+                    if direction == "answers" and not await _listens(self._target()):
                         self._begin_to_follow_target()
                     return
                 try:

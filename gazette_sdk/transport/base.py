@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -29,9 +30,12 @@ class Transport(abc.ABC):
     Attributes:
         knows_routes: a read is sent to a broker that has the journal. Only then may a reader
             forbid brokers to proxy, and open stored fragments itself.
+        file_root: local directory which stands for the root of brokers' ``file://`` stores; None
+            where readers cannot open their files.
     """
 
     knows_routes: bool = False
+    file_root: Path | None = None
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:

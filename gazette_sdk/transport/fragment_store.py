@@ -10,7 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
@@ -91,11 +97,23 @@ class FragmentStoreTransport(Transport):
         self._content_type = content_type
         self._refresh_interval_s = refresh_interval_s
         self._covers: OrderedDict[str, tuple[float, CoverSet]] = OrderedDict()
+        self._given: dict[str, CoverSet] = {}
         self._revision = 1
         self._is_closed = False
 
     def __repr__(self) -> str:
         return f"FragmentStoreTransport({self.url!r})"
+
+    def use_fragments(self, journal: str, fragments: Iterable[pb.Fragment]) -> None:
+        """Read a journal from fragments that were listed before, for instance by another process.
+
+        It is listed again only if content is read that is not in these, or one of them is gone.
+
+        Args:
+            journal: its name.
+            fragments: the fragments, with their modification times.
+        """
+        self._given[journal] = CoverSet(fragments)
 
     # ----------------------------------------------------------------- journals
 
@@ -182,7 +200,7 @@ class FragmentStoreTransport(Transport):
         """
         rpc.validate(request)
         journal = strip_meta(request.journal)
-        cover = await self._cover(journal)
+        cover = await self._cover_at(journal, request.offset)
         header: pb.Header | None = self._header()
         if not cover:
             yield pb.ReadResponse(status=pb.JOURNAL_NOT_FOUND, header=header)
@@ -294,11 +312,21 @@ class FragmentStoreTransport(Transport):
 
     # --------------------------------------------------------------------- parts
 
+    async def _cover_at(self, journal: str, offset: int) -> CoverSet:
+        """Return the cover set of a journal: that of given fragments only if they reach there."""
+        given = self._given.get(journal)
+        if given is None or offset < 0 or given.begin <= offset <= given.end:
+            return await self._cover(journal)
+        return await self._cover(journal, age_max_s=0)
+
     async def _cover(self, journal: str, age_max_s: float | None = None) -> CoverSet:
-        """Return the cover set of a journal, from a listing not older than ``age_max_s``."""
+        """Return the cover set of a journal, as given, or listed not longer ago than so."""
         self._check_open()
         if age_max_s is None:
+            if journal in self._given:
+                return self._given[journal]
             age_max_s = self._refresh_interval_s
+        self._given.pop(journal, None)
         known = self._covers.get(journal)
         if known is not None and time.monotonic() - known[0] < age_max_s:
             return known[1]

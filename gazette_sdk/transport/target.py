@@ -69,6 +69,7 @@ class Destination(NamedTuple):
         peer: the broker.
         where: the broker in words.
         authorization: the call's ``authorization``, where one is needed.
+        metadata: further metadata of a call over gRPC.
     """
 
     rpc: Rpc
@@ -76,3 +77,4 @@ class Destination(NamedTuple):
     peer: Peer
     where: str
     authorization: str | None
+    metadata: tuple[tuple[str, str], ...] = ()

@@ -30,9 +30,7 @@ pytestmark = [pytest.mark.serial, pytest.mark.slow, pytest.mark.timeout(400)]
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest) -> list[Outcome]:
     """Outcomes of the faults, of which the run's summary has a table."""
-    found: list[Outcome] = []
-    request.config.stash[STALLS] = found
-    return found
+    return request.config.stash.setdefault(STALLS, [])
 
 
 class Stages:

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from gazette_sdk.embedded import EmbeddedCluster
-from support.pages import PageRun, blocks_of, commands_of, pages
+from support.pages import PageRun, blocks_of, commands_of, page_id, pages
 
 pytest_plugins = ["support.spark"]
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+@pytest.mark.timeout(300)  # Spark starts many processes, which takes minutes on a busy machine
+@pytest.mark.parametrize("page", pages(), ids=page_id)
 def test_the_examples_of_a_page_run_in_order(
     page: Path,
     gazette_cluster: Callable[[int], EmbeddedCluster],
@@ -34,14 +35,14 @@ def test_the_examples_of_a_page_run_in_order(
     cluster = gazette_cluster(1)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    run = PageRun(page, cluster.address, cluster.etcd_endpoint, tmp_path)
-    for block in blocks:
-        try:
-            run.run(block)
-        except BaseException as error:
-            error.add_note(f"in the block at {block.where}")
-            raise
-    run.finish()
+    with PageRun(page, cluster.address, cluster.etcd_endpoint, tmp_path) as run:
+        for block in blocks:
+            try:
+                run.run(block)
+            except BaseException as error:
+                error.add_note(f"in the block at {block.where}")
+                raise
+        run.finish()
 
 
 def test_blocks_that_are_not_run_say_why(record_property: Callable[[str, object], None]):

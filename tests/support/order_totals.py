@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from operator import attrgetter
 
+from google.protobuf.wrappers_pb2 import StringValue, UInt64Value
+
 from gazette_sdk import Journals, JsonMessage, Publisher, Reader, mapping, shard
+from gazette_sdk.errors import CallError
 
 CUSTOMERS = 5
 
@@ -51,6 +54,31 @@ def echo(query):
 @totals.get("/api/broken")
 def broken(query):
     raise ValueError("a mistake of the application")
+
+
+BY_NAME = mapping.modulo("topic=orders", key=attrgetter("value"))
+
+
+@totals.rpc("/orders.Totals/Total", StringValue, UInt64Value, by=BY_NAME)
+async def total_of(query):
+    return UInt64Value(value=query.store.get(query.request.value, 0))
+
+
+@totals.rpc("/orders.Totals/Count", StringValue, UInt64Value, shard_of=attrgetter("value"))
+def count_of(query):
+    return UInt64Value(value=len(list(query.store.items())))
+
+
+@totals.rpc("/orders.Totals/Echo", StringValue, StringValue)
+def echo_request(request):
+    return request
+
+
+@totals.rpc("/orders.Totals/Broken", StringValue, StringValue, by=BY_NAME)
+def broken_method(query):
+    if query.request.value == "refused":
+        raise CallError("this name is refused", code="FAILED_PRECONDITION")
+    return UInt64Value()
 
 
 def create_journals(transport, partitions=2):

@@ -19,11 +19,14 @@ An HTML comment on the line before a block changes what is done:
 
 - ``<!-- not run: reason -->``: nothing
 - ``<!-- runs until interrupted -->``: the command prints something, and goes on until Ctrl-C
+- ``<!-- runs until the page ends -->``: the command prints something, and goes on beside the
+  rest of the page; it ends by Ctrl-C
 - ``<!-- fails -->``: the command ends with a status other than zero
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import selectors
@@ -34,8 +37,10 @@ import sys
 import textwrap
 import time
 import types
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 from gazette_sdk.protocol import journalspace
 
@@ -48,7 +53,8 @@ LANGUAGES = frozenset({"python", "console", "yaml", "proto", "ini", "json", "tex
 
 _FENCE = re.compile(r"^(?P<indent>[ ]*)```(?P<language>\w*)[^\n]*$")
 _MARKER = re.compile(
-    r"<!--\s*(?P<kind>not run|fails|runs until interrupted)(?::\s*(?P<reason>.+?))?\s*-->"
+    r"<!--\s*(?P<kind>not run|fails|runs until interrupted|runs until the page ends)"
+    r"(?::\s*(?P<reason>.+?))?\s*-->"
 )
 _FILE_NAME = re.compile(r"^(?:#|//|;)\s*(?P<name>[\w\-]+(?:\.[\w\-]+)+)\s*$")
 
@@ -76,7 +82,16 @@ class Block:
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "examples").glob("*/README.md")),
+    ]
+
+
+def page_id(page: Path) -> str:
+    """The name of a page in the names of tests."""
+    return page.name if page.parent.name == "docs" else str(page.relative_to(ROOT))
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -124,6 +139,7 @@ class PageRun:
     _module: types.ModuleType = field(init=False)
     _tests: list[str] = field(default_factory=list, init=False)
     _free_port: str = field(init=False)
+    _started: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, init=False)
 
     def __post_init__(self) -> None:
         # Dataclasses and annotations look their module up by its name.
@@ -132,6 +148,12 @@ class PageRun:
         (self.directory / "examples").symlink_to(ROOT / "examples")
         with socket.create_server(("127.0.0.1", 0)) as server:
             self._free_port = str(server.getsockname()[1])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._started.close()
 
     def run(self, block: Block) -> None:
         """Run a block.
@@ -186,7 +208,10 @@ class PageRun:
     def _run_commands(self, block: Block) -> None:
         script = self._here(commands_of(block.text))
         if block.marker == "runs until interrupted":
-            self._interrupt(block, script)
+            with self._interrupted(block, script):
+                pass
+        elif block.marker == "runs until the page ends":
+            self._started.enter_context(self._interrupted(block, script))
         else:
             self._bash(block.where, script, fails=block.marker == "fails")
 
@@ -206,7 +231,9 @@ class PageRun:
             f"{where}: status {done.returncode} of\n{script}\n{done.stdout}{done.stderr}"
         )
 
-    def _interrupt(self, block: Block, script: str) -> None:
+    @contextlib.contextmanager
+    def _interrupted(self, block: Block, script: str) -> Iterator[None]:
+        """Start commands, wait until they print something, and interrupt them in the end."""
         with subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", script],
             cwd=self.directory,
@@ -219,6 +246,7 @@ class PageRun:
                 printed = _first_output(process, COMMAND_TIMEOUT_S)
                 print(f"--- {block.where}\n{printed!r}")
                 assert printed, f"{block.where}: nothing was printed by\n{script}"
+                yield
                 os.killpg(process.pid, signal.SIGINT)
                 process.wait(COMMAND_TIMEOUT_S)
             finally:
@@ -236,6 +264,7 @@ class PageRun:
             "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(self.directory),
             "GAZETTE_ADDRESS": self.address,
+            "ETCD_ADDRESS": self.etcd,  # the broker of `gazette dev` would tell it
         }
 
 

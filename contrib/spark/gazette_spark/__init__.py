@@ -15,10 +15,13 @@
 
 In reading order:
 
-- ``options``: options of a read
-- ``source``: the data source and its schema
-- ``batch``: partitions, and their reads on executors
-- ``decode``: record batches of blocks of frames
+- ``options``: options of a read; ``failure``: errors as Spark shows them
+- ``source``: the data source, and ``schema``: its columns
+- ``batch``: batch reads. ``content``: what journals hold; ``planning``: ranges, one for each task;
+  ``filters``: which of them a query needs
+- ``range_read``: record batches of a range, on executors, over ``range_transport``
+- ``stream``: streaming reads. ``following``: which journals there are; ``admission``: how much a
+  micro-batch reads; ``offsets``: what Spark stores; ``lag``: what is left
 - ``sink``: batch and streaming writes, by ``write_options``: ``rows`` as messages, and the
   ``producers`` of a worker. ``partitioning``: one task for each journal
 - ``transaction_log``: what a writer has decided, over the pure ``transaction_records``;
@@ -44,7 +47,8 @@ if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
 from gazette_spark import transactions
+from gazette_spark.lag import lag
 from gazette_spark.partitioning import partition_by_journal
 from gazette_spark.source import GazetteDataSource
 
-__all__ = ["GazetteDataSource", "partition_by_journal", "transactions"]
+__all__ = ["GazetteDataSource", "lag", "partition_by_journal", "transactions"]

@@ -23,4 +23,4 @@ def clear_errors() -> Iterator[None]:
         lines = [line.strip() for part in (str(error), *notes) for line in part.splitlines()]
         notes.clear()
         error.args = ("; ".join(filter(None, lines)),)
-        raise error from None
+        raise error.with_traceback(None) from None

@@ -6,15 +6,19 @@ import datetime as dt
 import importlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 from google.protobuf.message import Message
 
-from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.errors import ConfigurationError, ValidationError
+from gazette_sdk.framing.registry import framing_for
+from gazette_sdk.message.kinds.registry import validator_of
 
-__all__ = ["Bound", "Options"]
+__all__ = ["Bound", "Options", "load_message"]
 
 DEFAULT_ADDRESS = "http://localhost:8080"
 
@@ -23,8 +27,26 @@ FRAMING_NAMES = MappingProxyType(
 )
 
 KNOWN = frozenset(
-    {"address", "store", "journals", "framing", "message", "isolation", "begin", "end", "fileroot"}
+    {
+        "address",
+        "store",
+        "journals",
+        "framing",
+        "message",
+        "isolation",
+        "begin",
+        "end",
+        "fileroot",
+        "mode",
+        "columnnameofcorruptrecord",
+        "maxbytespertrigger",
+        "failondataloss",
+    }
 )
+
+_ISOLATIONS = ("committed", "uncommitted")
+_MODES = ("FAILFAST", "PERMISSIVE", "DROPMALFORMED")
+_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +71,16 @@ class Options:
         is_store: read fragments of a store; no broker is involved.
         journals: a label selector; with a store, a journal's name or a prefix ending in ``/``.
         content_type: content type of the framing; empty for that of the journal's label.
-        message: ``module:Class`` of a generated protobuf message, or empty.
+        message: ``module:Class`` of the messages, or empty.
+        isolation: ``committed`` or ``uncommitted``.
         begin: begin of the read.
         end: end of the read.
         file_root: local directory of the broker's ``file://`` stores, or empty.
+        mode: treatment of content that is no message: ``FAILFAST``, ``PERMISSIVE`` or
+            ``DROPMALFORMED``.
+        corrupt_column: column of content that is no message, in the mode ``PERMISSIVE``.
+        bytes_per_trigger_max: content that a micro-batch reads, in bytes; None for no limit.
+        fails_on_data_loss: a stream fails if content is gone that it did not read.
     """
 
     url: str
@@ -60,9 +88,14 @@ class Options:
     journals: str
     content_type: str
     message: str
+    isolation: str
     begin: Bound
     end: Bound
     file_root: str
+    mode: str
+    corrupt_column: str
+    bytes_per_trigger_max: int | None
+    fails_on_data_loss: bool
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
@@ -84,14 +117,10 @@ class Options:
         if not journals:
             what = "a journal's name or a prefix ending in '/'" if is_store else "a label selector"
             raise ConfigurationError(f"gazette: the option 'journals' is missing: {what}")
-        if options.get("isolation", "uncommitted") != "uncommitted":
-            raise ConfigurationError(
-                f"gazette: isolation {options['isolation']!r} is not available; use 'uncommitted'"
-            )
         message = options.get("message", "")
-        framing = options.get("framing", "protobuf" if message else "")
-        if message:
-            load_message(message)
+        framing = options.get("framing", "")
+        if message and issubclass(load_message(message), Message):
+            framing = framing or "protobuf"
         default = os.environ.get("GAZETTE_ADDRESS", DEFAULT_ADDRESS)
         return cls(
             url=options["store"] if is_store else options.get("address", default),
@@ -99,14 +128,40 @@ class Options:
             journals=journals,
             content_type=FRAMING_NAMES.get(framing, framing),
             message=message,
+            isolation=_one_of("isolation", options.get("isolation", "committed"), _ISOLATIONS),
             begin=_bound("begin", options.get("begin", "")),
             end=_bound("end", options.get("end", "")),
             file_root=options.get("fileroot", ""),
+            mode=_one_of("mode", options.get("mode", "FAILFAST").upper(), _MODES),
+            corrupt_column=options.get("columnnameofcorruptrecord", "_corrupt_record"),
+            bytes_per_trigger_max=_size(options.get("maxbytespertrigger", "")),
+            fails_on_data_loss=_one_of(
+                "failOnDataLoss", options.get("failondataloss", "true").lower(), ("true", "false")
+            )
+            == "true",
         )
 
+    def message_type(self, journal: str, content_type: str) -> type[Any]:
+        """Return the class of the messages of a journal.
 
-def load_message(spec: str) -> type[Message]:
-    """Import the generated class ``module:Class``.
+        Raises:
+            ConfigurationError: the class cannot be loaded, or is needed and was not given.
+        """
+        if self.message:
+            try:
+                return load_message(self.message)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{error}, to read {journal}") from error
+        form = framing_for(content_type).form
+        if form not in {"json", "csv"}:
+            raise ConfigurationError(
+                f"gazette: {journal} holds {content_type}; give the option message=module:Class"
+            )
+        return dict if form == "json" else list
+
+
+def load_message(spec: str) -> type[Any]:
+    """Import the class ``module:Class`` of messages.
 
     Raises:
         ConfigurationError: there is no such class.
@@ -116,12 +171,31 @@ def load_message(spec: str) -> type[Message]:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
-            f"gazette: message {spec!r} cannot be loaded ({error}); "
-            "write module:Class of a generated protobuf class that executors can import"
+            f"gazette: message {spec!r} cannot be loaded ({error}); write module:Class of a class"
+            " that the driver and all executors can import, such as by SparkContext.addPyFile"
         ) from error
-    if not (isinstance(found, type) and issubclass(found, Message)):
-        raise ConfigurationError(f"gazette: message {spec!r} is no generated protobuf class")
-    return found
+    try:
+        validator_of(found)
+    except ValidationError as error:
+        raise ConfigurationError(f"gazette: message {spec!r}: {error}") from error
+    return found  # type: ignore[no-any-return] # validator_of refuses what is no class
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise ConfigurationError(f"gazette: {name} {value!r} is not one of {', '.join(known)}")
+    return value
+
+
+def _size(text: str) -> int | None:
+    if not text:
+        return None
+    found = re.fullmatch(r"(\d+)([kmgt]?)b?", text.strip().lower())
+    if found is None or int(found[1]) == 0:
+        raise ConfigurationError(
+            f"gazette: maxBytesPerTrigger {text!r} is no size such as 268435456, 256m or 1g"
+        )
+    return int(found[1]) << _UNITS[found[2]]
 
 
 def _bound(name: str, text: str) -> Bound:

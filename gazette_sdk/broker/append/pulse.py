@@ -86,7 +86,8 @@ class Pulses:
     async def run(self, replica: Replica) -> None:
         """Pulse at once, at each change of the journal's assignments, and every minute.
 
-        A pulse that failed is tried again soon: nobody else may synchronize the replicas.
+        A pulse that failed is tried again soon: nobody else may synchronize the replicas. Another
+        one follows a pipeline that ended before it could tell the others what all of them have.
         """
         undisturbed = failures = 0
         # A signal which fired and was not replaced is the last one: the replica shuts down.
@@ -99,7 +100,7 @@ class Pulses:
                 else:
                     failures += 1
                     period_s = min(period_s, PULSE_RETRY_S * 2.0 ** min(failures - 1, 10))
-            undisturbed = 0 if await _fires_within(signal, period_s) else undisturbed + 1
+            undisturbed = 0 if await _is_woken(replica, signal, period_s) else undisturbed + 1
 
     async def _pulse(self, journal: str, mode: int) -> bool:
         """Make one pulse. Return False if it failed without a response."""
@@ -135,20 +136,24 @@ async def _nothing() -> AsyncIterator[AppendItem]:
     yield pb.AppendRequest()
 
 
-async def _fires_within(signal: Signal, timeout_s: float) -> bool:
-    """Wait for the signal, at most for so long. Costs no task, as there is one per journal."""
+async def _is_woken(replica: Replica, signal: Signal, timeout_s: float) -> bool:
+    """Wait until the replica wants a pulse, or its signal fires. Return False after the timeout.
+
+    It costs no task, as there is one wait per journal.
+    """
     loop = asyncio.get_running_loop()
-    woken: asyncio.Future[None] = loop.create_future()
+    woken: asyncio.Future[bool] = loop.create_future()
 
-    def wake() -> None:
+    def wake(is_wanted: bool = True) -> None:  # noqa: FBT001, FBT002 - a callback
         if not woken.done():
-            woken.set_result(None)
+            woken.set_result(is_wanted)
 
-    timer = loop.call_later(timeout_s, wake)
+    timer = loop.call_later(timeout_s, wake, False)
     handle = signal.on_fire(wake)
+    replica.want_pulse = wake
     try:
-        await woken
+        return await woken
     finally:
         timer.cancel()
         signal.forget(handle)
-    return signal.fired
+        replica.want_pulse = None

@@ -67,7 +67,8 @@ class QueryResult(NamedTuple):
 
     Attributes:
         status: OK or OFFSET_NOT_YET_AVAILABLE.
-        offset: the effective offset: the head for -1, and after a jump the offset jumped to.
+        offset: the effective offset: for -1 the head, and after a jump the offset jumped to. With
+            what is not acknowledged the head is that of the spool.
         write_head: end of what can be read.
         fragment: the fragment with the offset; ``None`` unless OK. Do not change it.
         file: the fragment's local content; ``None`` where it is in a store only.
@@ -102,6 +103,7 @@ class Index:
         first_refresh: set once the stores have been listed.
         listing_wanted: set while a listing of the stores should release local fragments.
         refresh_failure: why they could not be listed; None when they could, or were not yet.
+        spool_end: returns the end of the replica's spool, which the index knows if it has content.
     """
 
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
@@ -120,6 +122,7 @@ class Index:
         self.first_refresh = asyncio.Event()
         self.listing_wanted = asyncio.Event()
         self.refresh_failure: str | None = None
+        self.spool_end: Callable[[], int] = lambda: 0
 
     # -------------------------------------------------------------- changes
 
@@ -289,7 +292,7 @@ class Index:
         if is_held and self._is_told and (offset == -1 or not block):
             await self._await_acknowledgement(offset)
         if offset == -1:
-            offset = self.readable_end if is_held else self._all.end
+            offset = self.readable_end if is_held else max(self._all.end, self.spool_end())
         has_waited = False
         while True:
             if self._closed:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import math
 import sys
+from contextlib import aclosing
 from typing import Final
 
 from gazette_sdk.broker.fragments.refresh import list_stores
@@ -57,16 +58,15 @@ class PeerInventory:
         self._answer_timeout_s = answer_timeout_s
         self._silent_until: dict[tuple[str, str], float] = {}  # loop times, by zone and suffix
 
-    async def fragments_before(self, journal: str, end: int) -> list[pb.Fragment]:
-        """Return the fragments that begin before an offset; some may be listed twice.
+    async def fragments_of_brokers(self, journal: str, end: int) -> list[pb.Fragment]:
+        """Return the fragments before an offset that brokers know; some may be listed twice.
 
         Every broker that the journal's replication requires is asked: any of them may be the
-        only one that has acknowledged bytes. The index of our own replica is read directly. The
-        stores are listed last: a peer may have uploaded a fragment since it was asked.
+        only one that has acknowledged bytes. One that could not list the stores yet answers
+        without them. The index of our own replica is read directly.
 
         Raises:
             GazetteError: a broker did not answer, or there are too few brokers, or no primary.
-            OSError: a store could not be listed.
         """
         resolution = await self._resolve(journal)
         spec, members = resolution.spec, resolution.header.route.members
@@ -85,8 +85,51 @@ class PeerInventory:
                 if isinstance(answer, BaseException):
                     raise answer
                 found += answer
-        found += await list_stores(journal, spec.fragment.stores, self._stores)
         return [fragment for fragment in found if fragment.begin < end]
+
+    async def fragments_of_stores(self, journal: str, end: int) -> list[pb.Fragment]:
+        """Return the stored fragments before an offset, for which the stores are listed.
+
+        To be called after :meth:`fragments_of_brokers`: a broker may have uploaded a fragment
+        since it was asked.
+
+        Raises:
+            GazetteError: a store could not be listed, or the journal has no primary.
+            OSError: a store could not be listed.
+        """
+        spec = (await self._resolve(journal)).spec
+        assert spec is not None
+        found = await list_stores(journal, spec.fragment.stores, self._stores)
+        return [fragment for fragment in found if fragment.begin < end]
+
+    async def head(self, journal: str) -> int:
+        """Return the offset at which the primary goes on with a journal; 0 if it is not known.
+
+        It may be behind all bytes that anybody has: replicas learn the offset of bytes which only
+        their primary has. Our own replica goes on only when nothing is in quarantine. Primaries of
+        other implementations do not tell it.
+
+        Raises:
+            GazetteError: the primary did not answer.
+        """
+        resolution = await self._resolve(journal)
+        if resolution.is_local:
+            return 0
+        request = pb.ReadRequest(
+            journal=journal,
+            offset=-1,
+            metadata_only=True,
+            do_not_proxy=True,
+            include_unacknowledged=True,
+            header=resolution.header,
+        )
+        target = Target(route=resolution.header.route, member=resolution.header.process_id)
+        async with aclosing(self._peers.read(request, target)) as items:
+            async for item in items:
+                if not isinstance(item, bytes):
+                    is_told = item.status in {pb.OK, pb.OFFSET_NOT_YET_AVAILABLE}
+                    return item.offset if is_told else 0
+        return 0
 
     async def digest(self, journal: str, begin: int, end: int) -> bytes | None:
         """Return the SHA-1 of a span as the primary has it; ``None`` if it is not complete.
@@ -149,7 +192,9 @@ class PeerInventory:
     async def _fragments_of(
         self, resolution: Resolution, member: pb.ProcessSpec.ID, end: int
     ) -> list[pb.Fragment]:
-        request = pb.FragmentsRequest(journal=resolution.journal, do_not_proxy=True)
+        request = pb.FragmentsRequest(
+            journal=resolution.journal, do_not_proxy=True, do_not_wait=True
+        )
         request.header.CopyFrom(resolution.header)
         request.header.process_id.CopyFrom(member)
         target = Target(route=resolution.header.route, member=member)

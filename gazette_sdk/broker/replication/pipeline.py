@@ -292,6 +292,14 @@ class Pipeline:
         for stream in self.streams:
             stream.send(request)
 
+    @property
+    def may_leave_untold(self) -> bool:
+        """True if peers may have committed what they were not told that all of them have."""
+        return self._opened and (
+            bool(self._unanswered)
+            or (bool(self.streams) and self.acknowledged_end > self._told_end)
+        )
+
     # ------------------------------------------------------------------ end
 
     async def tear_down(self) -> Spool:

@@ -59,13 +59,18 @@ async def start_pipeline(
 
 
 async def tear_down_pipeline(replica: Replica, pipeline: Pipeline) -> None:
-    """Release the spool, and let the streams end in the background."""
+    """Release the spool, and let the streams end in the background.
+
+    A new pipeline tells the peers what this one cannot tell any more: a pulse makes it.
+    """
     replica.ready = None
     try:
         await pipeline.tear_down()
     finally:
         replica.spool.put(pipeline.spool)
     replica.in_background(pipeline.ended())
+    if pipeline.may_leave_untold and replica.want_pulse is not None:
+        replica.want_pulse()
 
 
 def _opener(peers: Transport, route: pb.Route) -> OpenStream:

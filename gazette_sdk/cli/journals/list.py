@@ -15,6 +15,7 @@ from gazette_sdk.cli.journals.unstored import Unstored, unstored_of
 from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
+from gazette_sdk.protocol.journal_spec import is_suspended
 from gazette_sdk.protocol.labels import values_of
 from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.transport.base import Transport
@@ -123,8 +124,7 @@ def _cell(journal: pb.ListResponse.Journal, column: str, extents: Mapping[str, E
         case "Primary":
             has_primary = 0 <= route.primary < len(route.members)
             primary = route.members[route.primary].suffix if has_primary else NONE
-            is_suspended = spec.suspend.level != pb.JournalSpec.Suspend.NONE
-            return f"{primary} <S>" if is_suspended else primary
+            return f"{primary} <S>" if is_suspended(spec) else primary
         case "Replicas":
             return ",".join(
                 member.suffix

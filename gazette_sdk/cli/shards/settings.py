@@ -11,10 +11,12 @@ from gazette_sdk.server.options import Group, Option, Settings
 __all__ = [
     "APPLY",
     "EDIT",
+    "GENERATE",
     "LIST",
     "PRUNE",
     "RECOVER",
     "UNASSIGN",
+    "GenerateSettings",
     "ListSettings",
     "PruneSettings",
 ]
@@ -79,6 +81,25 @@ class EditSettings(Settings):
     max_txn_size: Annotated[int, _MAX_TXN_SIZE, Field(ge=0)] = 0
 
 
+class GenerateSettings(Settings):
+    """Options of ``generate``."""
+
+    sources: Annotated[
+        str,
+        Option(
+            "Sources",
+            "Label selector of the source journals; by default what the application declares",
+        ),
+    ] = ""
+    dry_run: Annotated[
+        bool, Option("DryRun", "Only show the specs of the shards that would be created")
+    ] = False
+    watch: Annotated[
+        bool, Option("Watch", "Go on with journals that are created later, until interrupted")
+    ] = False
+    format: Annotated[Literal["table", "json"], _FORMAT] = "table"
+
+
 class PruneSettings(Settings):
     """Options of ``prune``."""
 
@@ -129,6 +150,7 @@ class UnassignSettings(Settings):
 LIST = Group("shards.list", ListSettings)
 APPLY = Group("shards.apply", ApplySettings)
 EDIT = Group("shards.edit", EditSettings)
+GENERATE = Group("shards.generate", GenerateSettings)
 PRUNE = Group("shards.prune", PruneSettings)
 RECOVER = Group("shards.recover", RecoverSettings)
 UNASSIGN = Group("shards.unassign", UnassignSettings)

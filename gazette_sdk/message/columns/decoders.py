@@ -113,7 +113,7 @@ class ColumnDecoder(ContentDecoder[Row]):
         """
         run, cause = self.decode(cut) if cut.frames.ends else (self._empty, None)
         if cause is not None:
-            raise self._undecodable(cut.offset + int(cut.frames.begins[len(run)]), cause)
+            raise self._undecodable(cut, len(run), cause)
         assert isinstance(run.items, Rows)
         return run.items.batch
 

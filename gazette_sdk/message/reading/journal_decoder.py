@@ -149,22 +149,25 @@ class ContentDecoder(abc.ABC, Generic[T]):
                 if bad + 1 < len(frames):
                     rest = Frames(frames.begins[bad + 1 :], frames.ends[bad + 1 :], 0)
                     self._rest = Cut(cut.buffer, rest, cut.offset)
-                return run, self._undecodable(cut.offset + int(frames.begins[bad]), cause)
+                return run, self._undecodable(cut, bad, cause)
         self.offset = self._cutter.offset
         behind, self._behind = self._behind, None
         return run, behind
 
-    def _undecodable(self, begin: int, cause: Exception) -> DecodeError:
+    def _undecodable(self, cut: Cut, bad: int, cause: Exception) -> DecodeError:
+        begin, end = int(cut.frames.begins[bad]), int(cut.frames.ends[bad])
+        offset = cut.offset + begin
         what = (
             "has no valid UUID"
             if isinstance(cause, InvalidUuidError)
             else f"cannot be decoded as {self.described}"
         )
         error = DecodeError(
-            f"{self.journal}: the message at offset {begin} {what}: {_in_one_line(cause)};"
+            f"{self.journal}: the message at offset {offset} {what}: {_in_one_line(cause)};"
             f" {_REMEDY}",
+            frame=bytes(cut.buffer[begin:end]),
             journal=self.journal,
-            offset=begin,
+            offset=offset,
         )
         error.__cause__ = cause
         return error

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeAlias, Ty
 
 from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.authorization import Capability
 from gazette_sdk.protocol.names import validate_journal, validate_token
 from gazette_sdk.protocol.selectors import parse_selector
 from gazette_sdk.shard.application.endpoints import Endpoint, Handler, Method
@@ -85,6 +86,8 @@ class Application(Generic[M, S]):
     committed; one call for each message is committed.
 
     Attributes:
+        endpoints: HTTP endpoints that it declares.
+        methods: gRPC methods that it declares.
         message: class of the messages.
         store: class of the store, or an object that makes one: anything with
             ``for_shard(shard)``, or a callable of the shard's directory.
@@ -119,6 +122,7 @@ class Application(Generic[M, S]):
 
     def __init__(self) -> None:
         self.endpoints: list[Endpoint] = []
+        self.methods: list[Method] = []
         self._validate()
 
     # -------------------------------------------------------------------- hooks
@@ -162,9 +166,18 @@ class Application(Generic[M, S]):
             commit: future of the commit.
         """
 
+    def stop(self) -> None:
+        """Close what :meth:`start` opened; called once, when the shards of the process have ended.
+
+        It is not called in a process that is killed.
+        """
+
     def rpcs(self) -> Sequence[Method]:
-        """Return the gRPC methods that are served on the port of the process."""
-        return ()
+        """Return the gRPC methods to serve on the port of the process, by default :attr:`methods`.
+
+        It is called once, after :meth:`start`.
+        """
+        return self.methods
 
     # ---------------------------------------------------------------- endpoints
 
@@ -199,6 +212,39 @@ class Application(Generic[M, S]):
             if any((each.method, each.path) == (method, path) for each in self.endpoints):
                 raise ConfigurationError(f"{method} {path} is declared twice; use another path")
             self.endpoints.append(endpoint)
+            return serve
+
+        return declare
+
+    def rpc(
+        self,
+        rpc: str,
+        request: type[Any],
+        response: type[Any],
+        *,
+        shard_of: Callable[[Any], str] | None = None,
+        by: Mapping | None = None,
+        capability: Capability = Capability.READ,
+    ) -> Callable[[H], H]:
+        """Serve a gRPC method; the arguments are those of :class:`Method`.
+
+        Args:
+            rpc: full name, as ``/word_count.NGram/Query``.
+            request: protobuf class of the request.
+            response: protobuf class of the response.
+            shard_of: returns the id of the shard that a request is about.
+            by: mapping that chooses the journal, and so the shard, by the request.
+            capability: capability that the caller's token must have.
+
+        Returns:
+            A decorator; the function gets what :attr:`Method.serve` describes.
+
+        Raises:
+            ConfigurationError: the name is malformed.
+        """
+
+        def declare(serve: H) -> H:
+            self.methods.append(Method(rpc, request, response, serve, shard_of, by, capability))
             return serve
 
         return declare

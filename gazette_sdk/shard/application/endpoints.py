@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.protocol.authorization import Capability
 
 if TYPE_CHECKING:
     from gazette_sdk.message.mapping import Mapping
@@ -25,6 +26,7 @@ Handler: TypeAlias = Callable[..., Any]
 """Function that serves an endpoint: ``def`` on a worker thread, or ``async def``."""
 
 _PATH = re.compile(r"/(?:[\w\-.~/]|\{[A-Za-z_]\w*\})*")
+_RPC = re.compile(r"/\w+(?:\.\w+)*/\w+")
 _PARAMETER = re.compile(r"\{([A-Za-z_]\w*)\}")
 
 
@@ -112,16 +114,39 @@ class Endpoint:
 class Method:
     """Declared gRPC method, with one request and one response.
 
+    It is about a shard if ``shard_of`` or ``by`` is given, and then runs at that shard's primary:
+    here, or proxied once. Else the process that is called serves it.
+
     Attributes:
-        rpc: full name, as ``/word_count.NGrams/Query``.
+        rpc: full name, as ``/word_count.NGram/Query``.
         request_type: protobuf class of the request.
         response_type: protobuf class of the response.
-        serve: function of a :class:`Query` that returns the response.
-        shard_of: function of the request that returns the id of the shard it is about.
+        serve: function of a :class:`Query`, or of the request if it is about no shard. It returns
+            the response.
+        shard_of: function of the request that returns the id of the shard it is about; ``""``
+            leaves it to ``by``.
+        by: mapping that chooses a journal, and so the shard that reads it, by the request.
+        capability: capability that the caller's token must have, where the processes have keys.
+
+    Raises:
+        ConfigurationError: the name is malformed.
     """
 
     rpc: str
     request_type: type[Any]
     response_type: type[Any]
     serve: Handler
-    shard_of: Callable[[Any], str]
+    shard_of: Callable[[Any], str] | None = None
+    by: Mapping | None = None
+    capability: Capability = Capability.READ
+
+    def __post_init__(self) -> None:
+        if _RPC.fullmatch(self.rpc) is None:
+            raise ConfigurationError(
+                f"{self.rpc!r} names no method; use its full name, as /word_count.NGram/Query"
+            )
+
+    @property
+    def is_about_no_shard(self) -> bool:
+        """True if any process can serve it."""
+        return self.shard_of is None and self.by is None

@@ -17,13 +17,14 @@ from gazette_sdk.errors import ConfigurationError, FramingError, ShardStatusErro
 from gazette_sdk.framing.registry import framing_for
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.protocol.authorization import Authorizer, claims_for
+from gazette_sdk.protocol.authorization import Authorizer, RequestedClaims, claims_for
 from gazette_sdk.protocol.labels import CONTENT_TYPE, label_set, value_of
 from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.protocol.service import SHARD_RPCS_BY_NAME
+from gazette_sdk.protocol.service import SHARD_RPCS_BY_NAME, Rpc
 from gazette_sdk.protocol.shard_rpcs import validate_shard_rpc
 from gazette_sdk.protocol.shard_spec import recovery_log
 from gazette_sdk.protocol.urls import is_local, is_tls
+from gazette_sdk.server.call import PROXY_HEADER_METADATA
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import list_journals
 from gazette_sdk.transport.routing.dispatcher import where
@@ -161,20 +162,46 @@ class ShardClient:
         await self._wire.aclose()
 
     async def _call(self, name: str, request: Message, peer: Peer = SERVICE) -> Any:
-        to = Destination(
-            SHARD_RPCS_BY_NAME[name],
-            None,
-            peer,
-            where(peer, self._address),
-            self._authorization(request, peer),
-        )
-        response = await self._wire.unary(to, request)
+        rpc = SHARD_RPCS_BY_NAME[name]
+        response = await self.call(rpc, request, claims_for(request), peer)
         if response.status == cpb.OK:
             validate_shard_rpc(response)
         return response
 
-    def _authorization(self, request: Message, peer: Peer) -> str | None:
-        """Return a token that is good for just this call; None where none is needed.
+    async def call(
+        self,
+        rpc: Rpc,
+        request: Message,
+        wanted: RequestedClaims,
+        peer: Peer = SERVICE,
+        *,
+        proxy_header: str | None = None,
+    ) -> Any:
+        """Call a method of the shard service, or of the application's own.
+
+        Args:
+            rpc: the method, of one request and one response.
+            request: the request.
+            wanted: claims of the token.
+            peer: the process to ask, by default the one at the client's address.
+            proxy_header: header of the resolution, as JSON, if the call is forwarded.
+
+        Returns:
+            The response.
+
+        Raises:
+            GazetteError: there is no answer.
+        """
+        metadata = () if proxy_header is None else ((PROXY_HEADER_METADATA, proxy_header),)
+        place, token = where(peer, self._address), self.authorization(wanted, peer)
+        return await self._wire.unary(Destination(rpc, None, peer, place, token, metadata), request)
+
+    def authorization(self, wanted: RequestedClaims, peer: Peer) -> str | None:
+        """Return a token that is good for just one call; None where none is needed.
+
+        Args:
+            wanted: its claims.
+            peer: the process that it is sent to.
 
         Raises:
             ConfigurationError: it would be readable on the network, and not at our own address.
@@ -191,7 +218,6 @@ class ShardClient:
                 f"the token is not sent to {where(peer, self._address)}: it has no TLS, while "
                 f"{self._address} has; serve TLS on that process"
             )
-        wanted = claims_for(request)
         return self._authorizer.header(
             wanted.capability, wanted.selector, wanted.ttl_s, time.time()
         )

@@ -24,26 +24,30 @@ from gazette_sdk.cluster.allocator.state import leader_of
 from gazette_sdk.cluster.apply_items import ItemChange, apply_items
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAllocation, is_consistent
 from gazette_sdk.cluster.member_process import MemberProcess
-from gazette_sdk.errors import ConfigurationError, EtcdTransactionFailedError
+from gazette_sdk.errors import ConfigurationError, EtcdTransactionFailedError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.protocol.shard_spec import validate_consumer_spec
 from gazette_sdk.server.authorization import Authorization
+from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.generator import ShardGenerator
 from gazette_sdk.shard.application.handles import Process
+from gazette_sdk.shard.application.sources import source_selector
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.config import ConsumerConfig
-from gazette_sdk.shard.consumer.forwarding import HttpEndpoints
+from gazette_sdk.shard.consumer.endpoint_calls import EndpointCalls
+from gazette_sdk.shard.consumer.grpc_methods import application_methods
+from gazette_sdk.shard.consumer.http_endpoints import HttpEndpoints
 from gazette_sdk.shard.consumer.resolver import Resolver
 from gazette_sdk.shard.consumer.service import ShardService
 from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
 from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.transport.base import Transport
 
-__all__ = ["CONSUMERS_PREFIX", "Consumer", "ConsumerConfig"]
+__all__ = ["CONSUMERS_PREFIX", "Consumer", "ConsumerConfig", "StuckShardsError"]
 
 CONSUMERS_PREFIX = "/gazette/consumers"
 """Prefix in Etcd below which each application has its keys, by default."""
@@ -57,10 +61,24 @@ LOOKUPS_MAX = 8
 OPENINGS_MAX = 4
 """Stores that are opened at once: each costs much of the disk and of a processor."""
 
-CREATED_AT_ONCE = 50
-"""Shards that are created in one transaction of Etcd."""
-
 _log = logging.getLogger(__name__)
+
+
+class StuckShardsError(GazetteError):
+    """Calls of an application's hooks have not returned in time.
+
+    Bound the work of a hook: what it waits for needs a time-out.
+
+    Args:
+        calls: the calls, in words.
+    """
+
+    def __init__(self, calls: Sequence[str]) -> None:
+        super().__init__(
+            f"shards have not ended within {SHUTDOWN_TIMEOUT_S:.0f} s: {'; '.join(calls)}; what a"
+            " handler did is not committed, and the next primary does it again: give a time-out to"
+            " what it waits for"
+        )
 
 
 class Consumer:
@@ -74,6 +92,7 @@ class Consumer:
     Attributes:
         service: the shard service of its port, from :meth:`start` on.
         endpoints: the application's HTTP endpoints, from :meth:`start` on.
+        methods: the application's gRPC methods, from :meth:`start` on.
         resolver: resolver of shards, from :meth:`start` on.
         keyspace: its mirror of Etcd.
         authority: verifies the tokens of callers, and signs those of its own calls.
@@ -90,6 +109,8 @@ class Consumer:
 
     service: ShardService
     endpoints: HttpEndpoints
+    _calls: EndpointCalls
+    methods: Sequence[Method]
     resolver: Resolver[LocalShard]
 
     def __init__(
@@ -111,6 +132,7 @@ class Consumer:
         self._peers: ShardClient | None = None
         self._workers: ThreadPoolExecutor | None = None
         self._directory: Path | None = None
+        self._is_application_started = False
         self._is_composed = False
         self._is_stopped = False
 
@@ -151,6 +173,7 @@ class Consumer:
             settings=dict(config.settings),
         )
         await asyncio.get_running_loop().run_in_executor(workers, self.application.start, process)
+        self._is_application_started = True
         revision = await membership.announce(complete(spec))
         await self.keyspace.load(etcd, revision)
 
@@ -177,23 +200,27 @@ class Consumer:
             authorizer=self.authority if isinstance(self.authority, Authority) else None,
             tls=config.peer_tls,
         )
+        authorization = Authorization(self.authority)
         self.service = ShardService(
             resolver=self.resolver,
             keyspace=self.keyspace,
             etcd=etcd,
             local_id=self._id,
             peers=self._peers,
-            authorization=Authorization(self.authority),
+            authorization=authorization,
         )
-        self.endpoints = HttpEndpoints(
-            self.application,
+        self._calls = EndpointCalls(
             self.resolver,
             transport=self._transport,
             workers=workers,
-            authorization=Authorization(self.authority),
-            tls=config.peer_tls,
+            authorization=authorization,
+        )
+        self.endpoints = HttpEndpoints(
+            self.application.endpoints, self._calls, self._peers, tls=config.peer_tls
         )
         self._is_composed = True
+        declared = self.application.rpcs()
+        self.methods = tuple(application_methods(declared, self._calls, self._peers))
         self.resolver.local.refresh()
         run = self._member.run
         run("watch", self.keyspace.watch(etcd, delay_s=config.watch_delay_s))
@@ -213,9 +240,10 @@ class Consumer:
         await ShardGenerator(
             self.application,
             self._transport,
-            leads=self._leads,
+            source_selector(self.application),
             existing=self._existing,
             create=self._create,
+            leads=self._leads,
             until_changed=self.keyspace.wait_for_update,
         ).run()
 
@@ -230,7 +258,7 @@ class Consumer:
             self._id.suffix,
         )
 
-    def _existing(self) -> Collection[str]:
+    async def _existing(self) -> Collection[str]:
         return {item.id for item in self.keyspace.items()}
 
     async def _create(self, specs: Sequence[cpb.ShardSpec]) -> None:
@@ -241,15 +269,11 @@ class Consumer:
             EtcdError: Etcd failed.
         """
         assert self._member.etcd is not None
-        for begin in range(0, len(specs), CREATED_AT_ONCE):
-            changes = [
-                ItemChange(spec.id, 0, complete(spec).SerializeToString())
-                for spec in specs[begin : begin + CREATED_AT_ONCE]
-            ]
-            applied = await apply_items(self._member.etcd, self.keyspace, changes)
-            if not applied.succeeded:
-                raise EtcdTransactionFailedError
-            _log.info("created shards", extra={"shards": [change.item for change in changes]})
+        changes = [ItemChange(spec.id, 0, complete(spec).SerializeToString()) for spec in specs]
+        applied = await apply_items(self._member.etcd, self.keyspace, changes)
+        if not applied.succeeded:
+            raise EtcdTransactionFailedError
+        _log.info("created shards", extra={"shards": [change.item for change in changes]})
 
     # ------------------------------------------------------------------ end
 
@@ -304,19 +328,17 @@ class Consumer:
         return True
 
     async def stop(self) -> None:
-        """End shards, membership and connections, in this order. Bounded; may be called twice."""
+        """End shards, membership and connections, in this order. Bounded; may be called twice.
+
+        Raises:
+            StuckShardsError: calls of handlers have not returned. Everything else has ended. The
+                interpreter waits for their threads at its exit.
+        """
         if self._is_stopped:
             return
         self._is_stopped = True
         await self._member.cancel("generator", "allocator", "leaving")
-        if self._is_composed:
-            self.resolver.local.stop()
-            try:
-                async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
-                    await self.resolver.local.shutdowns()
-            except TimeoutError:
-                _log.warning("shards have not ended within %.0f s", SHUTDOWN_TIMEOUT_S)
-            await self.endpoints.aclose()
+        stuck = [*await self._stop_serving(), *await self._stop_application()]
         if self._member.membership is not None:
             await self._member.membership.revoke()
         await self._member.cancel("watch")
@@ -330,6 +352,38 @@ class Consumer:
             await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
         if not self.ended.done():
             self.ended.cancel()
+        if stuck:
+            raise StuckShardsError(stuck)
+
+    async def _stop_serving(self) -> list[str]:
+        """End shards, then what serves calls about them; return calls that have not returned."""
+        if not self._is_composed:
+            return []
+        local = self.resolver.local
+        local.stop()
+        stuck: list[str] = []
+        try:
+            async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+                await local.shutdowns()
+        except TimeoutError:
+            stuck = [shard.running_call() for shard in local.ending()]
+        await self.endpoints.aclose()
+        await self._calls.aclose()
+        return stuck
+
+    async def _stop_application(self) -> list[str]:
+        """Call the hook that closes what the application opened; return it if it is too slow."""
+        if not self._is_application_started:
+            return []
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
+                await loop.run_in_executor(self._workers, self.application.stop)
+        except TimeoutError:
+            return [f"the hook stop of {self.application.full_name} has not returned"]
+        except Exception:  # noqa: BLE001 - any of the application's; the rest has to be stopped
+            _log.exception("`stop` of the application failed; the process ends all the same")
+        return []
 
 
 def _make_directory(parent: Path | None) -> Path:

@@ -15,7 +15,7 @@ from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardEntry
 from gazette_sdk.cluster.identity import LocalIdentity
 from gazette_sdk.cluster.item_keyspace import ItemEntry
 from gazette_sdk.cluster.local_items import LocalItem, LocalItems
-from gazette_sdk.errors import GazetteError
+from gazette_sdk.errors import GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Claims
@@ -23,8 +23,16 @@ from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.routes import NO_PRIMARY
 from gazette_sdk.protocol.selectors import Matcher
 from gazette_sdk.protocol.shard_spec import matches_shard, source_journals
+from gazette_sdk.transport.target import Peer
 
-__all__ = ["MISSING_ID", "Resolution", "Resolver", "ResolverStoppedError", "ServedShard"]
+__all__ = [
+    "MISSING_ID",
+    "Resolution",
+    "Resolver",
+    "ResolverStoppedError",
+    "ServedShard",
+    "primary_of",
+]
 
 MISSING_ID = pb.ProcessSpec.ID(zone="local-ConsumerSpec", suffix="missing-from-Etcd")
 """Our id once our member key is removed: a draining process can still proxy."""
@@ -193,6 +201,23 @@ class Resolver(Generic[S]):
                     " another one takes its shards"
                 )
         return Resolution(status, header, item.value if item is not None else None, local)
+
+
+def primary_of(shard: str, header: pb.Header) -> Peer:
+    """Return the process to which a resolved call is forwarded.
+
+    Args:
+        shard: the shard's id.
+        header: of its resolution, whose route has a primary.
+
+    Raises:
+        UnavailableError: the process has gone.
+    """
+    route = header.route
+    member, endpoint = route.members[route.primary], route.endpoints[route.primary]
+    if not endpoint:
+        raise UnavailableError(f"the primary of shard {shard} is gone from Etcd; try again")
+    return Peer(member.zone, member.suffix, endpoint)
 
 
 async def _is_ready(shard: ServedShard, read_through: Mapping[str, int]) -> bool:

@@ -66,7 +66,7 @@ class ServedConsumer:
         raise_open_files_limit()
         await self.consumer.start()
         service = self.consumer.service
-        self.server.grpc.add(shard_methods(service))
+        self.server.grpc.add((*shard_methods(service), *self.consumer.methods))
         self.server.http.mount(
             "/v1/",
             JsonGateway(
@@ -83,7 +83,12 @@ class ServedConsumer:
 
         Args:
             grace_s: time that calls in progress may take to end by themselves.
+
+        Raises:
+            StuckShardsError: as :meth:`Consumer.stop` does.
         """
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.consumer.stop())
-            group.create_task(self.server.stop(grace_s))
+        stopping = asyncio.create_task(self.server.stop(grace_s))
+        try:
+            await self.consumer.stop()
+        finally:
+            await stopping

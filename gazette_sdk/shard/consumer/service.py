@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from gazette_sdk.cluster.apply_items import ItemChange, apply_items
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAssignment, ShardEntry
 from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Put
-from gazette_sdk.errors import EtcdError, UnauthenticatedError, UnavailableError
+from gazette_sdk.errors import EtcdError, UnauthenticatedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Capability, Claims
@@ -36,7 +36,7 @@ from gazette_sdk.server.call import Call
 from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.server.json_gateway import JsonUnary
 from gazette_sdk.shard.consumer.hints_keys import load_hints
-from gazette_sdk.shard.consumer.resolver import Resolver, ServedShard
+from gazette_sdk.shard.consumer.resolver import Resolver, ServedShard, primary_of
 from gazette_sdk.shard.recovery import hints as fsm_hints
 from gazette_sdk.transport.target import Peer
 
@@ -105,16 +105,10 @@ class ShardService:
 
     async def _forward(self, request: cpb.StatRequest, header: pb.Header) -> cpb.StatResponse:
         """Ask the primary, which must not forward the request again."""
-        route = header.route
-        member, endpoint = route.members[route.primary], route.endpoints[route.primary]
-        if not endpoint:
-            raise UnavailableError(
-                f"the primary of shard {request.shard} is gone from Etcd; try again"
-            )
         forwarded = cpb.StatRequest()
         forwarded.CopyFrom(request)
         forwarded.header.CopyFrom(header)
-        return await self._peers.stat(forwarded, Peer(member.zone, member.suffix, endpoint))
+        return await self._peers.stat(forwarded, primary_of(request.shard, header))
 
     # --------------------------------------------------------- List, Apply
 

@@ -132,6 +132,9 @@ class OutputLike(Protocol):
         A journal that does not exist is left out, with a warning.
         """
 
+    def interrupt(self) -> None:
+        """Refuse messages, and end the waits of a thread that publishes. On the event loop."""
+
     async def aclose(self) -> None:
         """Stop sending."""
 

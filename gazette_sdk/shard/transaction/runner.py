@@ -26,7 +26,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from gazette_sdk.errors import ClosedError, ConfigurationError
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
@@ -55,9 +55,12 @@ from gazette_sdk.shard.transaction.metrics import ShardMetrics
 from gazette_sdk.shard.transaction.progress import Progress
 from gazette_sdk.shard.transaction.steps import CommitStep
 from gazette_sdk.shard.transaction.transaction import Transaction
+from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.append.pending import AnyFuture
 
 __all__ = ["Runner"]
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -214,6 +217,21 @@ class Runner:
         finally:
             await self._close()
 
+    def interrupt(self) -> None:
+        """End the waits of a worker, before :meth:`run` is cancelled, which waits for its call."""
+        self._output.interrupt()
+
+    def running_call(self) -> str:
+        """Return what the worker does, in words: which hooks, and for which record."""
+        handler = self._application.full_name
+        envelope = self._txn.envelope if self._txn.is_open else None
+        if envelope is None:
+            return f"a hook of {handler}, or its store, has not returned"
+        return (
+            f"the handler {handler} has not returned for the record of {envelope.journal} at offset"
+            f" {envelope.begin}"
+        )
+
     async def _step(self) -> None:
         """Take in what has happened, and do what the machine decides."""
         await self._take_prior()
@@ -247,8 +265,7 @@ class Runner:
             await self._call_finished()
 
     async def _turn_on_worker(self) -> PreparedCommit | None:
-        prepared: PreparedCommit | None = await self._on_worker(self._consumer.turn)
-        return prepared
+        return await self._on_worker(self._consumer.turn)
 
     def _start_commit(self, prepared: PreparedCommit) -> None:
         """Queue the commit and its acknowledgements. There is no ``await`` in between."""
@@ -424,17 +441,8 @@ class Runner:
         else:
             await self._on_worker(hook, self._txn, *arguments)
 
-    async def _on_worker(self, function: Callable[..., Any], *arguments: object) -> Any:
-        """Call a function on a worker thread; if cancelled, wait for it all the same."""
-        loop = asyncio.get_running_loop()
-        call = loop.run_in_executor(self._workers, partial(function, *arguments))
-        try:
-            return await asyncio.shield(call)
-        except asyncio.CancelledError:
-            while not call.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([call])
-            raise
+    async def _on_worker(self, function: Callable[..., T], *arguments: object) -> T:
+        return await on_worker(self._workers, function, *arguments)
 
     async def _close_input(self) -> None:
         arrival, self._arrival = self._arrival, None

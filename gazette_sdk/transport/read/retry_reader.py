@@ -18,6 +18,7 @@ from gazette_sdk.errors import (
     ClosedError,
     ConfigurationError,
     CorruptFragmentError,
+    FragmentNotFoundError,
     GazetteError,
     InsufficientJournalBrokersError,
     JournalNotFoundError,
@@ -51,6 +52,10 @@ CORRUPT_ATTEMPTS_MAX = 3
 """A damaged fragment may be one in transit, or a good copy may be elsewhere; after this many
 further attempts it really is damaged."""
 
+GONE_ATTEMPTS_MAX = 3
+"""A fragment that was replaced is found under its new name by another attempt; after this many
+further attempts of a reader whose patience is limited it really is gone."""
+
 
 class RetryReader:
     """Reader of a journal across broken calls, moving brokers, and fragments.
@@ -63,7 +68,8 @@ class RetryReader:
         transport: how to reach the journal.
         request: what to read; ``offset`` -1 is the write head. One that says ``do_not_proxy``
             insists on direct reads.
-        file_root: local directory which stands for the root of ``file://`` fragment URLs.
+        file_root: local directory which stands for the root of ``file://`` fragment URLs; None
+            for that of the transport.
         pause: waits between attempts.
         patience_s: longest time without any progress, in seconds, after which the last failure is
             raised; None tries on until the reader is cancelled.
@@ -88,7 +94,10 @@ class RetryReader:
         self._pause = pause
         self._new_reader = new_reader or (
             lambda request, last: ByteReader(
-                transport, request, last_response=last, file_root=file_root
+                transport,
+                request,
+                last_response=last,
+                file_root=file_root or transport.file_root,
             )
         )
         self._prefers_direct = transport.knows_routes and not request.do_not_proxy
@@ -250,7 +259,7 @@ class RetryReader:
         self._attempt += 1
         return b""
 
-    def _mends(self, error: GazetteError | OSError) -> bool:  # noqa: PLR0911 - one per kind
+    def _mends(self, error: GazetteError | OSError) -> bool:
         """Return True if another attempt may succeed after ``error``."""
         if isinstance(error, OffsetNotYetAvailableError):
             return self.block
@@ -260,13 +269,8 @@ class RetryReader:
             return True
         if isinstance(error, SuspendedError | ClosedError | ConfigurationError):
             return False
-        if isinstance(error, CorruptFragmentError) and (
-            # Read from its middle on, nobody would notice that it is damaged.
-            self.offset != self._begun_at or self._attempt >= CORRUPT_ATTEMPTS_MAX
-        ):
+        if self._is_at_fault(error):
             return False
-        if isinstance(error, UnauthenticatedError) and self.response is None:
-            return False  # nothing was ever read: a mistake to report, not a token that ran out
         if isinstance(error, JournalNotFoundError):
             if self._reader.request.HasField("header") or self._attempt > NOT_FOUND_ATTEMPTS_MAX:
                 return False
@@ -276,6 +280,16 @@ class RetryReader:
         else:
             self._outage.failed(error)
         return True
+
+    def _is_at_fault(self, error: GazetteError | OSError) -> bool:
+        """Return True if a fragment, or the credentials, are at fault, and not their transfer."""
+        if isinstance(error, CorruptFragmentError):
+            # Read from its middle on, nobody would notice that it is damaged.
+            return self.offset != self._begun_at or self._attempt >= CORRUPT_ATTEMPTS_MAX
+        if isinstance(error, FragmentNotFoundError):
+            return self._patience_s is not None and self._attempt >= GONE_ATTEMPTS_MAX
+        # Nothing was ever read: a mistake to report, not a token that ran out.
+        return isinstance(error, UnauthenticatedError) and self.response is None
 
     def _is_too_late(self) -> bool:
         """Return True if attempts have failed for as long as they may."""

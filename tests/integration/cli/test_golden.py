@@ -5,14 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from pathlib import Path
 
 import pytest
-import yaml
-from google.protobuf import text_format
 
-from gazette_sdk.protocol import broker_pb2 as pb
+from support.golden_gazctl import our_output, plain_cells, recorded_output
 
 CASES = {
     case["name"]: case
@@ -188,128 +185,12 @@ def replay(tool, cluster, name, **changes):
     if name in OUTCOMES:
         assert [" ".join(row[:2]) for row in plain_cells(outcome.text)[1:]] == OUTCOMES[name]
     elif name not in MENDED:
-        compare(case, outcome.text)
+        wanted = recorded_output(case["args"], case["stdout"])
+        assert our_output(case["args"], outcome.text) == wanted, name
         for file, content in case.get("files", {}).items():
             if file.endswith(".json"):
                 assert json.loads((work / file).read_text()) == json.loads(content), (name, file)
     return outcome
-
-
-def compare(case, text):
-    name, wanted = case["name"], case["stdout"]
-    kind = form_of(case["args"])
-    if wanted == "" or kind == "text":
-        assert text == wanted, name
-    elif kind == "table":
-        assert plain_cells(text) == cells(wanted), name
-    elif kind == "yaml":
-        assert without_revisions(yaml.safe_load(text)) == without_revisions(yaml.safe_load(wanted))
-    elif kind == "json":
-        assert [settled(json.loads(line)) for line in text.splitlines()] == [
-            with_sha1(settled(json.loads(line))) for line in wanted.splitlines()
-        ], name
-        assert text.endswith("\n")
-    else:
-        assert settled_proto(case["args"], text) == settled_proto(case["args"], wanted), name
-
-
-def with_sha1(line):
-    """Ours adds the sum of a fragment in hexadecimal to what was recorded."""
-    parts = line.get("spec", {}).get("sum")
-    if not parts:
-        return line
-    return {**line, "sha1": "{part1:016x}{part2:016x}{part3:08x}".format(**parts)}
-
-
-def form_of(arguments):
-    if "--dry-run" in arguments and "apply" in arguments:
-        return "proto"
-    if not {"list", "fragments"} & set(arguments):
-        return "text"
-    return next(
-        (
-            arguments[index + 1]
-            for index, argument in enumerate(arguments)
-            if argument in {"-o", "--format"}
-        ),
-        "table",
-    )
-
-
-def cells(text):
-    rows = [
-        [cell.strip() for cell in line.strip("│").split("│")]
-        for line in text.splitlines()
-        if line.startswith("│")
-    ]
-    rows[0] = [header.replace(" ", "") for header in rows[0]]
-    return rows
-
-
-def plain_cells(text):
-    """The cells of plain columns: each is where its header begins, two blanks behind others."""
-    lines = text.splitlines()
-    begins = [match.start() for match in re.finditer(r"(?:^|(?<=  ))\S", lines[0])]
-    rows = [
-        [
-            line[begin:end].rstrip().replace("broker-0", "broker-1")
-            for begin, end in zip(begins, [*begins[1:], None], strict=True)
-        ]
-        for line in lines
-    ]
-    assert not set(text) & set("│┌─└\x1b")
-    return rows
-
-
-def without_revisions(node):
-    found = {key: value for key, value in node.items() if key != "revision"}
-    if "children" in found:
-        found["children"] = [without_revisions(child) for child in found["children"]]
-    return found
-
-
-VARYING = {"mod_revision", "create_revision", "revision", "raft_term", "cluster_id", "member_id"}
-
-
-def settled(value):
-    if isinstance(value, list):
-        return [settled(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    found = {}
-    for key, item in value.items():
-        if key in VARYING:
-            assert int(item) > 0
-            found[key] = "any"
-        elif key == "endpoints":
-            found[key] = len(item)
-        elif key in {"process_id", "members"}:
-            found[key] = bool(item)
-        else:
-            found[key] = settled(item)
-    return found
-
-
-def settled_proto(arguments, text):
-    if "apply" in arguments:
-        return text_format.Parse(text, pb.ApplyRequest())
-    if "list" in arguments:
-        listing = text_format.Parse(text, pb.ListResponse())
-        listing.ClearField("header")
-        for journal in listing.journals:
-            journal.mod_revision = journal.create_revision = 1
-            journal.route.endpoints[:] = [""] * len(journal.route.endpoints)
-            for member in journal.route.members:
-                member.zone = member.suffix = ""
-            for duration in ("refresh_interval", "retention", "flush_interval"):
-                journal.spec.fragment.__getattribute__(duration).SetInParent()
-        return listing
-    # One message per journal, nothing between them: their fragments merge.
-    merged = pb.FragmentsResponse()
-    for part in text.split("header")[1:]:
-        response = text_format.Parse("header" + part, pb.FragmentsResponse())
-        merged.fragments.extend(response.fragments)
-    return merged
 
 
 # ------------------------------------------------------------------------ cases

@@ -9,13 +9,14 @@ from operator import attrgetter
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from gazette_sdk import JsonMessage, Publisher, mapping
 from gazette_sdk.embedded import EmbeddedCluster
+from gazette_sdk.fragment import Store
 from gazette_spark import GazetteDataSource
 
-pytest_plugins = ["support.spark"]
+pytest_plugins = ["support.spark", "support.stores"]
 
 SCHEMA = "customer string, cents long, _journal string, _offset long, _uuid string, _time timestamp"
 
@@ -176,10 +177,133 @@ def test_a_wrong_option_is_one_clear_error(
         spark.read.format("gazette").options(**options).schema("customer string").load().collect()
 
 
-def test_json_without_a_schema_asks_for_one(spark: SparkSession, gazette: EmbeddedCluster):
+def test_json_without_a_schema_has_that_of_its_messages(
+    spark: SparkSession, gazette: EmbeddedCluster
+):
+    gazette.apply(JOURNALS.format(codec="GZIP"))
+    expected = publish(gazette, 10)
     reader = spark.read.format("gazette").option("journals", "topic=orders")
-    with pytest.raises(PySparkException, match="give one with"):
-        reader.option("address", gazette.address).load()
+    frame = reader.option("address", gazette.address).load()
+    assert frame.columns == ["customer", "cents", "_journal", "_offset", "_uuid", "_time"]
+    assert rows(frame) == expected
+
+
+class RollBackError(Exception):
+    pass
+
+
+def transact(publisher: Publisher, orders: list[Order], *, rolls_back: bool = False) -> None:
+    with publisher.transaction() as transaction:
+        for order in orders:
+            transaction.publish(order)
+        if rolls_back:
+            raise RollBackError
+
+
+def test_transactions_are_read_from_an_object_store_as_they_were_committed(
+    spark: SparkSession, gazette: EmbeddedCluster, make_store: Callable[..., Store]
+):
+    store = make_store("s3")
+    specs = JOURNALS.format(codec="ZSTANDARD").replace("file:///", store.url)
+    gazette.apply(specs)
+    committed = [Order(f"customer {i % 7}", i) for i in range(300)]
+    with Publisher(mapping=BY_CUSTOMER, transport=gazette.transport) as publisher:
+        for begin in range(0, 300, 100):
+            part = committed[begin : begin + 100]
+            with pytest.raises(RollBackError):
+                transact(publisher, part, rolls_back=True)
+            transact(publisher, part)
+    expected = Counter((order.customer, order.cents) for order in committed)
+    over_broker = spark.read.format("gazette").option("address", gazette.address)
+    frame = over_broker.option("journals", "topic=orders").schema(SCHEMA).load()
+    assert rows(frame) == expected
+    gazette.stop()  # a stop stores what was only local
+    stored = spark.read.format("gazette").option("store", store.url)
+    frame = stored.option("journals", "shop/orders/").schema(SCHEMA).load()
+    assert rows(frame) == expected
+    every = stored.option("journals", "shop/orders/").option("isolation", "uncommitted")
+    # Beside what was rolled back there are acknowledgements, which have an empty customer.
+    assert rows(every.schema(SCHEMA).load().where("customer <> ''")) == expected + expected
+
+
+def test_filters_leave_out_journals_and_rows_alike(spark: SparkSession, gazette: EmbeddedCluster):
+    gazette.apply(JOURNALS.format(codec="GZIP"))
+    publish(gazette, 200)
+    reader = spark.read.format("gazette").option("address", gazette.address)
+    frame = reader.option("journals", "topic=orders").schema(SCHEMA).load()
+    filters = "_journal = 'shop/orders/part-001' and _offset > 0 and _time > '2020-01-01'"
+    expected = rows(frame.where(filters))
+    assert 0 < sum(expected.values()) < 200
+    assert frame.where(filters).rdd.getNumPartitions() == 2
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        pushed = reader.load().where(filters)
+        assert rows(pushed) == expected
+        assert pushed.rdd.getNumPartitions() == 1
+        assert rows(reader.load().where("_offset in (0)")) == rows(frame.where("_offset = 0"))
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+# ------------------------------------------------------------------ bad input
+
+
+def last_line(error: PySparkException) -> str:
+    """The last line of an exception, but for the state that Spark appends to some."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next(line for line in reversed(lines) if not line.startswith("SQLSTATE"))
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ({"address": "http://127.0.0.1:9"}, ["127.0.0.1:9", "check that a broker runs"]),
+        ({"store": "file:///nowhere/at/all/"}, ["/nowhere/at/all/"]),
+        ({"store": "s3://bucket/?region=us-east-1&profile=nobody"}, ["s3://bucket/", "nobody"]),
+    ],
+)
+def test_a_broker_or_a_store_that_is_not_there_is_named_in_the_last_line(
+    spark: SparkSession, options: dict[str, str], parts: list[str]
+):
+    reader = spark.read.format("gazette").options(**options).option("journals", "shop/orders/")
+    with pytest.raises(PySparkException) as raised:
+        reader.schema(SCHEMA).load().collect()
+    text = last_line(raised.value)
+    assert text.startswith("gazette_sdk.errors.")
+    for part in parts:
+        assert part in text
+
+
+def test_what_is_wrong_with_a_fragment_is_the_last_line(
+    spark: SparkSession, gazette_cluster: Callable[[int], EmbeddedCluster]
+):
+    cluster = gazette_cluster(1)
+    cluster.apply(JOURNALS.format(codec="GZIP"))
+    publish(cluster, 200)
+    cluster.stop()
+    reader = spark.read.format("gazette").option("store", f"file://{cluster.fragments}/")
+    reader = reader.option("journals", "shop/orders/part-000")
+    frame = reader.schema("customer string").load()
+    assert frame.count() > 0  # which plans it
+    file = sorted((cluster.fragments / "shop/orders/part-000").iterdir())[1]
+    content = file.read_bytes()
+
+    def failure_of(failing: DataFrame) -> str:
+        with pytest.raises(PySparkException) as raised:
+            failing.collect()
+        return last_line(raised.value)
+
+    for problem, damage in [
+        ("was there when the query was planned", file.unlink),
+        ("CorruptFragmentError", lambda: file.write_bytes(content[:-30])),
+    ]:
+        damage()
+        text = failure_of(frame)
+        for part in (problem, "shop/orders/part-000", file.name):
+            assert part in text
+    file.write_bytes(content)
+    text = failure_of(reader.schema("customer long").load())
+    assert "shop/orders/part-000: the message at offset 0 cannot be decoded" in text
 
 
 def test_the_source_is_registered_under_its_name():

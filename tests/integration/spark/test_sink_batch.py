@@ -17,7 +17,7 @@ from pyspark.sql import functions as sf
 from gazette_sdk import Journals, Publisher, Reader, mapping
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_spark import partition_by_journal, transactions
-from gazette_spark.source import METADATA_FIELDS
+from gazette_spark.schema import METADATA_FIELDS
 from gazette_spark.write_options import METADATA_COLUMNS
 from support.protobuf_messages import Gram
 from support.spark_writes import committed, last_line, log_lines, producers_by_journal, write

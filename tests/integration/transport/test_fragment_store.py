@@ -13,6 +13,8 @@ from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import rpc
 from gazette_sdk.protocol.fragments import content_path
+from gazette_sdk.transport import fragment_store
+from gazette_sdk.transport.base import ANYWHERE
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
 from gazette_sdk.transport.listing import get_journal, list_all_fragments, list_journals
 from gazette_sdk.transport.read.reader import OffsetJumpError
@@ -258,3 +260,54 @@ async def test_the_store_in_memory_is_read_as_well():
 def test_a_url_that_is_no_store_is_a_configuration_error(url):
     with pytest.raises(errors.ConfigurationError, match=r"fragment store"):
         FragmentStoreTransport(url)
+
+
+@in_loop
+async def test_given_fragments_are_read_without_a_listing_until_one_is_gone(tmp_path, monkeypatch):
+    listed = []
+    found = fragment_store.list_fragments
+
+    def counted(*wanted):
+        listed.append(wanted[1])
+        return found(*wanted)
+
+    monkeypatch.setattr(fragment_store, "list_fragments", counted)
+    given = [store(tmp_path, "some/journal", begin, b"12345") for begin in (5, 10)]
+    store(tmp_path, "some/journal", 0, b"abcde")
+
+    async with at(tmp_path) as transport:
+        transport.use_fragments("some/journal", given)
+        inside = await read(transport, offset=7, end_offset=15)
+        assert content_of(inside) == b"34512345"
+        assert listed == []
+        assert content_of(await read(transport, offset=3, end_offset=7)) == b"de12"
+        assert listed == ["some/journal"]
+        transport.use_fragments("some/journal", given)
+        (tmp_path / content_path(given[1])).unlink()
+        store(tmp_path, "some/journal", 10, b"1234567890")
+        assert content_of(await read(transport, offset=5, end_offset=15)) == b"1234512345"
+        assert len(listed) == 2
+
+
+@in_loop
+async def test_a_fragment_that_stays_gone_is_an_error_after_some_attempts(tmp_path):
+    gone = fragment_of("some/journal", 0, b"12345")
+    store(tmp_path, "some/journal", 5, b"67890")
+
+    class Forgetful(FragmentStoreTransport):
+        async def read(self, request, target=ANYWHERE):
+            raise errors.FragmentNotFoundError(f"{content_path(gone)} is not there")
+            yield  # which makes it a generator
+
+    transport = Forgetful(f"file://{tmp_path}")
+    request = pb.ReadRequest(journal="some/journal", end_offset=5)
+    attempts = []
+
+    async def pause(attempt):
+        attempts.append(attempt)
+
+    reader = RetryReader(transport, request, pause=pause, patience_s=60)
+    with pytest.raises(errors.FragmentNotFoundError, match="is not there"):
+        await reader.read()
+    await reader.aclose()
+    assert attempts == [0, 1, 2]

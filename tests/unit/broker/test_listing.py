@@ -11,6 +11,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Claims
 from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.protocol.rpc import validate
+from gazette_sdk.protocol.selectors import parse_selector
 from support.brokers import Mirror, journal_spec
 from support.etcd import run
 from support.vectors import cases, group, selector
@@ -89,6 +90,16 @@ def test_pages_hold_25_journals_and_only_the_first_has_a_header():
             )
 
     run(scenario())
+
+
+def test_journals_listed_by_name_are_looked_up_without_a_visit_of_all(monkeypatch):
+    journals = {f"jour/{n}": [{"name": "topic", "value": f"{n % 2}"}] for n in range(6)}
+    listing = listing_of(filled(journals))
+    monkeypatch.setattr(listing.keyspace, "items", lambda: pytest.fail("all were visited"))
+    by_name = parse_selector("name in (jour/4,jour/1,jour/2,other)")
+    assert run(names(listing, pb.ListRequest(selector=by_name))) == ["jour/1", "jour/2", "jour/4"]
+    allowed = parse_selector("topic=0")
+    assert run(names(listing, pb.ListRequest(selector=by_name), allowed)) == ["jour/2", "jour/4"]
 
 
 def test_an_empty_snapshot_has_its_header():

@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
+from gazette_sdk.cli.application import import_application
 from gazette_sdk.cli.consumer_settings import ConsumerEtcdSettings, ConsumerSettings
-from gazette_sdk.cli.run_consumer import configuration_of, import_application
+from gazette_sdk.cli.run_consumer import configuration_of
 from gazette_sdk.errors import ConfigurationError
 
 MODULE = """

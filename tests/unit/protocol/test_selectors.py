@@ -71,6 +71,23 @@ def test_journals_are_matched_by_labels_and_name(text, expected):
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("name=a/journal", {"a/journal"}),
+        ("name in (b,a),topic=orders,name!=c", {"a", "b"}),
+        ("name", None),
+        ("name:prefix=a/", None),
+        ("name=a,name:prefix=b/", None),
+        ("name!=a", None),
+        ("topic=orders", None),
+        ("", None),
+    ],
+)
+def test_a_selector_tells_the_only_names_it_may_match(text, expected):
+    assert selectors.Matcher(parse_selector(text)).names == expected
+
+
+@pytest.mark.parametrize(
     ("text", "rewritten"),
     [
         ("prefix=a/b/", "name:prefix=a/b/"),

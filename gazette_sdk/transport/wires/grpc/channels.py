@@ -14,7 +14,7 @@ import grpc.aio
 from gazette_sdk.errors import ClosedError, ConfigurationError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import urls
-from gazette_sdk.protocol.service import RPCS, SHARD_RPCS, Rpc
+from gazette_sdk.protocol.service import Rpc
 from gazette_sdk.transport.routing.dispatcher import Action, Health, Marks, action_for, where
 from gazette_sdk.transport.target import SERVICE, Peer
 from gazette_sdk.transport.wires.base import WireOptions
@@ -91,7 +91,7 @@ def dial(endpoint: str) -> str:
 
 
 class Stubs:
-    """Calls of the journal service and the shard service over one channel."""
+    """Calls of services over one channel."""
 
     def __init__(self, channel: Any) -> None:
         self.channel = channel
@@ -115,17 +115,16 @@ class Stubs:
             pb.ReplicateRequest.SerializeToString,
             pb.ReplicateResponse.FromString,
         )
-        self._unary = {
-            call.path: channel.unary_unary(
-                call.path, call.request_type.SerializeToString, call.response_type.FromString
-            )
-            for call in (*RPCS, *SHARD_RPCS)
-            if not (call.client_streams or call.server_streams)
-        }
+        self._unary: dict[str, Any] = {}
 
     def unary(self, rpc: Rpc) -> Any:
-        """Return a call of one request and one response."""
-        return self._unary[rpc.path]
+        """Return a call of one request and one response, of any service."""
+        stub = self._unary.get(rpc.path)
+        if stub is None:
+            stub = self._unary[rpc.path] = self.channel.unary_unary(
+                rpc.path, rpc.request_type.SerializeToString, rpc.response_type.FromString
+            )
+        return stub
 
 
 class Channels:

@@ -174,7 +174,8 @@ class GrpcWire(Wire):
         """Connect to the broker."""
         async with self._channels.use(to.peer) as stubs:
             token = to.authorization
-            yield _Call(to, () if token is None else (("authorization", token),), stubs)
+            signed = () if token is None else (("authorization", token),)
+            yield _Call(to, signed + to.metadata, stubs)
 
     async def _append(
         self, append: PreparedAppend, requests: AsyncIterator[AppendItem]

@@ -25,6 +25,7 @@ class FakeReplica:
         self.journal = "a/journal"
         self.is_primary = True
         self.signal = Signal()
+        self.want_pulse = None
 
     def invalidate(self):
         old, self.signal = self.signal, Signal()
@@ -158,5 +159,21 @@ def test_a_pulse_that_failed_is_tried_again_soon(monkeypatch):
         await recorder.reach(5)
         replica.signal.fire()
         await running
+
+    run(scenario())
+
+
+def test_a_replica_that_wants_a_pulse_gets_it_at_once(monkeypatch):
+    monkeypatch.setattr(pulse_module, "PULSE_PERIOD_S", 1000)
+
+    async def scenario():
+        recorder, replica = Recorder(), FakeReplica()
+        running = asyncio.ensure_future(Pulses(recorder.append, auto_suspend=False).run(replica))
+        await until(lambda: replica.want_pulse is not None)
+        replica.want_pulse()
+        await recorder.reach(2)
+        replica.signal.fire()
+        await running
+        assert replica.want_pulse is None
 
     run(scenario())

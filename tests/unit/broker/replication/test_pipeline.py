@@ -600,3 +600,41 @@ def test_a_call_to_a_peer_ends_when_the_peer_has_left():
         assert not streams._calls
 
     run(scenario())
+
+
+def test_a_pipeline_that_ends_before_its_answers_leaves_peers_untold(directory):
+    async def scenario():
+        pipeline, (peer,) = started(directory, 1)
+        assert not pipeline.may_leave_untold
+        await pipeline.scatter(proposal(pipeline.spool))
+        await pipeline.scatter_content(b"one", 0)
+        answers = await pipeline.propose(
+            pipeline.spool.next(), pipeline.spool.registers, acknowledge=True
+        )
+        await pipeline.tear_down()
+        assert pipeline.may_leave_untold
+        peer.ok()
+        peer.ok()
+        await pipeline.acknowledged(answers)
+        assert pipeline.may_leave_untold
+        await pipeline.ended()
+
+    run(scenario())
+
+
+def test_a_pipeline_that_told_what_all_have_leaves_nothing_untold(directory):
+    async def scenario():
+        pipeline, (peer,) = started(directory, 1)
+        await pipeline.scatter(proposal(pipeline.spool))
+        await pipeline.scatter_content(b"one", 0)
+        answers = await pipeline.propose(
+            pipeline.spool.next(), pipeline.spool.registers, acknowledge=True
+        )
+        peer.ok()
+        peer.ok()
+        await pipeline.acknowledged(answers)
+        await pipeline.tear_down()
+        assert not pipeline.may_leave_untold
+        await pipeline.ended()
+
+    run(scenario())

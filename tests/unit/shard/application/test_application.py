@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
+from google.protobuf.wrappers_pb2 import StringValue
 
 from gazette_sdk import JsonMessage, shard
 from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.shard.application.handler import HandlerApplication
+from gazette_sdk.shard.consumer.grpc_methods import application_methods
 
 
 @dataclass
@@ -153,3 +155,23 @@ def test_endpoints_are_declared_once():
         application.get("api")(orders)
     with pytest.raises(ConfigurationError, match="malformed"):
         application.post("/{a}/{a}")(orders)
+
+
+def test_methods_are_declared_by_full_names_and_served_once():
+    application = made()
+
+    @application.rpc("/shop.Orders/Count", StringValue, StringValue)
+    def count(request):
+        return request
+
+    [method] = application.rpcs()
+    assert method.is_about_no_shard
+    assert method.serve is count
+    assert method.capability is shard.Capability.READ
+    for name in ("Count", "shop.Orders/Count", "/shop.Orders", "/shop.Orders/Count/"):
+        with pytest.raises(ConfigurationError, match="full name"):
+            application.rpc(name, StringValue, StringValue)(count)
+    served = list(application_methods([method], None, None))
+    assert [each.rpc.path for each in served] == ["/shop.Orders/Count"]
+    with pytest.raises(ConfigurationError, match="declared twice"):
+        list(application_methods([method, method], None, None))

@@ -1,0 +1,112 @@
+"""Offsets of streams: how far each journal was read. Pure.
+
+Spark stores them as JSON, and compares the text, so that equal offsets have equal texts::
+
+    {"version": 1, "isolation": "committed", "journals":
+        {"shop/orders": {"next": 73123, "created": 7, "state": "…"}}}
+
+``next`` is the offset to read on from, ``created`` the Etcd revision at which the journal was
+created, where it is known, and ``state`` the stored checkpoint of the journal's producers there.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gazette_sdk.errors import ConfigurationError, DecodeError
+from gazette_sdk.message.sequencing.checkpoint import Checkpoint, ProducerState
+
+__all__ = ["Position", "StreamOffset"]
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Position in one journal.
+
+    Attributes:
+        next: offset to read on from.
+        created: Etcd revision at which the journal was created; 0 if it is not known.
+        state: stored checkpoint of its producers; empty if there are none, or not sequenced.
+    """
+
+    next: int
+    created: int = 0
+    state: bytes = b""
+
+    @property
+    def producers(self) -> list[ProducerState]:
+        """States of the journal's producers."""
+        return Checkpoint.from_bytes(self.state).producers
+
+    @property
+    def replay_begin(self) -> int:
+        """Least offset that may be read again: the begin of the oldest open transaction."""
+        begins = [producer.begin for producer in self.producers if producer.begin >= 0]
+        return min([self.next, *begins])
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOffset:
+    """Offset of a stream.
+
+    Attributes:
+        isolation: isolation of the stream.
+        journals: position of each journal that was seen, by name.
+    """
+
+    isolation: str
+    journals: Mapping[str, Position]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the offset as Spark stores it."""
+        journals: dict[str, dict[str, Any]] = {}
+        for name in sorted(self.journals):
+            position = self.journals[name]
+            journals[name] = {"next": position.next}
+            if position.created:
+                journals[name]["created"] = position.created
+            if position.state:
+                journals[name]["state"] = base64.b64encode(position.state).decode("ascii")
+        return {"version": VERSION, "isolation": self.isolation, "journals": journals}
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any], isolation: str) -> StreamOffset:
+        """Return a stored offset of a stream with an isolation.
+
+        Raises:
+            ConfigurationError: it is of another version, or of another isolation.
+        """
+        if stored.get("version") != VERSION:
+            raise ConfigurationError(
+                f"gazette: the checkpoint holds offsets of version {stored.get('version')!r}, and"
+                f" this version of gazette_spark reads version {VERSION}; use the version that"
+                " wrote it, or another checkpointLocation"
+            )
+        if stored["isolation"] != isolation:
+            raise ConfigurationError(
+                f"gazette: the checkpoint was written with isolation={stored['isolation']}, and the"
+                f" stream has isolation={isolation}; use the former, or another checkpointLocation"
+            )
+        try:
+            journals = {
+                name: Position(
+                    each["next"],
+                    each.get("created", 0),
+                    base64.b64decode(each.get("state", ""), validate=True),
+                )
+                for name, each in stored["journals"].items()
+            }
+            for position in journals.values():
+                Checkpoint.from_bytes(position.state)
+        except (KeyError, AttributeError, binascii.Error, DecodeError) as error:
+            raise ConfigurationError(
+                f"gazette: the checkpoint holds a malformed offset ({error!r}); use another"
+                " checkpointLocation"
+            ) from error
+        return cls(isolation, journals)

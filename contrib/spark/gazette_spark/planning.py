@@ -1,0 +1,202 @@
+"""Planning of reads: content of journals to ranges, one for each task. Pure.
+
+Ranges end where fragments end. Fragments end between appends, and no message spans two appends,
+so that uncommitted ranges are decoded independently. A committed range is a whole journal: which
+of its messages are committed depends on those before and behind.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from pyspark.sql.datasource import InputPartition
+
+from gazette_sdk.framing.registry import framing_for
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.fragments import content_path
+from gazette_sdk.transport.read.metadata import begin_mod_time_of
+from gazette_spark.content import JournalContent, Piece
+from gazette_spark.filters import Pruning
+from gazette_spark.options import Options
+
+__all__ = ["JournalRange", "pieces_since", "range_of", "ranges_of", "uncommitted_ranges"]
+
+_log = logging.getLogger(__name__)
+
+RANGE_BYTES = 64 << 20
+"""Adjacent fragments are joined to ranges of up to this size, because each task has the cost of a
+worker's start. Fragments that are split, are split to ranges of this size."""
+
+SPLIT_BYTES = 128 << 20
+"""Larger fragments are split, where lines can be found in their middle."""
+
+
+@dataclass
+class JournalRange(InputPartition):
+    """Bytes ``[begin, end)`` of a journal, which one task reads.
+
+    Attributes:
+        journal: name of the journal.
+        begin: offset of the first byte.
+        end: offset behind the last byte.
+        content_type: content type of the journal's framing.
+        labels: labels of the journal.
+        fragments: fragments that hold the content: path below the journal in a store, and
+            modification time in Unix seconds.
+        gaps: parts of the range that no fragment held when it was planned.
+        state: where sequencing goes on, as a stored checkpoint; empty where it begins.
+        split: content of a fragment that was split, of which the range is a part: the lines that
+            begin in it. None if the range is of whole fragments.
+    """
+
+    journal: str
+    begin: int
+    end: int
+    content_type: str
+    labels: tuple[tuple[str, str], ...] = ()
+    fragments: tuple[tuple[str, int], ...] = ()
+    gaps: tuple[tuple[int, int], ...] = ()
+    state: bytes = b""
+    split: tuple[int, int] | None = None
+
+
+def ranges_of(
+    contents: Iterable[JournalContent], options: Options, pruning: Pruning
+) -> list[JournalRange]:
+    """Return the ranges of a batch read."""
+    times = [time for time in (options.begin.time, pruning.since) if time is not None]
+    since = max(times, default=None)
+    found: list[JournalRange] = []
+    for content in contents:
+        if not pruning.keeps_journal(content.name):
+            continue
+        framing_for(content.content_type(options))
+        first = options.begin.offsets.get(content.name, 0)
+        last = options.end.offsets.get(content.name)
+        if options.isolation == "committed":
+            made = _committed_range(content, options, first, last, since)
+        else:
+            made = uncommitted_ranges(content, options, first, last, since)
+        found += [each for each in made if pruning.keeps_range(each.begin, each.end)]
+    return found
+
+
+def range_of(
+    content: JournalContent,
+    options: Options,
+    begin: int,
+    end: int,
+    *,
+    state: bytes = b"",
+    replay_begin: int | None = None,
+) -> JournalRange:
+    """Return one range of a journal.
+
+    Args:
+        content: content of the journal.
+        options: options of the read.
+        begin: offset of the first byte.
+        end: offset behind the last byte.
+        state: where sequencing goes on, as a stored checkpoint.
+        replay_begin: offset from which content may be read again; by default ``begin``.
+    """
+    first = begin if replay_begin is None else min(begin, replay_begin)
+    return JournalRange(
+        content.name,
+        begin,
+        end,
+        content.content_type(options),
+        content.labels,
+        tuple(_stored(piece.fragment) for piece in content.pieces(first, end)),
+        content.gaps(first, end),
+        state,
+    )
+
+
+def _committed_range(
+    content: JournalContent,
+    options: Options,
+    first: int,
+    last: int | None,
+    since: dt.datetime | None,
+) -> Iterator[JournalRange]:
+    """Yield the range of a whole journal, if it holds any content."""
+    begin = next((piece.begin for piece in pieces_since(content, first, last, since)), None)
+    if begin is None:
+        return
+    end = content.readable_end(begin)
+    if end < content.cover.end:
+        _log.warning(
+            "%s: content of offset %d is in no store yet; reading ends there, before %d",
+            content.name,
+            end,
+            content.cover.end,
+        )
+    end = end if last is None else min(end, last)
+    if begin < end:
+        yield range_of(content, options, begin, end)
+
+
+def uncommitted_ranges(
+    content: JournalContent,
+    options: Options,
+    first: int,
+    last: int | None,
+    since: dt.datetime | None = None,
+) -> Iterator[JournalRange]:
+    """Yield ranges of adjacent fragments, and of parts of large ones."""
+    is_split = framing_for(content.content_type(options)).newline_delimited and (
+        options.is_store or bool(options.file_root)
+    )
+    begin = end = -1
+    for piece in pieces_since(content, first, last, since):
+        if is_split and _is_splittable(piece.fragment):
+            if begin < end:
+                yield range_of(content, options, begin, end)
+            yield from _parts(content, options, piece)
+            begin = end = piece.end
+        elif begin < end == piece.begin and piece.end - begin <= RANGE_BYTES:
+            end = piece.end
+        else:
+            if begin < end:
+                yield range_of(content, options, begin, end)
+            begin, end = piece.begin, piece.end
+    if begin < end:
+        yield range_of(content, options, begin, end)
+
+
+def _is_splittable(fragment: pb.Fragment) -> bool:
+    # The bytes of others cannot be read from the middle on.
+    return (
+        fragment.compression_codec == pb.NONE
+        and bool(fragment.mod_time)
+        and fragment.end - fragment.begin > SPLIT_BYTES
+    )
+
+
+def _parts(content: JournalContent, options: Options, piece: Piece) -> Iterator[JournalRange]:
+    count = -(-(piece.end - piece.begin) // RANGE_BYTES)
+    cuts = [piece.begin + (piece.end - piece.begin) * at // count for at in range(count + 1)]
+    for begin, end in itertools.pairwise(cuts):
+        part = range_of(content, options, begin, end)
+        part.split = (piece.begin, piece.end)
+        yield part
+
+
+def pieces_since(
+    content: JournalContent, first: int, last: int | None, since: dt.datetime | None
+) -> Iterator[Piece]:
+    """Yield content, without stored fragments that hold no message since a time."""
+    mod_time_min = 0 if since is None else begin_mod_time_of(since)
+    for piece in content.pieces(first, last):
+        mod_time = piece.fragment.mod_time
+        if not mod_time or mod_time >= mod_time_min:
+            yield piece
+
+
+def _stored(fragment: pb.Fragment) -> tuple[str, int]:
+    return content_path(fragment).removeprefix(f"{fragment.journal}/"), fragment.mod_time

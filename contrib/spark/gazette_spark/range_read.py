@@ -1,0 +1,228 @@
+"""Reads of ranges on executors: record batches of the schema that Spark wants."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from gazette_sdk import Reader
+from gazette_sdk.errors import DecodeError, GazetteError
+from gazette_sdk.message.reading.batch_reader import OnError
+from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport import Transport
+from gazette_sdk.transport import loop as sdk_loop
+from gazette_sdk.transport.read.retry_reader import RetryReader
+from gazette_spark.options import Options
+from gazette_spark.planning import JournalRange
+from gazette_spark.range_transport import RangeTransport
+
+__all__ = ["read_range", "state_behind"]
+
+FAILING_MAX_S = 30.0
+"""A line's begin is looked for as long, while reads fail."""
+
+_LABELS = "_labels"
+_OFFSET = pa.field("_offset", pa.int64())
+_TIME = pa.field("_time", pa.timestamp("us", tz="UTC"))
+
+
+def read_range(
+    options: Options, schema: StructType, part: JournalRange
+) -> Iterator[pa.RecordBatch]:
+    """Yield record batches of a range's messages.
+
+    Raises:
+        GazetteError: the range cannot be read; the text names journal, place and remedy.
+    """
+    columns = _Columns(options, schema, part)
+    transport = RangeTransport(options, part)
+    try:
+        begin, end = part.begin, part.end
+        if part.split is not None:
+            begin = sdk_loop.run(_line_begin(transport, part.journal, part.split, begin))
+            end = sdk_loop.run(_line_begin(transport, part.journal, part.split, end))
+        if begin < end:
+            on_error: OnError = "raise" if options.mode == "FAILFAST" else columns.add_corrupt
+            with _reader(options, transport, part, (begin, end), on_error) as reader:
+                yield from columns.batches(reader.arrow(columns.decoded))
+    finally:
+        sdk_loop.run(transport.aclose())
+
+
+def state_behind(options: Options, part: JournalRange) -> bytes:
+    """Return the stored checkpoint of a committed range's journal behind the range.
+
+    Only UUIDs are decoded. Equal ranges have equal checkpoints.
+    """
+    transport = RangeTransport(options, part)
+    try:
+        on_error: OnError = "raise" if options.mode == "FAILFAST" else _ignore
+        reader = _reader(options, transport, part, (part.begin, part.end), on_error)
+        with reader:
+            for _ in reader.arrow(pa.schema([_OFFSET])):
+                pass
+            found = reader.checkpoint()
+    finally:
+        sdk_loop.run(transport.aclose())
+    producers = sorted(each for each in found.producers if each.journal == part.journal)
+    return Checkpoint({part.journal: part.end}, producers).to_bytes()
+
+
+def _reader(
+    options: Options,
+    transport: Transport,
+    part: JournalRange,
+    span: tuple[int, int],
+    on_error: OnError,
+) -> Reader[Any]:
+    begin, end = span
+    return Reader(
+        options.message_type(part.journal, part.content_type),
+        name=part.journal,
+        transport=transport,
+        isolation="committed" if options.isolation == "committed" else "uncommitted",
+        offsets=None if part.state else {part.journal: begin},
+        checkpoint=part.state or None,
+        end_offsets={part.journal: end},
+        on_error=on_error,
+    )
+
+
+def _ignore(error: GazetteError) -> None:
+    """Pass over content that is no message: tasks treat it."""
+    del error
+
+
+class _Columns:
+    """Columns of a range: those that the reader decodes, and those that Spark wants.
+
+    Args:
+        options: options of the read.
+        schema: the columns that Spark wants.
+        part: the range.
+
+    Attributes:
+        decoded: schema of the reader's batches.
+    """
+
+    def __init__(self, options: Options, schema: StructType, part: JournalRange) -> None:
+        self._options = options
+        self._part = part
+        self._requested: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+        self._made = {_LABELS, options.corrupt_column}
+        self._by_time = options.begin.time is not None or options.end.time is not None
+        fields = [field for field in self._requested if field.name not in self._made]
+        names = {field.name for field in fields}
+        if self._by_time and _TIME.name not in names:
+            fields.append(_TIME)
+        if not fields:
+            fields.append(_OFFSET)
+        self.decoded = pa.schema(fields)
+        self._corrupt: list[GazetteError] = []
+        self._corrupt_offsets: set[int | None] = set()
+
+    def batches(self, decoded: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the columns that Spark wants of decoded batches, and of what is no message."""
+        for batch in decoded:
+            requested = self._requested_of(batch)
+            if requested.num_rows:
+                yield requested
+            yield from self._corrupt_rows()
+        yield from self._corrupt_rows()
+
+    def _requested_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the columns that Spark wants of a decoded batch."""
+        if self._by_time:
+            batch = self._between_times(batch)
+        if batch.schema == self._requested:
+            return batch
+        made = {_LABELS: list(self._part.labels)} if batch.num_rows else {}
+        arrays = [
+            pa.repeat(pa.scalar(made.get(field.name), type=field.type), batch.num_rows)
+            if field.name in self._made
+            else batch.column(field.name)
+            for field in self._requested
+        ]
+        return self._batch(arrays, batch.num_rows)
+
+    def add_corrupt(self, error: GazetteError) -> None:
+        """Note content that is no message. What is read again is noted once."""
+        is_of_range = error.offset is not None and error.offset >= self._part.begin
+        if self._options.mode != "PERMISSIVE" or self._by_time or not is_of_range:
+            return
+        if error.offset not in self._corrupt_offsets:
+            self._corrupt_offsets.add(error.offset)
+            self._corrupt.append(error)
+
+    def _corrupt_rows(self) -> Iterator[pa.RecordBatch]:
+        """Yield a batch of rows for the content that was no message since the last call."""
+        corrupt, self._corrupt = self._corrupt, []
+        if not corrupt:
+            return
+        known = {
+            "_journal": [self._part.journal] * len(corrupt),
+            "_offset": [error.offset for error in corrupt],
+            _LABELS: [list(self._part.labels)] * len(corrupt),
+            self._options.corrupt_column: [_text_of(error) for error in corrupt],
+        }
+        arrays = [
+            pa.array(known.get(field.name, [None] * len(corrupt)), type=field.type)
+            for field in self._requested
+        ]
+        yield self._batch(arrays, len(corrupt))
+
+    def _batch(self, arrays: list[pa.Array], count: int) -> pa.RecordBatch:
+        if not arrays:  # only a struct without fields has a number of rows without any column
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * count, type=pa.struct([])))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._requested)
+
+    def _between_times(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the messages between the times of the options."""
+        begin, end = self._options.begin.time, self._options.end.time
+        times = batch.column(_TIME.name)
+        keep = pc.is_valid(times)
+        if begin is not None:
+            keep = pc.and_(keep, pc.greater_equal(times, _scalar(begin, times.type)))
+        if end is not None:
+            keep = pc.and_(keep, pc.less(times, _scalar(end, times.type)))
+        return batch.filter(keep)
+
+
+def _text_of(error: GazetteError) -> str:
+    """Return the content that is no message; the error where its bytes are not known."""
+    frame = error.frame if isinstance(error, DecodeError) else None
+    return str(error) if frame is None else frame.rstrip(b"\n").decode("utf-8", "backslashreplace")
+
+
+def _scalar(time: dt.datetime, kind: pa.DataType) -> pa.Scalar:
+    return pa.scalar(time, type=pa.timestamp("us", tz="UTC")).cast(kind)
+
+
+async def _line_begin(transport: Transport, journal: str, split: tuple[int, int], cut: int) -> int:
+    """Return the offset of the first line that begins at ``cut`` or behind it.
+
+    Args:
+        transport: how to reach the journal.
+        journal: its name.
+        split: begin and end of whole lines, around ``cut``.
+        cut: any offset.
+    """
+    if cut in split:
+        return cut
+    request = pb.ReadRequest(journal=journal, offset=cut - 1, end_offset=split[1])
+    reader = RetryReader(transport, request, patience_s=FAILING_MAX_S)
+    try:
+        while (content := await reader.read()) is not None:
+            found = content.find(b"\n")
+            if found >= 0:
+                return reader.offset - len(content) + found + 1
+        return split[1]
+    finally:
+        await reader.aclose()

@@ -1,0 +1,212 @@
+"""Schemas of messages: of their class, or of a sample of JSON messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+from pyspark.sql import types as st
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from gazette_sdk import Reader
+from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.message.columns.message_schema import schema_of as arrow_schema_of
+from gazette_sdk.transport import loop as sdk_loop
+from gazette_spark.content import JournalContent
+from gazette_spark.options import Options, load_message
+from gazette_spark.planning import range_of
+from gazette_spark.range_transport import RangeTransport
+
+__all__ = ["METADATA_FIELDS", "fields_of_class", "fields_of_messages", "sample_of"]
+
+METADATA_FIELDS = (
+    st.StructField("_journal", st.StringType()),
+    st.StructField("_offset", st.LongType()),
+    st.StructField("_uuid", st.StringType()),
+    st.StructField("_time", st.TimestampType()),
+)
+
+SAMPLE_MESSAGES = 1000
+"""Messages of a journal from which a schema is inferred."""
+
+SAMPLE_JOURNALS = 8
+"""Journals from which a schema is inferred."""
+
+# ------------------------------------------------------------------- classes
+
+
+def fields_of_class(message: str) -> list[st.StructField]:
+    """Return the columns of the class ``module:Class`` of messages.
+
+    Raises:
+        ConfigurationError: the class cannot be loaded, or a field has no type in Spark.
+    """
+    found = load_message(message)
+    if issubclass(found, Message):
+        return _protobuf_fields(found.DESCRIPTOR)
+    try:
+        return list(from_arrow_schema(arrow_schema_of(found), prefer_timestamp_ntz=True).fields)
+    except TypeError as error:  # of pyspark: a type of Arrow that Spark does not have
+        raise ConfigurationError(
+            f"gazette: message {message!r} has a field that has no type in Spark ({error}); give"
+            " a schema of the columns wanted with .schema(…)"
+        ) from error
+
+
+_SCALARS: dict[int, type[st.DataType]] = {
+    FieldDescriptor.CPPTYPE_INT32: st.IntegerType,
+    FieldDescriptor.CPPTYPE_INT64: st.LongType,
+    FieldDescriptor.CPPTYPE_UINT32: st.LongType,
+    FieldDescriptor.CPPTYPE_UINT64: st.LongType,
+    FieldDescriptor.CPPTYPE_DOUBLE: st.DoubleType,
+    FieldDescriptor.CPPTYPE_FLOAT: st.FloatType,
+    FieldDescriptor.CPPTYPE_BOOL: st.BooleanType,
+    FieldDescriptor.CPPTYPE_ENUM: st.StringType,
+}
+
+
+def _protobuf_fields(message: Any) -> list[st.StructField]:
+    return [st.StructField(field.name, _protobuf_type(field)) for field in message.fields]
+
+
+def _protobuf_type(field: Any) -> st.DataType:
+    kind = field.message_type
+    if kind is not None and kind.GetOptions().map_entry:
+        key, value = kind.fields
+        return st.MapType(_protobuf_element(key), _protobuf_element(value))
+    element = _protobuf_element(field)
+    return st.ArrayType(element) if field.is_repeated else element
+
+
+def _protobuf_element(field: Any) -> st.DataType:
+    if field.message_type is not None:
+        return st.StructType(_protobuf_fields(field.message_type))
+    if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+        is_bytes = field.type == FieldDescriptor.TYPE_BYTES
+        return st.BinaryType() if is_bytes else st.StringType()
+    return _SCALARS[field.cpp_type]()
+
+
+# -------------------------------------------------------------------- samples
+
+
+def sample_of(contents: Iterable[JournalContent], options: Options) -> Iterator[dict[str, Any]]:
+    """Yield the first JSON messages of the first journals. It blocks.
+
+    Raises:
+        ConfigurationError: a journal holds other messages than JSON.
+        GazetteError: reading failed.
+    """
+    for content in islice(contents, SAMPLE_JOURNALS):
+        if options.message_type(content.name, content.content_type(options)) is not dict:
+            raise ConfigurationError(
+                f"gazette: {content.name} holds no JSON; give a schema with .schema(…)"
+            )
+        end = content.readable_end(content.cover.begin)
+        part = range_of(content, options, content.cover.begin, end)
+        transport = RangeTransport(options, part)
+        try:
+            with Reader(
+                dict,
+                name=part.journal,
+                transport=transport,
+                isolation="uncommitted",
+                offsets={part.journal: part.begin},
+                end_offsets={part.journal: part.end},
+                on_error="raise" if options.mode == "FAILFAST" else "skip",
+            ) as reader:
+                yield from (envelope.message for envelope in islice(reader, SAMPLE_MESSAGES))
+        finally:
+            sdk_loop.run(transport.aclose())
+
+
+def fields_of_messages(messages: Iterable[dict[str, Any]]) -> list[st.StructField]:
+    """Return the columns of JSON messages, without their UUIDs.
+
+    Types are those that Spark infers for JSON: of numbers long or double, of objects structs, and
+    of what is always null string.
+
+    Raises:
+        ConfigurationError: there are no messages, or values of a key have different types.
+    """
+    found: st.DataType = st.StructType([])
+    is_empty = True
+    for message in messages:
+        is_empty = False
+        found = _merged("", found, _type_of("", message))
+    if is_empty:
+        raise ConfigurationError(
+            "gazette: the journals hold no messages from which a schema could be inferred; give one"
+            " with .schema(…), which may have the metadata columns _journal string, _offset long,"
+            " _uuid string, _time timestamp"
+        )
+    assert isinstance(found, st.StructType)
+    reserved = {"uuid", *(field.name for field in METADATA_FIELDS)}
+    known = _without_nulls(found)
+    assert isinstance(known, st.StructType)
+    return [field for field in known.fields if field.name.lower() not in reserved]
+
+
+def _type_of(place: str, value: object) -> st.DataType:
+    if isinstance(value, list):
+        element: st.DataType = st.NullType()
+        for each in value:
+            element = _merged(f"{place}[]", element, _type_of(f"{place}[]", each))
+        return st.ArrayType(element)
+    if isinstance(value, dict):
+        return st.StructType(
+            [
+                st.StructField(key, _type_of(f"{place}.{key}".lstrip("."), each))
+                for key, each in value.items()
+            ]
+        )
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+        return st.DoubleType()
+    return _JSON_TYPES[type(value)]()
+
+
+_JSON_TYPES: dict[type, type[st.DataType]] = {
+    type(None): st.NullType,
+    bool: st.BooleanType,
+    int: st.LongType,
+    float: st.DoubleType,
+    str: st.StringType,
+}
+
+
+def _merged(place: str, one: st.DataType, other: st.DataType) -> st.DataType:
+    """Return the type of the values of two types."""
+    if one == other or isinstance(other, st.NullType):
+        return one
+    if isinstance(one, st.NullType):
+        return other
+    if {type(one), type(other)} == {st.LongType, st.DoubleType}:
+        return st.DoubleType()
+    if isinstance(one, st.ArrayType) and isinstance(other, st.ArrayType):
+        return st.ArrayType(_merged(f"{place}[]", one.elementType, other.elementType))
+    if isinstance(one, st.StructType) and isinstance(other, st.StructType):
+        types = {field.name: field.dataType for field in one.fields}
+        for field in other.fields:
+            before = types.get(field.name, st.NullType())
+            types[field.name] = _merged(f"{place}.{field.name}".lstrip("."), before, field.dataType)
+        return st.StructType([st.StructField(name, kind) for name, kind in types.items()])
+    raise ConfigurationError(
+        f"gazette: no schema can be inferred: {place or 'a message'} is {one.simpleString()} in"
+        f" some messages and {other.simpleString()} in others; give a schema with .schema(…)"
+    )
+
+
+def _without_nulls(kind: st.DataType) -> st.DataType:
+    """Return a type with strings in place of what is always null."""
+    if isinstance(kind, st.NullType):
+        return st.StringType()
+    if isinstance(kind, st.ArrayType):
+        return st.ArrayType(_without_nulls(kind.elementType))
+    if isinstance(kind, st.StructType):
+        return st.StructType(
+            [st.StructField(field.name, _without_nulls(field.dataType)) for field in kind.fields]
+        )
+    return kind

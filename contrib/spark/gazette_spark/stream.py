@@ -1,0 +1,248 @@
+"""Streaming reads: offsets of micro-batches on the driver, and the ranges of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from gazette_sdk.errors import ConfigurationError, GazetteError, OffsetNotYetAvailableError
+from gazette_sdk.message.sequencing.checkpoint import Checkpoint
+from gazette_sdk.transport import loop as sdk_loop
+from gazette_spark.admission import admitted
+from gazette_spark.content import JournalContent, Piece
+from gazette_spark.failure import clear_errors
+from gazette_spark.following import JournalFollower
+from gazette_spark.offsets import Position, StreamOffset
+from gazette_spark.options import Options
+from gazette_spark.planning import JournalRange, pieces_since, range_of, uncommitted_ranges
+from gazette_spark.range_read import read_range, state_behind
+
+__all__ = ["GazetteStreamReader"]
+
+_log = logging.getLogger(__name__)
+
+
+class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reader of a stream of journals.
+
+    One object in one process of the driver plans all micro-batches of a query. Tasks have copies
+    of another object, which only read ranges.
+
+    Args:
+        options: options of the read.
+        schema: requested columns.
+
+    Raises:
+        ConfigurationError: an option is of batch reads only.
+    """
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        if options.end.offsets or options.end.time is not None:
+            raise ConfigurationError(
+                "gazette: a stream has no end; leave the option 'end' out, and stop the query, or"
+                " use the trigger availableNow"
+            )
+        self._options = options
+        self._schema = schema
+        self._follower: JournalFollower | None = None
+        # Write heads at which a query with the trigger AvailableNow ends.
+        self._last_heads: dict[str, int] | None = None
+        self._contents: dict[str, JournalContent] = {}
+
+    # ------------------------------------------------------------------ driver
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names, as those below
+        """Return the offset before all journals."""
+        return StreamOffset(self._options.isolation, {}).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Return the limit of the option ``maxBytesPerTrigger``."""
+        limit = self._options.bytes_per_trigger_max
+        return ReadAllAvailable() if limit is None else ReadMaxBytes(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Note the journals and their write heads, behind which the query reads nothing."""
+        with clear_errors():
+            self._last_heads = sdk_loop.run(self._following.heads())
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Return the offset behind the next micro-batch; ``start`` if there is nothing new."""
+        with clear_errors():
+            before = StreamOffset.from_json(start, self._options.isolation)
+            limit_bytes = limit.max_bytes if isinstance(limit, ReadMaxBytes) else None
+            return self._latest(before, limit_bytes).to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """Return the write heads that the last call of :meth:`latestOffset` found."""
+        if not self._contents:
+            return None
+        heads = {name: Position(found.cover.end) for name, found in self._contents.items()}
+        return StreamOffset(self._options.isolation, heads).to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[JournalRange]:
+        """Return the ranges between two offsets."""
+        with clear_errors():
+            isolation = self._options.isolation
+            before = StreamOffset.from_json(start, isolation)
+            behind = StreamOffset.from_json(end, isolation)
+            return [
+                part
+                for name, position in behind.journals.items()
+                if position != before.journals.get(name)
+                for part in self._ranges(name, before.journals.get(name), position)
+            ]
+
+    def stop(self) -> None:
+        """Stop following the journals."""
+        follower, self._follower = self._follower, None
+        if follower is not None:
+            sdk_loop.run(follower.aclose())
+
+    # ------------------------------------------------------------------- tasks
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield record batches of one range. Runs in a worker of an executor."""
+        assert isinstance(partition, JournalRange)
+        with clear_errors():
+            yield from read_range(self._options, self._schema, partition)
+
+    # ---------------------------------------------------------------- planning
+
+    @property
+    def _following(self) -> JournalFollower:
+        if self._follower is None:
+            self._follower = JournalFollower(self._options)
+        return self._follower
+
+    def _latest(self, before: StreamOffset, limit_bytes: int | None) -> StreamOffset:
+        listed = sdk_loop.run(self._following.journals())
+        names = [name for name in listed if self._last_heads is None or name in self._last_heads]
+        needed = {name: self._needed(before.journals.get(name)) for name in names}
+        self._contents = sdk_loop.run(self._following.contents(needed))
+        begins: dict[str, Position] = {}
+        pieces: dict[str, list[Piece]] = {}
+        for name, content in self._contents.items():
+            begins[name] = self._begin(before.journals.get(name), content)
+            begin = begins[name].next
+            end = content.readable_end(begin)
+            if self._last_heads is not None:
+                end = min(end, self._last_heads[name])
+            pieces[name] = list(content.pieces(begin, end))
+        ends = admitted(pieces, limit_bytes)
+        journals = dict(before.journals)
+        # A journal of which nothing is read keeps its position: the next offset tries again.
+        journals.update({name: begins[name] for name in begins if name not in journals})
+        journals.update(self._positions_at(ends, begins))
+        return StreamOffset(self._options.isolation, journals)
+
+    def _needed(self, position: Position | None) -> int:
+        return 0 if position is None else position.replay_begin
+
+    def _positions_at(
+        self, ends: Mapping[str, int], begins: Mapping[str, Position]
+    ) -> dict[str, Position]:
+        """Return positions at offsets; of a committed stream with the states of producers there."""
+
+        def at(name: str) -> Position:
+            before, end = begins[name], ends[name]
+            if self._options.isolation != "committed":
+                return dataclasses.replace(before, next=end)
+            part = self._committed_range(self._contents[name], before, end)
+            return dataclasses.replace(before, next=end, state=state_behind(self._options, part))
+
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            return dict(zip(ends, threads.map(at, ends), strict=True))
+
+    def _ranges(self, name: str, before: Position | None, behind: Position) -> list[JournalRange]:
+        content = self._contents.get(name)
+        if content is None or content.cover.end < behind.next:
+            needed = {name: self._needed(before)}
+            content = sdk_loop.run(self._following.contents(needed)).get(name)
+        if content is None:
+            self._lost(f"{name}: the journal was deleted, and its content with it", name, 0)
+            return []
+        begin = self._begin(before, content)
+        if begin.next >= behind.next:
+            return []
+        if self._options.isolation == "committed":
+            return [self._committed_range(content, begin, behind.next)]
+        return list(uncommitted_ranges(content, self._options, begin.next, behind.next))
+
+    def _committed_range(self, content: JournalContent, begin: Position, end: int) -> JournalRange:
+        return range_of(
+            content,
+            self._options,
+            begin.next,
+            end,
+            state=begin.state,
+            replay_begin=begin.replay_begin,
+        )
+
+    # --------------------------------------------------------------- positions
+
+    def _begin(self, before: Position | None, content: JournalContent) -> Position:
+        """Return the position at which a journal is read on, and check that its content is there.
+
+        Raises:
+            GazetteError: content that was not read yet is gone, and the stream fails then.
+        """
+        name, cover = content.name, content.cover
+        if before is None:
+            first = self._options.begin.offsets.get(name, 0)
+            wanted = pieces_since(content, first, None, self._options.begin.time)
+            begin = next((piece.begin for piece in wanted), max(first, cover.end))
+            return Position(begin, content.created)
+        if before.created and content.created and before.created != content.created:
+            self._lost(f"{name}: the journal was deleted, and created anew", name, before.next)
+            return Position(cover.begin, content.created)
+        if cover.end < before.next:
+            self._lost(
+                f"{name}: the journal ends at offset {cover.end}, and was read up to {before.next}",
+                name,
+                before.next,
+            )
+            return Position(cover.begin, content.created)
+        needed = before.replay_begin
+        if not cover or cover.begin <= needed:
+            return before
+        self._lost(
+            f"{name}: content from offset {needed} to {cover.begin} was removed before it was read",
+            name,
+            needed,
+        )
+        producers = [
+            producer._replace(begin=max(producer.begin, cover.begin))
+            if producer.begin >= 0
+            else producer
+            for producer in before.producers
+        ]
+        begin = max(before.next, cover.begin)
+        state = Checkpoint({name: begin}, producers).to_bytes() if before.state else b""
+        return Position(begin, before.created, state)
+
+    def _lost(self, what: str, journal: str, offset: int) -> None:
+        """Raise or log the loss of content, as the option ``failOnDataLoss`` says."""
+        if not self._options.fails_on_data_loss:
+            _log.warning("%s; the stream goes on with what there is", what)
+            return
+        error: GazetteError = OffsetNotYetAvailableError(
+            f"{what}; the option failOnDataLoss=false goes on with what there is, another"
+            " checkpointLocation begins anew; keep fragments for longer",
+            journal=journal,
+            offset=offset,
+        )
+        raise error

@@ -1,0 +1,147 @@
+"""Errors of gazette_sdk, in one tree.
+
+::
+
+    GazetteError
+    ├── ValidationError              a value is malformed: names the field and the rule
+    ├── ConfigurationError           a flag, file, address or environment value cannot be used
+    ├── StatusError                  a broker answered with a status other than OK
+    │   ├── JournalNotFoundError, NoJournalPrimaryBrokerError, NotJournalPrimaryBrokerError,
+    │   ├── InsufficientJournalBrokersError, NotJournalBrokerError, OffsetNotYetAvailableError,
+    │   ├── WrongRouteError, ProposalMismatchError, EtcdTransactionFailedError, NotAllowedError,
+    │   ├── WrongAppendOffsetError, IndexHasGreaterOffsetError, RegisterMismatchError,
+    │   └── SuspendedError, FragmentStoreUnhealthyError
+    ├── CallError                    a call ended without an answer
+    │   └── UnavailableError, UnauthenticatedError, DeadlineExceededError, CallCancelledError
+    ├── StoreError                   a fragment store failed
+    │   └── StoreAuthorizationError, FragmentNotFoundError, CorruptFragmentError
+    ├── EtcdError                    Etcd failed or refused
+    │   └── EtcdUnavailableError, EtcdCompactedError, LeaseLostError
+    ├── FramingError                 bytes of a journal cannot be decoded as messages
+    │   └── DecodeError, DesyncError, TornFrameError
+    ├── RecoveryError                a recovery log cannot be played back or continued
+    ├── FencedError                  another process has taken over a shard
+    ├── CheckpointMismatchError      a checkpoint is of an earlier journal of the same name
+    ├── JournalExistsError           a journal to create exists with other settings
+    ├── MappingError                 a message maps to no journal
+    ├── ShardStatusError             a consumer process answered with a status other than OK
+    ├── StreamProtocolError          a peer broke the rules of the stream transport
+    ├── ShardStoreError              the state of a shard cannot be read or written
+    ├── BackPressureError            the bound of unsent messages is reached
+    ├── DeliveryTimeoutError         an append was not acknowledged in time
+    └── ClosedError                  used after it was closed
+
+Each error has attributes of its subject (``journal``, ``offset``, ``status``; ``None`` where they
+do not apply). The text names the remedy; the docstring of each class has it, too.
+
+Modules: ``base``, ``journals`` (with the statuses of brokers), ``calls``, ``stores`` of fragments,
+``etcd``, ``messages`` and ``shards``. Import errors from this package.
+"""
+
+from __future__ import annotations
+
+from gazette_sdk.errors.base import ClosedError, ConfigurationError, GazetteError, ValidationError
+from gazette_sdk.errors.calls import (
+    CallCancelledError,
+    CallError,
+    DeadlineExceededError,
+    StreamProtocolError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from gazette_sdk.errors.etcd import (
+    EtcdCompactedError,
+    EtcdError,
+    EtcdUnavailableError,
+    LeaseLostError,
+)
+from gazette_sdk.errors.journals import (
+    STATUS_NAMES,
+    EtcdTransactionFailedError,
+    FragmentStoreUnhealthyError,
+    IndexHasGreaterOffsetError,
+    InsufficientJournalBrokersError,
+    JournalExistsError,
+    JournalNotFoundError,
+    NoJournalPrimaryBrokerError,
+    NotAllowedError,
+    NotJournalBrokerError,
+    NotJournalPrimaryBrokerError,
+    OffsetNotYetAvailableError,
+    ProposalMismatchError,
+    RegisterMismatchError,
+    StatusError,
+    SuspendedError,
+    WrongAppendOffsetError,
+    WrongRouteError,
+    for_status,
+)
+from gazette_sdk.errors.messages import (
+    BackPressureError,
+    CheckpointMismatchError,
+    DecodeError,
+    DeliveryTimeoutError,
+    DesyncError,
+    FramingError,
+    MappingError,
+    TornFrameError,
+)
+from gazette_sdk.errors.shards import FencedError, RecoveryError, ShardStatusError, ShardStoreError
+from gazette_sdk.errors.stores import (
+    CorruptFragmentError,
+    FragmentNotFoundError,
+    StoreAuthorizationError,
+    StoreError,
+)
+
+__all__ = [
+    "STATUS_NAMES",
+    "BackPressureError",
+    "CallCancelledError",
+    "CallError",
+    "CheckpointMismatchError",
+    "ClosedError",
+    "ConfigurationError",
+    "CorruptFragmentError",
+    "DeadlineExceededError",
+    "DecodeError",
+    "DeliveryTimeoutError",
+    "DesyncError",
+    "EtcdCompactedError",
+    "EtcdError",
+    "EtcdTransactionFailedError",
+    "EtcdUnavailableError",
+    "FencedError",
+    "FragmentNotFoundError",
+    "FragmentStoreUnhealthyError",
+    "FramingError",
+    "GazetteError",
+    "IndexHasGreaterOffsetError",
+    "InsufficientJournalBrokersError",
+    "JournalExistsError",
+    "JournalNotFoundError",
+    "LeaseLostError",
+    "MappingError",
+    "NoJournalPrimaryBrokerError",
+    "NotAllowedError",
+    "NotJournalBrokerError",
+    "NotJournalPrimaryBrokerError",
+    "OffsetNotYetAvailableError",
+    "ProposalMismatchError",
+    "RecoveryError",
+    "RegisterMismatchError",
+    "ShardStatusError",
+    "ShardStoreError",
+    "StatusError",
+    "StoreAuthorizationError",
+    "StoreError",
+    "StreamProtocolError",
+    "SuspendedError",
+    "TornFrameError",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "ValidationError",
+    "WrongAppendOffsetError",
+    "WrongRouteError",
+    "for_status",
+]

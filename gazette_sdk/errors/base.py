@@ -1,0 +1,72 @@
+"""Errors of every room: the base of all, and values that cannot be used."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = ["ClosedError", "ConfigurationError", "GazetteError", "ValidationError"]
+
+
+class GazetteError(Exception):
+    """Base of all errors that this package raises.
+
+    Remedy: the text of each error names it. Catch a subclass to handle one failure, and this class
+    to handle all.
+
+    Args:
+        message: the failure, and its remedy.
+        journal: name of the affected journal, if any.
+        offset: affected byte offset, if any.
+    """
+
+    status: ClassVar[int | None] = None
+
+    def __init__(
+        self, message: str, *, journal: str | None = None, offset: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.journal = journal
+        self.offset = offset
+
+
+class ValidationError(GazetteError):
+    """A value breaks a rule.
+
+    Remedy: change the value that the text and ``path`` name. Nothing was sent or changed.
+
+    Args:
+        reason: the rule, as text.
+        kind: short stable name of the rule (``not_clean``, ``invalid_offset``, …).
+        path: dotted path of the field (``spec.fragment.length``), empty for the value itself.
+    """
+
+    def __init__(
+        self, reason: str, *, kind: str = "invalid", path: str = "", journal: str | None = None
+    ) -> None:
+        super().__init__(f"{path}: {reason}" if path else reason, journal=journal)
+        self.reason = reason
+        self.kind = kind
+        self.path = path
+
+    def within(self, prefix: str) -> ValidationError:
+        """Return the same error for a message that holds the value under ``prefix``."""
+        path = (
+            f"{prefix}.{self.path}"
+            if self.path and not self.path.startswith("[")
+            else (prefix + self.path)
+        )
+        return ValidationError(self.reason, kind=self.kind, path=path, journal=self.journal)
+
+
+class ConfigurationError(GazetteError):
+    """A flag, file, address or environment value cannot be used.
+
+    Remedy: change the flag, argument, file or environment variable that the text names.
+    """
+
+
+class ClosedError(GazetteError):
+    """A closed object was used.
+
+    Remedy: create another one. Publishers, readers and transports cannot be opened again.
+    """

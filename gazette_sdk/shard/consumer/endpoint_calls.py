@@ -1,0 +1,249 @@
+"""Calls of an application's endpoints, over HTTP and gRPC: the shard, and the function here.
+
+A call names its shard, or the endpoint declares the mapping that finds it: the journal to which
+messages of these parameters are published has a shard. If another process is its primary, the call
+goes there, once, with the resolution's header.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import aiohttp
+from google.protobuf import json_format
+
+from gazette_sdk.errors import (
+    CallError,
+    ConfigurationError,
+    DeadlineExceededError,
+    MappingError,
+    ShardStatusError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from gazette_sdk.message.mapping import Mapping, SelectorMapping
+from gazette_sdk.message.publishing.partitions import Watches
+from gazette_sdk.message.publishing.sender import AnyMapping
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import consumer_pb2 as cpb
+from gazette_sdk.protocol.authorization import Capability, Claims, RequestedClaims
+from gazette_sdk.protocol.labels import label_set
+from gazette_sdk.protocol.shard_spec import ID
+from gazette_sdk.server.authorization import Authorization
+from gazette_sdk.server.call import Call
+from gazette_sdk.shard.application.endpoints import Handler, Query
+from gazette_sdk.shard.consumer.resolver import Resolution, Resolver
+from gazette_sdk.shard.consumer.shard import LocalShard
+from gazette_sdk.transport.base import Transport
+
+__all__ = ["EndpointCalls", "EndpointStatus", "forwarded_claims", "status_of"]
+
+CALL_TIMEOUT_S = 30.0
+"""Greatest duration of a call, with the wait for a shard that recovers."""
+
+LISTING_TIMEOUT_S = 10.0
+"""Bound of the wait for the first listing of an endpoint's journals."""
+
+TOKEN_TTL_S = 60.0
+"""Lifetime of the token of a forwarded call."""
+
+
+class EndpointStatus(NamedTuple):
+    """Status of a call that failed.
+
+    Attributes:
+        http: status of HTTP.
+        grpc: name of the status code of gRPC.
+    """
+
+    http: int
+    grpc: str
+
+
+_STATUSES: tuple[tuple[tuple[type[Exception], ...], EndpointStatus], ...] = (
+    ((UnauthenticatedError,), EndpointStatus(401, "UNAUTHENTICATED")),
+    ((ConfigurationError, json_format.ParseError), EndpointStatus(400, "INVALID_ARGUMENT")),
+    ((DeadlineExceededError,), EndpointStatus(504, "DEADLINE_EXCEEDED")),
+    (
+        (MappingError, ShardStatusError, UnavailableError, aiohttp.ClientError, OSError),
+        EndpointStatus(503, "UNAVAILABLE"),
+    ),
+)
+"""Statuses of errors, of subclasses first."""
+
+_NOT_FOUND = EndpointStatus(404, "NOT_FOUND")
+_FAILED = EndpointStatus(500, "UNKNOWN")
+
+
+def status_of(error: Exception) -> EndpointStatus:
+    """Return the status of an error."""
+    if isinstance(error, ShardStatusError) and error.code == cpb.SHARD_NOT_FOUND:
+        return _NOT_FOUND
+    for kinds, status in _STATUSES:
+        if isinstance(error, kinds):
+            return status
+    return _FAILED._replace(grpc=error.code) if isinstance(error, CallError) else _FAILED
+
+
+def forwarded_claims(capability: Capability, shard: str) -> RequestedClaims:
+    """Return the claims of a forwarded call: what the caller needed, for this shard alone."""
+    selector = pb.LabelSelector(include=label_set(((ID, shard),)))
+    return RequestedClaims(capability, selector, TOKEN_TTL_S)
+
+
+class EndpointCalls:
+    """Resolver and runner of the calls of an application's endpoints.
+
+    Args:
+        resolver: resolves shards.
+        transport: to the journals, which mappings choose from.
+        workers: threads that run ``def`` functions.
+        authorization: verifies callers.
+    """
+
+    def __init__(
+        self,
+        resolver: Resolver[LocalShard],
+        *,
+        transport: Transport,
+        workers: Executor,
+        authorization: Authorization,
+    ) -> None:
+        self._resolver = resolver
+        self._workers = workers
+        self._authorization = authorization
+        self._watches = Watches(transport, LISTING_TIMEOUT_S)
+
+    async def aclose(self) -> None:
+        """End watches of journals."""
+        await self._watches.aclose()
+
+    @asynccontextmanager
+    async def admit(self, call: Call, capability: Capability) -> AsyncIterator[Claims]:
+        """Verify the caller, and bound the body of the context in time.
+
+        Raises:
+            UnauthenticatedError: the token is missing or bad, or lacks the capability.
+            DeadlineExceededError: the time is over.
+        """
+        timeout_s = CALL_TIMEOUT_S if call.timeout_s is None else call.timeout_s
+        call = replace(call, timeout_s=min(timeout_s, CALL_TIMEOUT_S))
+        claims = self._authorization.verify(call, capability)
+        async with self._authorization.bound(claims, call):
+            yield claims
+
+    async def shard_of(self, by: Mapping | None, message: object, remedy: str) -> str:
+        """Return the shard that reads the journal of messages like this one.
+
+        Args:
+            by: chooses the journal.
+            message: what the key function sees.
+            remedy: text that says how a call names its shard.
+
+        Raises:
+            ConfigurationError: there is no mapping.
+            MappingError: there is no journal or no shard for the message.
+        """
+        mapping = cast("AnyMapping | None", by)
+        if mapping is None:
+            raise ConfigurationError(remedy)
+        if isinstance(mapping, SelectorMapping):
+            journal = mapping.pick(message, await self._watches.partitions(mapping))
+        else:
+            journal = mapping(message)
+        shards = self._resolver.shards_of(journal)
+        if not shards:
+            raise MappingError(f"no shard reads {journal} yet; try again", journal=journal)
+        return shards[0].id
+
+    @asynccontextmanager
+    async def resolve(
+        self, shard: str, claims: Claims, call: Call, header: pb.Header | None = None
+    ) -> AsyncIterator[Resolution[LocalShard]]:
+        """Resolve the shard of a call, here or elsewhere; its store stays open meanwhile.
+
+        Args:
+            shard: its id.
+            claims: the caller's.
+            call: the call. One that was forwarded is not forwarded again.
+            header: header of the process that forwarded it, if the call does not have it.
+
+        Raises:
+            ShardStatusError: no process serves the shard now, or the caller may not see it.
+            GazetteError: this process stops, or the call was forwarded to another one.
+            json_format.ParseError: the header is malformed.
+        """
+        if call.proxy_header is not None:
+            header = json_format.Parse(call.proxy_header, pb.Header())
+        async with self._resolver.resolve(
+            shard, claims, may_proxy=header is None, proxy_header=header
+        ) as resolution:
+            if resolution.status != cpb.OK:
+                raise ShardStatusError(resolution.status, shard=shard)
+            yield resolution
+
+    async def run(
+        self,
+        serve: Handler,
+        shard: LocalShard,
+        parameters: dict[str, str],
+        *,
+        request: object,
+        body: bytes = b"",
+    ) -> Any:
+        """Call a function with a query of a shard's store.
+
+        Args:
+            serve: the function.
+            shard: the shard, of which this process is the primary.
+            parameters: further arguments of the function.
+            request: the request.
+            body: its body.
+
+        Returns:
+            What the function returns.
+        """
+        assert shard.handle is not None, "its store is ready"
+        query = partial(Query, shard=shard.handle, request=request, body=body)
+        if inspect.iscoroutinefunction(serve):
+            with _view(shard.store) as store:
+                return await serve(query(store=store), **parameters)
+        loop = asyncio.get_running_loop()
+        with ExitStack() as held:
+            # The thread goes on when the caller gives up, and needs the store until it returns.
+            held.enter_context(shard.in_use())
+            running = self._workers.submit(_call, serve, shard.store, query, parameters)
+            release = held.pop_all().close
+            running.add_done_callback(lambda _: loop.call_soon_threadsafe(release))
+        return await asyncio.wrap_future(running)
+
+    async def run_alone(self, serve: Handler, request: object) -> Any:
+        """Call a function of a request that is about no shard."""
+        if inspect.iscoroutinefunction(serve):
+            return await serve(request)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._workers, serve, request)
+
+
+def _call(
+    serve: Handler, store: Any, query: Callable[..., Query[Any]], parameters: dict[str, str]
+) -> Any:
+    """Call a ``def`` function, on a worker thread."""
+    with _view(store) as view:
+        return serve(query(store=view), **parameters)
+
+
+def _view(store: Any) -> AbstractContextManager[Any]:
+    """Return a view of what the store has committed; the store itself if it has no such view."""
+    committed = getattr(store, "committed", None)
+    if committed is None:
+        return nullcontext(store)
+    view: AbstractContextManager[Any] = committed()
+    return view

@@ -1,0 +1,138 @@
+"""Planning: content of journals to ranges, and filters to what they leave out."""
+
+import datetime as dt
+import random
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql.datasource import (
+    EqualTo,
+    GreaterThan,
+    In,
+    IsNotNull,
+    LessThanOrEqual,
+    StringStartsWith,
+)
+
+from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_spark import planning
+from gazette_spark.admission import admitted
+from gazette_spark.content import JournalContent, Piece
+from gazette_spark.filters import Pruning
+from gazette_spark.options import Options
+from gazette_spark.planning import ranges_of
+from support.spark_stores import batch_rows, random_history, store_history
+
+MIB = 1 << 20
+OLD = 1_700_000_000
+
+
+def content(*spans: tuple[int, int], mod_time: int = OLD, codec: int = pb.GZIP) -> JournalContent:
+    spec = pb.JournalSpec(name="a/part")
+    fragments = [
+        pb.Fragment(
+            journal="a/part", begin=begin, end=end, compression_codec=codec, mod_time=mod_time
+        )
+        for begin, end in spans
+    ]
+    return JournalContent(spec, 0, CoverSet(fragments))
+
+
+def spans(found: JournalContent, pruning: Pruning | None = None, **given: str):
+    options = Options.parse({"store": "file:///", "journals": "a/", **given})
+    return [(part.begin, part.end) for part in ranges_of([found], options, pruning or Pruning())]
+
+
+def test_adjacent_fragments_are_joined_to_ranges_of_tasks():
+    found = content(*((i * 20 * MIB, (i + 1) * 20 * MIB) for i in range(7)))
+    assert spans(found, isolation="uncommitted") == [
+        (0, 60 * MIB),
+        (60 * MIB, 120 * MIB),
+        (120 * MIB, 140 * MIB),
+    ]
+    assert spans(found) == [(0, 140 * MIB)]
+
+
+def test_overlapping_fragments_are_read_once_and_ranges_do_not_span_gaps():
+    found = content((10, 30), (20, 50), (70, 90))
+    assert spans(found, isolation="uncommitted") == [(10, 50), (70, 90)]
+    options = Options.parse({"store": "file:///", "journals": "a/"})
+    [part] = ranges_of([found], options, Pruning())
+    assert (part.begin, part.end, part.gaps) == (10, 90, ((50, 70),))
+
+
+def test_a_committed_range_ends_at_a_gap_that_may_still_be_filled():
+    assert spans(content((10, 30), (50, 70), mod_time=int(time.time()))) == [(10, 30)]
+    assert spans(content((10, 30), (50, 70), mod_time=0)) == [(10, 30)]
+
+
+def test_offsets_bound_the_ranges():
+    found = content((10, 30), (30, 50))
+    begun = {"begin": '{"a/part": 20}', "end": '{"a/part": 40}'}
+    assert spans(found, **begun) == spans(found, isolation="uncommitted", **begun) == [(20, 40)]
+    assert spans(found, end='{"a/part": 10}') == []
+
+
+def test_only_large_uncompressed_lines_are_split():
+    large = [(0, 300 * MIB)]
+    parts = spans(content(*large, codec=pb.NONE), isolation="uncommitted")
+    assert parts[0][0] == 0
+    assert parts[-1][1] == 300 * MIB
+    assert len(parts) == 5
+    assert spans(content(*large), isolation="uncommitted") == large
+    binary = {"framing": "application/x-protobuf-fixed", "isolation": "uncommitted"}
+    assert spans(content(*large, codec=pb.NONE), **binary) == large
+    assert spans(content(*large, codec=pb.NONE)) == large
+
+
+def test_the_parts_of_a_split_fragment_hold_each_line_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(planning, "SPLIT_BYTES", 500)
+    monkeypatch.setattr(planning, "RANGE_BYTES", 150)
+    history = random_history(random.Random(3), "a/part", 60)
+    store_history(tmp_path, history, [20, len(history.messages)])
+    rows = batch_rows(tmp_path, isolation="uncommitted")
+    assert [row["n"] for row in rows] == [message.item for message in history.messages]
+
+
+def test_filters_leave_out_journals_and_ranges():
+    found = content(*((i * 60 * MIB, (i + 1) * 60 * MIB) for i in range(3)))
+    read = {"isolation": "uncommitted"}
+
+    def kept(*filters):
+        return spans(found, Pruning.of(filters), **read)
+
+    every = spans(found, **read)
+    assert kept(IsNotNull(("_offset",)), EqualTo(("cents",), 3)) == every
+    assert kept(EqualTo(("_journal",), "a/part")) == kept(In(("_journal",), ("a/part",))) == every
+    assert kept(EqualTo(("_journal",), "a/other")) == []
+    assert kept(StringStartsWith(("_journal",), "b/")) == []
+    assert kept(GreaterThan(("_offset",), 70 * MIB)) == every[1:]
+    assert kept(LessThanOrEqual(("_offset",), 70 * MIB)) == every[:2]
+    assert kept(EqualTo(("_offset",), 70 * MIB)) == every[1:2]
+    stored = dt.datetime.fromtimestamp(OLD, dt.UTC)
+    assert kept(GreaterThan(("_time",), stored)) == every
+    assert kept(GreaterThan(("_time",), stored + dt.timedelta(minutes=2))) == []
+
+
+# ------------------------------------------------------------------ admission
+
+
+def pieces(*found: tuple[int, int, int]) -> list[Piece]:
+    return [Piece(begin, end, pb.Fragment(mod_time=stored)) for begin, end, stored in found]
+
+
+def test_journals_advance_together_in_the_order_of_storing_until_the_limit():
+    unread = {
+        "a": pieces((0, 100, 5), (100, 200, 9)),
+        "b": pieces((50, 150, 7), (150, 170, 0)),
+    }
+    assert admitted(unread, None) == {"a": 200, "b": 170}
+    assert admitted(unread, 1) == {"a": 100}
+    assert admitted(unread, 100) == {"a": 100}
+    assert admitted(unread, 101) == {"a": 100, "b": 150}
+    assert admitted(unread, 201) == {"a": 200, "b": 150}
+    assert admitted({"a": []}, 1) == {}

@@ -1,0 +1,153 @@
+"""Reads of ranges: columns, content that is no message, and errors that name what is wrong."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql.types import (
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from gazette_sdk.errors import (
+    ConfigurationError,
+    CorruptFragmentError,
+    DecodeError,
+    FragmentNotFoundError,
+    GazetteError,
+)
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_spark.batch import GazetteBatchReader
+from support.fragment_files import fragment_of, store_fragment
+from support.spark_stores import N, batch_rows, options_of, rows_of, store_history
+from support.written_messages import History, frame
+
+CORRUPT = StructType(
+    [
+        StructField("n", LongType()),
+        StructField("_offset", LongType()),
+        StructField("_corrupt_record", StringType()),
+    ]
+)
+GOOD = frame(1, 1, 160), frame(2, 1, 320)
+BAD = b'{"n": "many"}\n'
+
+
+@pytest.fixture
+def corrupted(tmp_path: Path) -> Path:
+    """A store of a message, a line that fits no schema, one that is no JSON, and a message."""
+    content = GOOD[0] + BAD + b"nonsense\n" + GOOD[1]
+    store_fragment(tmp_path, fragment_of("a/part", 0, content), content)
+    return tmp_path
+
+
+@pytest.mark.parametrize("isolation", ["committed", "uncommitted"])
+def test_corrupt_records_are_kept_in_their_column_or_dropped_or_an_error(
+    corrupted: Path, isolation: str
+):
+    kept = batch_rows(corrupted, CORRUPT, isolation=isolation, mode="PERMISSIVE")
+    assert sorted((row["n"], row["_corrupt_record"]) for row in kept if row["n"]) == [
+        (1, None),
+        (2, None),
+    ]
+    first = len(GOOD[0])
+    assert [(row["_offset"], row["_corrupt_record"]) for row in kept if not row["n"]] == [
+        (first, '{"n": "many"}'),
+        (first + len(BAD), "nonsense"),
+    ]
+    dropped = batch_rows(corrupted, CORRUPT, isolation=isolation, mode="dropmalformed")
+    assert [row["n"] for row in dropped] == [1, 2]
+    with pytest.raises(DecodeError, match=f"a/part: the message at offset {first} cannot"):
+        batch_rows(corrupted, CORRUPT, isolation=isolation)
+
+
+def test_the_column_of_corrupt_records_has_the_name_that_is_asked_for(corrupted: Path):
+    schema = StructType([StructField("bad", StringType()), StructField("n", LongType())])
+    rows = batch_rows(corrupted, schema, mode="PERMISSIVE", columnNameOfCorruptRecord="bad")
+    assert [row["bad"] for row in rows if row["bad"]] == ['{"n": "many"}', "nonsense"]
+    assert len(rows) == 4
+
+
+def test_labels_are_a_column_and_columns_come_as_they_are_asked_for(tmp_path: Path):
+    history = History("a/part")
+    history.outside(1)
+    store_history(tmp_path, history, [1])
+    schema = StructType(
+        [
+            StructField("_labels", MapType(StringType(), StringType())),
+            StructField("missing", StringType()),
+            StructField("_journal", StringType()),
+        ]
+    )
+    [row] = batch_rows(tmp_path, schema)
+    assert row == {"_labels": [], "missing": None, "_journal": "a/part"}
+    labels = StructType([StructField("_labels", MapType(StringType(), StringType()))])
+    assert len(batch_rows(tmp_path, labels)) == 1
+
+
+# ------------------------------------------------------------------- bad input
+
+
+@pytest.fixture
+def three_fragments(tmp_path: Path) -> Path:
+    history = History("a/part")
+    for _ in range(30):
+        history.outside(1)
+    store_history(tmp_path / "store", history, [10, 20, 30], pb.GZIP)
+    return tmp_path / "store"
+
+
+def message_of(error: GazetteError) -> str:
+    assert "\n" not in str(error)
+    return str(error)
+
+
+@pytest.mark.parametrize("isolation", ["committed", "uncommitted"])
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_a_fragment_that_was_deleted_since_planning_is_named(
+    three_fragments: Path, isolation: str, at: int
+):
+    reader = GazetteBatchReader(options_of(three_fragments, isolation=isolation), N)
+    parts = reader.partitions()
+    gone = sorted((three_fragments / "a/part").iterdir())[at]
+    gone.unlink()
+    with pytest.raises(FragmentNotFoundError) as raised:
+        list(rows_of(reader, parts))
+    text = message_of(raised.value)
+    assert "a/part: content of offset" in text
+    assert gone.name in text
+    assert "load() again" in text
+
+
+def test_a_corrupted_fragment_is_named(three_fragments: Path):
+    reader = GazetteBatchReader(options_of(three_fragments), N)
+    parts = reader.partitions()
+    bad = sorted((three_fragments / "a/part").iterdir())[1]
+    bad.write_bytes(bad.read_bytes()[:-40])
+    with pytest.raises(CorruptFragmentError) as raised:
+        list(rows_of(reader, parts))
+    text = message_of(raised.value)
+    assert "a/part" in text
+    assert bad.name in text
+
+
+def test_a_class_that_executors_cannot_import_is_named(
+    three_fragments: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    module = tmp_path / "only_on_the_driver.py"
+    module.write_text("class Order(dict):\n    pass\n")
+    with monkeypatch.context() as driver:
+        driver.syspath_prepend(str(tmp_path))
+        options = options_of(three_fragments, message="only_on_the_driver:Order")
+        reader = GazetteBatchReader(options, N)
+        parts = reader.partitions()
+    monkeypatch.delitem(sys.modules, "only_on_the_driver")
+    with pytest.raises(ConfigurationError) as raised:
+        list(rows_of(reader, parts))
+    text = message_of(raised.value)
+    assert "a/part" in text
+    assert "only_on_the_driver:Order" in text
+    assert "addPyFile" in text

@@ -1,0 +1,216 @@
+"""Streams without a Spark session: offsets, ranges and rows of micro-batches over file stores."""
+
+import json
+import random
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gazette_sdk.errors import ConfigurationError, OffsetNotYetAvailableError
+from gazette_sdk.transport import connect
+from gazette_spark import following
+from support.spark_stores import (
+    Stream,
+    batch_rows,
+    random_history,
+    random_stops,
+    store_history,
+)
+from support.written_messages import History
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def numbers(rows, journal: str) -> list[int]:
+    return [row["n"] for row in rows if row["_journal"] == journal]
+
+
+@settings(
+    max_examples=8,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(seed=st.integers(0, 1 << 32), limit=st.integers(1, 4000), restarts=st.booleans())
+def test_micro_batches_deliver_what_a_sequencer_delivers_once(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, limit: int, restarts: bool
+):
+    chance, root = random.Random(seed), tmp_path_factory.mktemp("store")
+    histories = [random_history(chance, f"a/part-{i}", 60) for i in range(2)]
+    for history in histories:
+        length = len(history.messages)
+        store_history(root, history, random_stops(chance, length, 8))
+    stream = Stream(root, maxBytesPerTrigger=str(limit))
+    rows = stream.rows(restarts=restarts)
+    for history in histories:
+        assert Counter(numbers(rows, history.journal)) == Counter(history.committed())
+        batch = numbers(batch_rows(root), history.journal)
+        assert batch == history.committed()
+
+
+def test_an_uncommitted_stream_delivers_each_message_as_it_is_written(tmp_path: Path):
+    history = random_history(random.Random(7), "a/part", 50)
+    store_history(tmp_path, history, [10, 30, len(history.messages)])
+    stream = Stream(tmp_path, isolation="uncommitted", maxBytesPerTrigger="1")
+    batches = list(stream.micro_batches(restarts=True))
+    assert [len(batch) for batch in batches] == [10, 20, len(history.messages) - 30]
+    found = [row["n"] for batch in batches for row in batch]
+    assert found == [message.item for message in history.messages]
+
+
+def test_the_offset_stays_the_same_text_while_there_is_nothing_new(tmp_path: Path):
+    history = random_history(random.Random(1), "a/part", 40)
+    store_history(tmp_path, history, [len(history.messages)])
+    stream = Stream(tmp_path)
+    assert stream.rows()
+    assert stream.plan() is None
+    stream.restart()
+    assert stream.plan() is None
+    position = json.loads(stream.offset)["journals"]["a/part"]
+    assert position["next"] == len(history.content)
+
+
+@pytest.fixture
+def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listings of stores are renewed at once."""
+    monkeypatch.setattr(following, "connect", lambda url: connect(url, refresh_interval_s=0.05))
+
+
+def test_a_query_with_available_now_ends_at_the_heads_that_it_found_first(
+    tmp_path: Path, prompt: None
+):
+    history, other = History("a/one"), History("a/two")
+    for _ in range(20):
+        history.outside(1)
+        other.outside(1)
+    store_history(tmp_path, history, [5, 10])
+    stream = Stream(tmp_path, maxBytesPerTrigger="1")
+    stream.reader.prepareForTriggerAvailableNow()
+    batches = stream.micro_batches()
+    assert numbers(next(batches), "a/one") == list(range(5))
+    store_history(tmp_path, history, [5, 10, 20])
+    store_history(tmp_path, other, [20])
+    assert [row["n"] for batch in batches for row in batch] == list(range(5, 10))
+    stream.restart()
+    rows = stream.rows()
+    assert numbers(rows, "a/one") == list(range(10, 20))
+    assert numbers(rows, "a/two") == list(range(20))
+
+
+def test_journals_that_appear_later_are_read_from_their_begin(tmp_path: Path, prompt: None):
+    histories = [History(f"a/{name}") for name in ("one", "two")]
+    for history in histories:
+        for _ in range(10):
+            history.outside(1)
+    store_history(tmp_path, histories[0], [10])
+    stream = Stream(tmp_path)
+    assert numbers(stream.rows(), "a/one") == list(range(10))
+    store_history(tmp_path, histories[1], [10])
+    deadline = time.monotonic() + 60
+    while (planned := stream.plan()) is None:
+        assert time.monotonic() < deadline
+    assert numbers(stream.rows_between(*planned), "a/two") == list(range(10))
+
+
+# ------------------------------------------------------------------ data loss
+
+
+def stream_behind_ten(root: Path, **options: str) -> tuple[Stream, History]:
+    """A stream that has read the first ten of thirty messages, of which ten are a fragment."""
+    history = History("a/part")
+    for _ in range(30):
+        history.outside(1)
+    store_history(root, history, [10, 20, 30])
+    stream = Stream(root, maxBytesPerTrigger="1", **options)
+    assert len(stream.next_rows()) == 10
+    stream.restart()
+    return stream, history
+
+
+def remove_fragments(root: Path, count: int) -> None:
+    for file in sorted((root / "a/part").iterdir())[:count]:
+        file.unlink()
+
+
+@pytest.mark.parametrize("isolation", ["committed", "uncommitted"])
+def test_a_stream_fails_if_content_was_removed_before_it_was_read(tmp_path: Path, isolation: str):
+    stream, history = stream_behind_ten(tmp_path, isolation=isolation)
+    remove_fragments(tmp_path, 2)
+    first, available = history.messages[10].begin, history.messages[20].begin
+    with pytest.raises(
+        OffsetNotYetAvailableError,
+        match=f"a/part: content from offset {first} to {available} was removed .*failOnDataLoss",
+    ):
+        stream.plan()
+
+
+@pytest.mark.parametrize("isolation", ["committed", "uncommitted"])
+def test_without_fail_on_data_loss_a_stream_goes_on_with_what_there_is(
+    tmp_path: Path, isolation: str
+):
+    stream, _ = stream_behind_ten(tmp_path, isolation=isolation, failOnDataLoss="false")
+    remove_fragments(tmp_path, 2)
+    assert numbers(stream.rows(restarts=True), "a/part") == list(range(20, 30))
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_journal_that_ends_before_what_was_read_is_another_one(
+    tmp_path: Path, fails: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(following, "HEAD_LAG_MAX_S", 0)
+    stream, _ = stream_behind_ten(tmp_path, failOnDataLoss=fails)
+    remove_fragments(tmp_path, 3)
+    other = History("a/part")
+    for _ in range(3):
+        other.outside(2)
+    store_history(tmp_path, other, [3])
+    if fails == "true":
+        with pytest.raises(OffsetNotYetAvailableError, match="a/part: the journal ends at offset"):
+            stream.plan()
+    else:
+        assert numbers(stream.rows(), "a/part") == [0, 1, 2]
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_transaction_whose_begin_was_removed_is_a_loss(tmp_path: Path, fails: str):
+    history = History("a/part")
+    for _ in range(10):
+        history.pending(1)
+    history.outside(2)
+    history.ack(1)
+    history.outside(2)
+    store_history(tmp_path, history, [5, 11, 13])
+    stream = Stream(tmp_path, maxBytesPerTrigger="1", failOnDataLoss=fails)
+    for expected in ([], [10]):
+        assert numbers(stream.next_rows(), "a/part") == expected
+    stream.restart()
+    remove_fragments(tmp_path, 1)
+    if fails == "true":
+        with pytest.raises(OffsetNotYetAvailableError, match="content from offset 0 to"):
+            stream.plan()
+    else:
+        assert numbers(stream.rows(), "a/part") == [5, 6, 7, 8, 9, 12]
+
+
+# ----------------------------------------------------------------- refused
+
+
+def test_a_checkpoint_of_another_isolation_or_version_is_refused(tmp_path: Path):
+    history = random_history(random.Random(1), "a/part", 10)
+    store_history(tmp_path, history, [len(history.messages)])
+    other = Stream(tmp_path, isolation="uncommitted")
+    stream = Stream(tmp_path)
+    stream.offset = other.offset
+    with pytest.raises(ConfigurationError, match="written with isolation=uncommitted"):
+        stream.plan()
+    stream.offset = stream.offset.replace('"version": 1', '"version": 9')
+    with pytest.raises(ConfigurationError, match="offsets of version 9"):
+        stream.plan()
+
+
+def test_a_stream_has_no_end(tmp_path: Path):
+    with pytest.raises(ConfigurationError, match="a stream has no end"):
+        Stream(tmp_path, end="2026-01-01T00:00:00Z")
