@@ -333,7 +333,7 @@ class TransactionLog:
             text = (
                 f"{log} {last}, and the query is at micro-batch {number}: the log is lost, or the"
                 f" query had another sink before; if all before {number} is written, begin the log"
-                f" with gazette_spark.transactions.create({writer!r}, ..., after={number - 1})"
+                f" with `gazette spark transactions create {writer} --after {number - 1}`"
             )
         else:
             text = (

@@ -2,5 +2,6 @@
 
 - ``settings``: the options; ``commands``: the commands
 - ``submit``: runs ``spark-submit`` of the installed PySpark
+- ``transactions``: care of the transaction logs of sinks
 - ``driver``: the program that it runs: one pipeline, its progress and its summary
 """

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from gazette_sdk.cli.command import Command
-from gazette_sdk.cli.spark.settings import BACKFILL, COMPACT, EXPORT, RECONCILE, SPARK, WORD_COUNT
+from gazette_sdk.cli.spark.settings import (
+    BACKFILL,
+    COMPACT,
+    CREATE_LOG,
+    EXPORT,
+    RECONCILE,
+    SPARK,
+    WORD_COUNT,
+    WRITER,
+)
 from gazette_sdk.server.options import Group
 
 __all__ = ["SPARK_COMMANDS"]
@@ -81,5 +90,39 @@ SPARK_COMMANDS = (
         WORD_COUNT,
         "Words are runs of the letters a to z in the text in lower case.",
         ("gazette spark word-count --journals topic=words", "the twenty most frequent words"),
+    ),
+    Command(
+        "spark transactions complete",
+        "Complete the last transaction of a writer whose driver died",
+        "gazette_sdk.cli.spark.transactions:complete",
+        (WRITER,),
+        details=(
+            "WRITER is the id of a streaming query, the txnAppId of batch writes, or `batch`. A "
+            "transaction that is decided is completed by the writer's next write, too; this is "
+            "for writers that do not come back. Messages of undecided ones stay invisible."
+        ),
+        examples=(("gazette spark transactions complete nightly", "of txnAppId=nightly"),),
+        arguments="WRITER",
+        arguments_min=1,
+        arguments_max=1,
+    ),
+    Command(
+        "spark transactions create",
+        "Begin the transaction log of a streaming query anew, behind a micro-batch",
+        "gazette_sdk.cli.spark.transactions:create",
+        (CREATE_LOG,),
+        details=(
+            "For a query whose log was deleted, or that had another sink before. All that it "
+            "wrote up to the micro-batch must be complete, or it is lost."
+        ),
+        examples=(
+            (
+                "gazette spark transactions create 1b9d… --journals topic=copies --after 41",
+                "the query goes on with micro-batch 42",
+            ),
+        ),
+        arguments="QUERY",
+        arguments_min=1,
+        arguments_max=1,
     ),
 )

@@ -12,16 +12,20 @@ from gazette_sdk.server.options import Group, Option, Settings
 __all__ = [
     "BACKFILL",
     "COMPACT",
+    "CREATE_LOG",
     "EXPORT",
     "RECONCILE",
     "SPARK",
     "WORD_COUNT",
+    "WRITER",
     "BackfillSettings",
     "CompactSettings",
+    "CreateLogSettings",
     "ExportSettings",
     "ReconcileSettings",
     "SparkSettings",
     "WordCountSettings",
+    "WriterSettings",
 ]
 
 _ADDRESS = Option(
@@ -149,6 +153,32 @@ class WordCountSettings(SourceSettings):
     top: Annotated[int, Option("Top", "How many words to show"), Field(ge=0, le=100_000)] = 20
 
 
+class WriterSettings(Settings):
+    """Options of ``gazette spark transactions complete``."""
+
+    address: Annotated[str, _ADDRESS] = ""
+    transaction_log: Annotated[
+        str, Option("TransactionLog", "The writer's option transactionLog")
+    ] = ""
+
+    def log(self) -> dict[str, str]:
+        """Return the argument ``transaction_log``; nothing for the default."""
+        return {"transaction_log": self.transaction_log} if self.transaction_log else {}
+
+
+class CreateLogSettings(WriterSettings):
+    """Options of ``gazette spark transactions create``."""
+
+    journals: Annotated[
+        str, Option("Journals", "Label selector of the journals that the query writes")
+    ]
+    after: Annotated[
+        int,
+        Option("After", "Number of the last micro-batch that is written", in_ini=False),
+        Field(ge=0),
+    ]
+
+
 def parse_pairs(name: str, texts: tuple[str, ...]) -> dict[str, str]:
     """Return the pairs of texts ``KEY=VALUE``.
 
@@ -169,4 +199,6 @@ EXPORT = Group("spark.export", ExportSettings)
 COMPACT = Group("spark.compact", CompactSettings)
 BACKFILL = Group("spark.backfill", BackfillSettings)
 RECONCILE = Group("spark.reconcile", ReconcileSettings)
+WRITER = Group("spark.transactions.complete", WriterSettings)
+CREATE_LOG = Group("spark.transactions.create", CreateLogSettings)
 WORD_COUNT = Group("spark.word-count", WordCountSettings)

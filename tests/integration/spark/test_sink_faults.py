@@ -207,7 +207,7 @@ def test_a_log_that_is_lost_stops_the_query_until_it_is_created(copy: Copy):
     done = copy.log[-1]["done"]
     copy.transaction_log = "another/place"
     copy.add_files(1)
-    assert f"transactions.create('{copy.query_id}', ..., after={done})" in copy.fail()
+    assert f"transactions create {copy.query_id} --after {done}" in copy.fail()
     where = {"address": copy.cluster.address, "transaction_log": copy.transaction_log}
     transactions.create(copy.query_id, "topic=copies", after=done, **where)
     copy.run()
