@@ -72,7 +72,7 @@ class ConsumerBrokerSettings(BrokerClientSettings):
             "Number of journals whose routes are cached, to call their brokers directly; 0 sends "
             "all calls to the address",
             long="cache.size",
-            env="BROKER_CACHE_SIZE",
+            env="CACHE_SIZE",
         ),
     ] = DEFAULT_SIZE
 
@@ -81,4 +81,4 @@ CONSUMER = Group(
     "Consumer", ConsumerSettings, prefix=ConsumerSettings.flags, env_prefix="CONSUMER_"
 )
 CONSUMER_ETCD = Group("Etcd", ConsumerEtcdSettings, prefix="etcd.", env_prefix="ETCD_")
-CONSUMER_BROKER = Group("Broker", ConsumerBrokerSettings, prefix="broker.", env_prefix="")
+CONSUMER_BROKER = Group("Broker", ConsumerBrokerSettings, prefix="broker.", env_prefix="BROKER_")
