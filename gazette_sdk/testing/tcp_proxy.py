@@ -97,6 +97,8 @@ class TcpProxy:
         self._connections: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed: asyncio.Event
+        self._look_up: asyncio.Task[dict[int, int]] | None = None  # that has not begun
+        self._looking_up = asyncio.Lock()
         self._listener: socket.socket | None = None
         self._probe: asyncio.Task[None] | None = None
         self._holder: socket.socket | None = None
@@ -358,13 +360,14 @@ class TcpProxy:
         """Forward a connection until both ends have ended it, or one broke it."""
         task = asyncio.current_task()
         assert task is not None
-        connection = _Connection(port, self._pids_of_client(port), [], task)
-        if any(rule.refuses for rule in self._rules_of(connection)):
-            _reset_when_closed(client)
-            return
+        connection = _Connection(port, set(), [], task)
         self._connections.add(connection)
         has_ended, is_reset = False, False
         try:
+            connection.pids |= await self._pids_of_client(port)
+            if any(rule.refuses for rule in self._rules_of(connection)):
+                is_reset = True
+                return
             reader, writer = await asyncio.open_connection(sock=client)
             connection.writers.append(writer)
             await self._connect(connection, reader, writer)
@@ -375,6 +378,8 @@ class TcpProxy:
             is_reset = True  # or the proxy stops
         finally:
             self._connections.discard(connection)
+            if not connection.writers:
+                _reset_when_closed(client)
             for each in connection.writers:
                 if not has_ended:
                     _reset_when_closed(each.get_extra_info("socket"))
@@ -382,11 +387,20 @@ class TcpProxy:
             if not (has_ended or is_reset or await _listens(self._target())):
                 self._begin_to_follow_target()
 
-    def _pids_of_client(self, port: int) -> set[int]:
+    async def _pids_of_client(self, port: int) -> set[int]:
         """Return the processes of rules that have a connection; no look-up without such rules."""
-        pids = [pid for pid in self._rules if pid is not None]
-        inode = _inodes_of_clients(self.port).get(port) if pids else None
-        return {pid for pid in pids if inode in _socket_inodes(pid)}
+        if not any(pid is not None for pid in self._rules):
+            return set()
+        if self._look_up is None:
+            self._look_up = asyncio.create_task(self._look_up_clients())
+        inode = (await asyncio.shield(self._look_up)).get(port)
+        return {pid for pid in self._rules if pid is not None and inode in _socket_inodes(pid)}
+
+    async def _look_up_clients(self) -> dict[int, int]:
+        """Return the inodes of clients by port. It takes long: those that wait share the next."""
+        async with self._looking_up:
+            self._look_up = None
+            return await asyncio.to_thread(_inodes_of_clients, self.port)
 
     async def _connect(
         self,
