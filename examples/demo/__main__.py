@@ -1,16 +1,22 @@
 """Demo: publish text, count its words in shards, read it with Spark, and compare the counts.
 
 Runs a cluster within this process: a real Etcd and a real broker, whose fragments are plain files
-in `demo-data/`. Two more processes run the shards; one of them is killed. The exit status is 1 if
-counts differ.
+in `demo-data/`. It runs shards, too, and shares them with another process, which is killed. The
+exit status is 1 if counts differ.
 """
 
+import json
+import logging
 import shutil
+import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
+from urllib.request import urlopen
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
@@ -19,12 +25,13 @@ from examples.demo.counter import counter
 from examples.demo.words import all_lines, count
 from gazette_sdk import GazetteError, Publisher, mapping
 from gazette_sdk.embedded import EmbeddedCluster
-from gazette_sdk.testing import run_shards
+from gazette_sdk.shard import EmbeddedConsumer
 from gazette_spark import GazetteDataSource
 
 DATA = Path("demo-data")
 MARK = DATA / "made-by-the-demo"
 PARTITIONS = 4
+TIMEOUT_S = 60.0
 
 JOURNALS = f"""
 name: examples/words/
@@ -46,6 +53,7 @@ children:
 
 def main() -> int:
     """Run the demo; return the exit status."""
+    logging.getLogger("gazette_sdk").setLevel(logging.ERROR)
     _make_directory()
     expected = count(line.text for line in all_lines())
     with EmbeddedCluster(DATA) as cluster:
@@ -87,19 +95,51 @@ def _publish(cluster: EmbeddedCluster) -> None:
 
 def _count_in_shards(cluster: EmbeddedCluster) -> Counter[str]:
     words: Counter[str] = Counter()
-    with run_shards(counter, cluster=cluster, processes=2, lease_ttl_s=2) as shards:
+    with (
+        EmbeddedConsumer(counter, transport=cluster.transport, etcd=cluster.etcd_endpoint) as ours,
+        _another_process(cluster) as other,
+    ):
+        _wait_until_shared(ours)
         _publish(cluster)
-        shards.crash(0)
+        other.kill()
         begun = time.perf_counter()
-        shards.wait_caught_up()
+        ours.wait_caught_up(TIMEOUT_S)
         print(
-            f"{PARTITIONS} shards count the words. One of their two processes was killed; the other"
-            f" had taken over and caught up after {time.perf_counter() - begun:.1f} s."
+            f"{PARTITIONS} shards count the words: here, and in a process that was killed. This"
+            f" one had taken over and caught up after {time.perf_counter() - begun:.1f} s."
         )
-        for partition in range(PARTITIONS):
-            store = shards.store(f"examples/words/part-{partition:03d}")
-            words.update(dict(store.items()))
+        for each in ours.list_shards():
+            with urlopen(f"{ours.address}/api/words?shard={each.spec.id}") as answer:
+                words.update(json.load(answer))
     return words
+
+
+@contextmanager
+def _another_process(cluster: EmbeddedCluster) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the same application in another process, as on another terminal."""
+    command = [
+        *(sys.executable, "-m", "gazette_sdk.cli.gazette"),
+        *("run-consumer", "examples.demo.counter:counter"),
+        *("--broker.address", cluster.address, "--etcd.address", cluster.etcd_endpoint),
+        *("--etcd.lease", "2s", "--log.level", "error"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _wait_until_shared(consumer: EmbeddedConsumer) -> None:
+    """Wait until each of two processes has shards."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while time.monotonic() < deadline:
+        routes = [each.route for each in consumer.list_shards()]
+        leaders = {route.members[route.primary].suffix for route in routes if route.primary >= 0}
+        if len(routes) == PARTITIONS and len(leaders) == 2:
+            return
+        time.sleep(0.1)
+    raise GazetteError(f"two processes do not share the shards after {TIMEOUT_S:g} s")
 
 
 def _count_with_spark() -> Counter[str]:

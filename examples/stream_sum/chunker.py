@@ -26,6 +26,8 @@ from examples.stream_sum.messages import (
     key_of,
 )
 from gazette_sdk import GazetteError, Publisher, Reader, Transport, connect
+from gazette_sdk.errors import UnavailableError
+from gazette_sdk.message import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append.append import append
 
@@ -33,6 +35,9 @@ TIMEOUT_S = 40.0
 """Longest time from the end of a stream to its sum: a lease of 20 s, back-off, and a margin."""
 
 WARN_AFTER_S = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0, 25.0, 30.0, 35.0)
+
+RETRY_PAUSE_S = 0.5
+"""Pause before sums are read again."""
 
 DATA_BYTES = 32
 """Length of the data of a chunk."""
@@ -140,7 +145,7 @@ class Chunker:
 
     async def _publish(self, publisher: Publisher, count: int) -> None:
         """Publish the chunks of streams, and wait for the sum of each stream when it ends."""
-        chance = random.Random(secrets.token_bytes(ID_BYTES))  # noqa: S311 - no secrets
+        chance = random.Random(secrets.token_bytes(ID_BYTES))
         for chunk, expected in streams(count, self._chunks, chance, self.own_id):
             if expected is None:
                 await publisher.apublish(chunk)
@@ -176,29 +181,37 @@ class Chunker:
         )
 
     async def _verify(self, head: int) -> None:
-        """Compare committed sums with those that are expected; pass over those of others."""
-        reader = Reader(
-            Sum,
-            name=SUMS,
-            transport=self._transport,
-            block=True,
-            offsets={SUMS: head},
-            ring_size=RING_SIZE,
-        )
-        async for envelope in reader:
-            found = envelope.message
-            key = key_of(found)
-            if not key.startswith(self.own_id):
-                continue
-            if key not in self._expected:
-                raise WrongSumError(
-                    f"the sum of stream {hex_of(found)} was delivered again: {found}"
-                )
-            expected, arrival = self._expected.pop(key)
-            if (found.seq_no, found.value) != (expected.seq_no, expected.value):
-                raise WrongSumError(f"the sum is {found}, and has to be {expected}")
-            if not arrival.done():
-                arrival.set_result(None)
+        """Verify committed sums from an offset on. Outages of brokers are waited out."""
+        checkpoint = Checkpoint({SUMS: head})
+        while True:
+            reader = Reader(
+                Sum,
+                name=SUMS,
+                transport=self._transport,
+                block=True,
+                checkpoint=checkpoint,
+                ring_size=RING_SIZE,
+            )
+            try:
+                async for envelope in reader:
+                    self._take(envelope.message)
+            except UnavailableError as error:
+                _log.warning("sums are read again behind the last one: %s", error)
+                checkpoint = reader.checkpoint()
+                await asyncio.sleep(RETRY_PAUSE_S)
+
+    def _take(self, found: Sum) -> None:
+        """Compare a sum with what is expected; pass over those of other chunkers."""
+        key = key_of(found)
+        if not key.startswith(self.own_id):
+            return
+        if key not in self._expected:
+            raise WrongSumError(f"the sum of stream {hex_of(found)} was delivered again: {found}")
+        expected, arrival = self._expected.pop(key)
+        if (found.seq_no, found.value) != (expected.seq_no, expected.value):
+            raise WrongSumError(f"the sum is {found}, and has to be {expected}")
+        if not arrival.done():
+            arrival.set_result(None)
 
 
 async def _first_failure(

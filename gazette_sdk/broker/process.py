@@ -31,6 +31,8 @@ from gazette_sdk.broker.recovery.etcd_history import EtcdHistory
 from gazette_sdk.broker.recovery.last_routes import LastRoutes
 from gazette_sdk.broker.recovery.peer_inventory import LISTING_TIMEOUT_S, PeerInventory
 from gazette_sdk.broker.recovery.quarantine import Quarantine
+from gazette_sdk.broker.recovery.recorded_routes import RecordedRoutes
+from gazette_sdk.broker.recovery.route_recorder import RouteRecorder
 from gazette_sdk.broker.recovery.unagreed import UnagreedSpools
 from gazette_sdk.broker.recovery.waiting_journals import WaitingJournals
 from gazette_sdk.broker.replica import Replica, ReplicaParts
@@ -47,7 +49,7 @@ from gazette_sdk.cluster.broker_keys import (
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.member_process import EtcdConfig, MemberProcess
 from gazette_sdk.cluster.membership import Membership
-from gazette_sdk.errors import ConfigurationError, EtcdError
+from gazette_sdk.errors import ConfigurationError, EtcdError, EtcdUnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Authority, authority_for
@@ -106,6 +108,7 @@ class Broker:
     _failover: Failover
     _last_routes: LastRoutes
     _waiting_journals: WaitingJournals
+    _route_recorder: RouteRecorder
 
     def __init__(self, config: BrokerConfig, peers: Transport | None = None) -> None:
         if config.file_only and config.file_root is None:
@@ -119,6 +122,7 @@ class Broker:
         self._member = MemberProcess(_etcd_config(config), kind="broker")
         self.ended = self._member.ended
         self._id = pb.ProcessSpec.ID(zone=config.zone, suffix=config.suffix)
+        self._records = RecordedRoutes(self.keyspace, self._id)
         self.authority = authority_for(config.auth_keys)
         self._stores: StoreRegistry | None = None
         self._spools: SpoolDirectory | None = None
@@ -181,7 +185,8 @@ class Broker:
         await self.keyspace.load(etcd, revision)
 
         await asyncio.to_thread(spools.sweep, self._exists)
-        self._last_routes = LastRoutes(self.keyspace, config.max_replication)
+        await self._load_records(etcd)
+        self._last_routes = LastRoutes(self.keyspace, self._records, config.max_replication)
         await self._last_routes.load(etcd)
         self._history = EtcdHistory(
             spools, self.keyspace, self._id, self._last_routes, config.max_replication
@@ -196,7 +201,16 @@ class Broker:
         run("un-agreed spools", self._unagreed.run())
         run("failover", self._failover.run())
         run("waiting journals", self._waiting_journals.run())
+        run("route recorder", self._route_recorder.run())
         run("sweeper", self._sweep(self._stores))
+
+    async def _load_records(self, etcd: Etcd) -> None:
+        try:
+            await self._records.load(etcd)
+        except EtcdUnavailableError:
+            raise
+        except EtcdError as error:  # its roles forbid it
+            _log.warning("last routes of journals are known from Etcd's history alone: %s", error)
 
     async def _open_spools(self, root: Path) -> SpoolDirectory:
         return await asyncio.to_thread(SpoolDirectory, root, durability=self.config.durability)
@@ -248,6 +262,8 @@ class Broker:
 
         # These observe first: heads are checked before replicas are made of them.
         self.keyspace.observers += [self._last_routes.observe, history.observe]
+        records = self._records
+        records.mirror.observers += [self._last_routes.observe_records, history.observe_records]
         self.resolver = Resolver(self.keyspace, self._id, make_replica, history.is_continued)
         assert self._membership is not None
         failover = self._failover = Failover(
@@ -268,6 +284,8 @@ class Broker:
             directory=spools,
             last_routes=self._last_routes,
             history=history,
+            records=records,
+            max_replication=config.max_replication,
             is_quarantined=lambda name, revision: self._quarantine.holds(name, revision),  # noqa: PLW0108 - it is made later
         )
         appends = Appends(
@@ -280,6 +298,7 @@ class Broker:
             waits_for=self._waiting_journals.waits_for,
             known_lease=failover.known_lease,
             is_all_stored=self._last_routes.is_withdrawn,
+            record_route=records.change,
         )
         parts = ReplicaParts(
             complete=self.persister.complete,
@@ -338,11 +357,20 @@ class Broker:
             upload_agreed=lambda spool: self._unagreed.add(replace(spool, primary=True)),
             restores_head=history.was_member,
             goes_on=self._last_routes.goes_on,
+            continued_by=history.continued_by,
             decided=self._waiting_journals.wake,
+            unverified=spools.unverified_heads(),
         )
+        self._route_recorder = RouteRecorder(etcd, self.keyspace, records, self._last_routes)
+        records.mirror.observers += [
+            lambda: self._unagreed.observe(records.changed_journals()),
+            self._waiting_journals.wake,
+        ]
         self.keyspace.observers += [
             lambda: self._quarantine.observe(self.keyspace.changes),
+            lambda: self._unagreed.observe(self._last_routes.changed_journals()),
             self._waiting_journals.wake,
+            self._route_recorder.wake,
         ]
         self._is_composed = True
         self.resolver.refresh()
@@ -389,6 +417,7 @@ class Broker:
             "recovery",
             "un-agreed spools",
             "waiting journals",
+            "route recorder",
             "sweeper",
         )
         if self._is_composed:
@@ -452,8 +481,8 @@ class Broker:
         """Withdraw the routes of journals that we led alone: all of their content is stored."""
         assert self._etcd is not None
         storeless = self.persister.storeless
-        entries = [
-            entry
+        routes = [
+            (item, entry)
             for entry in self.keyspace.local_assignments(self._id.zone, self._id.suffix)
             if entry.slot == 0
             and entry.value.members
@@ -465,7 +494,7 @@ class Broker:
         ]
         try:
             async with asyncio.timeout(WITHDRAWAL_TIMEOUT_S):
-                await withdraw_routes(self._etcd, entries)
+                await withdraw_routes(self._etcd, routes, self._records.change)
         except (EtcdError, TimeoutError) as error:
             _log.warning("journals wait for this broker to come back: %s", error or "no answer")
 

@@ -231,7 +231,8 @@ class Replica:
         """Note that the members of a written route have what they agreed on; see :meth:`agree`.
 
         Not before the route is written, with as many members as the journal's replication
-        requires: if they were lost, others might go on without what only these have.
+        requires: if they were lost, others might go on without what only these have. But as soon
+        as it is: these members go on behind all of it, with this broker or without.
         """
         fragment, pipeline.synchronized = pipeline.synchronized, None
         if fragment is not None:
@@ -365,9 +366,11 @@ class Replica:
         head = self._storage.head
         if head is not None and head.end > 0:
             self.head_is_known = True  # it would be forgotten if others had continued the journal
-        return Spool(
+        spool = Spool(
             self._storage, on_commit=self.index.add_unacknowledged, on_complete=self._complete
         )
+        self.index.spool_end = lambda: spool.fragment.end
+        return spool
 
     def _succeed(self, predecessor: Replica) -> None:
         for fragment, file in predecessor.index.local():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 from gazette_sdk.cli.command import TimeoutSettings
@@ -9,6 +10,8 @@ from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.server.options import Group, Option, Seconds, Settings
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from gazette_sdk.cli.command import Invocation
     from gazette_sdk.protocol.authorization import Authorizer
     from gazette_sdk.shard.consumer.client import ShardClient
@@ -28,7 +31,9 @@ __all__ = [
     "open_consumer",
 ]
 
-ADDRESS_HELP = "Address of a broker: http(s)://host:port or unix:///path"
+DEFAULT_ADDRESS = "http://localhost:8080"
+"""Address of a broker, or of a consumer process, where none is given."""
+
 _SCHEMES = {"http", "https", "unix"}
 
 CONNECT_TIMEOUT_S = 8.0
@@ -44,31 +49,25 @@ class ZoneSettings(TimeoutSettings):
 
 
 class ConnectionSettings(Settings):
-    """Address of a broker, and credentials toward it."""
+    """Address of a server process, by default a broker, and credentials toward it."""
 
-    address: Annotated[str, Option("Address", ADDRESS_HELP, env="BROKER_ADDRESS")] = (
-        "http://localhost:8080"
-    )
-    cert_file: Annotated[
-        str, Option("CertFile", "Client certificate, PEM", env="BROKER_CERT_FILE")
-    ] = ""
-    cert_key_file: Annotated[
-        str, Option("CertKeyFile", "Its key, PEM", env="BROKER_CERT_KEY_FILE")
-    ] = ""
+    address: Annotated[
+        str, Option("Address", "Address of a broker: http(s)://host:port or unix:///path")
+    ] = DEFAULT_ADDRESS
+    cert_file: Annotated[str, Option("CertFile", "Client certificate, PEM")] = ""
+    cert_key_file: Annotated[str, Option("CertKeyFile", "Its key, PEM")] = ""
     trusted_ca_file: Annotated[
         str,
         Option(
             "TrustedCAFile",
-            "Authorities that sign the brokers' certificates, PEM",
-            env="BROKER_TRUSTED_CA_FILE",
+            "Authorities that sign the servers' certificates, PEM",
         ),
     ] = ""
     auth_keys: Annotated[
         str,
         Option(
             "AuthKeys",
-            "Base64 keys of the cluster: the first signs requests",
-            env="BROKER_AUTH_KEYS",
+            "Base64 keys of the servers: the first signs requests",
             secret=True,
         ),
     ] = ""
@@ -77,7 +76,6 @@ class ConnectionSettings(Settings):
         Option(
             "AuthToken",
             "Ready-made bearer token, used where no keys are given",
-            env="BROKER_AUTH_TOKEN",
             secret=True,
         ),
     ] = ""
@@ -107,12 +105,12 @@ class BrokerClientSettings(ConnectionSettings):
             "Number of journals whose routes are cached, to call their brokers directly and read "
             "fragments from stores; 0 sends all calls to the address",
             long="cache.size",
-            env="BROKER_CACHE_SIZE",
+            env="CACHE_SIZE",
         ),
     ] = 0
     cache_ttl_s: Annotated[
         Seconds,
-        Option("TTL", "Lifetime of a cached route", long="cache.ttl", env="BROKER_CACHE_TTL"),
+        Option("TTL", "Lifetime of a cached route", long="cache.ttl", env="CACHE_TTL"),
     ] = 60.0
 
 
@@ -123,51 +121,23 @@ class ConsumerConnectionSettings(ConnectionSettings):
         str,
         Option(
             "Address",
-            "Address of a process of the application: http(s)://host:port or unix:///path",
-            env="CONSUMER_ADDRESS",
+            "Address of a process of the application: http(s)://host:port or unix:///path; by "
+            "default also that of the only application beside `gazette dev`",
         ),
-    ] = "http://localhost:8080"
-    cert_file: Annotated[
-        str, Option("CertFile", "Client certificate, PEM", env="CONSUMER_CERT_FILE")
-    ] = ""
-    cert_key_file: Annotated[
-        str, Option("CertKeyFile", "Its key, PEM", env="CONSUMER_CERT_KEY_FILE")
-    ] = ""
-    trusted_ca_file: Annotated[
-        str,
-        Option(
-            "TrustedCAFile",
-            "Authorities that sign the processes' certificates, PEM",
-            env="CONSUMER_TRUSTED_CA_FILE",
-        ),
-    ] = ""
-    auth_keys: Annotated[
-        str,
-        Option(
-            "AuthKeys",
-            "Base64 keys of the application: the first signs requests",
-            env="CONSUMER_AUTH_KEYS",
-            secret=True,
-        ),
-    ] = ""
-    auth_token: Annotated[
-        str,
-        Option(
-            "AuthToken",
-            "Ready-made bearer token, used where no keys are given",
-            env="CONSUMER_AUTH_TOKEN",
-            secret=True,
-        ),
-    ] = ""
+    ] = DEFAULT_ADDRESS
 
 
 ZONE = Group("journals", ZoneSettings, env_prefix="")
-BROKER_CLIENT = Group("journals.Broker", BrokerClientSettings, prefix="broker.", env_prefix="")
+BROKER_CLIENT = Group(
+    "journals.Broker", BrokerClientSettings, prefix="broker.", env_prefix="BROKER_"
+)
 
 SHARDS_ZONE = Group("shards", ZoneSettings, env_prefix="")
-SHARDS_BROKER_CLIENT = Group("shards.Broker", BrokerClientSettings, prefix="broker.", env_prefix="")
+SHARDS_BROKER_CLIENT = Group(
+    "shards.Broker", BrokerClientSettings, prefix="broker.", env_prefix="BROKER_"
+)
 CONSUMER_CLIENT = Group(
-    "shards.Consumer", ConsumerConnectionSettings, prefix="consumer.", env_prefix=""
+    "shards.Consumer", ConsumerConnectionSettings, prefix="consumer.", env_prefix="CONSUMER_"
 )
 
 ADDRESS_ALIASES = {"BROKER_ADDRESS": "GAZETTE_ADDRESS"}
@@ -202,14 +172,19 @@ def open_broker(
     )
 
 
-def open_consumer(invocation: Invocation) -> ShardClient:
-    """Return the client of consumer processes that a tool's options describe.
+@asynccontextmanager
+async def open_consumer(invocation: Invocation) -> AsyncIterator[ShardClient]:
+    """Open a client of consumer processes that a tool's options describe.
 
-    It opens no connection yet.
+    At the default address runs the broker of ``gazette dev``, if that runs. Then the processes
+    beside it are looked up in its Etcd.
 
     Raises:
-        ConfigurationError: the address, a certificate or a key is invalid.
+        ConfigurationError: the address, a certificate or a key is invalid; or several applications
+            run beside ``gazette dev``, or none.
+        EtcdError: the Etcd of ``gazette dev`` does not answer.
     """
+    from gazette_sdk.cli.dev_consumers import find_consumer  # noqa: PLC0415 - lazy
     from gazette_sdk.protocol.authorization import FixedToken, authority_for  # noqa: PLC0415 - lazy
     from gazette_sdk.shard.consumer.client import ShardClient  # noqa: PLC0415 - lazy
 
@@ -219,16 +194,21 @@ def open_consumer(invocation: Invocation) -> ShardClient:
         authorizer = authority_for(options.auth_keys)
     elif options.auth_token:
         authorizer = FixedToken(options.auth_token)
-    return ShardClient(
-        check_address(
-            options.address,
-            "with --consumer.address or in CONSUMER_ADDRESS",
-            kind="a consumer process",
-        ),
+    address = check_address(
+        options.address,
+        "with --consumer.address or in CONSUMER_ADDRESS",
+        kind="a consumer process",
+    )
+    if address == DEFAULT_ADDRESS:
+        broker = invocation.settings(SHARDS_BROKER_CLIENT).address
+        address = await find_consumer(broker) or address
+    async with ShardClient(
+        address,
         authorizer=authorizer,
         tls=options.connect_options()["tls"],
         connect_timeout_s=CONNECT_TIMEOUT_S,
-    )
+    ) as client:
+        yield client
 
 
 def check_address(address: str, remedy: str, *, kind: str = "a broker") -> str:

@@ -12,6 +12,7 @@ from gazette_sdk.cli.completion import completion_command
 from gazette_sdk.cli.consumer_settings import CONSUMER, CONSUMER_BROKER, CONSUMER_ETCD
 from gazette_sdk.cli.program import Program
 from gazette_sdk.cli.settings import DEV, DEV_CONTROL, PRINT_CONFIG
+from gazette_sdk.cli.spark.commands import SPARK_COMMANDS
 from gazette_sdk.server.options import Group
 from gazette_sdk.server.settings import BROKER, DEBUG, ETCD, LOGGING
 
@@ -224,6 +225,7 @@ GAZETTE = Program(
         *_CONTROLS,
         _BENCH,
         _SIMULATE,
+        *SPARK_COMMANDS,
         _PRINT_CONFIG,
         completion_command("gazette"),
     ),

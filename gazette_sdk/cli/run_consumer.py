@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import json
 import logging
 import math
+import os
 import sys
 from contextlib import aclosing
-from http import HTTPStatus
 from pathlib import Path
-from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.request import urlopen
+from typing import Any, NoReturn
 
+from gazette_sdk.cli.application import import_application
 from gazette_sdk.cli.client import check_address
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.consumer_settings import (
@@ -24,22 +21,25 @@ from gazette_sdk.cli.consumer_settings import (
     ConsumerEtcdSettings,
     ConsumerSettings,
 )
+from gazette_sdk.cli.failure import report
+from gazette_sdk.cli.program import FAILED
 from gazette_sdk.cli.serving import Identity, serve_until_drained
 from gazette_sdk.cluster.member_process import EtcdConfig
-from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol.authorization import authority_for
 from gazette_sdk.server.options import Group, public_values
-from gazette_sdk.server.process import configured_server
+from gazette_sdk.server.process import STOP_GRACE_S, configured_server
 from gazette_sdk.server.secrets import with_secrets
 from gazette_sdk.server.settings import DEBUG, pet_name
 from gazette_sdk.server.signals import StopSignal
-from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.consumer.config import ConsumerConfig
+from gazette_sdk.shard.consumer.dev_etcd import etcd_of_dev
+from gazette_sdk.shard.consumer.process import StuckShardsError
 from gazette_sdk.shard.consumer.served import ServedConsumer
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.wires.tls import Tls
 
-__all__ = ["import_application", "run"]
+__all__ = ["run"]
 
 _log = logging.getLogger(__name__)
 
@@ -49,8 +49,7 @@ SWITCH_INTERVAL_S = 0.001
 QUIT_GRACE_S = 2.0
 """Limit of open calls when the process leaves without a drain."""
 
-DEV_TIMEOUT_S = 5.0
-"""Limit of asking a broker for its Etcd."""
+ETCD_REMEDY = "set --etcd.address (or ETCD_ADDRESS)"
 
 
 async def run(invocation: Invocation) -> None:
@@ -59,6 +58,8 @@ async def run(invocation: Invocation) -> None:
     Raises:
         GazetteError: the application cannot be imported, or the process cannot start or has
             failed, for example by losing its lease.
+
+    A process whose handlers do not return is ended here, with the status of a failure.
     """
     application = import_application(invocation.arguments[0])
     given = invocation.settings(CONSUMER)
@@ -69,7 +70,7 @@ async def run(invocation: Invocation) -> None:
     address = check_address(broker.address, "with --broker.address or in GAZETTE_ADDRESS")
     authority_for(settings.auth_keys)  # report malformed keys before binding a port
     if not etcd.address:
-        found = await asyncio.to_thread(_etcd_of, address)
+        found = await asyncio.to_thread(etcd_of_dev, address, remedy=ETCD_REMEDY)
         etcd = etcd.model_copy(update={"address": found})
     groups: tuple[Group[Any], ...] = (CONSUMER, CONSUMER_ETCD, CONSUMER_BROKER, DEBUG)
     configuration = {
@@ -103,11 +104,21 @@ async def run(invocation: Invocation) -> None:
             try:
                 await serve_until_drained(consumer, stop, identity)
             finally:
-                if stop.quits:
-                    await consumer.stop(grace_s=QUIT_GRACE_S)
-                else:
-                    await consumer.stop()
+                try:
+                    await consumer.stop(grace_s=QUIT_GRACE_S if stop.quits else STOP_GRACE_S)
+                except StuckShardsError as error:
+                    _leave(error)
     _log.info("goodbye")
+
+
+def _leave(error: StuckShardsError) -> NoReturn:
+    """Report an error, and end the process without the threads that run calls of handlers."""
+    if isinstance(error.__context__, GazetteError):
+        report("gazette", error.__context__, in_log=True)  # why the process ends
+    report("gazette", error, in_log=True)
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(FAILED)
 
 
 def configuration_of(
@@ -146,69 +157,6 @@ def configuration_of(
             cert_key_file=settings.peer_cert_key_file,
         ),
     )
-
-
-def import_application(place: str) -> Application[Any, Any]:
-    """Return the application that a command line names.
-
-    Args:
-        place: ``MODULE:APPLICATION``. Modules are also looked for in the current directory.
-
-    Raises:
-        ConfigurationError: there is none.
-    """
-    module_name, colon, name = place.partition(":")
-    if not module_name or not colon or not name:
-        raise ConfigurationError(f"{place!r} names no application; write MODULE:APPLICATION")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise ConfigurationError(
-            f"the module {module_name} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if isinstance(found, type) and issubclass(found, Application):
-        found = found()
-    if not isinstance(found, Application):
-        raise ConfigurationError(
-            f"{place} is no application; name a function decorated with shard.handler, or a "
-            "subclass of shard.Application"
-        )
-    return found
-
-
-def _etcd_of(address: str) -> str:
-    """Ask the broker of ``gazette dev`` for the address of its Etcd.
-
-    Raises:
-        ConfigurationError: the broker is another one, or does not answer.
-    """
-    remedy = "; set --etcd.address (or ETCD_ADDRESS)"
-    if not address.startswith(("http://", "https://")):
-        raise ConfigurationError(f"the broker at {address} is not asked for its Etcd{remedy}")
-    try:
-        with urlopen(f"{address.rstrip('/')}/v1/dev", timeout=DEV_TIMEOUT_S) as response:  # noqa: S310 - http only
-            found: object = json.load(response).get("etcd")
-    except HTTPError as error:
-        if error.code in {HTTPStatus.NOT_FOUND, HTTPStatus.NOT_IMPLEMENTED}:
-            raise ConfigurationError(
-                f"the broker at {address} does not tell its Etcd, only that of `gazette dev` does"
-                f"{remedy}"
-            ) from error
-        raise ConfigurationError(f"the broker at {address} answers {error}{remedy}") from error
-    except (URLError, OSError, ValueError, AttributeError) as error:
-        raise ConfigurationError(
-            f"the broker at {address} cannot be asked for its Etcd: {error}; start it, or set "
-            "--broker.address (or GAZETTE_ADDRESS)"
-        ) from error
-    if not isinstance(found, str) or not found:
-        raise ConfigurationError(f"the broker at {address} does not tell its Etcd{remedy}")
-    return found
 
 
 def _path(text: str) -> Path | None:

@@ -179,6 +179,10 @@ class LocalItems(Generic[I, A, T]):
         gone, self._items = list(self._items.items()), {}
         self._shut_down(gone)
 
+    def ending(self) -> list[T]:
+        """Return the objects that were stopped, and have not shut down yet."""
+        return [local for _, local in self._ending.values()]
+
     async def shutdowns(self, *, primaries: bool = False) -> None:
         """Wait until the objects that were stopped have shut down.
 

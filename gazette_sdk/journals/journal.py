@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import to_seconds
+from gazette_sdk.protocol.journal_spec import is_suspended
 from gazette_sdk.protocol.labels import CONTENT_TYPE, pairs_of
 
 __all__ = ["Journal"]
@@ -79,7 +80,7 @@ class Journal:
             flush_interval_s=to_seconds(fragment.flush_interval),
             retention_s=to_seconds(fragment.retention),
             max_append_rate=spec.max_append_rate,
-            suspended=spec.suspend.level != pb.JournalSpec.Suspend.NONE,
+            suspended=is_suspended(spec),
             brokers=tuple(f"{member.zone}/{member.suffix}" for _, member in members),
             revision=listed.mod_revision,
             create_revision=listed.create_revision,

@@ -255,7 +255,7 @@ class ReadRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., journal: _Optional[str] = ..., offset: _Optional[int] = ..., block: _Optional[bool] = ..., do_not_proxy: _Optional[bool] = ..., metadata_only: _Optional[bool] = ..., end_offset: _Optional[int] = ..., begin_mod_time: _Optional[int] = ..., min_etcd_revision: _Optional[int] = ..., include_unacknowledged: _Optional[bool] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
-    __slots__ = ("status", "header", "offset", "write_head", "fragment", "fragment_url", "content")
+    __slots__ = ("status", "header", "offset", "write_head", "fragment", "fragment_url", "content", "spool_end")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +263,7 @@ class ReadResponse(_message.Message):
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_URL_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    SPOOL_END_FIELD_NUMBER: _ClassVar[int]
     status: Status
     header: Header
     offset: int
@@ -270,7 +271,8 @@ class ReadResponse(_message.Message):
     fragment: Fragment
     fragment_url: str
     content: bytes
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., offset: _Optional[int] = ..., write_head: _Optional[int] = ..., fragment: _Optional[_Union[Fragment, _Mapping]] = ..., fragment_url: _Optional[str] = ..., content: _Optional[bytes] = ...) -> None: ...
+    spool_end: int
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., offset: _Optional[int] = ..., write_head: _Optional[int] = ..., fragment: _Optional[_Union[Fragment, _Mapping]] = ..., fragment_url: _Optional[str] = ..., content: _Optional[bytes] = ..., spool_end: _Optional[int] = ...) -> None: ...
 
 class AppendRequest(_message.Message):
     __slots__ = ("header", "journal", "do_not_proxy", "content", "offset", "check_registers", "union_registers", "subtract_registers", "suspend", "min_etcd_revision")
@@ -422,7 +424,7 @@ class ApplyResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[Header, _Mapping]] = ...) -> None: ...
 
 class FragmentsRequest(_message.Message):
-    __slots__ = ("header", "journal", "begin_mod_time", "end_mod_time", "next_page_token", "page_limit", "signatureTTL", "do_not_proxy", "unstored_only")
+    __slots__ = ("header", "journal", "begin_mod_time", "end_mod_time", "next_page_token", "page_limit", "signatureTTL", "do_not_proxy", "unstored_only", "do_not_wait")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     JOURNAL_FIELD_NUMBER: _ClassVar[int]
     BEGIN_MOD_TIME_FIELD_NUMBER: _ClassVar[int]
@@ -432,6 +434,7 @@ class FragmentsRequest(_message.Message):
     SIGNATURETTL_FIELD_NUMBER: _ClassVar[int]
     DO_NOT_PROXY_FIELD_NUMBER: _ClassVar[int]
     UNSTORED_ONLY_FIELD_NUMBER: _ClassVar[int]
+    DO_NOT_WAIT_FIELD_NUMBER: _ClassVar[int]
     header: Header
     journal: str
     begin_mod_time: int
@@ -441,7 +444,8 @@ class FragmentsRequest(_message.Message):
     signatureTTL: _duration_pb2.Duration
     do_not_proxy: bool
     unstored_only: bool
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., journal: _Optional[str] = ..., begin_mod_time: _Optional[int] = ..., end_mod_time: _Optional[int] = ..., next_page_token: _Optional[int] = ..., page_limit: _Optional[int] = ..., signatureTTL: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., do_not_proxy: _Optional[bool] = ..., unstored_only: _Optional[bool] = ...) -> None: ...
+    do_not_wait: bool
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., journal: _Optional[str] = ..., begin_mod_time: _Optional[int] = ..., end_mod_time: _Optional[int] = ..., next_page_token: _Optional[int] = ..., page_limit: _Optional[int] = ..., signatureTTL: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., do_not_proxy: _Optional[bool] = ..., unstored_only: _Optional[bool] = ..., do_not_wait: _Optional[bool] = ...) -> None: ...
 
 class FragmentsResponse(_message.Message):
     __slots__ = ("status", "header", "fragments", "next_page_token")

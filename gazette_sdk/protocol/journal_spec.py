@@ -31,6 +31,7 @@ __all__ = [
     "REPLICATION",
     "desired_replication",
     "intersect_specs",
+    "is_suspended",
     "may_read",
     "may_write",
     "subtract_specs",
@@ -258,6 +259,11 @@ def desired_replication(
     else:
         wanted = spec.replication
     return min(wanted, max_replication)
+
+
+def is_suspended(spec: pb.JournalSpec) -> bool:
+    """Return True if the journal is suspended, fully or partially."""
+    return spec.suspend.level != pb.JournalSpec.Suspend.NONE
 
 
 def may_read(spec: pb.JournalSpec) -> bool:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gazette_sdk.shard.application.endpoints import Method, Query
     from gazette_sdk.shard.application.handler import handler
     from gazette_sdk.shard.application.handles import Process, Shard
+    from gazette_sdk.shard.consumer.embedded import EmbeddedConsumer
     from gazette_sdk.shard.stores import codec
     from gazette_sdk.shard.stores.base import Store
     from gazette_sdk.shard.stores.json_store import JsonStore
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Application",
     "Capability",
+    "EmbeddedConsumer",
     "JsonStore",
     "Method",
     "Process",
@@ -58,6 +60,7 @@ __all__ = [
 _MODULES = {
     "Application": "application.application",
     "Capability": "application.endpoints",
+    "EmbeddedConsumer": "consumer.embedded",
     "JsonStore": "stores.json_store",
     "Method": "application.endpoints",
     "Process": "application.handles",

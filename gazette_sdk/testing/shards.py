@@ -20,7 +20,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -31,23 +31,19 @@ from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.local_cluster.ports import reserve_port
-from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.shard_spec import recovery_log
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.handles import Shard
-from gazette_sdk.shard.application.sources import source_selector
+from gazette_sdk.shard.consumer.caught_up import shard_of, status_text, until_caught_up
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.hints_keys import load_hints
 from gazette_sdk.shard.recovery import hints as fsm_hints
 from gazette_sdk.shard.recovery.playback import Playback
 from gazette_sdk.testing.commit_faults import CommitStep
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.append.append import append
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
-from gazette_sdk.transport.listing import list_journals
 
 __all__ = ["RunningShards", "ShardProcess", "run_shards"]
 
@@ -64,9 +60,6 @@ END_TIMEOUT_S = 60.0
 
 POLL_S = 0.05
 """Pause between two looks at shards that are not there yet."""
-
-SHOWN_MAX = 5
-"""Number of shards in an error."""
 
 LOG_TAIL_LINES = 5
 """Number of lines of a process' log in an error."""
@@ -347,7 +340,7 @@ class RunningShards:
         deadline = time.monotonic() + timeout_s
         while not holds(shards := self.list_shards()):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the shards are not as wanted: {_summary(shards)}")
+                raise TimeoutError(f"the shards are not as wanted: {status_text(shards)}")
             time.sleep(POLL_S)
 
     def wait_caught_up(self, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -357,14 +350,14 @@ class RunningShards:
             TimeoutError: they have not in time; the text has their statuses.
             GazetteError: the journals cannot be listed.
         """
-        deadline = time.monotonic() + timeout_s
+        waiting = until_caught_up(self._application, self._transport, self.ask)
         try:
-            sdk_loop.run(self._until_caught_up(deadline), timeout_s + 2.0)
+            sdk_loop.run(asyncio.wait_for(waiting, timeout_s), timeout_s + 2.0)
         except TimeoutError:
             tails = "".join(process.tail() for process in self.processes)
+            found = status_text(self.list_shards()) if self._running() else "no process runs"
             raise TimeoutError(
-                f"the shards have not caught up within {timeout_s:g} s: "
-                f"{_summary(self.list_shards()) if self._running() else 'no process runs'}{tails}"
+                f"the shards have not caught up within {timeout_s:g} s: {found}{tails}"
             ) from None
 
     def store(self, journal: str) -> Any:
@@ -388,48 +381,8 @@ class RunningShards:
     def _running(self) -> list[ShardProcess]:
         return [process for process in self.processes if process.is_running]
 
-    async def _until_caught_up(self, deadline: float) -> None:
-        async with asyncio.timeout(deadline - time.monotonic()):
-            heads = await self._heads()
-            for journal, head in heads.items():
-                shard = (await self._shard_of(journal)).id
-                request = cpb.StatRequest(shard=shard, read_through={journal: head})
-                while True:
-                    response = await self.ask(lambda client, r=request: client.stat(r))  # type: ignore[misc]
-                    if response.status == cpb.OK:
-                        break
-                    await asyncio.sleep(POLL_S)
-
-    async def _heads(self) -> Mapping[str, int]:
-        """Return the write heads of the sources."""
-        selector = source_selector(self._application)
-        if selector is None:
-            listed = await self.ask(lambda client: client.list())
-            names = [
-                strip_meta(source.journal)
-                for shard in listed.shards
-                for source in shard.spec.sources
-            ]
-        else:
-            listing = await list_journals(self._transport, selector)
-            names = [journal.spec.name for journal in listing.journals]
-        heads = {}
-        for name in names:
-            response = await append(self._transport, pb.AppendRequest(journal=name), [])
-            heads[name] = response.commit.end
-        return heads
-
-    async def _shard_of(self, journal: str) -> cpb.ShardSpec:
-        """Return the shard that reads a journal, once there is one."""
-        while True:
-            listed = await self.ask(lambda client: client.list())
-            for shard in listed.shards:
-                if any(strip_meta(each.journal) == journal for each in shard.spec.sources):
-                    return shard.spec
-            await asyncio.sleep(POLL_S)
-
     async def _recovered(self, journal: str, directory: Path) -> Any:
-        spec = await self._shard_of(journal)
+        spec = await shard_of(journal, self.ask)
         async with _etcd_of(self._cluster) as etcd:
             stored = await load_hints(etcd, spec)
         hints = fsm_hints.choose(stored.primary, stored.backups, recovery_log(spec))
@@ -504,20 +457,3 @@ async def _etcd_of(cluster: ClusterLike | None) -> AsyncIterator[Etcd]:
     assert cluster is not None, "it is used as a context manager"
     async with aclosing(await Etcd.connect(cluster.etcd_endpoint)) as etcd:
         yield etcd
-
-
-def _summary(shards: Sequence[cpb.ListResponse.Shard]) -> str:
-    """Return the members and statuses of a few shards, for an error; failed ones first."""
-    failed = cpb.ReplicaStatus.FAILED
-    shards = sorted(shards, key=lambda shard: all(s.code != failed for s in shard.status))
-    return "; ".join(
-        f"{shard.spec.id}: "
-        + ", ".join(
-            f"{member.suffix}{'*' if place == shard.route.primary else ''} "
-            f"{cpb.ReplicaStatus.Code.Name(status.code)} {' '.join(status.errors)}".strip()
-            for place, (member, status) in enumerate(
-                zip(shard.route.members, shard.status, strict=True)
-            )
-        )
-        for shard in shards[:SHOWN_MAX]
-    )

@@ -54,6 +54,7 @@ class Stage:
     """A cluster under load, and the spans in which too few brokers could serve its journals.
 
     Attributes:
+        journals: those whose primaries faults are aimed at.
         replication: of the journals: fewer brokers cannot serve them.
         store_fails_s: how long the store fails, at least.
         excused: spans in which fewer ran.
@@ -62,6 +63,7 @@ class Stage:
 
     cluster: TemporaryCluster
     load: Load
+    journals: Sequence[str]
     replication: int
     store_fails_s: float
     excused: list[Span] = field(default_factory=list)
@@ -85,14 +87,14 @@ class Stage:
         """Start every broker that has ended."""
         self.start([each for each in self.cluster.brokers if each.state is BrokerState.ENDED])
 
-    def wait_for_appends(self, timeout_s: float = SERVES_AGAIN_S) -> None:
-        """Wait until every client appends again, if there are brokers enough. Bounded.
+    def wait_for_progress(self, timeout_s: float = SERVES_AGAIN_S) -> None:
+        """Wait until every client goes on, if there are brokers enough. Bounded.
 
         If they do not, the stall is long, and :meth:`restore` fails if nothing goes on then.
         """
         if len(self.running) >= self.replication:
             with contextlib.suppress(StalledError):
-                self.load.wait_for_appends(timeout_s)
+                self.load.wait_for_progress(timeout_s)
 
     def primary_of(self, journal: str) -> LocalBroker:
         """Return the broker that leads a journal."""
@@ -106,6 +108,11 @@ class Stage:
 
     def restore(self) -> None:
         """Undo what a fault left, and wait until everything is as before."""
+        self.restore_brokers()
+        self.load.wait_for_progress(SERVES_AGAIN_S)
+
+    def restore_brokers(self) -> None:
+        """Heal Etcd, links and store, and wait until all brokers serve."""
         cluster = self.cluster
         cluster.heal_store()
         cluster.heal_links()
@@ -123,10 +130,9 @@ class Stage:
                     raise
             else:
                 break
-        self.load.wait_for_appends(SERVES_AGAIN_S)
 
     def check(self) -> None:
-        """Compare what all brokers and the store have with all that is known."""
+        """Compare what all brokers and the store have with all that is known, without load."""
 
         async def violations() -> list:
             async with aclosing(self.cluster.connect()) as transport:
@@ -137,7 +143,15 @@ class Stage:
                     settle_s=SETTLE_S,
                 )
 
+        self.load.pause()
         raise_violations(sdk_loop.run(violations(), 4 * SETTLE_S))
+        self.load.resume()
+
+    def outcome(self, fault: Fault, begin: float, took_s: float) -> Outcome:
+        """Return what a fault did that began at a time of the monotonic clock."""
+        stall = self.load.longest_stall(begin, self.excused)
+        stall_s = stall.span.end - stall.span.begin
+        return Outcome(fault, stall_s, took_s, f"{stall.client}, {stall.attempts} attempts")
 
     def _at_once(self, call: Callable[[LocalBroker], None], brokers: Sequence[LocalBroker]) -> None:
         def call_and_note(broker: LocalBroker) -> None:
@@ -192,15 +206,15 @@ def running_stage(
         cluster.apply(JOURNALS.format(replication=replication))
         addresses = [broker.address for broker in cluster.brokers]
         with Load(addresses, NAMES, appenders=2, seed=seed) as load:
-            yield Stage(cluster, load, replication, store_fails_s)
+            yield Stage(cluster, load, NAMES, replication, store_fails_s)
 
 
 # ------------------------------------------------------------------ the faults
 
 
 def kill_one(stage: Stage, chance: random.Random) -> None:
-    stage.kill([stage.primary_of(chance.choice(NAMES))])
-    stage.wait_for_appends()
+    stage.kill([stage.primary_of(chance.choice(stage.journals))])
+    stage.wait_for_progress()
 
 
 def kill_two(stage: Stage, chance: random.Random) -> None:
@@ -212,7 +226,7 @@ def kill_all(stage: Stage, _: random.Random) -> None:
 
 
 def kill_only_replica(stage: Stage, chance: random.Random) -> None:
-    broker = stage.primary_of(chance.choice(NAMES))
+    broker = stage.primary_of(chance.choice(stage.journals))
     begin = time.monotonic()
     stage.kill([broker])
     time.sleep(TTL_S + 2.0)  # others are assigned, who have nothing of it
@@ -239,34 +253,34 @@ def lose_zone(stage: Stage, chance: random.Random) -> None:
 
 
 def freeze(stage: Stage, chance: random.Random) -> None:
-    broker = stage.primary_of(chance.choice(NAMES))
+    broker = stage.primary_of(chance.choice(stage.journals))
     broker.pause()
     time.sleep(TTL_S + 2.0)
     broker.resume()
     with contextlib.suppress(TimeoutError):  # it may have kept its lease
         broker.wait_until_ended(TTL_S)
-    stage.wait_for_appends()
+    stage.wait_for_progress()
 
 
 def cut_from_etcd(stage: Stage, chance: random.Random) -> None:
-    stage.cluster.cut_from_etcd(stage.primary_of(chance.choice(NAMES)))
+    stage.cluster.cut_from_etcd(stage.primary_of(chance.choice(stage.journals)))
     time.sleep(TTL_S + 2.0)
-    stage.wait_for_appends()
+    stage.wait_for_progress()
 
 
 def cut_from_peers(stage: Stage, chance: random.Random) -> None:
-    broker = stage.primary_of(chance.choice(NAMES))
+    broker = stage.primary_of(chance.choice(stage.journals))
     stage.cluster.cut(broker, [each for each in stage.running if each is not broker])
     time.sleep(TTL_S + 2.0)
-    stage.wait_for_appends()
+    stage.wait_for_progress()
 
 
 def cut_one_way(stage: Stage, chance: random.Random) -> None:
-    broker = stage.primary_of(chance.choice(NAMES))
+    broker = stage.primary_of(chance.choice(stage.journals))
     other = chance.choice([each for each in stage.running if each is not broker])
     stage.cluster.cut_calls(broker, other)
     time.sleep(TTL_S + 2.0)
-    stage.wait_for_appends()
+    stage.wait_for_progress()
 
 
 def fail_store(stage: Stage, chance: random.Random) -> None:
@@ -274,7 +288,7 @@ def fail_store(stage: Stage, chance: random.Random) -> None:
     stage.cluster.fail_store()
     for broker in chance.sample(stage.running, 2):
         stage.kill([broker])
-        stage.wait_for_appends(2 * STORE_BAR_S)
+        stage.wait_for_progress(2 * STORE_BAR_S)
         stage.start([broker])
     time.sleep(max(0.0, begin + stage.store_fails_s - time.monotonic()))
     stage.cluster.heal_store()
@@ -283,13 +297,13 @@ def fail_store(stage: Stage, chance: random.Random) -> None:
 def kill_etcd(stage: Stage, chance: random.Random) -> None:
     stage.cluster.kill_etcd(chance.randrange(len(stage.cluster.etcd)))
     time.sleep(TTL_S)  # leases have to be renewed without it
-    stage.wait_for_appends()
+    stage.wait_for_progress()
 
 
 def drain_one(stage: Stage, chance: random.Random) -> None:
-    broker = stage.primary_of(chance.choice(NAMES))
+    broker = stage.primary_of(chance.choice(stage.journals))
     broker.drain(timeout_s=SERVES_AGAIN_S)
-    stage.wait_for_appends()
+    stage.wait_for_progress()
 
 
 def restart_in_turn(stage: Stage, _: random.Random) -> None:
@@ -305,7 +319,7 @@ class Fault:
 
     Attributes:
         name: for the summary.
-        bar_s: longest stall of appends, at the lease of `TTL_S`.
+        bar_s: longest stall of a client, at the lease of `TTL_S`.
         run: causes it.
         replication: of the journals.
     """
@@ -342,9 +356,9 @@ class Outcome:
     """Outcome of a fault.
 
     Attributes:
-        stall_s: longest stall of appends, without the time in which too few brokers ran.
+        stall_s: longest stall of a client, without the time in which too few brokers ran.
         took_s: time from the fault until everything was as before.
-        client: whose append it was, and how often it was sent.
+        client: whose stall it was, and more about it.
     """
 
     fault: Fault
@@ -368,7 +382,7 @@ def suffer(stage: Stage, fault: Fault, chance: random.Random) -> Outcome:
         AssertionError: a promise is broken, or appends do not go on by themselves.
     """
     stage.is_broken = True
-    stage.load.wait_for_appends(SERVES_AGAIN_S)
+    stage.load.wait_for_progress(SERVES_AGAIN_S)
     begin = time.monotonic()
     try:
         fault.run(stage, chance)
@@ -376,26 +390,21 @@ def suffer(stage: Stage, fault: Fault, chance: random.Random) -> Outcome:
         stage.cluster.heal_store()
         stage.cluster.heal_links()
     stage.restore()
-    took_s = time.monotonic() - begin
-    stall = stage.load.longest_stall(begin, stage.excused)
-    stage.load.pause()
+    outcome = stage.outcome(fault, begin, time.monotonic() - begin)
     stage.check()
-    stage.load.resume()
     stage.is_broken = False
-    stall_s = stall.span.end - stall.span.begin
-    return Outcome(fault, stall_s, took_s, f"{stall.client}, {stall.attempts} attempts")
+    return outcome
 
 
 def summary(outcomes: Sequence[Outcome]) -> list[str]:
     """Return a table of what faults did, the longest stall of each."""
-    lines = [f"{'fault':28}{'runs':>5}{'longest stall':>15}{'bar':>9}   whose append"]
-    for fault in FAULTS:
+    lines = [f"{'fault':28}{'runs':>5}{'longest stall':>15}{'bar':>9}   whose"]
+    for fault in dict.fromkeys(each.fault for each in outcomes):
         found = [each for each in outcomes if each.fault is fault]
-        if found:
-            worst = max(found, key=lambda each: each.stall_s)
-            mark = "" if worst.is_within_bar else "  OVER"
-            lines.append(
-                f"{fault.name:28}{len(found):5}{worst.stall_s:13.2f} s{fault.bar_s:7.2f} s   "
-                f"{worst.client}{mark}"
-            )
+        worst = max(found, key=lambda each: each.stall_s)
+        mark = "" if worst.is_within_bar else "  OVER"
+        lines.append(
+            f"{fault.name:28}{len(found):5}{worst.stall_s:13.2f} s{fault.bar_s:7.2f} s   "
+            f"{worst.client}{mark}"
+        )
     return lines

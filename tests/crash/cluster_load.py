@@ -97,7 +97,12 @@ class Load:
             thread.join(IDLE_TIMEOUT_S)
             assert not thread.is_alive(), f"{thread.name} does not end"
 
-    def wait_for_appends(self, timeout_s: float) -> None:
+    @property
+    def done(self) -> str:
+        """Text about what was done so far."""
+        return f"{self.appended} appends, none lost"
+
+    def wait_for_progress(self, timeout_s: float) -> None:
         """Wait until every client had an append acknowledged that began from now on.
 
         Raises:

@@ -1,10 +1,11 @@
-"""Summary of the stalls which faults of clusters caused."""
+"""Summary of the stalls and fail-overs which faults of clusters caused."""
 
 from __future__ import annotations
 
 import pytest
 
 from crash.cluster_faults import STALLS, summary
+from crash.shard_faults import fail_over_summary
 
 
 def pytest_terminal_summary(
@@ -12,6 +13,6 @@ def pytest_terminal_summary(
 ) -> None:
     outcomes = config.stash.get(STALLS, [])
     if outcomes:
-        terminalreporter.section("longest stalls of appends")
-        for line in summary(outcomes):
+        terminalreporter.section("longest stalls")
+        for line in (*summary(outcomes), *fail_over_summary(outcomes)):
             terminalreporter.write_line(line)

@@ -162,8 +162,9 @@ class Checker:
                 break
 
     def end_of(self, journal: str) -> int:
-        """Return the end of what was acknowledged."""
-        return self._journal(journal).end
+        """Return the end of what was acknowledged, or what readers got."""
+        known = self._journal(journal)
+        return max(known.end, *(offset + len(got) for offset, got in known.seen.items()), 0)
 
     def _check_lines(self, journal: str, source: str, begin: int, content: bytes) -> None:
         known = self._journal(journal)

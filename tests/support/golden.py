@@ -11,7 +11,7 @@ import base64
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import from_ns
 from gazette_sdk.protocol.fragments import content_path
-from gazette_sdk.protocol.service import RPCS_BY_NAME
+from gazette_sdk.protocol.service import RPCS_BY_NAME, Rpc
 from gazette_sdk.server.process import Server
 from gazette_sdk.transport.loop import run
 from support.vectors import golden
@@ -114,7 +114,7 @@ class Stream:
                 self._ended.wait(2 * timeout_s)
 
         # Every call has the same form on the wire, whether its sides are streams or not.
-        method = client.channel.stream_stream(RPCS_BY_NAME[rpc].path)
+        method = client.channel.stream_stream(client.rpcs[rpc].path)
         metadata = () if token is None else (("authorization", token),)
         self._call = method(sending(), timeout=timeout_s, metadata=metadata, wait_for_ready=True)
         self._thread = threading.Thread(target=self._receive, daemon=True)
@@ -161,10 +161,12 @@ class RawClient:
     """Sends requests as bytes, and gives responses as bytes.
 
     Args:
-        endpoint: of the broker.
+        endpoint: of the process.
+        rpcs: calls of its service, by default those of a broker.
     """
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, rpcs: Mapping[str, Rpc] = RPCS_BY_NAME) -> None:
+        self.rpcs = rpcs
         self.channel = grpc.insecure_channel(
             endpoint.removeprefix("http://"),
             options=(

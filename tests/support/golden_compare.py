@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,13 @@ class Revisions:
         if (there, here) not in self._strict[max(at - 1, 0) : at + 1]:
             self._strict.insert(at, (there, here))
         return None
+
+    def settle_key(self, into: Any, have: Any) -> Iterable[str]:
+        """Note the revisions of a listed item, and put ours into the recorded one."""
+        for name in ("create_revision", "mod_revision"):
+            if note := self.note_key(getattr(into, name), getattr(have, name)):
+                yield note
+            setattr(into, name, getattr(have, name))
 
     def note_header(self, there: int, here: int) -> str | None:
         """The revision of a header: it must not go back where the recorded one does not."""
@@ -158,34 +165,26 @@ class Replay:
         self, kind: type[Message], there: dict[str, Any], here: bytes
     ) -> Iterable[str]:
         expected, actual = parsed(kind, there), kind.FromString(here)
-        problems: list[str] = []
-        self._fill(expected, actual, problems)
-        yield from problems
+        for into, have in message_pairs(expected, actual):
+            yield from self._fill(into, have)
         if expected != actual:
             yield f"ours:\n{_text(actual)}\nrecorded:\n{_text(expected)}"
         elif expected.SerializeToString() != here:
             yield f"bytes {here.hex()} where {expected.SerializeToString().hex()} were recorded"
 
-    def _fill(self, expected: Message, actual: Message, problems: list[str]) -> None:
-        """Put into ``expected`` what varies, from ``actual``."""
-        into: Any = expected
-        have: Any = actual
-        if isinstance(into, pb.Header.Etcd):
+    def _fill(self, into: Any, have: Any) -> Iterable[str]:
+        """Put into a recorded message what varies, from ours."""
+        if isinstance(into, pb.Header.Etcd) and into.ByteSize():
             ours = self.broker.keyspace.header
-            if into.ByteSize():
-                note = self.revisions.note_header(into.revision, have.revision)
-                problems += [note] if note else []
-                into.cluster_id, into.member_id = ours.cluster_id, ours.member_id
-                into.revision = have.revision
-                into.raft_term = have.raft_term
-                if not have.raft_term:
-                    problems.append("raft_term is 0")
-            return
+            if note := self.revisions.note_header(into.revision, have.revision):
+                yield note
+            into.cluster_id, into.member_id = ours.cluster_id, ours.member_id
+            into.revision = have.revision
+            into.raft_term = have.raft_term
+            if not have.raft_term:
+                yield "raft_term is 0"
         if isinstance(into, pb.ListResponse.Journal):
-            for name in ("create_revision", "mod_revision"):
-                note = self.revisions.note_key(getattr(into, name), getattr(have, name))
-                problems += [note] if note else []
-                setattr(into, name, getattr(have, name))
+            yield from self.revisions.settle_key(into, have)
         if isinstance(into, pb.Route):
             ours_at = self.broker.endpoint
             into.endpoints[:] = [
@@ -195,16 +194,9 @@ class Replay:
         if isinstance(into, pb.Fragment) and into.mod_time and have.mod_time:
             is_set = into.mod_time in MOD_TIMES_SET
             into.mod_time = into.mod_time if is_set else have.mod_time
-        for descriptor, value in list(expected.ListFields()):
+        for descriptor, _ in list(into.ListFields()):
             if descriptor.name in FREE_TEXT and getattr(have, descriptor.name):
                 setattr(into, descriptor.name, getattr(have, descriptor.name))
-            if descriptor.type != FieldDescriptor.TYPE_MESSAGE:
-                continue
-            if descriptor.is_repeated:
-                for item, other in zip(value, getattr(have, descriptor.name), strict=False):
-                    self._fill(item, other, problems)
-            elif have.HasField(descriptor.name):
-                self._fill(value, getattr(have, descriptor.name), problems)
 
     # ------------------------------------------------------------ reads
 
@@ -224,6 +216,21 @@ class Replay:
             else:
                 for message, wire in zip(recorded, ours, strict=False):
                     yield from self._response_problems(pb.ReadResponse, message, wire)
+
+
+def message_pairs(expected: Message, actual: Message) -> Iterator[tuple[Any, Any]]:
+    """Yield a recorded message and ours, and what they hold, each before its parts."""
+    yield expected, actual
+    for descriptor, value in list(expected.ListFields()):
+        if descriptor.type != FieldDescriptor.TYPE_MESSAGE:
+            continue
+        if descriptor.message_type.GetOptions().map_entry:
+            continue
+        if descriptor.is_repeated:
+            for item, other in zip(value, getattr(actual, descriptor.name), strict=False):
+                yield from message_pairs(item, other)
+        elif actual.HasField(descriptor.name):
+            yield from message_pairs(value, getattr(actual, descriptor.name))
 
 
 def path_problems(case: dict[str, Any], outcome: Outcome) -> Iterable[str]:

@@ -128,6 +128,10 @@ class MemoryTransport(Transport):
             yield self._snapshot(request)
 
     async def apply(self, request: pb.ApplyRequest) -> pb.ApplyResponse:
+        for change in request.changes:
+            known = self.journals.get(change.upsert.name or change.delete)
+            if (known.mod_revision if known else 0) != change.expect_mod_revision:
+                return pb.ApplyResponse(status=pb.ETCD_TRANSACTION_FAILED, header=self._header())
         self.revision += 1
         for change in request.changes:
             if change.delete:
@@ -208,6 +212,8 @@ class MemoryTransport(Transport):
             return pb.AppendResponse(status=fault, header=self._header())  # type: ignore[arg-type]
         if name not in self.journals:
             return pb.AppendResponse(status=pb.JOURNAL_NOT_FOUND, header=self._header())
+        if opening.offset and opening.offset != self.journals[name].end:
+            return pb.AppendResponse(status=pb.WRONG_APPEND_OFFSET, header=self._header())
         response = self._write(name, bytes(content) if committed else b"")
         if fault == "lost":
             raise UnavailableError("the answer was lost")

@@ -20,7 +20,7 @@ An HTML comment on the line before a block changes what is done:
 - ``<!-- not run: reason -->``: nothing
 - ``<!-- runs until interrupted -->``: the command prints something, and goes on until Ctrl-C
 - ``<!-- runs until the page ends -->``: the command prints something, and goes on beside the
-  rest of the page; it ends by Ctrl-C. Its Etcd is that of the test
+  rest of the page; it ends by Ctrl-C
 - ``<!-- fails -->``: the command ends with a status other than zero
 """
 
@@ -211,7 +211,7 @@ class PageRun:
             with self._interrupted(block, script):
                 pass
         elif block.marker == "runs until the page ends":
-            self._started.enter_context(self._interrupted(block, script, ETCD_ADDRESS=self.etcd))
+            self._started.enter_context(self._interrupted(block, script))
         else:
             self._bash(block.where, script, fails=block.marker == "fails")
 
@@ -232,12 +232,12 @@ class PageRun:
         )
 
     @contextlib.contextmanager
-    def _interrupted(self, block: Block, script: str, **more: str) -> Iterator[None]:
+    def _interrupted(self, block: Block, script: str) -> Iterator[None]:
         """Start commands, wait until they print something, and interrupt them in the end."""
         with subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", script],
             cwd=self.directory,
-            env=self._environment() | more,
+            env=self._environment(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             start_new_session=True,

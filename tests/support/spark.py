@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -18,6 +19,9 @@ def spark() -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("AWS_ACCESS_KEY_ID", "test")
         environment.setenv("AWS_SECRET_ACCESS_KEY", "test")
+        # Workers import what tests register.
+        tests = str(Path(__file__).parents[1])
+        environment.setenv("PYTHONPATH", tests, prepend=os.pathsep)
         session = _started()
     session.dataSource.register(GazetteDataSource)
     yield session

@@ -22,6 +22,10 @@ In reading order:
 - ``range_read``: record batches of a range, on executors, over ``range_transport``
 - ``stream``: streaming reads. ``following``: which journals there are; ``admission``: how much a
   micro-batch reads; ``offsets``: what Spark stores; ``lag``: what is left
+- ``sink``: batch and streaming writes, by ``write_options``: ``rows`` as messages, and the
+  ``producers`` of a worker. ``partitioning``: one task for each journal
+- ``transaction_log``: what a writer has decided, over the pure ``transaction_records``;
+  ``transactions``: care of logs
 
 Workers run the interpreter which imported this package, unless ``PYSPARK_PYTHON`` is set: Spark
 would start the first ``python3`` on ``PATH``. Import it before you create the session.
@@ -42,7 +46,9 @@ if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
+from gazette_spark import transactions
 from gazette_spark.lag import lag
+from gazette_spark.partitioning import partition_by_journal
 from gazette_spark.source import GazetteDataSource
 
-__all__ = ["GazetteDataSource", "lag"]
+__all__ = ["GazetteDataSource", "lag", "partition_by_journal", "transactions"]

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from pyspark.sql import types as st
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 
+from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_spark.batch import batch_reader
 from gazette_spark.content import list_content
 from gazette_spark.failure import clear_errors
 from gazette_spark.options import Options
 from gazette_spark.schema import METADATA_FIELDS, fields_of_class, fields_of_messages, sample_of
+from gazette_spark.sink import GazetteBatchWriter, GazetteStreamWriter
 from gazette_spark.stream import GazetteStreamReader
+from gazette_spark.write_options import WriteOptions
 
 __all__ = ["GazetteDataSource"]
 
@@ -58,3 +67,23 @@ class GazetteDataSource(DataSource):
         """Return a reader that follows the journals."""
         with clear_errors():
             return GazetteStreamReader(Options.parse(self.options), schema)
+
+    def writer(self, schema: st.StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's
+        """Return a writer of rows as messages: all of them become visible, or none."""
+        with clear_errors():
+            _refuse(overwrite=overwrite)
+            return GazetteBatchWriter(WriteOptions.parse(self.options, schema, is_stream=False))
+
+    def streamWriter(self, schema: st.StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802, FBT001 - Spark's
+        """Return a writer of micro-batches, each as one transaction."""
+        with clear_errors():
+            _refuse(overwrite=overwrite)
+            return GazetteStreamWriter(WriteOptions.parse(self.options, schema, is_stream=True))
+
+
+def _refuse(*, overwrite: bool) -> None:
+    if overwrite:
+        raise ConfigurationError(
+            "gazette: journals are append-only; use .mode('append'), or outputMode 'append' or"
+            " 'update' for a stream"
+        )

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from gazette_sdk.broker.append.assignments import write_route, write_suspend
+from gazette_sdk.broker.append.assignments import RecordRoute, write_route, write_suspend
 from gazette_sdk.broker.append.content import Content
 from gazette_sdk.broker.append.inputs import (
     Terms,
@@ -81,6 +81,7 @@ class Appends:
         known_lease: until when this broker's lease is alive.
         is_all_stored: returns True if the last broker of a journal left when all of its content was
             stored, and nobody continued it since.
+        record_route: returns the operations that record a journal's last route.
         now: Unix time, in seconds.
     """
 
@@ -93,6 +94,7 @@ class Appends:
     waits_for: Callable[[str], Sequence[pb.ProcessSpec.ID]] = lambda _: ()
     known_lease: KnownLease = field(default_factory=KnownLease)
     is_all_stored: Callable[[str], bool] = lambda _: False
+    record_route: RecordRoute = lambda *_: ()
     now: Callable[[], float] = field(default=time.time)
 
     async def append(
@@ -348,6 +350,7 @@ class _Append:
         resolution, replica = self._resolution, self._held
         assert replica is not None
         if replica.settled is resolution:
+            replica.synchronized(self._current_pipeline())
             return Input.AGREED
         if self._judge_replicas() is Input.TOO_FEW:
             # Members that are away may have more bytes than these: to them, a route without them
@@ -359,11 +362,13 @@ class _Append:
             return refused
         if await self._is_behind_stored_content():
             return Input.ROLL
-        written = await write_route(self._shared.etcd, resolution)
+        written = await write_route(self._shared.etcd, resolution, self._shared.record_route)
+        if written is None or written.succeeded:
+            replica.synchronized(self._current_pipeline())
         if written is None:
             replica.settled = resolution
             return Input.AGREED
-        self._read_through = written
+        self._read_through = written.revision if written.succeeded else resolution.revision + 1
         return Input.WRITTEN
 
     async def _refuse_unless_given_up(self, absent: Sequence[pb.ProcessSpec.ID]) -> Input | None:
@@ -431,7 +436,6 @@ class _Append:
             assert replica is not None
             assert replica.settled is resolution
             pipeline = self._current_pipeline()
-            replica.synchronized(pipeline)
             replica.ready = ReadyRoute(
                 resolution,
                 pipeline,
@@ -453,7 +457,10 @@ class _Append:
         return given
 
     async def _update_suspend(self) -> Input:
-        self._read_through = await write_suspend(self._shared.etcd, self._resolution, self._suspend)
+        shared = self._shared
+        self._read_through = await write_suspend(
+            shared.etcd, self._resolution, self._suspend, shared.record_route
+        )
         return Input.WRITTEN
 
     # -------------------------------------------------------- preconditions

@@ -1,6 +1,7 @@
 """Writes of a journal's primary to Etcd: its synchronized route, and its suspension.
 
 The last broker withdraws the routes of journals that it leaves with all of their content stored.
+Each transaction that changes a journal's last route changes its record, too (`recorded_routes`).
 
 Every transaction compares the keys of its resolution (protocol section 13.2). It fails if one of
 them has changed since: then the resolution is old by at least one revision.
@@ -8,47 +9,59 @@ them has changed since: then the resolution is old by at least one revision.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from gazette_sdk.broker.resolver import Resolution
 from gazette_sdk.cluster.broker_keys import (
     WITHDRAWN_ROUTE,
     BrokerAssignment,
+    JournalEntry,
     is_consistent,
     route_value,
 )
-from gazette_sdk.cluster.etcd import Compare, Etcd, Put
+from gazette_sdk.cluster.etcd import Compare, Etcd, Operation, Put, TxnResult
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.non_null_fields import complete
 
-__all__ = ["withdraw_routes", "write_route", "write_suspend"]
+__all__ = ["RecordRoute", "withdraw_routes", "write_route", "write_suspend"]
 
-TXN_PUTS_MAX = 100
-"""Routes withdrawn by one transaction. Etcd takes 128 operations unless configured otherwise."""
+TXN_ROUTES_MAX = 50
+"""Routes withdrawn by one transaction, each with its record. Etcd takes 128 operations unless
+configured otherwise."""
+
+RecordRoute: TypeAlias = Callable[[JournalEntry, pb.Route | None], Sequence[Operation]]
+"""Returns the operations that record a journal's last route, or delete its record."""
 
 
-async def write_route(etcd: Etcd, resolution: Resolution) -> int | None:
+async def write_route(etcd: Etcd, resolution: Resolution, record: RecordRoute) -> TxnResult | None:
     """Advertise that the resolved route has synchronized.
 
     Args:
         etcd: the client.
         resolution: of the journal, whose primary we are.
+        record: records the route.
 
     Returns:
-        the revision to resolve at; ``None`` when nothing was to be written.
+        the result; ``None`` when nothing was to be written.
     """
     if is_consistent(resolution.assignments):
         return None
+    assert resolution.item is not None
     value = route_value(resolution.header.route)
-    result = await etcd.txn(
+    return await etcd.txn(
         [Compare.mod_revision(entry.key, entry.mod_revision) for entry in resolution.assignments],
         # The lease stays the assigned member's: an assignment dies with its member.
-        [Put(entry.key, value, ignore_lease=True) for entry in resolution.assignments],
+        [
+            *(Put(entry.key, value, ignore_lease=True) for entry in resolution.assignments),
+            *record(resolution.item, resolution.header.route),
+        ],
     )
-    return result.revision if result.succeeded else resolution.revision + 1
 
 
-async def withdraw_routes(etcd: Etcd, entries: Sequence[BrokerAssignment]) -> None:
+async def withdraw_routes(
+    etcd: Etcd, routes: Sequence[tuple[JournalEntry, BrokerAssignment]], record: RecordRoute
+) -> None:
     """State that journals have no content but what is stored: their last member leaves.
 
     So a journal does not wait for this broker afterwards, but goes on behind its stored content. A
@@ -56,26 +69,34 @@ async def withdraw_routes(etcd: Etcd, entries: Sequence[BrokerAssignment]) -> No
 
     Args:
         etcd: the client.
-        entries: assignments of the journals, each of them the journal's only one.
+        routes: the journals, each with its only assignment.
+        record: records that the route is withdrawn.
 
     Raises:
         EtcdError: Etcd failed.
     """
-    for begin in range(0, len(entries), TXN_PUTS_MAX):
-        some = entries[begin : begin + TXN_PUTS_MAX]
+    withdrawn = pb.Route.FromString(WITHDRAWN_ROUTE)
+    for begin in range(0, len(routes), TXN_ROUTES_MAX):
+        some = routes[begin : begin + TXN_ROUTES_MAX]
+        changes: list[Operation] = []
+        for item, entry in some:
+            changes.append(Put(entry.key, WITHDRAWN_ROUTE, ignore_lease=True))
+            changes += record(item, withdrawn)
         await etcd.txn(
-            [Compare.mod_revision(entry.key, entry.mod_revision) for entry in some],
-            [Put(entry.key, WITHDRAWN_ROUTE, ignore_lease=True) for entry in some],
+            [Compare.mod_revision(entry.key, entry.mod_revision) for _, entry in some], changes
         )
 
 
-async def write_suspend(etcd: Etcd, resolution: Resolution, suspend: pb.JournalSpec.Suspend) -> int:
+async def write_suspend(
+    etcd: Etcd, resolution: Resolution, suspend: pb.JournalSpec.Suspend, record: RecordRoute
+) -> int:
     """Write a journal's suspension into its spec.
 
     Args:
         etcd: the client.
         resolution: of the journal.
         suspend: its new suspension.
+        record: deletes the record of its route, which ends with the suspension.
 
     Returns:
         the revision to resolve at.
@@ -90,6 +111,6 @@ async def write_suspend(etcd: Etcd, resolution: Resolution, suspend: pb.JournalS
             Compare.mod_revision(entry.key, entry.mod_revision)
             for entry in (item, *resolution.assignments)
         ],
-        [Put(item.key, complete(spec).SerializeToString())],
+        [Put(item.key, complete(spec).SerializeToString()), *record(item, None)],
     )
     return result.revision if result.succeeded else resolution.revision + 1

@@ -102,6 +102,9 @@ class Index:
         first_refresh: set once the stores have been listed.
         listing_wanted: set while a listing of the stores should release local fragments.
         refresh_failure: why they could not be listed; None when they could, or were not yet.
+        on_acknowledged: called when more is acknowledged; ``None`` while nobody waits for that.
+        spool_end: returns the end of the replica's spool, of which the index knows only content; -1
+            before the replica has one.
     """
 
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
@@ -120,6 +123,8 @@ class Index:
         self.first_refresh = asyncio.Event()
         self.listing_wanted = asyncio.Event()
         self.refresh_failure: str | None = None
+        self.on_acknowledged: Callable[[], None] | None = None
+        self.spool_end: Callable[[], int] = lambda: -1
 
     # -------------------------------------------------------------- changes
 
@@ -179,6 +184,8 @@ class Index:
             self._shown = forms.popleft()
         if self._waiters:
             self._wake()
+        if self.on_acknowledged is not None:
+            self.on_acknowledged()
 
     def release(self) -> None:
         """Show all local content, now and in future: this replica is the only one."""
@@ -186,6 +193,8 @@ class Index:
             self._acknowledged, self._shown = None, None
             self._unacknowledged.clear()
             self._wake()
+            if self.on_acknowledged is not None:
+                self.on_acknowledged()
 
     def replace_remote(self, remote: CoverSet) -> None:
         """Adopt a listing of all stores, and release local fragments which it covers.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,7 +22,6 @@ from gazette_sdk.broker.metrics import SPOOLS_PERSISTED
 from gazette_sdk.broker.spool.directory import CompletedSpool
 from gazette_sdk.cluster.broker_keys import JournalEntry
 from gazette_sdk.errors import CorruptFragmentError, GazetteError, StoreError
-from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -122,20 +121,22 @@ class Persister:
         else:
             self._queues[2].append(spool)
 
-    def check_listed(self, journal: str, listed: CoverSet) -> None:
+    def check_listed(self, journal: str, listed: Iterable[pb.Fragment]) -> None:
         """Check now those queued spools of a journal whose very fragment a listing has.
 
         Args:
             journal: its name.
             listed: fragments in the journal's stores.
         """
-        for queue in self._queues:
-            found = [
-                spool
-                for spool in queue
-                if spool.fragment.journal == journal and _is_listed(spool.fragment, listed)
-            ]
-            for spool in found:
+        queued = [
+            (queue, spool)
+            for queue in self._queues
+            for spool in queue
+            if spool.fragment.journal == journal
+        ]
+        stored = set(map(_identity, listed)) if queued else set()
+        for queue, spool in queued:
+            if _identity(spool.fragment) in stored:
                 queue.remove(spool)
                 self._start(spool)
 
@@ -320,12 +321,8 @@ class Persister:
                 return
 
 
-def _is_listed(fragment: pb.Fragment, listed: CoverSet) -> bool:
-    at = listed.first_from(fragment.begin)
-    return at < len(listed) and (
-        (listed[at].begin, listed[at].end, listed[at].sum)
-        == (fragment.begin, fragment.end, fragment.sum)
-    )
+def _identity(fragment: pb.Fragment) -> tuple[int, int, bytes]:
+    return fragment.begin, fragment.end, digest_of(fragment.sum)
 
 
 def _upload(stores: StoreRegistry, url: str, fragment: pb.Fragment, spool: CompletedSpool) -> None:

@@ -39,7 +39,7 @@ async def refresh_index(
     index: Index,
     stores: StoreRegistry,
     journal_of: Callable[[str], JournalEntry | None],
-    listed: Callable[[str, CoverSet], None] = lambda _journal, _found: None,
+    listed: Callable[[str, Sequence[pb.Fragment]], None] = lambda _journal, _found: None,
 ) -> None:
     """List a journal's stores periodically, until it is deleted or this is cancelled.
 
@@ -73,7 +73,7 @@ async def refresh_index(
             outage.ended()
             failures = 0
             listed(journal, remote)
-            index.replace_remote(remote)
+            index.replace_remote(CoverSet(remote))
         wanted_pause_s = wanted_pause_s * 2 if index.listing_wanted.is_set() else WANTED_PAUSE_S
         listing_s = loop.time() - began_at
         await _pause(index, delay_s, max(wanted_pause_s, _WANTED_PAUSES_OF_A_LISTING * listing_s))
@@ -90,16 +90,17 @@ async def _pause(index: Index, delay_s: float, wanted_pause_s: float) -> None:
         pass
 
 
-async def list_stores(journal: str, urls: Sequence[str], stores: StoreRegistry) -> CoverSet:
-    """Return the fragments in a journal's stores, added in the order of the stores.
+async def list_stores(
+    journal: str, urls: Sequence[str], stores: StoreRegistry
+) -> list[pb.Fragment]:
+    """Return the fragments in a journal's stores, in the order of the stores.
 
     Raises:
         GazetteError: a store could not be listed.
     """
-    found = CoverSet()
+    found: list[pb.Fragment] = []
     for url in list(urls):
-        for fragment in await asyncio.to_thread(_list, stores, url, journal):
-            found.add(fragment)
+        found += await asyncio.to_thread(_list, stores, url, journal)
     return found
 
 

@@ -39,7 +39,8 @@ async def list_page(
 ) -> pb.FragmentsResponse:
     """Return a page of a journal's fragments, with signed URLs if they are requested.
 
-    It waits for the first listing of the journal's stores, unless only un-stored ones are wanted.
+    It waits for the first listing of the journal's stores, unless only un-stored ones are wanted,
+    or what is known now.
 
     Args:
         request: a valid one.
@@ -59,7 +60,7 @@ async def list_page(
             f"{format_duration(SIGNATURE_TTL_MAX_S * SECOND_NS)})",
             kind="invalid_signature_ttl",
         )
-    if not request.unstored_only:
+    if not (request.unstored_only or request.do_not_wait):
         await index.first_refresh.wait()
     page = index.page(
         begin_mod_time=request.begin_mod_time,

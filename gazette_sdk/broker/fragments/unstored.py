@@ -171,7 +171,7 @@ class UnstoredCopies:
         if failure is not None:
             raise failure
 
-    async def _stored(self, resolution: Resolution) -> CoverSet:
+    async def _stored(self, resolution: Resolution) -> list[pb.Fragment]:
         """Return what the stores have now; nothing if they cannot be listed."""
         assert resolution.spec is not None
         try:
@@ -179,7 +179,7 @@ class UnstoredCopies:
                 urls = resolution.spec.fragment.stores
                 return await list_stores(resolution.journal, urls, self._stores)
         except (GazetteError, OSError, TimeoutError):
-            return CoverSet()  # the refresh of the index reports it
+            return []  # the refresh of the index reports it
 
     async def _unstored_of(
         self, resolution: Resolution, member: pb.ProcessSpec.ID, end: int

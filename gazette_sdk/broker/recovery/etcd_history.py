@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -140,17 +140,20 @@ class EtcdHistory:
             synced=directory.durability is Durability.PERSISTED,
         )
         self._former_id: pb.ProcessSpec.ID | None = None
+        self._checked_revision = 0
 
     async def check(self, etcd: Etcd) -> None:
         """Forget the heads that became outdated while this broker was away.
 
         The earlier process may have had another id: then routes with that id are its own. Without
-        the history only heads of journals stay whose last route is known, and has that id.
+        the history only heads of journals stay whose last route is known, and has that id. If only
+        a record tells of that route, the head is unverified first (`states`).
 
         Args:
             etcd: the client. The mirror is just loaded at the revision of our announcement.
         """
         keyspace = self._keyspace
+        self._checked_revision = keyspace.revision
         since_revision = self._revision.read(keyspace.header.cluster_id)
         former_id = self._revision.read_id() or self._local_id
         self._former_id = former_id if since_revision else None
@@ -159,7 +162,7 @@ class EtcdHistory:
         )
         reason = HeadInput.CONTINUED_BY_OTHERS
         if continued is None:
-            continued = {item.id for item in keyspace.items() if not self.was_member(item.id)}
+            continued = {item.id for item in keyspace.items() if not self._is_sure(item.id)}
             reason = HeadInput.HISTORY_LOST
         for journal in sorted(continued):
             self._directory.forget_head(journal, reason)
@@ -177,10 +180,44 @@ class EtcdHistory:
         if keyspace.member(local.zone, local.suffix) is not None:
             self._revision.write_later(keyspace.header)
 
+    def observe_records(self) -> None:
+        """Forget heads that became outdated by the last batch of changes of recorded routes.
+
+        The cluster's mirror may never show a route that soon ended with its last member. The
+        caller adds this method to the observers of the records, behind that of the last routes.
+        """
+        for _, _, new in self._last_routes.records.mirror.changes:
+            if new is None or new.value.revision <= self._checked_revision:
+                continue
+            journal, route = new.value.journal, self._last_routes.route(new.value.journal)
+            others = route.members if route is not None else ()
+            is_withdrawn = self._last_routes.is_withdrawn(journal)
+            if (others and self._local_id not in others) or (
+                is_withdrawn and new.value.recorded_by != self._local_id
+            ):
+                self._directory.forget_head(journal, HeadInput.CONTINUED_BY_OTHERS)
+
     def was_member(self, journal: str) -> bool:
         """Return True if a journal's last route has the broker that used the directory before."""
         route = self._last_routes.route(journal)
         return route is not None and self._former_id in route.members
+
+    def continued_by(self, journal: str) -> Sequence[pb.ProcessSpec.ID]:
+        """Return the members of a journal's last route if this broker is none of them.
+
+        They have, or have learned of, every acknowledged byte. None are returned for routes of one
+        member: with replication 1 the bytes of the broker before may have been acknowledged.
+        """
+        route = self._last_routes.route(journal)
+        members = route.members if route is not None else ()
+        if len(members) < 2 or self._local_id in members or self.was_member(journal):
+            return ()
+        return members
+
+    def _is_sure(self, journal: str) -> bool:
+        """Return True if :meth:`was_member` holds, also if other implementations wrote routes."""
+        last = self._last_routes.last(journal)
+        return last is not None and not last.is_recorded and self.was_member(journal)
 
     def is_continued(self, journal: str) -> bool:
         """Return True if a journal has a synchronized route without this broker now."""

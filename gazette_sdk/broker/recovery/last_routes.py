@@ -2,8 +2,8 @@
 
 The members of that route, and nobody else, are known to have every acknowledged byte. Assignments
 hold the route, and end with the leases of their members. So a mirror alone forgets it when the last
-member goes. :class:`LastRoutes` keeps it: from the history of Etcd at the start, as far as Etcd has
-not compacted it, and from the mirror since.
+member goes. :class:`LastRoutes` keeps it: from the records of routes (`recorded_routes`), from the
+history of Etcd at the start, as far as Etcd has not compacted it, and from the mirror since.
 
 A journal *waits* if none of its present brokers was a member of its last route. Acknowledged bytes
 may then lie only on brokers that are away, whatever its stores have: a new primary must neither
@@ -27,19 +27,24 @@ import logging
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from google.protobuf.message import DecodeError
 
+from gazette_sdk.broker.recovery.recorded_routes import RecordedRoutes
 from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.broker_keys import WITHDRAWN_ROUTE, BrokerKeySpace, JournalEntry
 from gazette_sdk.cluster.etcd import Etcd, KeyValue, WatchEvent, prefix_end
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
 from gazette_sdk.errors import EtcdCompactedError, EtcdError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION, desired_replication
+from gazette_sdk.protocol.journal_spec import (
+    DEFAULT_MAX_REPLICATION,
+    desired_replication,
+    is_suspended,
+)
 
-__all__ = ["LastRoutes", "changes_since", "members_required", "waiting_text"]
+__all__ = ["LastRoute", "LastRoutes", "changes_since", "members_required", "waiting_text"]
 
 HISTORY_TIMEOUT_S = 10.0
 """Bound of reading the history. When it is over, no earlier route is known."""
@@ -60,14 +65,21 @@ class _Written(NamedTuple):
     raw: bytes
 
 
-class _LastRoute(NamedTuple):
-    """A journal's last route; without members if it is withdrawn.
+class LastRoute(NamedTuple):
+    """Last route of a journal.
 
-    ``create_revision`` is that of the journal.
+    Attributes:
+        create_revision: of the journal.
+        route: the route; without members if it is withdrawn.
+        revision: at which it was written.
+        is_recorded: True if only its record tells of it. Brokers of other implementations record
+            nothing: they may have gone on while none of ours was there.
     """
 
     create_revision: int
     route: pb.Route
+    revision: int
+    is_recorded: bool = False
 
 
 class LastRoutes:
@@ -75,25 +87,31 @@ class LastRoutes:
 
     Args:
         keyspace: mirror of Etcd. The caller adds :meth:`observe` to its observers.
+        records: recorded routes. The caller adds :meth:`observe_records` to their observers.
         max_replication: cap of every journal's replication.
 
     Attributes:
+        records: the same.
         waiting: names of the journals that wait.
     """
 
     def __init__(
-        self, keyspace: BrokerKeySpace, max_replication: int = DEFAULT_MAX_REPLICATION
+        self,
+        keyspace: BrokerKeySpace,
+        records: RecordedRoutes,
+        max_replication: int = DEFAULT_MAX_REPLICATION,
     ) -> None:
         self._keyspace = keyspace
+        self.records = records
         self._max_replication = max_replication
         self.waiting: set[str] = set()
-        self._known: dict[str, _LastRoute] = {}
+        self._known: dict[str, LastRoute] = {}
 
     async def load(self, etcd: Etcd) -> None:
-        """Read the routes of the mirror, and those that only the history has.
+        """Read the routes of the mirrors, and those that only the history has.
 
         The history is read if there is a journal without any written route. It is read from the
-        creation of the oldest one of these journals on.
+        creation of the oldest one of these journals on: a route may be newer than its record.
 
         Args:
             etcd: the client. The mirror is just loaded at a revision that changed its prefix.
@@ -101,7 +119,8 @@ class LastRoutes:
         unknown: list[JournalEntry] = []
         for item in self._keyspace.items():
             self._note(item)
-            if item.id not in self._known and not _is_suspended(item.value):
+            known = self._known.get(item.id)
+            if (known is None or known.is_recorded) and not is_suspended(item.value):
                 unknown.append(item)
         if not unknown:
             return
@@ -119,19 +138,34 @@ class LastRoutes:
             )
             return
         for item in unknown:
-            route = history.last_route(item.id, item.create_revision)
-            if route is not None:
-                self._known[item.id] = _LastRoute(item.create_revision, route)
-                self._note_waiting(item.id)
+            last = history.last_route(item.id, item.create_revision)
+            known = self._known.get(item.id)
+            if last is not None and (known is None or last.revision >= known.revision):
+                self._known[item.id] = last
+            self._note_waiting(item.id)
 
     def observe(self) -> None:
-        """Note the routes of the last batch of changes of the mirror."""
-        touched: dict[str, None] = {}
+        """Note the routes of the last batch of changes of the cluster's mirror."""
+        self._note_all(self.changed_journals())
+
+    def changed_journals(self) -> Iterable[str]:
+        """Return the journals of the last batch of changes of the cluster's mirror."""
+        changed: dict[str, None] = {}
         for change in self._keyspace.changes:
             match change.new or change.old:
                 case AssignmentEntry(item=journal) | ItemEntry(id=journal):
-                    touched[journal] = None
-        for journal in touched:
+                    changed[journal] = None
+        return changed
+
+    def observe_records(self) -> None:
+        """Note the routes of the last batch of changes of the records.
+
+        The cluster's mirror may never show a route that soon ended with its last member.
+        """
+        self._note_all(self.records.changed_journals())
+
+    def _note_all(self, journals: Iterable[str]) -> None:
+        for journal in journals:
             item = self._keyspace.item(journal)
             if item is None:
                 self._known.pop(journal, None)
@@ -144,10 +178,15 @@ class LastRoutes:
 
         It has no members if it was withdrawn.
         """
+        last = self.last(journal)
+        return last.route if last is not None else None
+
+    def last(self, journal: str) -> LastRoute | None:
+        """Return a journal's last route, with what is known about it; ``None`` if none is known."""
         known, item = self._known.get(journal), self._keyspace.item(journal)
         if known is None or item is None or known.create_revision != item.create_revision:
             return None
-        return known.route
+        return known
 
     def is_withdrawn(self, journal: str) -> bool:
         """Return True if a journal's last route was withdrawn: all of its content is stored."""
@@ -170,7 +209,7 @@ class LastRoutes:
         route at all: then this broker has every byte.
         """
         route, item = self.route(journal), self._keyspace.item(journal)
-        if route is None or item is None or _is_suspended(item.value):
+        if route is None or item is None or is_suspended(item.value):
             return ()
         for entry in self._keyspace.assignments(journal):
             member = pb.ProcessSpec.ID(zone=entry.zone, suffix=entry.suffix)
@@ -188,21 +227,25 @@ class LastRoutes:
         known = self._known.get(item.id)
         if known is not None and known.create_revision != item.create_revision:
             known = None
-        route = _last_route(
+        record = self.records.entry(item)
+        if record is not None and (known is None or record.value.revision > known.revision):
+            known = LastRoute(
+                item.create_revision, record.value.route, record.value.revision, is_recorded=True
+            )
+        last = _last_route(
             item.value,
-            item.mod_revision,
+            item,
             (
                 _Written(entry.value, entry.mod_revision, entry.raw)
                 for entry in self._keyspace.assignments(item.id)
-                if entry.mod_revision > item.create_revision
             ),
-            known.route if known is not None else None,
+            known,
             self._max_replication,
         )
-        if route is None:
+        if last is None:
             self._known.pop(item.id, None)
-        elif known is None or route is not known.route:
-            self._known[item.id] = _LastRoute(item.create_revision, route)
+        else:
+            self._known[item.id] = last
 
 
 def waiting_text(absent: Sequence[pb.ProcessSpec.ID]) -> str:
@@ -261,28 +304,37 @@ async def changes_since(
 # ------------------------------------------------------------------- pure parts
 
 
-def _is_suspended(spec: pb.JournalSpec) -> bool:
-    return spec.suspend.level != pb.JournalSpec.Suspend.NONE
+class _Revisions(Protocol):
+    """Revisions of a journal's key."""
+
+    @property
+    def create_revision(self) -> int: ...
+
+    @property
+    def mod_revision(self) -> int: ...
 
 
 def _last_route(
     spec: pb.JournalSpec,
-    spec_revision: int,
+    key: _Revisions,
     written: Iterable[_Written],
-    known: pb.Route | None,
+    known: LastRoute | None,
     max_replication: int,
-) -> pb.Route | None:
+) -> LastRoute | None:
     """Return a journal's last route, given its present keys and the last route before."""
-    if _is_suspended(spec):
+    if is_suspended(spec):
         return None
+    first = key.create_revision + 1 if known is None else known.revision
     # The newest first: an old value may be left of a transaction over other assignments.
-    for route, mod_revision, raw in sorted(written, key=lambda each: -each.mod_revision):
-        if raw == WITHDRAWN_ROUTE:
-            return route
-        if raw and len(route.members) >= members_required(
-            spec, spec_revision, mod_revision, max_replication
+    for route, revision, raw in sorted(written, key=lambda each: -each.mod_revision):
+        if revision < first:
+            break
+        if raw == WITHDRAWN_ROUTE or (
+            raw
+            and len(route.members)
+            >= members_required(spec, key.mod_revision, revision, max_replication)
         ):
-            return route
+            return LastRoute(key.create_revision, route, revision)
     return known
 
 
@@ -294,7 +346,7 @@ class _PastJournal:
     create_revision: int = 0
     mod_revision: int = 0
     written: dict[bytes, _Written] = field(default_factory=dict)
-    last_route: pb.Route | None = None
+    last_route: LastRoute | None = None
 
 
 class _History:
@@ -306,7 +358,7 @@ class _History:
         self._max_replication = max_replication
         self._journals: dict[str, _PastJournal] = {}
 
-    def last_route(self, journal: str, create_revision: int) -> pb.Route | None:
+    def last_route(self, journal: str, create_revision: int) -> LastRoute | None:
         """Return the last route of the journal that was created at a revision."""
         past = self._journals.get(journal)
         return past.last_route if past and past.create_revision == create_revision else None
@@ -373,12 +425,8 @@ class _History:
         if past.spec is not None:
             past.last_route = _last_route(
                 past.spec,
-                past.mod_revision,
-                (
-                    each
-                    for each in past.written.values()
-                    if each.mod_revision > past.create_revision
-                ),
+                past,
+                past.written.values(),
                 past.last_route,
                 self._max_replication,
             )

@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import math
 import sys
+from collections.abc import Iterable
+from contextlib import aclosing
 from typing import Final
 
 from gazette_sdk.broker.fragments.refresh import list_stores
@@ -57,16 +59,15 @@ class PeerInventory:
         self._answer_timeout_s = answer_timeout_s
         self._silent_until: dict[tuple[str, str], float] = {}  # loop times, by zone and suffix
 
-    async def fragments_before(self, journal: str, end: int) -> list[pb.Fragment]:
-        """Return the fragments that begin before an offset; some may be listed twice.
+    async def fragments_of_brokers(self, journal: str, end: int) -> list[pb.Fragment]:
+        """Return the fragments before an offset that brokers know; some may be listed twice.
 
         Every broker that the journal's replication requires is asked: any of them may be the
-        only one that has acknowledged bytes. The index of our own replica is read directly. The
-        stores are listed last: a peer may have uploaded a fragment since it was asked.
+        only one that has acknowledged bytes. One that could not list the stores yet answers
+        without them. The index of our own replica is read directly.
 
         Raises:
             GazetteError: a broker did not answer, or there are too few brokers, or no primary.
-            OSError: a store could not be listed.
         """
         resolution = await self._resolve(journal)
         spec, members = resolution.spec, resolution.header.route.members
@@ -85,8 +86,72 @@ class PeerInventory:
                 if isinstance(answer, BaseException):
                     raise answer
                 found += answer
-        found += await list_stores(journal, spec.fragment.stores, self._stores)
         return [fragment for fragment in found if fragment.begin < end]
+
+    async def fragments_of_stores(self, journal: str, end: int) -> list[pb.Fragment]:
+        """Return the stored fragments before an offset, for which the stores are listed.
+
+        To be called after :meth:`fragments_of_brokers`: a broker may have uploaded a fragment
+        since it was asked.
+
+        Raises:
+            GazetteError: a store could not be listed, or the journal has no primary.
+            OSError: a store could not be listed.
+        """
+        spec = (await self._resolve(journal)).spec
+        assert spec is not None
+        found = await list_stores(journal, spec.fragment.stores, self._stores)
+        return [fragment for fragment in found if fragment.begin < end]
+
+    async def head(self, journal: str, members: Iterable[pb.ProcessSpec.ID]) -> int | None:
+        """Return the offset at which members of a journal go on with it.
+
+        It may be behind all bytes that anybody has: replicas learn the offset of bytes which only
+        their primary has.
+
+        Args:
+            journal: its name.
+            members: those to ask which are members now.
+
+        Returns:
+            the greatest end of their spools; ``None`` if one of them does not tell it, since it is
+            of another implementation, or none of them is a member.
+
+        Raises:
+            GazetteError: a broker did not answer, or does not know yet where it goes on.
+        """
+        resolution = await self._resolve(journal)
+        present = resolution.header.route.members
+        asked = [self._spool_end_of(resolution, each) for each in members if each in present]
+        greatest = None
+        for end in await asyncio.gather(*asked):
+            if end is None:
+                return None
+            greatest = max(end, greatest or 0)
+        return greatest
+
+    async def _spool_end_of(self, resolution: Resolution, member: pb.ProcessSpec.ID) -> int | None:
+        request = pb.ReadRequest(
+            journal=resolution.journal,
+            offset=-1,
+            metadata_only=True,
+            do_not_proxy=True,
+            include_unacknowledged=True,
+            header=resolution.header,
+        )
+        request.header.process_id.CopyFrom(member)
+        target = Target(route=resolution.header.route, member=member)
+        async with aclosing(self._peers.read(request, target)) as items:
+            async for item in items:
+                if isinstance(item, bytes) or not item.HasField("spool_end"):
+                    break
+                if item.spool_end < 0:
+                    raise UnavailableError(
+                        f"the spools of broker {member.zone}/{member.suffix} are in quarantine",
+                        journal=resolution.journal,
+                    )
+                return item.spool_end
+        return None
 
     async def digest(self, journal: str, begin: int, end: int) -> bytes | None:
         """Return the SHA-1 of a span as the primary has it; ``None`` if it is not complete.
@@ -149,7 +214,9 @@ class PeerInventory:
     async def _fragments_of(
         self, resolution: Resolution, member: pb.ProcessSpec.ID, end: int
     ) -> list[pb.Fragment]:
-        request = pb.FragmentsRequest(journal=resolution.journal, do_not_proxy=True)
+        request = pb.FragmentsRequest(
+            journal=resolution.journal, do_not_proxy=True, do_not_wait=True
+        )
         request.header.CopyFrom(resolution.header)
         request.header.process_id.CopyFrom(member)
         target = Target(route=resolution.header.route, member=member)

@@ -9,6 +9,8 @@ not uploaded. `states` has the transitions; this module performs their effects:
 - Otherwise the journal's brokers and stores are asked for their fragments. A spool of which they
   have nothing, or the same bytes, is used. A contested one is truncated or renamed where they
   have other bytes. They are asked again when the journal's route changes, and after a pause.
+- Stores are not asked if the brokers have every byte of a journal's spools: what is stored would
+  change nothing. So a broker joins its journals again while their stores fail.
 - When all spools of a journal are in use, and each of them is whole, its head is restored.
 
 Contested spools are recorded on disk before the revision from which the next start reads Etcd's
@@ -21,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,11 +42,13 @@ from gazette_sdk.broker.recovery.states import (
 from gazette_sdk.broker.recovery.truncate import set_superseded_aside, truncate_spool
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.slot import Signal
+from gazette_sdk.broker.spool.commit_log import Head
 from gazette_sdk.broker.spool.content_file import ContentFile
 from gazette_sdk.broker.spool.directory import CompletedSpool, Durability, SpoolDirectory
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
 from gazette_sdk.cluster.keyspace import Change
 from gazette_sdk.errors import GazetteError, UnavailableError
+from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import digest_of
 
@@ -79,6 +84,7 @@ class _Entry:
 
     spool: CompletedSpool
     state: SpoolState = SpoolState.UNCONTESTED
+    needs_stores: bool = False  # in the next round: the primary does not have all of its bytes
 
     def step(self, given: SpoolInput) -> SpoolEffect:
         effect, self.state = spool_step(self.state, given)
@@ -91,6 +97,7 @@ class Quarantine:
     Args:
         directory: the directory of the spools.
         spools: all that were recovered.
+        unverified: heads which are used only if nobody has bytes behind them.
         exists: returns True if a journal of this name and create revision exists.
         inventory: what peers and stores have.
         upload: takes a spool that is used; also one whose journal is deleted, which is dropped.
@@ -100,6 +107,7 @@ class Quarantine:
         restores_head: returns True if this broker is a member of a journal's last route.
         goes_on: returns True if brokers are there which may continue a journal without us: bytes
             behind all that they have may become theirs at any time.
+        continued_by: returns the members of a journal's last route if this broker is none of them.
         decided: called when nothing of a journal is in quarantine any more.
     """
 
@@ -115,7 +123,9 @@ class Quarantine:
         upload_agreed: Callable[[CompletedSpool], None] | None = None,
         restores_head: Callable[[str], bool] = lambda _: False,
         goes_on: Callable[[str], bool] = lambda _: False,
+        continued_by: Callable[[str], Sequence[pb.ProcessSpec.ID]] = lambda _: (),
         decided: Callable[[], None] = lambda: None,
+        unverified: Iterable[Head] = (),
     ) -> None:
         self._directory = directory
         self._exists = exists
@@ -125,12 +135,18 @@ class Quarantine:
         self._upload_agreed = upload_agreed or upload
         self._restores_head = restores_head
         self._goes_on = goes_on
+        self._continued_by = continued_by
         self._decided = decided
         self._woken = asyncio.Event()
         self._whole: dict[Key, CompletedSpool | None] = {}  # last one, if all of them are whole
         self._entries: dict[Key, list[_Entry]] = {}  # without those that are being decided
+        self._deciding: set[Key] = set()
         self._usable: dict[Key, list[CompletedSpool]] = {}  # for a replica which is made later
-        self._ready: dict[Key, Signal] = {}  # of journals with spools in quarantine
+        self._ready: dict[Key, Signal] = {}  # of journals in quarantine
+        self._unverified = {(head.journal, head.create_revision) for head in unverified}
+        for key in self._unverified:
+            self._entries.setdefault(key, [])
+            self._ready.setdefault(key, Signal())
         for spool in spools:
             key = (spool.fragment.journal, spool.create_revision)
             self._entries.setdefault(key, []).append(_Entry(spool))
@@ -151,7 +167,7 @@ class Quarantine:
         if ready is None:
             ready = Signal()
             ready.fire()
-        elif key in self._entries:  # else they are being decided
+        elif key not in self._deciding:
             contested = []
             for entry in self._pop(key):
                 if entry.step(SpoolInput.ASSIGNED) is SpoolEffect.USE:
@@ -235,30 +251,61 @@ class Quarantine:
             for entry in self._pop(key):
                 entry.step(SpoolInput.JOURNAL_DELETED)
                 self._upload(entry.spool)  # which drops it
+            self._unverified.discard(key)
             self._put_back(key, [])
             return
-        end = max((entry.spool.fragment.end for entry in self._entries.get(key, ())), default=0)
+        asked = list(self._entries.get(key, ()))
+        is_verifying = key in self._unverified
+        end = max((entry.spool.fragment.end for entry in asked), default=0)
+        # With what begins at their end: then they close a gap. Behind a head: everything.
+        limit = sys.maxsize if is_verifying else end + 1
         async with asyncio.timeout(ASK_TIMEOUT_S):
-            # With what begins at their end: then they close a gap.
-            inventory = await self._inventory.fragments_before(key[0], end + 1)
+            # The head first: whatever others have in front of it, the inventory has.
+            others = self._continued_by(key[0])
+            head = await self._inventory.head(key[0], others) if others else None
+            inventory = await self._inventory.fragments_of_brokers(key[0], limit)
+            are_stores_listed = _need_stores(asked, inventory) or is_verifying
+            if are_stores_listed:
+                inventory += await self._inventory.fragments_of_stores(key[0], limit)
         # A replica may have taken some meanwhile. None does from here on.
-        entries = self._pop(key)
+        found = self._pop(key)
+        entries = [entry for entry in found if entry in asked]
+        held_since = [entry for entry in found if entry not in asked]  # their turn comes later
         # Of overlapping spools of our own the later one has the journal's bytes.
         entries.sort(key=lambda entry: serial_of(entry.spool.file.path))
+        self._deciding.add(key)
         try:
             while entries:
-                used = await self._advance(entries[-1], inventory)
+                used = await self._advance(
+                    entries[-1], inventory, head, are_stores_listed=are_stores_listed
+                )
                 self._note_whole(key, entries.pop().spool, used)
                 if used is not None:
                     inventory.append(used.fragment)
                     self._use(key, used)
+            if key in self._unverified and not held_since:
+                self._unverified.discard(key)
+                self._judge_head(key, inventory)
         finally:
-            self._put_back(key, entries)
+            self._deciding.discard(key)
+            self._put_back(key, [*entries, *held_since])
 
     async def _advance(
-        self, entry: _Entry, inventory: Sequence[pb.Fragment]
+        self,
+        entry: _Entry,
+        inventory: Sequence[pb.Fragment],
+        head: int | None,
+        *,
+        are_stores_listed: bool,
     ) -> CompletedSpool | None:
         """Perform the effects of a spool's transitions to its end. Return the usable part.
+
+        Args:
+            entry: the spool.
+            inventory: what others have, asked for after ``head``.
+            head: offset at which those go on who continued the journal without this broker. They
+                have learned all that was acknowledged. ``None`` if nobody did, or it is not known.
+            are_stores_listed: True if the inventory has what is stored.
 
         Raises:
             GazetteError: it cannot be decided yet.
@@ -266,8 +313,9 @@ class Quarantine:
         """
         spool = entry.spool
         journal, create_revision = spool.fragment.journal, spool.create_revision
+        is_alone = is_ahead(spool.fragment, inventory) and (head or 0) < spool.fragment.end
         if (
-            is_ahead(spool.fragment, inventory)
+            is_alone
             and self._goes_on(journal)
             and self._replica_of(journal, create_revision) is None
         ):
@@ -275,7 +323,10 @@ class Quarantine:
                 f"others have it up to an offset before {spool.fragment.end}, and may write there",
                 journal=journal,
             )
-        given, end = compare(spool.fragment, inventory)
+        given, end = compare(spool.fragment, inventory, head or 0)
+        if is_alone and head and spool.fragment.begin <= head and given is SpoolInput.NOT_HELD:
+            # Those who continued the journal are going to write at these offsets.
+            given, end = SpoolInput.HELD_FROM_BEGIN, spool.fragment.begin
         while entry.state not in SPOOL_ENDS:
             effect = entry.step(given)
             if effect is SpoolEffect.CONTINUE_WAITING:
@@ -285,9 +336,11 @@ class Quarantine:
             try:
                 match effect:
                     case SpoolEffect.COMPARE:
-                        given = await self._compare_bytes(spool.fragment)
+                        given = await self._compare_bytes(
+                            entry, are_stores_listed=are_stores_listed
+                        )
                     case SpoolEffect.COMPARE_SHARED:
-                        closing = closing_of(spool.fragment, inventory)
+                        closing = closing_of(spool.fragment, inventory, head or 0)
                         differs_at = await self._first_difference(spool, closing)
                         given, end = closing.judge(spool.fragment, differs_at)
                     case SpoolEffect.TRUNCATE:
@@ -300,9 +353,22 @@ class Quarantine:
                 raise
         return spool if entry.state is SpoolState.IN_USE else None
 
-    async def _compare_bytes(self, ours: pb.Fragment) -> SpoolInput:
+    async def _compare_bytes(self, entry: _Entry, *, are_stores_listed: bool) -> SpoolInput:
+        """Compare a spool with what readers get.
+
+        Raises:
+            GazetteError: the primary did not answer, or does not have all of it, and the stores
+                may have it.
+        """
+        ours = entry.spool.fragment
         async with asyncio.timeout(READ_TIMEOUT_S):
             digest = await self._inventory.digest(ours.journal, ours.begin, ours.end)
+        if digest is None and not are_stores_listed:
+            entry.needs_stores = True
+            raise UnavailableError(
+                f"its primary cannot read offsets {ours.begin} to {ours.end} yet",
+                journal=ours.journal,
+            )
         return SpoolInput.SAME_BYTES if digest == digest_of(ours.sum) else SpoolInput.OTHER_BYTES
 
     async def _first_difference(self, spool: CompletedSpool, closing: Closing) -> int | None:
@@ -362,8 +428,9 @@ class Quarantine:
 
     def _put_back(self, key: Key, entries: list[_Entry]) -> None:
         """Return undecided entries. Without any, nothing of the journal is in quarantine."""
-        if entries:
-            self._entries[key] = entries
+        left = [*entries, *self._entries.pop(key, ())]  # some are held since
+        if left or key in self._unverified:
+            self._entries[key] = left
         elif (ready := self._ready.pop(key, None)) is not None:
             self._restore_head(self._whole.pop(key, None))
             ready.fire()
@@ -377,6 +444,24 @@ class Quarantine:
         elif last is not None:
             self._whole[key] = max(last, used, key=lambda each: each.fragment.end)
 
+    def _judge_head(self, key: Key, inventory: Iterable[pb.Fragment]) -> None:
+        """Use a journal's unverified head if its spools are whole, and nobody has more."""
+        head, is_whole = self._directory.unverified_head(key[0]), self._whole.get(key, True)
+        if head is None or not is_whole or not self._restores_head(key[0]):
+            return
+        end = max((fragment.end for fragment in inventory), default=0)
+        if end > head.end:
+            _log.warning(
+                "%s ends at %d here, and others have it up to %d: run `gazctl journals "
+                "reset-head` if appends are refused", head.journal, head.end, end,
+            )  # fmt: skip
+            return
+        try:
+            self._directory.verify_head(head)
+        except OSError as error:
+            _log.warning("cannot write the head of %s: %s", head.journal, error)
+        _log.info("%s goes on at %d: nobody has more", head.journal, head.end)
+
     def _restore_head(self, last: CompletedSpool | None) -> None:
         """Restore the head of a journal whose spools are all in use."""
         if last is None or not self._restores_head(last.fragment.journal):
@@ -388,6 +473,20 @@ class Quarantine:
         else:
             if head is not None:
                 _log.info("%s goes on at %d: its spools are in use", head.journal, head.end)
+
+
+def _need_stores(entries: Sequence[_Entry], inventory: Iterable[pb.Fragment]) -> bool:
+    """Return True if stored fragments may change a decision about a journal's spools.
+
+    They may not if brokers have every byte of the spools: then only the same bytes are used.
+    """
+    held = CoverSet(inventory)
+    is_needed = False
+    for entry in entries:
+        ours = entry.spool.fragment
+        is_needed |= entry.needs_stores or not held.covers(ours.begin, ours.end)
+        entry.needs_stores = False
+    return is_needed
 
 
 def _digest_of(file: ContentFile, begin: int, end: int) -> bytes:

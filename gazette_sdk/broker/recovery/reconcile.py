@@ -6,7 +6,8 @@ the journal's. So a recovered spool is valid up to the first offset which others
 
 But its peers may also have learned its offset, and continue the journal behind bytes that they do
 not have. Then the spool closes a *gap*: bytes that nobody else has, in front of bytes that others
-have. It is valid up to the end of its last gap, if what others have before that is the same.
+have. It is valid up to the end of its last gap, if what others have before that is the same. Peers
+that have learned its end, and wrote nothing there yet, show it by the ends of their spools alone.
 """
 
 from __future__ import annotations
@@ -49,8 +50,14 @@ class Closing(NamedTuple):
         return (SpoolInput.NOT_HELD if end == ours.end else SpoolInput.HELD_FROM_WITHIN), end
 
 
-def closing_of(ours: pb.Fragment, inventory: Iterable[pb.Fragment]) -> Closing:
-    """Return the gaps that a recovered spool closes, none if there are none."""
+def closing_of(ours: pb.Fragment, inventory: Iterable[pb.Fragment], head: int = 0) -> Closing:
+    """Return the gaps that a recovered spool closes, none if there are none.
+
+    Args:
+        ours: the spool's fragment.
+        inventory: fragments of the journal that others have, or that are stored.
+        head: offset at which others go on with the journal; 0 if it is not known.
+    """
     others = sorted(
         (fragment.begin, fragment.end)
         for fragment in inventory
@@ -70,6 +77,8 @@ def closing_of(ours: pb.Fragment, inventory: Iterable[pb.Fragment]) -> Closing:
         if at < ours.end:
             shared.append((at, min(end, ours.end)))
             at = end
+    if at < ours.end <= head:
+        gaps.append((at, ours.end))
     last = gaps[-1][1] if gaps else ours.begin
     return Closing(gaps, [span for span in shared if span[1] <= last])
 
@@ -79,13 +88,18 @@ def is_ahead(ours: pb.Fragment, inventory: Iterable[pb.Fragment]) -> bool:
     return all(fragment.end < ours.end for fragment in inventory)
 
 
-def compare(ours: pb.Fragment, inventory: Sequence[pb.Fragment]) -> tuple[SpoolInput, int]:
-    """Return the input of the state machine, and the offset up to which a spool is valid."""
+def compare(
+    ours: pb.Fragment, inventory: Sequence[pb.Fragment], head: int = 0
+) -> tuple[SpoolInput, int]:
+    """Return the input of the state machine, and the offset up to which a spool is valid.
+
+    Its arguments are those of :func:`closing_of`.
+    """
     end = valid_end(ours, inventory)
     if end == ours.end:
         return SpoolInput.NOT_HELD, end
     # Without shared spans the gap is the spool's beginning, which is valid in any case.
-    if closing_of(ours, inventory).shared:
+    if closing_of(ours, inventory, head).shared:
         return SpoolInput.CLOSES_GAP, end
     return (SpoolInput.HELD_FROM_BEGIN if end == ours.begin else SpoolInput.HELD_FROM_WITHIN), end
 

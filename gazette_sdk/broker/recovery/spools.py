@@ -58,12 +58,14 @@ class RecoveredJournal:
     Attributes:
         spools: spools with committed content, in order.
         head: the greatest committed offset known; ``None`` if none is.
+        unverified: the unverified head; ``None`` if there is none.
         serial: the greatest serial in a file's name.
         forgotten: the greatest serial of a contested spool, which no longer states the head.
     """
 
     spools: list[CompletedSpool]
     head: Head | None
+    unverified: Head | None
     serial: int
     forgotten: int
 
@@ -87,7 +89,13 @@ def recover_journal(
     forgotten = _read_forgotten(directory)
     # A contested serial is not given again: the new spool would be taken for the old one.
     serial = max(forgotten, _set_aside_serial(directory))
-    found = RecoveredJournal([], _read_head(directory, cluster_id), serial, forgotten)
+    found = RecoveredJournal(
+        [],
+        _read_head(directory / "head", cluster_id),
+        _read_head(directory / "head.unverified", cluster_id, HeadInput.READ_UNVERIFIED),
+        serial,
+        forgotten,
+    )
     for stem in _stems(directory):
         serial = serial_of(stem)
         found.serial = max(found.serial, serial)
@@ -240,18 +248,17 @@ def _set_aside_serial(directory: Path) -> int:
     return serial
 
 
-def _read_head(directory: Path, cluster_id: int) -> Head | None:
-    path = directory / "head"
+def _read_head(path: Path, cluster_id: int, reason: HeadInput = HeadInput.READ) -> Head | None:
     if not path.exists():
         return None
     head = decode_head(path.read_bytes())
     if head is None:
         given = HeadInput.DAMAGED
     else:
-        given = HeadInput.READ if head.cluster_id == cluster_id else HeadInput.OTHER_CLUSTER
+        given = reason if head.cluster_id == cluster_id else HeadInput.OTHER_CLUSTER
     effect, state = head_step(HeadState.ABSENT, given)
     if effect is HeadEffect.SET_ASIDE:
-        _log.error("%s is damaged; kept as head.damaged", path)
+        _log.error("%s is damaged; kept as %s.damaged", path, path.stem)
         path.rename(path.with_suffix(".damaged"))
     elif head is not None and state is HeadState.ABSENT:
         _log.warning(
@@ -259,7 +266,7 @@ def _read_head(directory: Path, cluster_id: int) -> Head | None:
             "remove the directory if that cluster is gone", path, head.journal, head.cluster_id,
             cluster_id,
         )  # fmt: skip
-    return head if state is HeadState.KNOWN else None
+    return head if state is not HeadState.ABSENT else None
 
 
 def _read_forgotten(directory: Path) -> int:

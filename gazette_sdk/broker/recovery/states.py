@@ -6,33 +6,41 @@ perform the effects and report what happened: `spools` verifies files, `etcd_his
 
 The *head* is the committed offset at which this broker may continue a journal:
 
-======  ==============================  =============================  ==========
-state   input                           effect                         next state
-======  ==============================  =============================  ==========
-absent  a file states an offset         adopt the greatest offset      known
-absent  the head file is damaged        rename to head.damaged         absent
-absent  the head is of another cluster  none                           absent
-absent  a fragment is closed            write the head file            known
-absent  its spools are all in use       write the head file            known
-absent  others continued the journal    none                           absent
-absent  Etcd lacks the history          none                           absent
-absent  the journal is deleted          none                           absent
-known   a file states an offset         adopt the greatest offset      known
-known   a fragment is closed            write the head file            known
-known   its spools are all in use       write the head file            known
-known   others continued the journal    remove it; contest the spools  absent
-known   Etcd lacks the history          remove it; contest the spools  absent
-known   the journal is deleted          remove it; contest the spools  absent
-======  ==============================  =============================  ==========
+==========  ==============================  =================================  ==========
+state       input                           effect                             next state
+==========  ==============================  =================================  ==========
+absent      a file states an offset         adopt the greatest offset          known
+absent      an unverified head is found     adopt the greatest offset          unverified
+absent      the head file is damaged        rename to head.damaged             absent
+absent      the head is of another cluster  none                               absent
+absent      a fragment is closed            write the head file                known
+absent      its spools are all in use       write the head file                known
+absent      others continued the journal    none                               absent
+absent      Etcd lacks the history          none                               absent
+absent      the journal is deleted          none                               absent
+unverified  a fragment is closed            write the head file                known
+unverified  nobody has bytes behind it      write the head file                known
+unverified  others continued the journal    remove it; contest the spools      absent
+unverified  Etcd lacks the history          none                               unverified
+unverified  the journal is deleted          remove it; contest the spools      absent
+known       a file states an offset         adopt the greatest offset          known
+known       a fragment is closed            write the head file                known
+known       its spools are all in use       write the head file                known
+known       others continued the journal    remove it; contest the spools      absent
+known       Etcd lacks the history          keep it aside; contest the spools  unverified
+known       the journal is deleted          remove it; contest the spools      absent
+==========  ==============================  =================================  ==========
 
 A *recovered spool* holds bytes that an earlier process committed. *Others continued* a journal
 when Etcd has a synchronized route of it which this broker is not a member of, and which has as many
 members as the journal requires; the spools written before are *contested* from then on, over
 restarts too (the file ``forgotten`` records it). While a spool is uncontested or contested it is in
 *quarantine*: it is in no index and not uploaded. A replica of the journal begins its own spool only
-when nothing of the journal is in quarantine. A head that was removed for want of a history is
+when nothing of the journal is in quarantine. A head that was removed is
 written again when all contested spools are in use, each of them whole, and this broker is a member
-of the last route known (`last_routes`).
+of the last route known (`last_routes`). For want of a history a head becomes *unverified*: it is
+used only if nobody else has bytes behind it, too. Until that is known it is in quarantine, as a
+spool is, also without any spool.
 
 ===========  ==========================================  ==============================  ===========
 state        input                                       effect                          next state
@@ -102,6 +110,7 @@ class HeadState(enum.Enum):
     """Knowledge of a journal's head."""
 
     ABSENT = "absent"
+    UNVERIFIED = "unverified"
     KNOWN = "known"
 
 
@@ -109,10 +118,12 @@ class HeadInput(enum.Enum):
     """An event that concerns a journal's head."""
 
     READ = "a file states an offset"
+    READ_UNVERIFIED = "an unverified head is found"
     DAMAGED = "the head file is damaged"
     OTHER_CLUSTER = "the head is of another cluster"
     COMMITTED = "a fragment is closed"
     SPOOLS_IN_USE = "its spools are all in use"
+    VERIFIED = "nobody has bytes behind it"
     CONTINUED_BY_OTHERS = "others continued the journal"
     HISTORY_LOST = "Etcd lacks the history"
     JOURNAL_DELETED = "the journal is deleted"
@@ -126,10 +137,12 @@ class HeadEffect(enum.Enum):
     WRITE = "write the head file"
     SET_ASIDE = "rename to head.damaged"
     FORGET = "remove it; contest the spools"
+    DOUBT = "keep it aside; contest the spools"
 
 
 HEAD: Mapping[tuple[HeadState, HeadInput], tuple[HeadEffect, HeadState]] = {
     (HeadState.ABSENT, HeadInput.READ): (HeadEffect.ADOPT, HeadState.KNOWN),
+    (HeadState.ABSENT, HeadInput.READ_UNVERIFIED): (HeadEffect.ADOPT, HeadState.UNVERIFIED),
     (HeadState.ABSENT, HeadInput.DAMAGED): (HeadEffect.SET_ASIDE, HeadState.ABSENT),
     (HeadState.ABSENT, HeadInput.OTHER_CLUSTER): (HeadEffect.NOTHING, HeadState.ABSENT),
     (HeadState.ABSENT, HeadInput.COMMITTED): (HeadEffect.WRITE, HeadState.KNOWN),
@@ -137,11 +150,16 @@ HEAD: Mapping[tuple[HeadState, HeadInput], tuple[HeadEffect, HeadState]] = {
     (HeadState.ABSENT, HeadInput.CONTINUED_BY_OTHERS): (HeadEffect.NOTHING, HeadState.ABSENT),
     (HeadState.ABSENT, HeadInput.HISTORY_LOST): (HeadEffect.NOTHING, HeadState.ABSENT),
     (HeadState.ABSENT, HeadInput.JOURNAL_DELETED): (HeadEffect.NOTHING, HeadState.ABSENT),
+    (HeadState.UNVERIFIED, HeadInput.COMMITTED): (HeadEffect.WRITE, HeadState.KNOWN),
+    (HeadState.UNVERIFIED, HeadInput.VERIFIED): (HeadEffect.WRITE, HeadState.KNOWN),
+    (HeadState.UNVERIFIED, HeadInput.CONTINUED_BY_OTHERS): (HeadEffect.FORGET, HeadState.ABSENT),
+    (HeadState.UNVERIFIED, HeadInput.HISTORY_LOST): (HeadEffect.NOTHING, HeadState.UNVERIFIED),
+    (HeadState.UNVERIFIED, HeadInput.JOURNAL_DELETED): (HeadEffect.FORGET, HeadState.ABSENT),
     (HeadState.KNOWN, HeadInput.READ): (HeadEffect.ADOPT, HeadState.KNOWN),
     (HeadState.KNOWN, HeadInput.COMMITTED): (HeadEffect.WRITE, HeadState.KNOWN),
     (HeadState.KNOWN, HeadInput.SPOOLS_IN_USE): (HeadEffect.WRITE, HeadState.KNOWN),
     (HeadState.KNOWN, HeadInput.CONTINUED_BY_OTHERS): (HeadEffect.FORGET, HeadState.ABSENT),
-    (HeadState.KNOWN, HeadInput.HISTORY_LOST): (HeadEffect.FORGET, HeadState.ABSENT),
+    (HeadState.KNOWN, HeadInput.HISTORY_LOST): (HeadEffect.DOUBT, HeadState.UNVERIFIED),
     (HeadState.KNOWN, HeadInput.JOURNAL_DELETED): (HeadEffect.FORGET, HeadState.ABSENT),
 }
 """(state, input) → (effect, next state) of a journal's head."""

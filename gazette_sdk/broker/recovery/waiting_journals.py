@@ -20,12 +20,14 @@ from collections.abc import Callable, Sequence
 
 from gazette_sdk.broker.recovery.etcd_history import EtcdHistory
 from gazette_sdk.broker.recovery.last_routes import LastRoutes
+from gazette_sdk.broker.recovery.recorded_routes import RecordedRoutes
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.cluster.broker_keys import BrokerAssignment, BrokerKeySpace, route_value
 from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Operation, Put
 from gazette_sdk.errors import EtcdError
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.journal_spec import desired_replication
 
 __all__ = ["WaitingJournals", "replaced"]
 
@@ -57,6 +59,8 @@ class WaitingJournals:
         directory: its spools and heads.
         last_routes: last routes of journals.
         history: validity of heads.
+        records: recorded routes.
+        max_replication: cap of every journal's replication.
         is_quarantined: returns True if spools of the journal of this name and create revision are
             in quarantine.
     """
@@ -71,6 +75,8 @@ class WaitingJournals:
         directory: SpoolDirectory,
         last_routes: LastRoutes,
         history: EtcdHistory,
+        records: RecordedRoutes,
+        max_replication: int,
         is_quarantined: Callable[[str, int], bool],
     ) -> None:
         self._etcd = etcd
@@ -80,6 +86,8 @@ class WaitingJournals:
         self._directory = directory
         self._last_routes = last_routes
         self._history = history
+        self._records = records
+        self._max_replication = max_replication
         self._is_quarantined = is_quarantined
         self._woken = asyncio.Event()
         self._taken: dict[str, float] = {}  # journals, and the loop time of their takeover
@@ -154,11 +162,13 @@ class WaitingJournals:
             assert member is not None, "it is due"
             # The route of ourselves alone tells other brokers with all bytes that we have them.
             # Nothing is appended over it unless the journal requires no more.
-            alone = route_value(pb.Route(members=[self._local_id], primary=0))
+            alone = pb.Route(members=[self._local_id], primary=0)
             gone = replaced(assignments, self._local_id)
             key = self._keyspace.assignment_key(journal, zone, suffix, 0)
             changes: list[Operation] = [Delete(entry.key) for entry in gone]
-            changes.append(Put(key, alone, self._lease()))
+            changes.append(Put(key, route_value(alone), self._lease()))
+            if desired_replication(item.value, self._max_replication) <= 1:
+                changes += self._records.change(item, alone)
             compares = [
                 Compare.mod_revision(entry.key, entry.mod_revision)
                 for entry in (item, member, *assignments)

@@ -6,6 +6,7 @@
     ROOT/lease                                     the lease of the last process (`lease_note`)
     ROOT/revision                                  last revision of Etcd (`etcd_history`)
     ROOT/journals/NAME=DIGEST/head                 the greatest committed offset, and the registers
+    ROOT/journals/NAME=DIGEST/head.unverified      a head that is not used yet
     ROOT/journals/NAME=DIGEST/forgotten            serial of the last contested spool
     ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.log     commits of a spool (`commit_log`)
     ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.content its bytes (`content_file`)
@@ -79,6 +80,7 @@ class SpoolDirectory:
         self.root = root
         self.durability = durability
         self._heads: dict[str, Head] = {}
+        self._unverified: dict[str, Head] = {}
         self._heads_lock = threading.Lock()  # the loop changes heads, background threads write them
         self._unwritten: set[str] = set()  # journals whose head is only in logs of spools
         self._serial = 0
@@ -147,6 +149,14 @@ class SpoolDirectory:
         """Return the known heads of all journals."""
         return list(self._heads.values())
 
+    def unverified_heads(self) -> list[Head]:
+        """Return the heads that are not used before it is known that nobody has more."""
+        return list(self._unverified.values())
+
+    def unverified_head(self, name: str) -> Head | None:
+        """Return the unverified head of a journal; ``None`` if it has none."""
+        return self._unverified.get(name)
+
     def note_head(self, head: Head, reason: HeadInput = HeadInput.COMMITTED) -> None:
         """Write a head, if it is greater than the known one.
 
@@ -166,11 +176,20 @@ class SpoolDirectory:
                     known.end > head.end or known == head
                 ):
                     return
-            state = HeadState.ABSENT if known is None else HeadState.KNOWN
-            if head_step(state, reason)[0] is HeadEffect.WRITE:
+            if head_step(self._state_of(head.journal), reason)[0] is HeadEffect.WRITE:
                 self._heads[head.journal] = head
                 self._unwritten.add(head.journal)
                 self._write_head(head)
+                if self._unverified.pop(head.journal, None) is not None:
+                    self._unverified_path(head.journal).unlink(missing_ok=True)
+
+    def verify_head(self, head: Head) -> None:
+        """Use an unverified head: nobody has bytes behind it.
+
+        Raises:
+            OSError: it could not be written; it is known to this process only.
+        """
+        self.note_head(head, HeadInput.VERIFIED)
 
     def restore_head(self, spool: CompletedSpool) -> Head | None:
         """Write the end of a recovered spool as its journal's head, unless a head is known.
@@ -185,7 +204,7 @@ class SpoolDirectory:
             OSError: it could not be written; it is known to this process only.
         """
         fragment = spool.fragment
-        known = self._heads.get(fragment.journal)
+        known = self._heads.get(fragment.journal) or self._unverified.get(fragment.journal)
         if known is not None and known.create_revision >= spool.create_revision:
             return None
         registers = spool.registers.SerializeToString(deterministic=True)
@@ -198,28 +217,46 @@ class SpoolDirectory:
     def forget_head(self, name: str, reason: HeadInput = HeadInput.CONTINUED_BY_OTHERS) -> None:
         """Forget a journal's head, if it is known: its spools are contested from now on.
 
+        Without Etcd's history the head becomes unverified.
+
         Args:
             name: the journal's.
-            reason: what made the head outdated.
+            reason: what made the head outdated, or doubtful.
 
         Raises:
             OSError: it could not be recorded.
         """
         with self._heads_lock:
-            state = HeadState.KNOWN if name in self._heads else HeadState.ABSENT
-            if head_step(state, reason)[0] is not HeadEffect.FORGET:
+            effect, _ = head_step(self._state_of(name), reason)
+            if effect not in {HeadEffect.FORGET, HeadEffect.DOUBT}:
                 return
-            del self._heads[name]
+            self._unverified.pop(name, None)
+            head = self._heads.pop(name, None)
             self._unwritten.discard(name)
             directory = self._directory_of(name)
+            is_synced = self.durability is Durability.PERSISTED
+            if effect is HeadEffect.DOUBT:
+                assert head is not None, "a head that is doubted was known"
+                self._unverified[name] = head
+                directory.mkdir(exist_ok=True)
+                replace_file(self._unverified_path(name), encode_head(head), synced=is_synced)
             if directory.exists():  # recovery must not derive the head from spools there
-                is_synced = self.durability is Durability.PERSISTED
                 serial = f"{self._serial:08x}".encode()
                 replace_file(directory / "forgotten", serial, synced=is_synced)
                 if is_synced:
                     self.sync_names(name)
                 self._forgotten[name] = self._serial
                 (directory / "head").unlink(missing_ok=True)
+                if effect is HeadEffect.FORGET:
+                    self._unverified_path(name).unlink(missing_ok=True)
+
+    def _state_of(self, name: str) -> HeadState:
+        if name in self._heads:
+            return HeadState.KNOWN
+        return HeadState.UNVERIFIED if name in self._unverified else HeadState.ABSENT
+
+    def _unverified_path(self, name: str) -> Path:
+        return self._directory_of(name) / "head.unverified"
 
     def is_contested(self, spool: CompletedSpool) -> bool:
         """Return True if the head of a spool's journal was forgotten after it was written.
@@ -234,7 +271,7 @@ class SpoolDirectory:
         Args:
             exists: returns True if a journal of this name and create revision exists.
         """
-        for head in list(self._heads.values()):
+        for head in [*self._heads.values(), *self._unverified.values()]:
             if not exists(head.journal, head.create_revision):
                 self.forget_head(head.journal, HeadInput.JOURNAL_DELETED)
 
@@ -271,6 +308,8 @@ class SpoolDirectory:
                 if found.head is not None:
                     self._heads[found.head.journal] = found.head
                     self._unwritten.add(found.head.journal)
+                elif found.unverified is not None:
+                    self._unverified[found.unverified.journal] = found.unverified
         recovered.sort(key=lambda spool: (spool.fragment.journal, spool.fragment.begin))
         if recovered:
             _log.info("recovered %d spools of an earlier process in %s", len(recovered), self.root)

@@ -8,7 +8,8 @@ from gazette_sdk.cli.shards import settings
 __all__ = ["COMMANDS"]
 
 _ADDRESS = (
-    "--consumer.address (CONSUMER_ADDRESS) is any process of the application. Selectors are label "
+    "--consumer.address (CONSUMER_ADDRESS) is any process of the application; beside `gazette dev` "
+    "the only application that runs is found without it. Selectors are label "
     "requirements joined by commas: a=b, a!=b, a in (x, y), a notin (x, y), a, !a. `id` matches "
     "the shard's id; a:prefix=b matches values that begin with b."
 )
@@ -76,6 +77,36 @@ COMMANDS = (
             ("gazctl shards edit -l id:prefix=totals/", "edit all shards of a handler"),
             ("EDITOR='code --wait' gazctl shards edit -l id=totals/part-000", "in another editor"),
         ),
+    ),
+    Command(
+        "shards generate",
+        "Create the shards of an application, with their recovery logs",
+        "gazette_sdk.cli.shards.generate:run",
+        (settings.GENERATE,),
+        in_doubt="shards may have been created; `gazctl shards list` shows them",
+        details=(
+            "Each journal of the application's sources gets a shard, if it has none: with the "
+            "values that the application declares, and a recovery log of the replication and "
+            "stores of its source. What exists is left as it is.\n\n"
+            "Processes of an application that declares `sources` do this by themselves. This "
+            "command is for one that does not, and for a look at specs before processes start "
+            "from them. The module is also looked for in the current directory. A process of the "
+            "application must run."
+        ),
+        examples=(
+            ("gazctl shards generate orders:totals", "of the sources that it declares"),
+            (
+                "gazctl shards generate orders:totals --sources topic=orders --watch",
+                "of all partitions of a topic, also of later ones",
+            ),
+            (
+                "gazctl shards generate orders:totals --dry-run",
+                "specs to edit and apply; create their recovery logs first",
+            ),
+        ),
+        arguments="MODULE:APPLICATION",
+        arguments_min=1,
+        arguments_max=1,
     ),
     Command(
         "shards unassign",

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
+from gazette_sdk.cli.shared_options import (
+    FileRoot,
+    LabelColumns,
+    MaxTxnSize,
+    OutcomeFormat,
+    RemoveNothing,
+    RemoveYes,
+    SpecsPath,
+)
 from gazette_sdk.server.options import Group, Option, Settings
 
 __all__ = [
     "APPLY",
     "EDIT",
+    "GENERATE",
     "LIST",
     "PRUNE",
     "RECOVER",
     "UNASSIGN",
+    "GenerateSettings",
     "ListSettings",
     "PruneSettings",
 ]
 
 _SELECTOR = Option("Selector", "Label selector of the shards", short="l")
-
-_MAX_TXN_SIZE = Option(
-    "MaxTxnSize", "Greatest number of changes in one transaction; 0 for all in one"
-)
-
-_FORMAT = Option("Format", "Output format; json is one object per line", short="o")
 
 
 class ListSettings(Settings):
@@ -35,9 +38,7 @@ class ListSettings(Settings):
     format: Annotated[
         Literal["table", "yaml", "json", "proto"], Option("Format", "Output format", short="o")
     ] = "table"
-    label_columns: Annotated[
-        tuple[str, ...], Option("Labels", "Label to show as a column of the table", short="L")
-    ] = ()
+    label_columns: LabelColumns = ()
     primary: Annotated[
         bool, Option("Primary", "Show the primary and its status in the table", short="p")
     ] = False
@@ -62,12 +63,12 @@ class ListSettings(Settings):
 class ApplySettings(Settings):
     """Options of ``apply``."""
 
-    specs: Annotated[str, Option("SpecsPath", "File of specs in YAML; - for standard input")] = "-"
+    specs: SpecsPath = "-"
     dry_run: Annotated[
         bool, Option("DryRun", "Check the specs and their journals, and print the request")
     ] = False
-    max_txn_size: Annotated[int, _MAX_TXN_SIZE, Field(ge=0)] = 0
-    format: Annotated[Literal["table", "json"], _FORMAT] = "table"
+    max_txn_size: MaxTxnSize = 0
+    format: OutcomeFormat = "table"
 
 
 class EditSettings(Settings):
@@ -76,29 +77,36 @@ class EditSettings(Settings):
     selector: Annotated[
         str, Option("Selector", "Label selector of the shards", short="l", in_ini=False)
     ] = ""
-    max_txn_size: Annotated[int, _MAX_TXN_SIZE, Field(ge=0)] = 0
+    max_txn_size: MaxTxnSize = 0
+
+
+class GenerateSettings(Settings):
+    """Options of ``generate``."""
+
+    sources: Annotated[
+        str,
+        Option(
+            "Sources",
+            "Label selector of the source journals; by default what the application declares",
+        ),
+    ] = ""
+    dry_run: Annotated[
+        bool, Option("DryRun", "Only show the specs of the shards that would be created")
+    ] = False
+    watch: Annotated[
+        bool, Option("Watch", "Go on with journals that are created later, until interrupted")
+    ] = False
+    format: OutcomeFormat = "table"
 
 
 class PruneSettings(Settings):
     """Options of ``prune``."""
 
     selector: Annotated[str, _SELECTOR] = ""
-    yes: Annotated[
-        bool,
-        Option(
-            "Yes",
-            "Remove the fragments; without it, only show what would be removed",
-            short="y",
-            in_ini=False,
-        ),
-    ] = False
-    dry_run: Annotated[
-        bool, Option("DryRun", "Only show what would be removed, which is the default")
-    ] = False
-    format: Annotated[Literal["table", "json"], _FORMAT] = "table"
-    file_root: Annotated[
-        str, Option("FileRoot", "Directory of the brokers' file:// stores on this machine")
-    ] = ""
+    yes: RemoveYes = False
+    dry_run: RemoveNothing = False
+    format: OutcomeFormat = "table"
+    file_root: FileRoot = ""
 
 
 class RecoverSettings(Settings):
@@ -111,9 +119,7 @@ class RecoverSettings(Settings):
             "Dir", "Directory for the files of its store, which is emptied", long="dir", short="d"
         ),
     ] = ""
-    file_root: Annotated[
-        str, Option("FileRoot", "Directory of the brokers' file:// stores on this machine")
-    ] = ""
+    file_root: FileRoot = ""
 
 
 class UnassignSettings(Settings):
@@ -129,6 +135,7 @@ class UnassignSettings(Settings):
 LIST = Group("shards.list", ListSettings)
 APPLY = Group("shards.apply", ApplySettings)
 EDIT = Group("shards.edit", EditSettings)
+GENERATE = Group("shards.generate", GenerateSettings)
 PRUNE = Group("shards.prune", PruneSettings)
 RECOVER = Group("shards.recover", RecoverSettings)
 UNASSIGN = Group("shards.unassign", UnassignSettings)

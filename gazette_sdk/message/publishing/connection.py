@@ -34,7 +34,7 @@ class PublisherConnection:
         is_background: it works on the SDK's background loop.
         pending_bytes_max: bound of messages that are not acknowledged.
         delivery_timeout_s: bound of the time to the acknowledgement; None for none.
-        mapping_timeout_s: bound of waits for listings.
+        mapping_timeout_s: bound of waits for listings; None for none.
         on_settled: called with appends that end, under the lock.
     """
 
@@ -46,7 +46,7 @@ class PublisherConnection:
         is_background: bool,
         pending_bytes_max: int,
         delivery_timeout_s: float | None,
-        mapping_timeout_s: float,
+        mapping_timeout_s: float | None,
         on_settled: Callable[[list[PendingAppend], Exception | None], None],
     ) -> None:
         self._is_owner = transport is None

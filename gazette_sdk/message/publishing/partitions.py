@@ -7,6 +7,7 @@ thread may look at.
 from __future__ import annotations
 
 import asyncio
+import logging
 
 from gazette_sdk.errors import (
     ClosedError,
@@ -19,7 +20,10 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.message.mapping import Partitions, SelectorMapping
+from gazette_sdk.outage import Outage
+from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
+from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import WatchedList, get_journal
 
@@ -32,36 +36,44 @@ _HOPELESS = (UnauthenticatedError, UnavailableError, ValidationError, *_FINAL)
 """Failures of a first listing that are raised at once: waiting does not mend them, or the transport
 has waited already. The next call looks again."""
 
+ATTEMPT_S = 5.0
+"""Bound of one look-up of a journal, where they are repeated without end."""
+
+_log = logging.getLogger(__name__)
+
 
 class Watches:
     """Watched listings of one publisher, one for each selector.
 
     Args:
         transport: how to reach the cluster.
-        timeout_s: bound of a wait for a first listing.
+        timeout_s: bound of a wait for a first listing; None to wait without end, also while no
+            broker can be reached.
 
     Attributes:
         current: the last listing for each selector's text; none before the first came.
     """
 
-    def __init__(self, transport: Transport, timeout_s: float) -> None:
+    def __init__(self, transport: Transport, timeout_s: float | None) -> None:
         self.current: dict[str, Partitions] = {}
         self._transport = transport
         self._timeout_s = timeout_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
         self._errors: dict[str, GazetteError] = {}
+        self._is_ended = False
 
     async def partitions(self, mapping: SelectorMapping) -> Partitions:
         """The mapping's journals; waits for the first listing.
 
         Raises:
             MappingError: no listing came in time; says why.
-            UnavailableError: no broker can be reached.
+            UnavailableError: no broker can be reached, and the wait has a bound.
+            ClosedError: :meth:`end` was called.
             GazetteError: the listing was refused.
         """
         selector = mapping.selector
-        if selector not in self._tasks:
+        if selector not in self._tasks and not self._is_ended:
             task = asyncio.create_task(self._follow(mapping), name=f"partitions of {selector}")
             self._tasks[selector] = task
         elif isinstance(self._errors.get(selector), UnavailableError):
@@ -69,8 +81,9 @@ class Watches:
         try:
             async with asyncio.timeout(self._timeout_s):
                 while selector not in self.current:
+                    self._check_open()
                     error = self._errors.get(selector)
-                    if isinstance(error, _HOPELESS):
+                    if isinstance(error, _HOPELESS) and not self._outlasts(error):
                         raise error
                     await self._changed.wait()
         except TimeoutError:
@@ -87,10 +100,15 @@ class Watches:
 
         Raises:
             MappingError: there is no such journal, or no answer in time.
+            UnavailableError: no broker can be reached, and the wait has a bound.
+            ClosedError: :meth:`end` was called.
         """
         try:
-            async with asyncio.timeout(self._timeout_s):
-                found = await get_journal(self._transport, journal)
+            found = await (
+                self._look_up_patiently(journal)
+                if self._timeout_s is None
+                else self._look_up(journal, self._timeout_s)
+            )
         except JournalNotFoundError as error:
             raise MappingError(
                 f"the mapping returned the journal {journal!r}, which does not exist; create it"
@@ -107,12 +125,46 @@ class Watches:
             ) from None
         return value_of(found.spec.labels, CONTENT_TYPE)
 
+    async def _look_up(self, journal: str, timeout_s: float) -> pb.ListResponse.Journal:
+        async with asyncio.timeout(timeout_s):
+            return await get_journal(self._transport, journal)
+
+    async def _look_up_patiently(self, journal: str) -> pb.ListResponse.Journal:
+        """Look a journal up, again and again while no broker answers."""
+        outage = Outage(_log, f"look-up of {journal}")
+        attempt = 0
+        while True:
+            self._check_open()
+            try:
+                found = await self._look_up(journal, ATTEMPT_S)
+            except (UnavailableError, TimeoutError) as error:
+                outage.failed(error if isinstance(error, UnavailableError) else self._no_answer())
+            else:
+                outage.ended()
+                return found
+            await pause(attempt)
+            attempt += 1
+
+    def _outlasts(self, error: GazetteError) -> bool:
+        """Return True if the wait goes on after a failure of the watch, which tries again."""
+        return self._timeout_s is None and isinstance(error, UnavailableError)
+
+    def _check_open(self) -> None:
+        if self._is_ended:
+            raise ClosedError("the publisher is closed while it waits for a listing of journals")
+
     def _no_answer(self) -> str:
         address = getattr(self._transport, "address", None)
         return f"no answer of {address}" if address else "no answer"
 
+    def end(self) -> None:
+        """End all waits with an error."""
+        self._is_ended = True
+        self._changed.set()
+
     async def aclose(self) -> None:
         """Stop watching."""
+        self.end()
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -55,7 +55,7 @@ class Sender:
         pending_bytes_max: bound of encoded messages which are not acknowledged.
         blocks: threads wait for room; else they get an error.
         delivery_timeout_s: bound of the time to the acknowledgement; None for none.
-        mapping_timeout_s: bound of waits for listings.
+        mapping_timeout_s: bound of waits for listings; None for none.
 
     Attributes:
         outboxes: by journal.
@@ -81,7 +81,7 @@ class Sender:
         pending_bytes_max: int,
         blocks: bool,
         delivery_timeout_s: float | None,
-        mapping_timeout_s: float,
+        mapping_timeout_s: float | None,
     ) -> None:
         self.outboxes: dict[str, Outbox] = {}
         self.idle_producers: list[Producer] = []
@@ -429,6 +429,12 @@ class Sender:
         with self.lock:
             self.is_closed = True
             self._has_room.notify_all()
+
+    def interrupt(self) -> None:
+        """Refuse messages from now on, and end the waits of threads. On the event loop."""
+        self.refuse_more()
+        if self._connection is not None:
+            self._connection.watches.end()
 
     def closed_error(self) -> ClosedError:
         """Return the error of a message that a closed publisher refuses."""

@@ -1,7 +1,8 @@
 """Generator of an application's shards: creates those of new source journals.
 
-It runs in every process of the application, and works in the one that leads. Two that believe to
-lead are harmless: shards and logs are created only where there are none.
+It runs in every process of the application, and works in the one that leads; and in
+``gazctl shards generate``. Two that work at a time are harmless: shards and logs are created only
+where there are none.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.shard.application.application import Application
-from gazette_sdk.shard.application.sources import generated, source_selector
+from gazette_sdk.shard.application.sources import generated
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import WatchedList
@@ -27,7 +28,10 @@ __all__ = ["CreateShards", "ShardGenerator"]
 _log = logging.getLogger(__name__)
 
 CreateShards = Callable[[Sequence[cpb.ShardSpec]], Awaitable[None]]
-"""Function that creates shards, each only if there is none of its id."""
+"""Function that creates shards in one transaction, each only if there is none of its id."""
+
+CREATED_AT_ONCE = 50
+"""Shards that are created in one transaction of Etcd."""
 
 
 class ShardGenerator:
@@ -36,39 +40,46 @@ class ShardGenerator:
     Args:
         application: the application.
         transport: transport to the journals.
-        leads: returns True while this process is to create shards.
+        selector: selector of its source journals; None if it has none that are known.
         existing: returns the ids of the shards that exist.
         create: creates shards. It raises :class:`EtcdTransactionFailedError` if one exists.
-        until_changed: waits until `leads` or `existing` may return something else.
+        leads: returns True while this process is to create shards; by default always.
+        until_changed: waits until `leads` or `existing` may return something else; by default
+            that is seldom, and looked at when journals change.
     """
 
     def __init__(
         self,
         application: Application[Any, Any],
         transport: Transport,
+        selector: pb.LabelSelector | None,
         *,
-        leads: Callable[[], bool],
-        existing: Callable[[], Collection[str]],
+        existing: Callable[[], Awaitable[Collection[str]]],
         create: CreateShards,
-        until_changed: Callable[[], Awaitable[None]],
+        leads: Callable[[], bool] = lambda: True,
+        until_changed: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._application = application
         self._transport = transport
-        self._leads = leads
+        self._selector = selector
         self._existing = existing
         self._create = create
+        self._leads = leads
         self._until_changed = until_changed
         self._outage = Outage(_log, f"creation of shards of {application.full_name}")
 
     async def run(self) -> None:
-        """Create shards until cancelled; return at once if the application declares no sources."""
-        selector = source_selector(self._application)
-        if selector is None:
+        """Create shards until cancelled; return at once if there is no selector."""
+        if self._selector is None:
             return
         wake = asyncio.Event()
-        async with WatchedList(self._transport, selector) as watched, asyncio.TaskGroup() as tasks:
+        async with (
+            WatchedList(self._transport, self._selector) as watched,
+            asyncio.TaskGroup() as tasks,
+        ):
             tasks.create_task(_repeat(watched.changed, wake))
-            tasks.create_task(_repeat(self._until_changed, wake))
+            if self._until_changed is not None:
+                tasks.create_task(_repeat(self._until_changed, wake))
             attempt = 0
             while True:
                 await wake.wait()
@@ -78,7 +89,8 @@ class ShardGenerator:
                 try:
                     await self.generate([each.spec for each in watched.snapshot.journals])
                 except GazetteError as error:
-                    self._outage.failed(error)
+                    if not isinstance(error, EtcdTransactionFailedError):
+                        self._outage.failed(error)
                     await pause(attempt)
                     attempt += 1
                     wake.set()
@@ -86,31 +98,26 @@ class ShardGenerator:
                     self._outage.ended()
                     attempt = 0
 
-    async def generate(self, journals: Sequence[pb.JournalSpec]) -> list[str]:
+    async def generate(self, journals: Sequence[pb.JournalSpec]) -> None:
         """Create what journals want and what does not exist: first logs, then shards.
 
         Args:
             journals: specs of the journals.
 
-        Returns:
-            Ids of the shards that were created.
-
         Raises:
+            EtcdTransactionFailedError: another process has created some; list what exists again.
             GazetteError: the creation failed.
         """
-        wanted = generated(self._application, journals, self._existing())
+        wanted = generated(self._application, journals, await self._existing())
         logs = await list_named(self._transport, [log.name for log in wanted.logs])
         changes = [
             pb.ApplyRequest.Change(upsert=log, expect_mod_revision=0)
             for log in wanted.logs
             if log.name not in logs
         ]
-        try:
-            await apply_in_transactions(self._transport, changes)
-            await self._create(wanted.shards)
-        except EtcdTransactionFailedError:
-            return []  # another process created some; the listing that follows has them
-        return [spec.id for spec in wanted.shards]
+        await apply_in_transactions(self._transport, changes)
+        for begin in range(0, len(wanted.shards), CREATED_AT_ONCE):
+            await self._create(wanted.shards[begin : begin + CREATED_AT_ONCE])
 
 
 async def _repeat(changed: Callable[[], Awaitable[None]], wake: asyncio.Event) -> None:

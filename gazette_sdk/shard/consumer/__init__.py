@@ -11,4 +11,8 @@ In reading order:
 - ``resolver``: the process and the store that answer for a shard.
 - ``service``: the five calls of the shard service, on gRPC and as JSON.
 - ``client``: a client of that service, for ``gazctl`` and for proxied calls.
+- ``endpoint_calls``: calls of the application's own endpoints; ``http_endpoints`` and
+  ``grpc_methods`` are their two wires.
+- ``embedded``: a consumer inside a program; ``caught_up``: waiting for the shards of an
+  application; ``dev_etcd``: the Etcd of ``gazette dev``.
 """

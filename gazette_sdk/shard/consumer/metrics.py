@@ -27,7 +27,7 @@ class ShardUp:
     def set(self, code: cpb.ReplicaStatus.Code) -> None:
         """Show a status in place of the one before."""
         self.remove()
-        self._status = cpb.ReplicaStatus.Code.Name(code).lower()
+        self._status = cpb.ReplicaStatus.Code.Name(code)
         _UP.labels(self._shard, self._status).set(1)
 
     def remove(self) -> None:

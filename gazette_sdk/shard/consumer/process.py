@@ -24,7 +24,7 @@ from gazette_sdk.cluster.allocator.state import leader_of
 from gazette_sdk.cluster.apply_items import ItemChange, apply_items
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAllocation, is_consistent
 from gazette_sdk.cluster.member_process import MemberProcess
-from gazette_sdk.errors import ConfigurationError, EtcdTransactionFailedError
+from gazette_sdk.errors import ConfigurationError, EtcdTransactionFailedError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Authority, authority_for
@@ -35,6 +35,7 @@ from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.generator import ShardGenerator
 from gazette_sdk.shard.application.handles import Process
+from gazette_sdk.shard.application.sources import source_selector
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.endpoint_calls import EndpointCalls
@@ -46,7 +47,7 @@ from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
 from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.transport.base import Transport
 
-__all__ = ["CONSUMERS_PREFIX", "Consumer", "ConsumerConfig"]
+__all__ = ["CONSUMERS_PREFIX", "Consumer", "ConsumerConfig", "StuckShardsError"]
 
 CONSUMERS_PREFIX = "/gazette/consumers"
 """Prefix in Etcd below which each application has its keys, by default."""
@@ -60,10 +61,24 @@ LOOKUPS_MAX = 8
 OPENINGS_MAX = 4
 """Stores that are opened at once: each costs much of the disk and of a processor."""
 
-CREATED_AT_ONCE = 50
-"""Shards that are created in one transaction of Etcd."""
-
 _log = logging.getLogger(__name__)
+
+
+class StuckShardsError(GazetteError):
+    """Calls of an application's hooks have not returned in time.
+
+    Bound the work of a hook: what it waits for needs a time-out.
+
+    Args:
+        calls: the calls, in words.
+    """
+
+    def __init__(self, calls: Sequence[str]) -> None:
+        super().__init__(
+            f"shards have not ended within {SHUTDOWN_TIMEOUT_S:.0f} s: {'; '.join(calls)}; what a"
+            " handler did is not committed, and the next primary does it again: give a time-out to"
+            " what it waits for"
+        )
 
 
 class Consumer:
@@ -225,9 +240,10 @@ class Consumer:
         await ShardGenerator(
             self.application,
             self._transport,
-            leads=self._leads,
+            source_selector(self.application),
             existing=self._existing,
             create=self._create,
+            leads=self._leads,
             until_changed=self.keyspace.wait_for_update,
         ).run()
 
@@ -242,7 +258,7 @@ class Consumer:
             self._id.suffix,
         )
 
-    def _existing(self) -> Collection[str]:
+    async def _existing(self) -> Collection[str]:
         return {item.id for item in self.keyspace.items()}
 
     async def _create(self, specs: Sequence[cpb.ShardSpec]) -> None:
@@ -253,15 +269,11 @@ class Consumer:
             EtcdError: Etcd failed.
         """
         assert self._member.etcd is not None
-        for begin in range(0, len(specs), CREATED_AT_ONCE):
-            changes = [
-                ItemChange(spec.id, 0, complete(spec).SerializeToString())
-                for spec in specs[begin : begin + CREATED_AT_ONCE]
-            ]
-            applied = await apply_items(self._member.etcd, self.keyspace, changes)
-            if not applied.succeeded:
-                raise EtcdTransactionFailedError
-            _log.info("created shards", extra={"shards": [change.item for change in changes]})
+        changes = [ItemChange(spec.id, 0, complete(spec).SerializeToString()) for spec in specs]
+        applied = await apply_items(self._member.etcd, self.keyspace, changes)
+        if not applied.succeeded:
+            raise EtcdTransactionFailedError
+        _log.info("created shards", extra={"shards": [change.item for change in changes]})
 
     # ------------------------------------------------------------------ end
 
@@ -316,15 +328,17 @@ class Consumer:
         return True
 
     async def stop(self) -> None:
-        """End shards, membership and connections, in this order. Bounded; may be called twice."""
+        """End shards, membership and connections, in this order. Bounded; may be called twice.
+
+        Raises:
+            StuckShardsError: calls of handlers have not returned. Everything else has ended. The
+                interpreter waits for their threads at its exit.
+        """
         if self._is_stopped:
             return
         self._is_stopped = True
         await self._member.cancel("generator", "allocator", "leaving")
-        if self._is_composed:
-            await self._stop_serving()
-        if self._is_application_started:
-            await self._stop_application()
+        stuck = [*await self._stop_serving(), *await self._stop_application()]
         if self._member.membership is not None:
             await self._member.membership.revoke()
         await self._member.cancel("watch")
@@ -338,31 +352,38 @@ class Consumer:
             await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
         if not self.ended.done():
             self.ended.cancel()
+        if stuck:
+            raise StuckShardsError(stuck)
 
-    async def _stop_serving(self) -> None:
-        """End shards, then what serves calls about them."""
-        self.resolver.local.stop()
+    async def _stop_serving(self) -> list[str]:
+        """End shards, then what serves calls about them; return calls that have not returned."""
+        if not self._is_composed:
+            return []
+        local = self.resolver.local
+        local.stop()
+        stuck: list[str] = []
         try:
             async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
-                await self.resolver.local.shutdowns()
+                await local.shutdowns()
         except TimeoutError:
-            _log.warning("shards have not ended within %.0f s", SHUTDOWN_TIMEOUT_S)
+            stuck = [shard.running_call() for shard in local.ending()]
         await self.endpoints.aclose()
         await self._calls.aclose()
+        return stuck
 
-    async def _stop_application(self) -> None:
-        """Call the hook that closes what the application opened, and wait for it, but not long."""
-        assert self._workers is not None, "the application was started"
+    async def _stop_application(self) -> list[str]:
+        """Call the hook that closes what the application opened; return it if it is too slow."""
+        if not self._is_application_started:
+            return []
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
                 await loop.run_in_executor(self._workers, self.application.stop)
         except TimeoutError:
-            _log.warning(
-                "`stop` of the application has not ended within %.0f s", SHUTDOWN_TIMEOUT_S
-            )
+            return [f"the hook stop of {self.application.full_name} has not returned"]
         except Exception:  # noqa: BLE001 - any of the application's; the rest has to be stopped
             _log.exception("`stop` of the application failed; the process ends all the same")
+        return []
 
 
 def _make_directory(parent: Path | None) -> Path:

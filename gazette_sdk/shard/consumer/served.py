@@ -83,7 +83,12 @@ class ServedConsumer:
 
         Args:
             grace_s: time that calls in progress may take to end by themselves.
+
+        Raises:
+            StuckShardsError: as :meth:`Consumer.stop` does.
         """
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.consumer.stop())
-            group.create_task(self.server.stop(grace_s))
+        stopping = asyncio.create_task(self.server.stop(grace_s))
+        try:
+            await self.consumer.stop()
+        finally:
+            await stopping

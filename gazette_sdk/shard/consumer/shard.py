@@ -15,7 +15,7 @@ import logging
 import secrets
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +24,12 @@ from typing import Any, TypeVar
 
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAssignment, ShardEntry
 from gazette_sdk.cluster.etcd import Etcd
-from gazette_sdk.errors import EtcdUnavailableError, GazetteError, UnavailableError
+from gazette_sdk.errors import (
+    CallError,
+    EtcdUnavailableError,
+    GazetteError,
+    UnauthenticatedError,
+)
 from gazette_sdk.journals.changes import list_named
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.message.sequencing.sequencer import RING_SIZE
@@ -56,6 +61,7 @@ from gazette_sdk.shard.transaction.consume import OnStep
 from gazette_sdk.shard.transaction.input import Input as SourceInput
 from gazette_sdk.shard.transaction.output import Output
 from gazette_sdk.shard.transaction.runner import Runner
+from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.append.service import AppendService
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
@@ -71,6 +77,9 @@ AUTHOR_MAX = (1 << 32) - 1
 
 USE_TIMEOUT_S = 10.0
 """Bound of the wait for calls that use the store, when a shard ends."""
+
+END_NOTICE_S = 5.0
+"""A longer wait for the running call of a handler, when a shard ends, is logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,13 +422,22 @@ class LocalShard:
         self._lifecycle.advance(Input.CANCELLED)
         self.stopping()
         tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
+        self._cancel(tasks)
         if tasks:
+            await asyncio.wait(tasks, timeout=END_NOTICE_S)
+            if not all(task.done() for task in tasks):
+                _log.warning("a shard cannot end yet: %s", self.running_call())
             await asyncio.wait(tasks)
-        with contextlib.suppress(TimeoutError):
+        try:
             async with asyncio.timeout(USE_TIMEOUT_S):
                 await self._unused.wait()
+        except TimeoutError:
+            _log.warning(
+                "the store of %s is closed under %d calls, which have used it for %.0f s more",
+                self.id,
+                self._use_count,
+                USE_TIMEOUT_S,
+            )
         self._playback.cancel()
         self._up.remove()
         store, self.store = self.store, None
@@ -439,9 +457,20 @@ class LocalShard:
         _log.error("shard failed", extra={"shard": self.id, "err": str(error)}, exc_info=error)
         self._show(failed_status([str(error) or type(error).__name__]))
         self.stopping()
-        for task in self._tasks:
-            if task is not self._reporting:
-                task.cancel()
+        self._cancel(task for task in self._tasks if task is not self._reporting)
+
+    def _cancel(self, tasks: Iterable[asyncio.Task[None]]) -> None:
+        """Cancel tasks, once the life has ended: what they raise does not count any more."""
+        if self._runner is not None:
+            self._runner.interrupt()
+        for task in tasks:
+            task.cancel()
+
+    def running_call(self) -> str:
+        """Return what the end of the shard waits for, in words."""
+        if self._runner is None:
+            return f"{self.id}: its store is being restored or opened"
+        return f"{self.id}: {self._runner.running_call()}"
 
     # ------------------------------------------------------------------ parts
 
@@ -465,14 +494,7 @@ class LocalShard:
         return local_assignment(self._parts.keyspace, self.id, self._parts.local_id)
 
     async def _on_worker(self, function: Callable[..., T], *arguments: object) -> T:
-        """Call a function on a worker thread; if cancelled, wait for it all the same."""
-        loop = asyncio.get_running_loop()
-        call = loop.run_in_executor(self._parts.workers, partial(function, *arguments))
-        try:
-            return await asyncio.shield(call)
-        except asyncio.CancelledError:
-            await asyncio.wait([call])
-            raise
+        return await on_worker(self._parts.workers, function, *arguments)
 
     async def _retried(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
         """Call until Etcd or the brokers answer; a few shards at a time."""
@@ -482,7 +504,9 @@ class LocalShard:
             try:
                 async with self._parts.lookups:
                     found = await call()
-            except (UnavailableError, EtcdUnavailableError) as error:
+            except UnauthenticatedError:
+                raise
+            except (CallError, EtcdUnavailableError) as error:
                 outage.failed(error)
             else:
                 outage.ended()

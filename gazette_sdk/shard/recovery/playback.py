@@ -31,10 +31,12 @@ from gazette_sdk.protocol import recoverylog_pb2 as pb
 from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.shard.recovery.fsm import FSM
 from gazette_sdk.shard.recovery.hints import flatten
+from gazette_sdk.shard.recovery.metrics import RECOVERED_BYTES
 from gazette_sdk.shard.recovery.operation import AUTHOR_REGISTER, fence_of
 from gazette_sdk.shard.recovery.player import Player, PlayerState, logs_of
 from gazette_sdk.shard.recovery.staged_files import StagedFiles
-from gazette_sdk.transport.append.append import append
+from gazette_sdk.shard.workers import on_worker
+from gazette_sdk.transport.append.service import AppendService
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.read.reader import OffsetJumpError
 from gazette_sdk.transport.read.retry_reader import RetryReader
@@ -100,6 +102,7 @@ class Playback:
         self.bytes_to_read = 0
         self.bytes_read = 0
         self._transport = transport
+        self._appends = AppendService(transport)
         self._hints = hints
         self._files = StagedFiles(directory)
         self._workers = workers
@@ -141,6 +144,7 @@ class Playback:
             raise
         finally:
             await self._close_reader()
+            await self._appends.aclose()
 
     async def finish(self) -> Recovered:
         """Play to the write head, and complete the files there. Nothing is appended.
@@ -174,7 +178,7 @@ class Playback:
         """Find the logs' write heads, and check hints against them."""
         heads = {}
         for log in logs_of(self._hints):
-            response = await append(self._transport, broker_pb2.AppendRequest(journal=log), [])
+            response = await self._appends.appender(log).append(b"")
             heads[log] = response.commit.end
         self._player = player = Player(self._hints, heads)
         self.bytes_to_read = _bytes_to_read(self._hints, heads)
@@ -195,6 +199,7 @@ class Playback:
         else:
             if content:
                 self.bytes_read += len(content)
+                RECOVERED_BYTES.inc(len(content))
                 await self._call(lambda: self._files.apply(player.feed(content)))
 
     def _at_end(self, player: Player) -> None:
@@ -220,11 +225,9 @@ class Playback:
                 player.finish()
 
     async def _inject(self, player: Player) -> None:
-        request = broker_pb2.AppendRequest(
-            journal=player.log,
-            union_registers=label_set(**{AUTHOR_REGISTER: fence_of(self._author)}),
-        )
-        response = await append(self._transport, request, [player.inject(self._author)])
+        fence = label_set(**{AUTHOR_REGISTER: fence_of(self._author)})
+        appender = self._appends.appender(player.log)
+        response = await appender.append(player.inject(self._author), union=fence)
         player.injected(response.commit.end)
 
     # ---------------------------------------------------------------- reading
@@ -285,13 +288,7 @@ class Playback:
     # -------------------------------------------------------------------- end
 
     async def _call(self, function: Callable[[], T]) -> T:
-        """Call a function on a worker thread. A cancellation waits until it has returned."""
-        called = asyncio.get_running_loop().run_in_executor(self._workers, function)
-        try:
-            return await asyncio.shield(called)
-        except asyncio.CancelledError:
-            await asyncio.wait({called})
-            raise
+        return await on_worker(self._workers, function)
 
     def _failed(self, error: BaseException) -> None:
         if not isinstance(error, Exception):

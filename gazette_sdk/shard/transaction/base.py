@@ -55,6 +55,10 @@ class InputLike(Protocol):
         """A sequence was read whose acknowledgement was not."""
 
     @property
+    def write_heads(self) -> Mapping[str, int]:
+        """By journal, the write head as the last answer of a broker told it."""
+
+    @property
     def ended(self) -> bool:
         """The input has ended: once `poll` returns None, nothing more follows."""
 
@@ -131,6 +135,9 @@ class OutputLike(Protocol):
 
         A journal that does not exist is left out, with a warning.
         """
+
+    def interrupt(self) -> None:
+        """Refuse messages, and end the waits of a thread that publishes. On the event loop."""
 
     async def aclose(self) -> None:
         """Stop sending."""

@@ -11,13 +11,11 @@ transaction with larger clocks, which readers then drop (message section 13.2, s
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gazette_sdk.errors import GazetteError, JournalNotFoundError, UnavailableError
+from gazette_sdk.errors import GazetteError, JournalNotFoundError
 from gazette_sdk.message.publishing.bulk import publish_batch
 from gazette_sdk.message.publishing.producer import Producer, Sequences
 from gazette_sdk.message.publishing.sender import AnyMapping, Sender
@@ -25,7 +23,6 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.transport.append.appender import JournalAppender
 from gazette_sdk.transport.append.pending import AnyFuture, PendingAppend
-from gazette_sdk.transport.backoff import delay_s
 from gazette_sdk.transport.base import Transport
 
 __all__ = ["FULL_BYTES", "Output"]
@@ -37,12 +34,6 @@ FULL_BYTES = 64 << 20
 
 PENDING_BYTES_MAX = 4 * FULL_BYTES
 """Bound of content that is not acknowledged: one call of a handler may publish so much more."""
-
-MAPPING_TIMEOUT_S = 30.0
-"""Bound of a wait for the first listing of journals."""
-
-LOOKUP_TIMEOUT_S = 60.0
-"""Time for which a thread looks up a journal again while no broker can be reached."""
 
 
 class Output:
@@ -67,7 +58,7 @@ class Output:
             pending_bytes_max=pending_bytes_max,
             blocks=True,
             delivery_timeout_s=None,
-            mapping_timeout_s=MAPPING_TIMEOUT_S,
+            mapping_timeout_s=None,
         )
         self._full_bytes = pending_bytes_max * FULL_BYTES // PENDING_BYTES_MAX
         self._appends = self._sender.connection().appends
@@ -89,19 +80,19 @@ class Output:
     def publish(self, message: Any, mapping: AnyMapping) -> None:
         """Publish a message in the open transaction; on any thread.
 
+        A thread waits until its journal is listed, also while no broker can be reached. What a
+        coroutine publishes waits, and :meth:`end` waits for it.
+
         Raises:
             ValidationError: the message cannot carry a UUID, or be encoded.
             MappingError: it maps to no journal.
             FramingError: the journal's content type has no framing.
             BackPressureError: too much is pending.
-            UnavailableError: its journal cannot be looked up, for a minute; at once in a coroutine.
+            ClosedError: the shard ends.
             GazetteError: an append of the transaction to the same journal has failed.
             Exception: whatever the message's own ``validate`` raises.
         """
-        try:
-            self._sender.publish(message, mapping, self._open or self._begin())
-        except UnavailableError as error:
-            self._try_again(error, lambda: self._sender.publish(message, mapping, self._open))
+        self._sender.publish(message, mapping, self._open or self._begin())
 
     def publish_batch(self, messages: Sequence[Any], mapping: AnyMapping) -> None:
         """Publish messages in the open transaction, in bulk: all or, if one is refused, none.
@@ -109,30 +100,7 @@ class Output:
         Raises:
             Exception: as :meth:`publish`.
         """
-        try:
-            publish_batch(self._sender, messages, mapping, self._open or self._begin())
-        except UnavailableError as error:
-            self._try_again(
-                error, lambda: publish_batch(self._sender, messages, mapping, self._open)
-            )
-
-    def _try_again(self, error: UnavailableError, publish: Callable[[], object]) -> None:
-        """Publish once brokers can be reached, of which a journal could not be looked up.
-
-        Nothing was published: an append itself is tried again without end.
-        """
-        if self._sender.is_on_loop:
-            raise error
-        gives_up_at = time.monotonic() + LOOKUP_TIMEOUT_S
-        for attempt in itertools.count():
-            time.sleep(delay_s(attempt))
-            try:
-                publish()
-            except UnavailableError:
-                if time.monotonic() >= gives_up_at:
-                    raise
-            else:
-                return
+        publish_batch(self._sender, messages, mapping, self._open or self._begin())
 
     def append(self, journal: str, content: bytes) -> None:
         """Append bytes as they are, at least once, before the open transaction commits.
@@ -268,6 +236,10 @@ class Output:
 
     def _appender(self, journal: str) -> JournalAppender:
         return self._appends.appender(strip_meta(journal))
+
+    def interrupt(self) -> None:
+        """Refuse messages, and end the waits of a thread that publishes. On the event loop."""
+        self._sender.interrupt()
 
     async def aclose(self) -> None:
         """Stop sending, and give up what is not acknowledged."""

@@ -26,7 +26,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from gazette_sdk.errors import ClosedError, ConfigurationError
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
@@ -55,9 +55,12 @@ from gazette_sdk.shard.transaction.metrics import ShardMetrics
 from gazette_sdk.shard.transaction.progress import Progress
 from gazette_sdk.shard.transaction.steps import CommitStep
 from gazette_sdk.shard.transaction.transaction import Transaction
+from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.append.pending import AnyFuture
 
 __all__ = ["Runner"]
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -160,7 +163,7 @@ class Runner:
         self._workers = workers
         self._on_step: OnStep = on_step or _ignore_step
         self._on_completed = on_completed
-        self._metrics = ShardMetrics(shard.full_name)
+        self._metrics = ShardMetrics(shard.full_name, self._lag_bytes)
         self._bad = BadRecords(application.on_error)
         self._txn: Transaction[Any] = Transaction(shard, store, output)
         self._consumer = Consumer(
@@ -193,8 +196,9 @@ class Runner:
         """
         checkpoint: Checkpoint = await self._async.call_store("restore")
         self._restored = checkpoint
-        self.progress.start(dict.fromkeys(self._shard.journals, 0) | checkpoint.offsets)
-        self._metrics.start(checkpoint.offsets)
+        offsets = dict.fromkeys(self._shard.journals, 0) | checkpoint.offsets
+        self.progress.start(offsets)
+        self._metrics.start(offsets)
         return checkpoint
 
     async def run(self) -> None:
@@ -213,6 +217,26 @@ class Runner:
                 await self._step()
         finally:
             await self._close()
+
+    def interrupt(self) -> None:
+        """End the waits of a worker, before :meth:`run` is cancelled, which waits for its call."""
+        self._output.interrupt()
+
+    def running_call(self) -> str:
+        """Return what the worker does, in words: which hooks, and for which record."""
+        handler = self._application.full_name
+        envelope = self._txn.envelope if self._txn.is_open else None
+        if envelope is None:
+            return f"a hook of {handler}, or its store, has not returned"
+        return (
+            f"the handler {handler} has not returned for the record of {envelope.journal} at offset"
+            f" {envelope.begin}"
+        )
+
+    def _lag_bytes(self, journal: str) -> int:
+        """Return the bytes of a source that are not read through, as far as is known."""
+        head = 0 if self._input is None else self._input.write_heads.get(journal, 0)
+        return max(0, head - self.progress.read_through.get(journal, 0))
 
     async def _step(self) -> None:
         """Take in what has happened, and do what the machine decides."""
@@ -236,19 +260,19 @@ class Runner:
     async def _consume(self) -> None:
         """Consume, and start the commit if one was prepared."""
         began = time.monotonic()
+        self._consumer.preparing_s = 0.0
         try:
             prepared = await self._turn()
         except Exception as error:  # noqa: BLE001 - the machine decides what follows
             self.machine.failed(error, aborts=self._bad.may_leave_out(error))
             return
-        self._metrics.spent("20-consuming", time.monotonic() - began)
+        self._metrics.turned(time.monotonic() - began, self._consumer.preparing_s)
         if prepared is not None:
             self._start_commit(prepared)
             await self._call_finished()
 
     async def _turn_on_worker(self) -> PreparedCommit | None:
-        prepared: PreparedCommit | None = await self._on_worker(self._consumer.turn)
-        return prepared
+        return await self._on_worker(self._consumer.turn)
 
     def _start_commit(self, prepared: PreparedCommit) -> None:
         """Queue the commit and its acknowledgements. There is no ``await`` in between."""
@@ -256,6 +280,7 @@ class Runner:
         logged = None
         if self._log is not None:
             logged = self._log.append(prepared.contents, after=outputs)
+            self._metrics.recorded(sum(map(len, prepared.contents)))
         commit: CommitFuture = concurrent.futures.Future()
         prior = PriorTransaction(commit, outputs, logged, {}, prepared)
         self._prior = prior
@@ -398,13 +423,15 @@ class Runner:
         if decision.waits_for_input and self._arrival is None:
             self._arrival = asyncio.create_task(self._input.arrived())
             self._arrival.add_done_callback(lambda _: self._wake.set())
+        began = time.monotonic()
         with contextlib.suppress(TimeoutError):
-            timeout_s = None if decision.until is None else decision.until - time.monotonic()
+            timeout_s = None if decision.until is None else decision.until - began
             async with asyncio.timeout(timeout_s):
                 self.is_idle = decision.is_idle
                 await self._wake.wait()
         self.is_idle = False
         self._wake.clear()
+        self._metrics.waited(self.machine.current, time.monotonic() - began)
 
     def _wake_by(self, futures: Collection[AnyFuture]) -> None:
         """Wake the runner when each of these has ended, from whichever thread."""
@@ -424,17 +451,8 @@ class Runner:
         else:
             await self._on_worker(hook, self._txn, *arguments)
 
-    async def _on_worker(self, function: Callable[..., Any], *arguments: object) -> Any:
-        """Call a function on a worker thread; if cancelled, wait for it all the same."""
-        loop = asyncio.get_running_loop()
-        call = loop.run_in_executor(self._workers, partial(function, *arguments))
-        try:
-            return await asyncio.shield(call)
-        except asyncio.CancelledError:
-            while not call.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait([call])
-            raise
+    async def _on_worker(self, function: Callable[..., T], *arguments: object) -> T:
+        return await on_worker(self._workers, function, *arguments)
 
     async def _close_input(self) -> None:
         arrival, self._arrival = self._arrival, None
@@ -449,6 +467,7 @@ class Runner:
         """Fail what is not committed, and close input and output."""
         self._fail_commit(ClosedError(f"{self._shard.id} has ended before this commit"))
         self.progress.end()
+        self._metrics.end()
         try:
             await self._close_input()
         finally:

@@ -78,7 +78,7 @@ def test_the_history_shows_which_journals_others_continued(etcd):
                 value = route(*members).SerializeToString() if members else b""
                 return await client.put(key, value)
 
-            await put("a/before", OTHER, OTHER)
+            first = await put("a/before", OTHER, OTHER)
             since = await put("b/ours", OURS, OURS)
             await put("c/passed", OTHER, OTHER)
             await put("d/caught-up", OTHER, OTHER)
@@ -96,7 +96,7 @@ def test_the_history_shows_which_journals_others_continued(etcd):
             found = await journals_continued_by_others(client, keyspace, OURS, since)
             assert found == {"c/passed", "f/left"}
             assert await journals_continued_by_others(client, keyspace, OURS, last) == set()
-            everything = await journals_continued_by_others(client, keyspace, OURS, 0)
+            everything = await journals_continued_by_others(client, keyspace, OURS, first - 1)
             assert everything == {"a/before", "c/passed", "f/left"}
 
     run(scenario())

@@ -32,6 +32,8 @@ class Story:
         self.cluster = cluster
         self._monkeypatch = monkeypatch
         self.clients = {}
+        self.store = cluster.directory / "fragments" / "store"
+        self.store.mkdir(parents=True)
 
     async def begin(self, *members, replication, contents=(FIRST[:BEGIN], FIRST[BEGIN:])):
         for number in (1, 2, 3):
@@ -45,7 +47,7 @@ class Story:
 
     async def apply(self, replication, **fields):
         spec = journal_spec(
-            JOURNAL, replication=replication, stores=["file:///"], refresh_interval_s=1
+            JOURNAL, replication=replication, stores=["file:///store/"], refresh_interval_s=1
         )
         await self["broker-2"].apply(spec, **fields)
 
@@ -104,6 +106,14 @@ class Story:
             while not set(spans) <= set(self.stored()):  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.02)
 
+    def fail_store(self):
+        self.store.rename(self.store.with_suffix(".unreachable"))
+        self.store.symlink_to(self.store.name)  # to itself
+
+    def heal_store(self):
+        self.store.unlink()
+        self.store.with_suffix(".unreachable").rename(self.store)
+
     def put_aside(self):
         return list((self.cluster.directory / "spools-broker-1").rglob("*.content.superseded"))
 
@@ -146,6 +156,24 @@ def test_a_tail_of_a_killed_primary_is_not_used(etcd, tmp_path, monkeypatch, beg
 
         await story.go_on("broker-1", "broker-2", at=len(FIRST + NEXT), content=b"!")
         await story.stays(FIRST + NEXT + b"!", "broker-2", for_s=1.5)
+
+    story(etcd, tmp_path, monkeypatch, script)
+
+
+def test_a_broker_joins_again_while_the_store_fails(etcd, tmp_path, monkeypatch):
+    """Beside a broker which is new, so that it could never list the store."""
+
+    async def script(story):
+        await story.begin("broker-1", "broker-2", replication=2)
+        await story.crash_in_the_middle()
+        story.fail_store()
+        await story.go_on("broker-2", "broker-3")
+        await story.start("broker-1")
+        await story.apply(3, expect=-1)
+        await story.go_on("broker-2", "broker-3", "broker-1", at=len(FIRST + NEXT), content=b"!")
+        assert len(story.put_aside()) == 1
+        story.heal_store()
+        await story.stays(FIRST + NEXT + b"!", "broker-1", "broker-2", "broker-3")
 
     story(etcd, tmp_path, monkeypatch, script)
 
@@ -265,13 +293,13 @@ def test_a_primary_appends_when_its_own_spools_are_decided(etcd, tmp_path, monke
         await story.begin("broker-1", "broker-2", replication=2)
         await story.crash_in_the_middle()
         await story.go_on("broker-2", "broker-3")
-        ask, may_ask = PeerInventory.fragments_before, asyncio.Event()
+        ask, may_ask = PeerInventory.fragments_of_brokers, asyncio.Event()
 
         async def later(*args):
             await may_ask.wait()
             return await ask(*args)
 
-        monkeypatch.setattr(PeerInventory, "fragments_before", later)
+        monkeypatch.setattr(PeerInventory, "fragments_of_brokers", later)
         await story.start("broker-1")
         await story.cluster.assign(JOURNAL, "broker-1", "broker-3")
         early = asyncio.ensure_future(story["broker-1"].append(JOURNAL, b"!"))

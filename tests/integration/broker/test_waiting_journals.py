@@ -9,6 +9,7 @@ import pytest
 
 from gazette_sdk.broker.append.assignments import write_route
 from gazette_sdk.broker.recovery.last_routes import LastRoutes
+from gazette_sdk.broker.recovery.recorded_routes import RecordedRoutes
 from gazette_sdk.cluster import etcd as etcd_module
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -234,7 +235,7 @@ def test_the_history_is_read_from_where_etcd_compacted_it(etcd):
             request = etcd_module.rpc.CompactionRequest(revision=compacted_at, physical=True)
             await client._call(client._kv.Compact, request)
 
-            routes = LastRoutes(keyspace)
+            routes = LastRoutes(keyspace, RecordedRoutes(keyspace, one))
             await routes.load(client)
             assert list(routes.absent_brokers("a/before")) == [one]
             assert list(routes.absent_brokers("b/both")) == [two]
@@ -243,7 +244,7 @@ def test_the_history_is_read_from_where_etcd_compacted_it(etcd):
 
             request = etcd_module.rpc.CompactionRequest(revision=last, physical=True)
             await client._call(client._kv.Compact, request)
-            routes = LastRoutes(keyspace)
+            routes = LastRoutes(keyspace, RecordedRoutes(keyspace, one))
             await routes.load(client)
             assert routes.waiting == set()
 
@@ -306,7 +307,7 @@ def test_a_route_is_written_only_once(etcd, tmp_path):
             resolution = await cluster.brokers["broker-1"].resolver.resolve(
                 JOURNAL, EVERYTHING, may_proxy=False, require_primary=True
             )
-            assert await write_route(cluster.etcd, resolution) is None
+            assert await write_route(cluster.etcd, resolution, lambda *_: ()) is None
             assert await broker.read(JOURNAL, 6) == b"!"
 
     run(scenario())

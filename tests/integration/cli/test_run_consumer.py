@@ -92,3 +92,35 @@ def test_an_application_counts_and_goes_on_after_a_kill(tmp_path, brokers):
             sdk_loop.run(transport.aclose(), 30)
         dev.send_signal(signal.SIGTERM)
         assert dev.wait(60) == 0
+
+
+STUCK_PROGRAM = """
+import threading
+
+from gazette_sdk import shard
+from gazette_sdk.shard.consumer import process
+
+process.SHUTDOWN_TIMEOUT_S = 1.0
+
+
+@shard.handler(message=dict, store=shard.JsonStore, sources="topic=orders")
+def stuck(txn, order):
+    print("it is stuck", flush=True)
+    threading.Event().wait()
+"""
+
+
+def test_a_process_ends_without_a_handler_that_does_not_return(tmp_path, gazette_cluster):
+    cluster = gazette_cluster(1)
+    (tmp_path / "orders.py").write_text(STUCK_PROGRAM)
+    Journals(transport=cluster.transport).create("orders", partitions=1, replication=1)
+    publish(cluster.transport, 1)
+    arguments = ["run-consumer", "orders:stuck", "--etcd.address", cluster.etcd_endpoint]
+    with running(arguments, tmp_path, GAZETTE_ADDRESS=cluster.address) as consumer:
+        read_until(consumer, b"it is stuck")
+        consumer.send_signal(signal.SIGTERM)
+        assert consumer.wait(60) == 1
+        log = consumer.stderr.read().decode()
+    assert log.count("level=fatal") == 1
+    assert "orders.stuck/orders/part-000: the handler orders.stuck has not returned" in log
+    assert "for the record of orders/part-000 at offset 0" in log

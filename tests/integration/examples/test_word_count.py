@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.parse
 import urllib.request
 from contextlib import ExitStack, closing
@@ -14,9 +15,15 @@ import pytest
 from examples.word_count.client import NGramClient
 from examples.word_count.counter import Counter
 from examples.word_count.grams import grams_of
+from examples.word_count.word_count_pb2 import QueryRequest, QueryResponse
+from gazette_sdk.protocol import consumer_pb2 as cpb
+from gazette_sdk.shard import EmbeddedConsumer
+from gazette_sdk.shard.consumer.client import ShardClient
+from gazette_sdk.transport import loop as sdk_loop
 from support.vectors import group
 
 JOURNALS = Path("examples/word_count/journals.yaml")
+TIMEOUT_S = 60.0
 PREFIX = "examples/word-count/deltas/part-"
 
 
@@ -25,21 +32,51 @@ def shard(number):
 
 
 def leaders(shards):
-    return {each.route.members[each.route.primary].suffix for each in shards if each.route.members}
+    return {
+        each.route.members[each.route.primary].suffix for each in shards if each.route.primary >= 0
+    }
 
 
-def test_a_text_is_counted_and_every_process_answers_for_every_shard(gazette, run_shards):
+def check_forwarded_requests(processes):
+    """A request with a header, as other implementations forward it, is answered or refused."""
+
+    async def headers():
+        async with ShardClient(processes[0].address) as client:
+            return [(await client.stat(cpb.StatRequest(shard=shard(n)))).header for n in range(4)]
+
+    for number, header in enumerate(sdk_loop.run(headers(), TIMEOUT_S)):
+        primary = header.route.endpoints[header.route.primary]
+        for process in processes:
+            with grpc.insecure_channel(process.address.removeprefix("http://")) as channel:
+                query = channel.unary_unary(
+                    "/word_count.NGram/Query",
+                    QueryRequest.SerializeToString,
+                    QueryResponse.FromString,
+                )
+                request = QueryRequest(header=header, shard=shard(number))
+                if process.address == primary:
+                    assert query(request, timeout=TIMEOUT_S).grams
+                else:
+                    with pytest.raises(grpc.RpcError, match="process"):
+                        query(request, timeout=TIMEOUT_S)
+
+
+def test_a_text_is_counted_and_every_process_answers_for_every_shard(gazette):
     vectors = group("message", "word_count")
     gazette.apply(JOURNALS.read_text())
-    shards = run_shards(Counter(), processes=2)
-    shards.wait_until(lambda found: len(found) == 4 and len(leaders(found)) == 2)
+    options = {"transport": gazette.transport, "etcd": gazette.etcd_endpoint}
     with ExitStack() as stack:
+        processes = [stack.enter_context(EmbeddedConsumer(Counter(2), **options)) for _ in "12"]
         clients = [
             stack.enter_context(closing(NGramClient(each.address.removeprefix("http://"))))
-            for each in shards.processes
+            for each in processes
         ]
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(leaders(processes[0].list_shards())) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
         clients[0].publish(vectors["text"])
-        shards.wait_caught_up()
+        processes[0].wait_caught_up(TIMEOUT_S)
         for client in clients:
             for gram, count in vectors["expect_counts"].items():
                 assert client.query(gram)[gram] == count
@@ -50,9 +87,10 @@ def test_a_text_is_counted_and_every_process_answers_for_every_shard(gazette, ru
             with pytest.raises(grpc.RpcError) as caught:
                 client.query("wood", "no-such-shard")
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-        for process in shards.processes:
+        check_forwarded_requests(processes)
+        for process in processes:
             path = f"/api/grams/{urllib.parse.quote('wood chuck')}"
-            with urllib.request.urlopen(process.address + path, timeout=30) as answer:
+            with urllib.request.urlopen(process.address + path, timeout=TIMEOUT_S) as answer:
                 assert json.load(answer) == {"wood chuck": 2}
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
 
 import grpc
 from google.protobuf.wrappers_pb2 import StringValue, UInt64Value
 
+from gazette_sdk.shard import EmbeddedConsumer
 from support import order_totals
 from support.order_totals import CUSTOMERS, create_journals, publish
 
@@ -39,21 +41,34 @@ def call(process, name, value, response=UInt64Value):
 
 
 def leaders(shards):
-    return {each.route.members[each.route.primary].suffix for each in shards if each.route.members}
+    return {
+        each.route.members[each.route.primary].suffix for each in shards if each.route.primary >= 0
+    }
 
 
-def test_every_process_answers_for_every_shard(gazette, run_shards):
+def test_every_process_answers_for_every_shard(gazette):
     create_journals(gazette.transport)
-    shards = run_shards(order_totals.totals, processes=2)
-    shards.wait_until(lambda found: len(found) == 2 and len(leaders(found)) == 2)
-    publish(gazette.transport, 100)
-    shards.wait_caught_up()
-    ids = [each.spec.id for each in shards.list_shards()]
-    check_methods(shards, ids)
+    options = {"transport": gazette.transport, "etcd": gazette.etcd_endpoint}
+    with (
+        EmbeddedConsumer(order_totals.totals, **options) as one,
+        EmbeddedConsumer(order_totals.totals, **options) as two,
+    ):
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(leaders(one.list_shards())) < 2:
+            assert time.monotonic() < deadline, one.list_shards()
+            time.sleep(0.02)
+        publish(gazette.transport, 100)
+        one.wait_caught_up(TIMEOUT_S)
+        ids = [each.spec.id for each in one.list_shards()]
+        check_endpoints((one, two), ids)
+        check_methods((one, two), ids)
+
+
+def check_endpoints(processes, ids):
     answers = set()
     for number in range(CUSTOMERS):
         path = f"/api/customers/customer-{number}"
-        for process in shards.processes:
+        for process in processes:
             status, body = ask(process, path)
             assert status == 200
             found = json.loads(body)
@@ -61,7 +76,7 @@ def test_every_process_answers_for_every_shard(gazette, run_shards):
             assert found == {"customer": f"customer-{number}", "cents": 20}
             answers.add(body)
     assert len(answers) == CUSTOMERS
-    for process in shards.processes:
+    for process in processes:
         counts = [int(ask(process, f"/api/count?shard={shard}")[1]) for shard in ids]
         assert sum(counts) == CUSTOMERS
         assert ask(process, "/api/echo", b"{ }") == (200, b"{ }")
@@ -74,9 +89,9 @@ def test_every_process_answers_for_every_shard(gazette, run_shards):
         assert ask(process, "/api/unknown")[0] == 404
 
 
-def check_methods(shards, ids):
+def check_methods(processes, ids):
     """gRPC methods answer as HTTP endpoints do."""
-    for process in shards.processes:
+    for process in processes:
         totals = [call(process, "Total", f"customer-{number}") for number in range(CUSTOMERS)]
         assert totals == [20] * CUSTOMERS
         assert sum(call(process, "Count", shard) for shard in ids) == CUSTOMERS

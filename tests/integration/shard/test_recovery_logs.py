@@ -11,6 +11,7 @@ from typing import TypeVar
 import pytest
 
 from gazette_sdk.errors import (
+    CallError,
     ClosedError,
     FencedError,
     GazetteError,
@@ -36,9 +37,10 @@ from gazette_sdk.shard.recovery.log import RecoveryLog
 from gazette_sdk.shard.recovery.operation import fence_of
 from gazette_sdk.shard.recovery.playback import Playback, Recovered
 from gazette_sdk.shard.recovery.recorder import Recorder
+from gazette_sdk.testing.transport_faults import FaultyTransport
 from gazette_sdk.transport.append.queue import DependencyFailedError
 from gazette_sdk.transport.append.service import AppendService
-from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.base import ANYWHERE, AppendItem, Target, Transport
 from support.brokers import Client, a_broker, journal_spec
 from support.etcd import run, within
 from support.recovery_logs import files_of
@@ -217,6 +219,31 @@ def test_hand_offs_that_race_all_end_and_one_primary_is_left(etcd, tmp_path):
     run(scenario())
 
 
+def test_a_hand_off_waits_for_brokers_that_refuse_appends_without_a_status(
+    etcd, tmp_path, monkeypatch
+):
+    async def scenario():
+        async with logs(etcd, tmp_path) as client:
+            primary = await new_primary(client, tmp_path, 1)
+            await primary.commit(*CHANGES)
+            append = client.transport.append
+            refused = [True, True, False] * 2  # of the write head, and of the fence
+
+            async def refusing(requests, target=ANYWHERE):
+                if refused and refused.pop(0):
+                    raise CallError("this broker is stopping")
+                return await append(requests, target)
+
+            monkeypatch.setattr(client.transport, "append", refusing)
+            standby = Standby(client.transport, empty(), tmp_path / "standby")
+            await standby.hand_off(2)
+            assert not refused
+            assert files_of(standby.directory) == FILES
+            assert (await registers(client))["author"] == fence_of(2)
+
+    run(scenario())
+
+
 def test_a_fenced_primary_never_commits_again(etcd, tmp_path):
     async def scenario():
         async with logs(etcd, tmp_path) as client:
@@ -311,6 +338,32 @@ def test_files_outlive_brokers_and_are_read_from_stored_fragments(etcd, tmp_path
             assert await restored(client.transport, empty(), tmp_path / "all") == expected
 
     run(scenario(), timeout_s=60.0)
+
+
+class AbortingTransport(FaultyTransport):
+    """A transport of which every other append is aborted by its broker, as of a slow client."""
+
+    append_count = 0
+
+    async def append(
+        self, items: AsyncIterator[AppendItem], target: Target = ANYWHERE
+    ) -> broker_pb2.AppendResponse:
+        self.append_count += 1
+        if self.append_count % 2:
+            raise CallError("the client's stream did not sustain the minimum append rate")
+        return await super().append(items, target)
+
+
+def test_a_recovery_outlives_appends_that_brokers_abort(etcd, tmp_path):
+    async def scenario():
+        async with logs(etcd, tmp_path) as client:
+            transport = AbortingTransport(client.transport)
+            standby = Standby(transport, empty(), tmp_path / "store")
+            assert (await within(standby.hand_off(3))).fsm.next_seq_no == 2
+            assert transport.append_count == 4
+            assert (await registers(client)) == {"author": fence_of(3)}
+
+    run(scenario())
 
 
 def test_garbage_in_the_log_is_passed_over(etcd, tmp_path):

@@ -11,7 +11,6 @@ import pytest
 
 from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.spool.directory import SpoolDirectory
-from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.fragment.stores import FileStore, open_store
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -187,9 +186,10 @@ def test_a_replica_checks_at_once_what_a_listing_shows(tmp_path):
         other = pb.Fragment()
         other.CopyFrom(kept.fragment)
         other.sum.part1 += 1
-        setting.persister.check_listed("another/journal", CoverSet([done.fragment]))
+        longer = pb.Fragment(journal=JOURNAL, end=done.fragment.end + 1)  # it has all of `done`
+        setting.persister.check_listed("another/journal", [done.fragment])
         assert setting.persister.pending == 2
-        setting.persister.check_listed(JOURNAL, CoverSet([done.fragment, other]))
+        setting.persister.check_listed(JOURNAL, [done.fragment, longer, other])
         await setting.settled()
         await until(lambda: not done.file.path.exists())
         assert kept.file.path.exists()

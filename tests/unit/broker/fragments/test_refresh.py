@@ -16,6 +16,7 @@ from gazette_sdk.broker.fragments.refresh import (
 )
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.errors import StoreError
+from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import from_ns
@@ -38,9 +39,10 @@ def test_listing_of_stores(case, tmp_path):
     async def scenario():
         stores = StoreRegistry(tmp_path)
         found = await list_stores("a/journal", urls, stores)
-        assert len(found) == case.get("expect_count", len(case.get("expect", ())))
+        cover = CoverSet(found)
+        assert len(cover) == case.get("expect_count", len(case.get("expect", ())))
         index = Index()
-        index.replace_remote(found)
+        index.replace_remote(cover)
         if "query" in case:
             assert index.summary()[:2] == (case["begin"], case["end"])
             result = await index.query(pb.ReadRequest(offset=case["query"]["offset"]))

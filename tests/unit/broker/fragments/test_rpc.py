@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -98,6 +99,20 @@ def test_a_page_waits_for_the_first_listing(tmp_path):
         assert not page.done()
         index.replace_remote(CoverSet())
         assert (await asyncio.wait_for(page, 5)).status == pb.OK
+        await stores.aclose()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("option", ["do_not_wait", "unstored_only"])
+def test_a_page_that_must_not_wait_has_what_is_known(tmp_path, option):
+    async def scenario():
+        index, stores = Index(), StoreRegistry(tmp_path)
+        local = pb.Fragment(journal="a/journal", end=7)
+        index.commit(local, SimpleNamespace())
+        request = pb.FragmentsRequest(journal="a/journal", **{option: True})
+        page = await asyncio.wait_for(list_page(request, index, stores), 5)
+        assert [entry.spec for entry in page.fragments] == [local]
         await stores.aclose()
 
     asyncio.run(scenario())

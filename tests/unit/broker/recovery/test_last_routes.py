@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gazette_sdk.broker.recovery.last_routes import LastRoutes, members_required, waiting_text
+from gazette_sdk.broker.recovery.recorded_routes import RecordedRoutes
 from gazette_sdk.broker.recovery.waiting_journals import replaced
 from gazette_sdk.cluster.broker_keys import WITHDRAWN_ROUTE
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -24,8 +25,21 @@ class World:
     def __init__(self):
         self.mirror = Mirror()
         self.keyspace = self.mirror.keyspace
-        self.routes = LastRoutes(self.keyspace)
+        self.records = RecordedRoutes(self.keyspace, A)
+        self.routes = LastRoutes(self.keyspace, self.records)
         self.keyspace.observers.append(self.routes.observe)
+        self.records.mirror.observers.append(self.routes.observe_records)
+        self.recording = Mirror()
+        self.recording.keyspace = self.records.mirror
+
+    def record(self, *members, revision=0, by=A):
+        """Record a route of these members; without any a withdrawn one."""
+        route = pb.Route(members=members, primary=0 if members else -1)
+        header = pb.Header(process_id=by, route=route, etcd=pb.Header.Etcd(revision=revision))
+        created = self.keyspace.item(JOURNAL).create_revision
+        key = f"{self.records.mirror.root}/{JOURNAL}#{created}".encode()
+        self.recording.revision = max(self.recording.revision, self.mirror.revision)
+        return self.recording.put({key: header.SerializeToString()})
 
     def spec(self, *, replication=1, level=pb.JournalSpec.Suspend.NONE):
         spec = journal_spec(JOURNAL, replication=replication)
@@ -142,6 +156,42 @@ def test_an_empty_value_withdraws_nothing(world):
     world.assign(B)
     assert world.absent == [A]
     assert not world.routes.is_withdrawn(JOURNAL)
+
+
+def test_a_recorded_route_that_the_mirror_never_showed_counts(world):
+    world.assign(A, route=[A])
+    world.assign(B)
+    assert world.absent == [A]
+    world.record(B)  # its route ended with its lease
+    world.assign(C)
+    assert world.absent == [B]
+    assert world.routes.last(JOURNAL).is_recorded
+    world.record()
+    assert world.routes.is_withdrawn(JOURNAL)
+    assert world.absent == []
+
+
+def test_of_a_recorded_route_and_one_of_the_mirror_the_newer_one_counts(world):
+    world.record(A)
+    assert list(world.routes.route(JOURNAL).members) == [A]
+    world.mirror.revision = world.recording.revision
+    world.assign(B, route=[B])
+    last = world.routes.last(JOURNAL)
+    assert (list(last.route.members), last.is_recorded) == ([B], False)
+    assert last.revision == world.mirror.revision
+    world.record(A, revision=last.revision - 1)  # written late
+    assert list(world.routes.route(JOURNAL).members) == [B]
+    world.record(C, revision=last.revision + 1)  # seen early
+    assert list(world.routes.route(JOURNAL).members) == [C]
+
+
+def test_the_record_of_a_suspended_or_an_earlier_journal_does_not_count(world):
+    world.record(A)
+    world.spec(level=pb.JournalSpec.Suspend.FULL)
+    assert world.routes.route(JOURNAL) is None
+    world.mirror.put({}, delete=[world.keyspace.item_key(JOURNAL)])
+    world.spec()
+    assert world.routes.route(JOURNAL) is None
 
 
 def test_the_newest_of_several_values_counts(world):

@@ -23,12 +23,29 @@ class ScriptedPeers:
         self.asked = []
 
     async def list_fragments(self, request, target):
+        assert request.do_not_wait  # for a listing of the stores
         self.asked.append(target.member.suffix)
         if target.member == SILENT:
             await asyncio.Event().wait()
         response = pb.FragmentsResponse()
         response.fragments.add().spec.CopyFrom(pb.Fragment(journal=request.journal, end=7))
         return response
+
+
+class ScriptedSpools:
+    """Transport to members of which each tells the end of its spool, or does not."""
+
+    def __init__(self, **ends):
+        self.ends = ends
+
+    async def read(self, request, target):
+        assert (request.offset, request.metadata_only) == (-1, True)
+        assert request.include_unacknowledged
+        assert request.header.process_id == target.member
+        response = pb.ReadResponse(status=pb.OFFSET_NOT_YET_AVAILABLE, offset=5, write_head=5)
+        if (end := self.ends[target.member.suffix]) is not None:
+            response.spool_end = end
+        yield response
 
 
 class ScriptedResolver:
@@ -63,7 +80,7 @@ def test_every_other_member_is_asked():
 
     async def scenario():
         made = inventory(peers, FAST, LOCAL, answer_timeout_s=10.0)
-        assert [found.end for found in await made.fragments_before("a/journal", 10)] == [7]
+        assert [found.end for found in await made.fragments_of_brokers("a/journal", 10)] == [7]
 
     asyncio.run(scenario())
     assert peers.asked == ["fast"]
@@ -76,12 +93,40 @@ def test_a_member_without_an_answer_is_given_up_and_not_asked_again_at_once():
         made = inventory(peers, FAST, SILENT, answer_timeout_s=0.05)
         for _ in range(3):
             with pytest.raises(UnavailableError, match="z/silent does not answer within"):
-                await asyncio.wait_for(made.fragments_before("a/journal", 10), 10)
+                await asyncio.wait_for(made.fragments_of_brokers("a/journal", 10), 10)
             made._silent_until.update(dict.fromkeys(made._silent_until, 1000000000000.0))
         assert peers.asked.count("silent") == 1
         made._silent_until.clear()
         with pytest.raises(UnavailableError):
-            await asyncio.wait_for(made.fragments_before("a/journal", 10), 10)
+            await asyncio.wait_for(made.fragments_of_brokers("a/journal", 10), 10)
         assert peers.asked.count("silent") == 2
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("ends", "head"),
+    [
+        ({"fast": 7, "silent": 0}, 7),
+        ({"fast": 0, "silent": 0}, 0),
+        ({"fast": 7, "silent": None}, None),  # of another implementation
+    ],
+)
+def test_the_head_is_the_greatest_end_of_the_spools_of_those_asked(ends, head):
+    async def scenario():
+        made = inventory(ScriptedSpools(**ends), FAST, LOCAL, SILENT, answer_timeout_s=10.0)
+        assert await made.head("a/journal", [FAST, SILENT]) == head
+
+    asyncio.run(scenario())
+
+
+def test_only_members_tell_the_head():
+    made = inventory(ScriptedSpools(fast=7), FAST, LOCAL, answer_timeout_s=10.0)
+    assert asyncio.run(made.head("a/journal", [FAST, SILENT])) == 7
+    assert asyncio.run(made.head("a/journal", [SILENT])) is None
+
+
+def test_the_head_of_a_member_with_spools_in_quarantine_is_not_known_yet():
+    made = inventory(ScriptedSpools(fast=-1), FAST, LOCAL, answer_timeout_s=10.0)
+    with pytest.raises(UnavailableError, match="z/fast are in quarantine"):
+        asyncio.run(made.head("a/journal", [FAST]))

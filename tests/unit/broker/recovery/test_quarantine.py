@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import shutil
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.broker.recovery import quarantine, truncate
 from gazette_sdk.broker.recovery.quarantine import Quarantine
 from gazette_sdk.broker.recovery.reconcile import valid_end
@@ -93,6 +97,10 @@ def root(tmp_path):
 def recovered(root):
     with SpoolDirectory(root) as directory:
         return directory.recover(CLUSTER)
+
+
+def recovered_names(root):
+    return sorted(path.name for path in root.rglob("*.content.superseded"))
 
 
 def content_of_spool(spool):
@@ -206,22 +214,48 @@ def test_a_contested_spool_is_contested_at_each_later_start_and_new_ones_are_not
 # ------------------------------------------------------------------ decisions
 
 
+OTHER = pb.ProcessSpec.ID(zone="zone", suffix="other")
+
+
 class ScriptedInventory:
     """An inventory that returns scripted fragments, or raises scripted errors before them."""
 
-    def __init__(self, *answers, digest=None):
+    def __init__(self, *answers, digest=None, stored=()):
         self.answers = list(answers)
         self.content = digest
+        self.stored = list(stored)
         self.asked = 0
+        self.listed = 0
+        self.head_offset = None
+        self.grows_to = []
 
-    async def fragments_before(self, journal, end):
-        assert (journal, end) == (JOURNAL, len(WHOLE) + 1)
+    async def fragments_of_stores(self, journal, end):
+        self.check(journal, end)
+        self.listed += 1
+        await asyncio.sleep(0)
+        if self.stored and isinstance(self.stored[0], BaseException):
+            raise self.stored[0]
+        return list(self.stored)
+
+    def check(self, journal, end):
+        # An unverified head is compared with everything behind it, too.
+        assert journal == JOURNAL
+        assert end in {len(WHOLE) + 1, sys.maxsize}
+
+    async def fragments_of_brokers(self, journal, end):
+        self.check(journal, end)
         self.asked += 1
         await asyncio.sleep(0)
+        if self.grows_to:
+            return list(self.grows_to)
         answer = self.answers[0] if len(self.answers) == 1 else self.answers.pop(0)
         if isinstance(answer, BaseException):
             raise answer
         return list(answer)
+
+    async def head(self, journal, members):
+        assert (journal, list(members)) == (JOURNAL, [OTHER])
+        return self.head_offset
 
     async def digest(self, journal, begin, end):
         if callable(self.content):
@@ -234,20 +268,33 @@ class Made:
     """A quarantine of the fixture's directory, and what it uploaded."""
 
     def __init__(
-        self, directory, inventory, *, exists=True, restores_head=False, goes_on=lambda: False
+        self,
+        directory,
+        inventory,
+        *,
+        exists=True,
+        restores_head=False,
+        goes_on=lambda: False,
+        has_history=True,
+        continued_by=(),
     ):
         self.uploaded = []
         self.replica = None
         self.directory = directory
+        found = directory.recover(CLUSTER)
+        if not has_history:
+            directory.forget_head(JOURNAL, HeadInput.HISTORY_LOST)
         self.quarantine = Quarantine(
             directory,
-            directory.recover(CLUSTER),
+            found,
             exists=lambda *_: exists,
             inventory=inventory,
             upload=self.uploaded.append,
             replica_of=lambda *_: self.replica,
             restores_head=lambda _: restores_head,
             goes_on=lambda _: goes_on(),
+            continued_by=lambda _: continued_by,
+            unverified=directory.unverified_heads(),
         )
 
     @property
@@ -332,6 +379,85 @@ def test_what_the_primary_cannot_read_yet_is_asked_again(root):
     made, _ = decide(root, inventory)
     assert made.spans == [(0, 9)]
     assert not answers
+
+
+@pytest.mark.parametrize(("content", "used"), [(WHOLE, [(0, len(WHOLE))]), (b"other", [])])
+@pytest.mark.parametrize("theirs", [[fragment(0, 100)], [fragment(0, 4), fragment(4, len(WHOLE))]])
+def test_stores_are_not_listed_if_brokers_have_every_byte(root, theirs, content, used):
+    digest = hashlib.sha1(content).digest()
+    inventory = ScriptedInventory(theirs, digest=digest, stored=[OSError("the store fails")])
+    made, _ = decide(root, inventory)
+    assert made.spans == used
+    assert inventory.listed == 0
+
+
+@pytest.mark.parametrize("theirs", [[], [fragment(0, 4)], [fragment(0, 4), fragment(5, 100)]])
+def test_nothing_is_decided_while_stores_fail_that_may_have_what_brokers_lack(root, theirs):
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            inventory = ScriptedInventory(theirs, stored=[OSError("the store fails")])
+            made = Made(directory, inventory)
+            directory.forget_head(JOURNAL)
+            running = asyncio.ensure_future(made.quarantine.run())
+            await until(lambda: inventory.listed > 2)
+            assert made.uploaded == []
+            assert (JOURNAL, REVISION) in made.quarantine._ready
+            inventory.stored = [fragment(0, len(WHOLE), content=WHOLE, store="file:///")]
+            await asyncio.wait_for(running, 10)
+            assert made.spans == [(0, len(WHOLE))]
+
+    asyncio.run(scenario())
+
+
+def test_stores_are_listed_before_a_spool_is_given_up_that_the_primary_has_not_whole(root):
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            inventory = ScriptedInventory([fragment(0, 100)], stored=[OSError("the store fails")])
+            made = Made(directory, inventory)
+            directory.forget_head(JOURNAL)
+            running = asyncio.ensure_future(made.quarantine.run())
+            await until(lambda: inventory.listed > 1)
+            assert inventory.asked > inventory.listed  # the primary may have it meanwhile
+            assert recovered_names(root) == []
+            inventory.stored = []
+            await asyncio.wait_for(running, 10)
+            assert made.spans == []
+            assert len(recovered_names(root)) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("answers", [[fragment(0, 100)], []])
+def test_a_spool_that_is_held_during_a_decision_is_decided_about_afterwards(root, answers):
+    """Whether the others were only asked yet, or their bytes are being read."""
+
+    class Meanwhile(ScriptedInventory):
+        async def fragments_of_brokers(self, journal, end):
+            if self.asked == 0 and not answers:
+                hold()
+            return await super().fragments_of_brokers(journal, end)
+
+        async def digest(self, journal, begin, end):
+            if len(spools) == 1:
+                hold()
+                taken, self.ready = made.quarantine.take(JOURNAL, REVISION)
+                assert not taken
+            assert not self.ready.fired
+            return self.content
+
+    def hold():
+        spools.append(replace(spools[0], fragment=fragment(0, len(WHOLE), content=WHOLE)))
+        made.quarantine.hold(spools[1])
+
+    with SpoolDirectory(root) as directory:
+        inventory = Meanwhile(answers, digest=hashlib.sha1(WHOLE).digest())
+        made = Made(directory, inventory)
+        directory.forget_head(JOURNAL)
+        spools = [made.quarantine._entries[JOURNAL, REVISION][0].spool]
+        asyncio.run(asyncio.wait_for(made.quarantine.run(), 10))
+        assert made.uploaded == spools
+        assert inventory.asked == 2
+        assert not made.quarantine.holds(JOURNAL, REVISION)
 
 
 def test_a_spool_that_is_ahead_waits_while_others_may_write_there(root):
@@ -464,23 +590,69 @@ def test_a_shorter_copy_elsewhere_supersedes_nothing_until_the_journal_is_contin
     asyncio.run(scenario())
 
 
+def test_bytes_that_others_write_meanwhile_are_no_gap(root):
+    """The head is asked for first: what is in front of it is in the inventory."""
+
+    class Growing(ScriptedInventory):
+        async def head(self, journal, members):
+            head = await super().head(journal, members)
+            self.grows_to = [fragment(0, 100)]
+            return head
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            inventory = Growing([fragment(0, 4)])
+            inventory.head_offset = 4
+            made = Made(directory, inventory, goes_on=lambda: True, continued_by=[OTHER])
+            directory.forget_head(JOURNAL)
+            await asyncio.wait_for(made.quarantine.run(), 10)
+            assert made.spans == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("others_have", [[], [fragment(0, 4)]])
+@pytest.mark.parametrize("head", [None, 0, 4, len(WHOLE), len(WHOLE) + 1])
+def test_a_spool_that_ends_behind_all_is_used_if_others_go_on_behind_it(root, others_have, head):
+    """Others learned its end, and have not all of its bytes; or they write at its offsets."""
+
+    def digest(_, end):
+        return hashlib.sha1(WHOLE[:4]).digest() if end <= 4 else None
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            inventory = ScriptedInventory(others_have, digest=digest)
+            inventory.head_offset = head
+            made = Made(directory, inventory, goes_on=lambda: True, continued_by=[OTHER])
+            made.replica = SimpleNamespace(index=Index())
+            directory.forget_head(JOURNAL)
+            await asyncio.wait_for(made.quarantine.run(), 10)
+            is_unknown = not head and not others_have  # with a head of 0 they know nothing
+            is_used = is_unknown or (head or 0) >= len(WHOLE)
+            assert made.spans == ([(0, len(WHOLE))] if is_used else [])
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     ("others_have", "is_in_last_route", "restored"),
     [
         ([], True, True),
-        ([fragment(0, 100)], True, True),  # the same bytes
+        ([fragment(0, len(WHOLE))], True, True),  # the same bytes
+        ([fragment(0, 100)], True, False),  # and more
         ([], False, False),  # others may have gone on behind it
         ([fragment(8, 100)], True, False),
+        ([fragment(len(WHOLE), 100)], True, False),  # others went on behind it
     ],
 )
-def test_the_head_is_restored_when_the_last_spool_is_in_use(
+def test_an_unverified_head_is_used_if_its_spools_are_whole_and_nobody_has_more(
     root, others_have, is_in_last_route, restored
 ):
     async def scenario():
         with SpoolDirectory(root) as directory:
             inventory = ScriptedInventory(others_have, digest=hashlib.sha1(WHOLE).digest())
-            made = Made(directory, inventory, restores_head=is_in_last_route)
-            directory.forget_head(JOURNAL, HeadInput.HISTORY_LOST)
+            made = Made(directory, inventory, restores_head=is_in_last_route, has_history=False)
+            assert made.quarantine.holds(JOURNAL, REVISION)
             seen = []
             _, ready = made.quarantine.take(JOURNAL, REVISION)
             known = {"create_revision": REVISION, "cluster_id": CLUSTER}
@@ -490,11 +662,63 @@ def test_the_head_is_restored_when_the_last_spool_is_in_use(
             assert (head is not None) == restored
             if restored:
                 assert head.end == len(WHOLE)
+            assert not made.quarantine.holds(JOURNAL, REVISION)
         with SpoolDirectory(root) as directory:
             directory.recover(CLUSTER)
             assert (directory.head(JOURNAL, **known) is not None) == restored
+            unverified = [head.end for head in directory.unverified_heads()]
+            assert unverified == ([] if restored else [len(WHOLE)])
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("others_have", "restored"),
+    [
+        ([fragment(0, len(WHOLE))], True),
+        ([], True),
+        ([fragment(0, 4), fragment(len(WHOLE) + 5, 100)], False),
+    ],
+)
+def test_an_unverified_head_without_spools_is_in_quarantine_too(root, others_have, restored):
+    """All that this broker has written is stored."""
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            for spool in directory.recover(CLUSTER):
+                spool.file.discard()
+        with SpoolDirectory(root) as directory:
+            made = Made(
+                directory, ScriptedInventory(others_have), restores_head=True, has_history=False
+            )
+            taken, ready = made.quarantine.take(JOURNAL, REVISION)
+            assert not taken
+            assert not ready.fired
+            await asyncio.wait_for(made.quarantine.run(), 10)
+            assert ready.fired
+            head = directory.head(JOURNAL, create_revision=REVISION, cluster_id=CLUSTER)
+            assert (head.end if head else None) == (len(WHOLE) if restored else None)
+
+    asyncio.run(scenario())
+
+
+def test_an_unverified_head_survives_restarts_until_others_continue_the_journal(root):
+    def heads(directory):
+        directory.recover(CLUSTER)
+        known = directory.head(JOURNAL, create_revision=REVISION, cluster_id=CLUSTER)
+        return [known, *(head.end for head in directory.unverified_heads())]
+
+    with SpoolDirectory(root) as directory:
+        directory.recover(CLUSTER)
+        directory.forget_head(JOURNAL, HeadInput.HISTORY_LOST)
+    with SpoolDirectory(root) as directory:
+        assert heads(directory) == [None, len(WHOLE)]
+        directory.forget_head(JOURNAL, HeadInput.HISTORY_LOST)
+        assert directory.restore_head(directory.recover(CLUSTER)[0]) is None
+        directory.forget_head(JOURNAL, HeadInput.CONTINUED_BY_OTHERS)
+        assert directory.unverified_heads() == []
+    with SpoolDirectory(root) as directory:
+        assert heads(directory) == [None]
 
 
 def test_a_change_of_the_route_ends_the_pause(root, monkeypatch):

@@ -55,6 +55,22 @@ def test_the_input_that_an_inventory_gives(known, given_, end):
 
 
 @pytest.mark.parametrize(
+    ("head", "gaps", "expected"),
+    [
+        (0, [], (SpoolInput.HELD_FROM_BEGIN, 10)),
+        (30, [], (SpoolInput.HELD_FROM_BEGIN, 10)),  # others may write where ours are
+        (50, [(30, 50)], (SpoolInput.CLOSES_GAP, 10)),
+        (60, [(30, 50)], (SpoolInput.CLOSES_GAP, 10)),
+    ],
+)
+def test_bytes_before_the_head_that_nobody_else_has_are_a_gap(head, gaps, expected):
+    known = others((0, 30))
+    assert list(closing_of(OURS, known, head).gaps) == gaps
+    assert compare(OURS, known, head) == expected
+    assert closing_of(OURS, others((0, 50)), head=50).gaps == []
+
+
+@pytest.mark.parametrize(
     ("differs_at", "expected"),
     [
         (None, (SpoolInput.NOT_HELD, 50)),

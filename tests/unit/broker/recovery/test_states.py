@@ -87,10 +87,14 @@ def test_every_input_of_the_tables_is_given_by_some_module(inputs):
 
 
 def test_a_head_is_forgotten_by_everything_that_makes_it_outdated():
-    outdated = {HeadInput.CONTINUED_BY_OTHERS, HeadInput.HISTORY_LOST, HeadInput.JOURNAL_DELETED}
-    for given in outdated:
+    for given in (HeadInput.CONTINUED_BY_OTHERS, HeadInput.JOURNAL_DELETED):
         for state in HeadState:
             assert head_step(state, given)[1] is HeadState.ABSENT
+
+
+def test_no_head_is_known_without_a_history():
+    for state in HeadState:
+        assert head_step(state, HeadInput.HISTORY_LOST)[1] is not HeadState.KNOWN
 
 
 def test_every_state_of_a_spool_is_reached_and_leads_to_an_end():

@@ -230,37 +230,63 @@ def test_mappings_over_selectors_are_listed_by_the_worker(transport):
     played(play, transport)
 
 
-@pytest.mark.parametrize("in_bulk", [False, True])
-def test_a_thread_waits_for_brokers_to_look_a_journal_up(transport, monkeypatch, in_bulk):
-    listing, failures = transport.list, [UnavailableError("no broker")] * 3
+BY_SELECTOR = mapping.modulo("topic=parts", key=lambda each: each["n"])
 
-    async def fail_at_first(request):
-        if failures:
-            raise failures.pop()
-        async for response in listing(request):
+
+class Unreachable(MemoryTransport):
+    """A transport whose first listings fail; without a number, all of them."""
+
+    failures = None
+
+    async def list(self, request):
+        if self.failures is None or self.failures > 0:
+            self.failures = self.failures and self.failures - 1
+            raise UnavailableError("no broker")
+        async for response in super().list(request):
             yield response
 
-    monkeypatch.setattr(transport, "list", fail_at_first)
+
+@pytest.mark.parametrize("chosen", [by_to, BY_SELECTOR])
+@pytest.mark.parametrize("in_bulk", [False, True])
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_publish_waits_for_brokers_to_list_its_journal(chosen, in_bulk, in_thread):
+    transport = Unreachable()
+    transport.failures = 3
+    transport.create(ONE, topic="parts")
 
     async def play(output):
         def publish():
             if in_bulk:
-                output.publish_batch([message(1)], by_to)
+                output.publish_batch([message(1)], chosen)
             else:
-                output.publish(message(1), by_to)
+                output.publish(message(1), chosen)
 
-        await asyncio.to_thread(publish)
+        await (asyncio.to_thread(publish) if in_thread else asyncio.sleep(0, publish()))
         assert list(await ended(output)) == [ONE]
-        monkeypatch.setattr("gazette_sdk.shard.transaction.output.LOOKUP_TIMEOUT_S", 0.0)
-        failures.extend([UnavailableError("no broker")] * 9)
-        with pytest.raises(UnavailableError):
-            await publish_to_two(output)
-
-    async def publish_to_two(output):
-        await asyncio.to_thread(output.publish, message(2, TWO), by_to)
 
     played(play, transport)
+    assert transport.failures == 0
     assert [each.message for each in written(transport, ONE)] == [message(1)]
+
+
+@pytest.mark.parametrize("chosen", [by_to, BY_SELECTOR])
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_the_end_of_a_shard_ends_the_wait_of_its_publish(chosen, in_thread):
+    transport = Unreachable()
+
+    async def play(output):
+        if in_thread:
+            waiting = asyncio.create_task(asyncio.to_thread(output.publish, message(1), chosen))
+        else:
+            output.publish(message(1), chosen)
+            waiting = asyncio.create_task(asyncio.to_thread(output.end))
+        await asyncio.wait([waiting], timeout=0.2)
+        assert not waiting.done()
+        output.interrupt()
+        with pytest.raises(ClosedError):
+            await waiting
+
+    played(play, transport)
 
 
 def test_an_output_that_is_closed_takes_nothing(transport):

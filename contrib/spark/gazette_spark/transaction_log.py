@@ -1,0 +1,347 @@
+"""Transaction log of a writer: what it has decided, in a journal of its own.
+
+Every line is appended with the offset at which the log was seen to end. If that is not its end any
+more, somebody else wrote, or an earlier attempt did, and the log is looked at again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from collections import defaultdict
+from collections.abc import Collection
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from gazette_sdk.errors import (
+    ConfigurationError,
+    DeliveryTimeoutError,
+    GazetteError,
+    JournalNotFoundError,
+    WrongAppendOffsetError,
+)
+from gazette_sdk.journals import Journals
+from gazette_sdk.message import AckIntents
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.labels import MANAGED_BY
+from gazette_sdk.transport import Transport
+from gazette_sdk.transport.append.append import append
+from gazette_sdk.transport.backoff import pause, pause_append
+from gazette_sdk.transport.listing import list_journals
+from gazette_sdk.transport.read.reader import OffsetJumpError
+from gazette_sdk.transport.read.retry_reader import RetryReader
+from gazette_spark.transaction_records import (
+    HEADER,
+    Action,
+    Commit,
+    LastLine,
+    LogTail,
+    Record,
+    decide,
+    line_of,
+    parse_tail,
+)
+
+__all__ = ["TransactionLog", "intents_of", "intents_text"]
+
+logger = logging.getLogger(__name__)
+
+WINDOW_BYTES = 64 << 10
+"""The end of the log that is read first. What matters is usually its last line."""
+
+TIMEOUT_S = 120.0
+"""Bound of an append or a read, in seconds, as of messages of a Publisher."""
+
+ACKNOWLEDGED_AT_ONCE = 32
+"""Journals whose acknowledgements are written at the same time."""
+
+NOT_FOUND_ATTEMPTS_MAX = 5
+"""A log that was just created may not have reached its broker yet."""
+
+
+def intents_text(intents: AckIntents) -> str:
+    """Return intents as the text of a record."""
+    return base64.b64encode(intents.to_bytes()).decode()
+
+
+def intents_of(text: str) -> AckIntents:
+    """Return the intents of the text of a record."""
+    return AckIntents.from_bytes(base64.b64decode(text))
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """Outcome of an append: offset behind it, and whether there was one attempt only."""
+
+    end: int
+    is_clean: bool
+
+
+class TransactionLog:
+    """Transaction log of one writer. Its methods are coroutines, of any event loop.
+
+    Args:
+        transport: how to reach the cluster.
+        journal: name of the log.
+        selector: label selector of the journals that the writer writes; a new log is made like
+            the first of them.
+    """
+
+    def __init__(self, transport: Transport, journal: str, selector: str) -> None:
+        self._transport = transport
+        self._journal = journal
+        self._selector = selector
+
+    async def commit(self, commit: Commit, intents: Collection[str], rows: int) -> None:
+        """Decide a transaction and acknowledge it, unless that is done.
+
+        Transactions that are decided are completed first. Returns when the transaction of this
+        number is acknowledged, be it this one or another of the same number.
+
+        Args:
+            commit: the transaction.
+            intents: text of the intents of each of its tasks.
+            rows: number of its messages.
+
+        Raises:
+            GazetteError: another driver is ahead, or earlier transactions are missing; or a call
+                failed. What is decided then is completed by the next commit.
+        """
+        since: int | None = None
+        attempts = 0
+        while True:
+            tail = await self._look(commit.number, since)
+            since = tail.head if since is None else since
+            match decide(tail, commit):
+                case Action.HEADER:
+                    await self._append_line(0, HEADER)
+                case Action.DECIDE:
+                    number = _next_number(tail) if commit.number is None else commit.number
+                    await self._append_line(
+                        tail.head, Record(number, commit.job, tuple(intents), rows)
+                    )
+                case Action.ACKNOWLEDGE:
+                    attempts += 1
+                    is_clean = await self.acknowledge(tail.last) and attempts == 1
+                    await self._append_line(tail.head, {"done": tail.number, "clean": is_clean})
+                case Action.COMPLETE:
+                    await self._complete(tail)
+                case Action.RETURN:
+                    return
+                case failure:
+                    raise self._failure(failure, tail, commit)
+
+    async def complete(self) -> int | None:
+        """Complete the last transaction, if it is decided and not done.
+
+        Returns:
+            Its number; None if there is nothing to complete.
+        """
+        completed = None
+        while (tail := await self.read()) and tail.is_undone:
+            completed = tail.number
+            await self._complete(tail)
+        return completed
+
+    async def create(self, after: int) -> None:
+        """Create the log of a stream whose log is lost, or which had another sink before.
+
+        Args:
+            after: number of the last micro-batch that is done.
+
+        Raises:
+            ConfigurationError: the log has records.
+        """
+        while True:
+            tail = await self._look(None, None)
+            if tail.number is not None:
+                raise ConfigurationError(
+                    f"{self._journal} has records, the last of transaction {tail.number}; delete"
+                    " the journal first, if you are sure that nobody needs it"
+                )
+            entry = {"done": after, "clean": False} if tail.head else HEADER
+            if await self._append_line(tail.head, entry) and tail.head:
+                return
+
+    async def read(self, number: int | None = None, since: int | None = None) -> LogTail:
+        """Return the end of the log, which is appended to by nobody at this moment.
+
+        Args:
+            number: a transaction to look for; None for the last one.
+            since: an offset, behind which all records are returned.
+
+        Raises:
+            JournalNotFoundError: there is no log.
+            GazetteError: it cannot be read.
+        """
+        barrier = await self._append(self._journal, b"")
+        window = WINDOW_BYTES
+        while True:
+            tail = await self._read_window(max(0, barrier.end - window), barrier.end)
+            if tail.is_enough(number, since):
+                return tail
+            window *= 4
+
+    async def acknowledge(self, record: Record) -> bool:
+        """Write the intents of a record, those of a journal at once.
+
+        Returns:
+            True if each was written by one attempt.
+        """
+        frames: dict[str, bytearray] = defaultdict(bytearray)
+        for text in record.intents:
+            for journal, frame in intents_of(text).items():
+                frames[journal] += frame
+        limit = asyncio.Semaphore(ACKNOWLEDGED_AT_ONCE)
+
+        async def write(journal: str, content: bytes) -> bool:
+            async with limit:
+                try:
+                    return (await self._append(journal, content)).is_clean
+                except JournalNotFoundError:
+                    logger.warning(
+                        "%s was deleted: messages of transaction %s of %s that were written to it"
+                        " are gone",
+                        journal,
+                        record.number,
+                        self._journal,
+                    )
+                    return True
+
+        written = await asyncio.gather(
+            *(write(journal, bytes(content)) for journal, content in frames.items()),
+            return_exceptions=True,
+        )
+        for outcome in written:
+            if isinstance(outcome, BaseException):
+                outcome.add_note(
+                    f"Transaction {record.number} of {self._journal} is decided, and not"
+                    " acknowledged everywhere; the next commit of its writer completes it."
+                )
+                raise outcome
+        return all(written)
+
+    # ------------------------------------------------------------------ steps
+
+    async def _look(self, number: int | None, since: int | None) -> LogTail:
+        """Return the end of the log, which is created if there is none."""
+        for attempt in range(NOT_FOUND_ATTEMPTS_MAX):
+            try:
+                return await self.read(number, since)
+            except JournalNotFoundError:
+                await self._create_journal()
+                await pause(attempt)
+        return await self.read(number, since)
+
+    async def _complete(self, tail: LogTail) -> None:
+        head: int | None = tail.head
+        if tail.last_line is LastLine.DECIDED:
+            head = await self._append_line(tail.head, {"completing": tail.number})
+        if head is not None:
+            await self.acknowledge(tail.last)
+            await self._append_line(head, {"done": tail.number, "clean": False})
+
+    async def _append_line(self, head: int, entry: Record | dict[str, Any]) -> int | None:
+        """Append a line if the log ends at ``head``; return its new end, None if it does not."""
+        try:
+            return (await self._append(self._journal, line_of(entry), offset=head)).end
+        except WrongAppendOffsetError:
+            return None
+
+    async def _append(self, journal: str, content: bytes, *, offset: int = 0) -> _Written:
+        attempts = 1
+
+        async def again(attempt: int) -> None:
+            nonlocal attempts
+            attempts += 1
+            await pause_append(attempt)
+
+        request = pb.AppendRequest(journal=journal, offset=offset)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                response = await append(self._transport, request, [content], pause=again)
+        except TimeoutError:
+            raise DeliveryTimeoutError(
+                f"{journal}: no answer to an append within {TIMEOUT_S:g} s; check the brokers with"
+                " `gazctl journals list`, and start the job again",
+                journal=journal,
+            ) from None
+        return _Written(response.commit.end, is_clean=attempts == 1)
+
+    async def _read_window(self, begin: int, end: int) -> LogTail:
+        """Return the whole lines between two offsets, of which the second ends a line."""
+        if begin == end:
+            return parse_tail(self._journal, b"", begin)
+        request = pb.ReadRequest(journal=self._journal, offset=begin, end_offset=end, block=True)
+        pieces: list[bytes] = []
+        try:
+            async with (
+                asyncio.timeout(TIMEOUT_S),
+                aclosing(RetryReader(self._transport, request)) as reader,
+            ):
+                while (piece := await reader.read()) is not None:
+                    pieces.append(piece)
+        except TimeoutError:
+            raise DeliveryTimeoutError(
+                f"{self._journal}: not read within {TIMEOUT_S:g} s; check the brokers with `gazctl"
+                " journals list`, and start the job again",
+                journal=self._journal,
+            ) from None
+        except OffsetJumpError as jump:
+            raise GazetteError(
+                f"{self._journal}: content at offset {begin} is gone ({jump}); a transaction log"
+                " may have no retention: bring its fragments back, or let the writer begin another"
+                " log with another transactionLog",
+                journal=self._journal,
+                offset=begin,
+            ) from jump
+        content = b"".join(pieces)
+        skipped = content.index(b"\n") + 1 if begin > 0 else 0
+        return parse_tail(self._journal, content[skipped:], begin + skipped)
+
+    async def _create_journal(self) -> None:
+        """Create the log like the first of the journals that the writer writes."""
+        listing = await list_journals(self._transport, self._selector)
+        if not listing.journals:
+            raise JournalNotFoundError(
+                f"no journal matches {self._selector!r}; create one with `Journals().create` or"
+                " `gazctl journals create`"
+            )
+        like = listing.journals[0].spec
+        await Journals(self._transport).acreate(
+            self._journal,
+            partitions=0,
+            replication=like.replication,
+            stores=list(like.fragment.stores),
+            labels={MANAGED_BY: "gazette-spark"},
+        )
+
+    def _failure(self, failure: Action, tail: LogTail, commit: Commit) -> GazetteError:
+        number, log = commit.number, self._journal
+        last = "has no transaction" if tail.number is None else f"ends with {tail.number}"
+        if failure is Action.FAIL_RIVAL:
+            text = (
+                f"{log} {last}, which is behind micro-batch {number} of this query: another driver"
+                " runs the same query, or its checkpoint is an old copy; stop one of them, and use"
+                " the newest checkpoint"
+            )
+        elif failure is Action.FAIL_GAP:
+            assert number is not None
+            writer = log.rpartition("/")[2]
+            text = (
+                f"{log} {last}, and the query is at micro-batch {number}: the log is lost, or the"
+                f" query had another sink before; if all before {number} is written, begin the log"
+                f" with gazette_spark.transactions.create({writer!r}, ..., after={number - 1})"
+            )
+        else:
+            text = (
+                f"{log} {last}, and txnVersion {number} was never written: use ascending values of"
+                " txnVersion"
+            )
+        return GazetteError(text, journal=log)
+
+
+def _next_number(tail: LogTail) -> int:
+    return 0 if tail.number is None else tail.number + 1

@@ -1,0 +1,1 @@
+"""Rides of shared bikes: cycles that bikes close, found in SQL, published and queried."""

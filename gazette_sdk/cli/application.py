@@ -1,0 +1,47 @@
+"""Applications that a command line names."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.shard.application.application import Application
+
+__all__ = ["import_application"]
+
+
+def import_application(place: str) -> Application[Any, Any]:
+    """Return the application that a command line names.
+
+    Args:
+        place: ``MODULE:APPLICATION``. Modules are also looked for in the current directory.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    module_name, colon, name = place.partition(":")
+    if not module_name or not colon or not name:
+        raise ConfigurationError(f"{place!r} names no application; write MODULE:APPLICATION")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigurationError(
+            f"the module {module_name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, type) and issubclass(found, Application):
+        found = found()
+    if not isinstance(found, Application):
+        raise ConfigurationError(
+            f"{place} is no application; name a function decorated with shard.handler, or a "
+            "subclass of shard.Application"
+        )
+    return found

@@ -1,0 +1,58 @@
+"""Run a pipeline by ``spark-submit``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from gazette_sdk.cli.command import Invocation
+from gazette_sdk.cli.failure import CommandFailedError
+from gazette_sdk.cli.spark.settings import SPARK, parse_pairs
+from gazette_sdk.errors import ConfigurationError
+
+__all__ = ["run"]
+
+
+def run(invocation: Invocation) -> None:
+    """Run the pipeline of a command, and wait for its end.
+
+    Raises:
+        ConfigurationError: PySpark or Java is missing.
+        CommandFailedError: the pipeline failed. It has reported the reason itself.
+    """
+    [group] = [group for group in invocation.groups if group is not SPARK]
+    spark = invocation.settings(SPARK)
+    pipeline = group.title.rpartition(".")[2]
+    conf = {"spark.log.level": "ERROR", **parse_pairs("--conf", spark.conf)}
+    command = [
+        *(_spark_submit(), "--master", spark.master, "--name", f"gazette {pipeline}"),
+        *(part for pair in conf.items() for part in ("--conf", "=".join(pair))),
+        *invocation.arguments,
+        str(Path(__file__).with_name("driver.py")),
+        json.dumps([pipeline, spark.format, invocation.settings(group).model_dump()]),
+    ]
+    environ = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    status = subprocess.run(command, env={**environ, **os.environ}, check=False).returncode  # noqa: S603 - our own
+    if status:
+        raise CommandFailedError(f"the pipeline {pipeline} failed (spark-submit: status {status})")
+
+
+def _spark_submit() -> str:
+    """Return the path of ``spark-submit``: of SPARK_HOME, else of the installed PySpark.
+
+    Raises:
+        ConfigurationError: there is none, or no Java to run it.
+    """
+    if not os.environ.get("JAVA_HOME") and shutil.which("java") is None:
+        raise ConfigurationError("Spark needs Java 17 or later; install it, or set JAVA_HOME")
+    if home := os.environ.get("SPARK_HOME"):
+        return str(Path(home) / "bin" / "spark-submit")
+    found = find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise ConfigurationError("PySpark is not installed; pip install 'gazette-sdk[spark]'")
+    return str(Path(found.origin).parent / "bin" / "spark-submit")

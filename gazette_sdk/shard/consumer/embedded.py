@@ -1,0 +1,289 @@
+"""Consumer inside a program, which runs shards beside what else the program does.
+
+::
+
+    with EmbeddedConsumer(totals) as consumer:
+        ...                                      # publish, serve, or wait
+        consumer.wait_caught_up(timeout_s=30)
+        urlopen(f"{consumer.address}/api/customers/ada")
+
+It is a member of the application as a ``gazette run-consumer`` process is: several programs and
+processes share the shards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from gazette_sdk.cluster.member_process import EtcdConfig
+from gazette_sdk.errors import ClosedError, GazetteError
+from gazette_sdk.protocol import consumer_pb2 as cpb
+from gazette_sdk.protocol.authorization import Authority
+from gazette_sdk.server.http import is_local_name
+from gazette_sdk.server.process import Server
+from gazette_sdk.server.settings import pet_name
+from gazette_sdk.shard.application.application import Application
+from gazette_sdk.shard.consumer.caught_up import status_text, until_caught_up
+from gazette_sdk.shard.consumer.client import ShardClient
+from gazette_sdk.shard.consumer.config import ConsumerConfig
+from gazette_sdk.shard.consumer.dev_etcd import etcd_of_dev
+from gazette_sdk.shard.consumer.served import ServedConsumer
+from gazette_sdk.transport import loop as sdk_loop
+from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.connect import connect
+
+__all__ = ["EmbeddedConsumer"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+ETCD_REMEDY = "give its address as etcd="
+
+START_TIMEOUT_S = 60.0
+"""Limit of a start, which takes less than a second."""
+
+DRAIN_TIMEOUT_S = 30.0
+"""Limit of the wait for others to take the shards over. Then the shards stop here all the same."""
+
+STOP_TIMEOUT_S = 120.0
+"""Limit of a stop, above the sum of the limits of its parts."""
+
+STOP_GRACE_S = 2.0
+"""Limit of open calls when the consumer stops."""
+
+CALL_TIMEOUT_S = 30.0
+"""Limit of a listing of shards."""
+
+
+class EmbeddedConsumer:
+    """Consumer of an application inside this process, with a port of its own.
+
+    Use it as a context manager, plain or asynchronous, or call :meth:`start` and :meth:`stop`
+    (:meth:`astart` and :meth:`astop` on the SDK's event loop). ``async def`` hooks run on the SDK's
+    event loop, ``def`` hooks on worker threads.
+
+    Args:
+        application: the application.
+        transport: transport to the journals, which the caller closes; by default ``connect()`` of
+            ``GAZETTE_ADDRESS``.
+        etcd: address of Etcd, or several separated by commas; by default the broker is asked,
+            which answers if it is of ``gazette dev`` or an embedded cluster.
+        host: address to bind and to advertise; by default loopback.
+        port: port to serve on; 0 takes a free one.
+        lease_ttl_s: lifetime of its lease in Etcd, in seconds: behind a pause that is longer,
+            others have its shards.
+        config: further fields of :class:`~gazette_sdk.shard.consumer.config.ConsumerConfig`.
+    """
+
+    def __init__(
+        self,
+        application: Application[Any, Any],
+        *,
+        transport: Transport | None = None,
+        etcd: str = "",
+        host: str = "localhost",
+        port: int = 0,
+        lease_ttl_s: int = 20,
+        **config: Any,
+    ) -> None:
+        self._application = application
+        self._given_transport = transport
+        self._transport = transport
+        self._etcd = etcd
+        self._host, self._port = host, port
+        self._lease_ttl_s = lease_ttl_s
+        self._config = {"suffix": pet_name(), **config}
+        self._served: ServedConsumer | None = None
+        self._client: ShardClient | None = None
+
+    @property
+    def address(self) -> str:
+        """URL at which it serves, as any process of the application does.
+
+        Raises:
+            ClosedError: it is not running.
+        """
+        return self._require_running().endpoint
+
+    def start(self) -> Self:
+        """Join the application's processes, from plain code.
+
+        Raises:
+            ConfigurationError: the port, Etcd's address or the application cannot be used.
+            GazetteError: the start failed.
+        """
+        sdk_loop.run(self.astart(), START_TIMEOUT_S)
+        return self
+
+    def stop(self) -> None:
+        """Hand its shards to other processes, and stop, from plain code."""
+        sdk_loop.run(self.astop(), STOP_TIMEOUT_S)
+
+    def wait_caught_up(self, timeout_s: float) -> None:
+        """Wait until the shards have consumed all that their sources hold by now, from plain code.
+
+        Args:
+            timeout_s: limit of the wait, in seconds.
+
+        Raises:
+            TimeoutError: they have not in time; the text has their statuses.
+            GazetteError: the journals cannot be listed, or this consumer has failed.
+        """
+        sdk_loop.run(self.await_caught_up(timeout_s), timeout_s + CALL_TIMEOUT_S)
+
+    def list_shards(self) -> Sequence[cpb.ListResponse.Shard]:
+        """Return the shards of the application, wherever they run, from plain code.
+
+        Raises:
+            GazetteError: they cannot be listed.
+        """
+        listing = sdk_loop.run(self._ask(lambda client: client.list()), CALL_TIMEOUT_S)
+        return listing.shards
+
+    # --------------------------------------------------- on the SDK's event loop
+
+    async def astart(self) -> None:
+        """Join the application's processes. After an error it is stopped again."""
+        if self._served is not None:
+            return
+        try:
+            if self._transport is None:
+                self._transport = connect()
+            etcd = self._etcd or await asyncio.to_thread(
+                etcd_of_dev, getattr(self._transport, "address", ""), remedy=ETCD_REMEDY
+            )
+            served = self._served = self._make(self._transport, etcd)
+            authority = served.consumer.authority
+            self._client = ShardClient(
+                served.endpoint,
+                authorizer=authority if isinstance(authority, Authority) else None,
+            )
+            await served.start()
+        except BaseException:
+            await self._stop()
+            raise
+        served.ended.add_done_callback(self._report)
+
+    async def astop(self) -> None:
+        """Hand the shards to other processes, and stop."""
+        served = self._served
+        if served is not None and not served.ended.done():
+            try:
+                async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                    await served.drain()
+                    await asyncio.wait([served.ended])
+            except (TimeoutError, GazetteError) as error:
+                _log.warning("the shards stop here before others have taken them over: %r", error)
+        await self._stop()
+
+    async def await_caught_up(self, timeout_s: float) -> None:
+        """Wait as :meth:`wait_caught_up` does."""
+        ended = self._require_running().ended
+        assert self._transport is not None, "it runs"
+        waiting = asyncio.ensure_future(
+            until_caught_up(self._application, self._transport, self._ask)
+        )
+        try:
+            await asyncio.wait(
+                [waiting, ended], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if waiting.done():
+                await waiting
+                return
+        finally:
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        if ended.done():
+            await ended
+            raise ClosedError("the consumer has stopped; start it again")
+        found = await self._ask(lambda client: client.list())
+        raise TimeoutError(
+            f"the shards have not caught up within {timeout_s:g} s: {status_text(found.shards)}"
+        )
+
+    async def ended(self) -> None:
+        """Wait until it ends.
+
+        Raises:
+            GazetteError: it has failed, for instance by losing its lease.
+        """
+        await asyncio.shield(self._require_running().ended)
+
+    # ------------------------------------------------------------------ parts
+
+    def _make(self, transport: Transport, etcd: str) -> ServedConsumer:
+        server = Server(
+            host=self._host, port=str(self._port), local_names_only=is_local_name(self._host)
+        )
+
+        def configure(endpoint: str) -> ConsumerConfig:
+            return ConsumerConfig(
+                endpoint=endpoint,
+                etcd=EtcdConfig(endpoint=etcd, lease_ttl_s=self._lease_ttl_s),
+                **self._config,
+            )
+
+        return ServedConsumer(server, configure, self._application, transport)
+
+    async def _stop(self) -> None:
+        """End everything, without a successor."""
+        served, self._served = self._served, None
+        client, self._client = self._client, None
+        transport = None if self._given_transport is not None else self._transport
+        self._transport = self._given_transport
+        try:
+            if served is not None:
+                await served.stop(grace_s=STOP_GRACE_S)
+        finally:
+            if client is not None:
+                await client.aclose()
+            if transport is not None:
+                await transport.aclose()
+
+    async def _ask(self, call: Callable[[ShardClient], Awaitable[T]]) -> T:
+        self._require_running()
+        assert self._client is not None, "it runs"
+        return await call(self._client)
+
+    def _require_running(self) -> ServedConsumer:
+        if self._served is None:
+            raise ClosedError("the consumer is not running; start() it first")
+        return self._served
+
+    def _report(self, ended: asyncio.Future[None]) -> None:
+        """Log a failure, which the program may not wait for."""
+        if not ended.cancelled() and (error := ended.exception()) is not None:
+            _log.error(
+                "the consumer of %s in this process has failed, and others take its shards: %s; "
+                "stop it and start another one",
+                self._application.full_name,
+                error,
+            )
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Self:
+        await sdk_loop.on_sdk_loop(self.astart())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await sdk_loop.on_sdk_loop(self.astop())

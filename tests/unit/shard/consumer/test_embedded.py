@@ -1,0 +1,225 @@
+"""Consumers inside a program, on a real cluster, and calls of their endpoints."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import time
+import urllib.error
+import urllib.request
+
+import grpc
+import pytest
+from google.protobuf.wrappers_pb2 import StringValue, UInt64Value
+
+from gazette_sdk import shard
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.embedded import EmbeddedCluster
+from gazette_sdk.errors import ClosedError, ConfigurationError, LeaseLostError
+from gazette_sdk.protocol import consumer_pb2 as cpb
+from gazette_sdk.protocol.authorization import Authority, Capability, authority_for
+from gazette_sdk.protocol.selectors import parse_selector
+from gazette_sdk.shard import EmbeddedConsumer
+from gazette_sdk.transport import loop as sdk_loop
+from support import order_totals
+from support.order_totals import BY_CUSTOMER, BY_NAME, CUSTOMERS, create_journals, publish
+
+KEYS = base64.b64encode(b"a secret key of consumers, 32 by").decode()
+TIMEOUT_S = 60.0
+
+
+class Totals(shard.Application):
+    """Totals of orders, by an application whose name is the test's."""
+
+    message, store = order_totals.Order, shard.RocksStore[str, int]
+    sources = "topic=orders"
+
+    def __init__(self, name, hot_standbys=1):
+        self.name, self.hot_standbys = name, hot_standbys
+        super().__init__()
+        self.calls = []
+        self.get("/api/customers/{customer}", by=BY_CUSTOMER)(order_totals.customer_total)
+
+    def rpcs(self):
+        return [
+            shard.Method(
+                "/orders.Totals/Total", StringValue, UInt64Value, order_totals.total_of, by=BY_NAME
+            ),
+            shard.Method(
+                "/orders.Totals/Echo",
+                StringValue,
+                StringValue,
+                order_totals.echo_request,
+                capability=shard.Capability.APPEND,
+            ),
+        ]
+
+    def start(self, process):
+        self.calls.append(("start", process.name))
+
+    def stop(self):
+        self.calls.append("stop")
+
+    def consume(self, txn, order):
+        if self.name == "refusing":
+            raise ValueError("an order that is refused")
+        txn.store[order.customer] = txn.store.get(order.customer, 0) + order.cents
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    with EmbeddedCluster(tmp_path_factory.mktemp("cluster"), sync_etcd=False) as cluster:
+        create_journals(cluster.transport)
+        publish(cluster.transport, 100)
+        yield cluster
+
+
+def consumer_of(cluster, application, **options):
+    return EmbeddedConsumer(
+        application, transport=cluster.transport, etcd=cluster.etcd_endpoint, **options
+    )
+
+
+def leaders(consumer):
+    """The processes of the primaries."""
+    routes = [each.route for each in consumer.list_shards()]
+    return {route.members[route.primary].suffix for route in routes if route.primary >= 0}
+
+
+def codes(consumer):
+    """The statuses of all replicas."""
+    return {status.code for each in consumer.list_shards() for status in each.status}
+
+
+def wait_until(holds):
+    deadline = time.monotonic() + TIMEOUT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def ask(consumer, number, token=None):
+    """The status and the total of a customer, asked over HTTP."""
+    url = f"{consumer.address}/api/customers/customer-{number}"
+    headers = {} if token is None else {"Authorization": token}
+    try:
+        request = urllib.request.Request(url, headers=headers)
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            return answer.status, json.load(answer)["cents"]
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)["error"]
+
+
+def call(consumer, name, value, token=None, response=UInt64Value):
+    """The code and the value of a gRPC method's response, or the text of a failure."""
+    metadata = () if token is None else (("authorization", token),)
+    with grpc.insecure_channel(consumer.address.removeprefix("http://")) as channel:
+        method = channel.unary_unary(
+            f"/orders.Totals/{name}", StringValue.SerializeToString, response.FromString
+        )
+        try:
+            found = method(StringValue(value=value), timeout=TIMEOUT_S, metadata=metadata)
+        except grpc.RpcError as error:
+            return error.code().name, error.details()
+        return "OK", found.value
+
+
+def test_consumers_share_shards_and_one_that_stops_hands_its_shards_over(cluster):
+    one, two = Totals("sharing"), Totals("sharing")
+    with consumer_of(cluster, two) as staying:
+        with consumer_of(cluster, one) as leaving:
+            wait_until(lambda: len(leaders(staying)) == 2)
+            leaving.wait_caught_up(TIMEOUT_S)
+            for consumer in (staying, leaving):
+                for number in range(CUSTOMERS):
+                    assert ask(consumer, number) == (200, 20)
+                    assert call(consumer, "Total", f"customer-{number}") == ("OK", 20)
+            assert one.calls == [("start", "sharing")]
+        assert one.calls == [("start", "sharing"), "stop"]
+        assert two.calls == [("start", "sharing")]
+        wait_until(lambda: ask(staying, 1)[0] == 200)
+        staying.wait_caught_up(TIMEOUT_S)
+        assert [ask(staying, number) for number in range(CUSTOMERS)] == [(200, 20)] * CUSTOMERS
+
+
+def test_callers_need_tokens_where_there_are_keys(cluster):
+    def token(capability, selector="", keys=KEYS):
+        signer = authority_for(keys)
+        assert isinstance(signer, Authority)
+        return signer.header(capability, parse_selector(selector), 60.0, time.time())
+
+    options = {"auth_keys": KEYS}
+    with (
+        consumer_of(cluster, Totals("guarded"), **options) as one,
+        consumer_of(cluster, Totals("guarded"), **options) as two,
+    ):
+        wait_until(lambda: len(leaders(one)) == 2)
+        one.wait_caught_up(TIMEOUT_S)
+        reading = token(Capability.READ)
+        ids = [each.spec.id for each in one.list_shards()]
+        answers = set()
+        for consumer in (one, two):
+            for number in range(CUSTOMERS):
+                assert ask(consumer, number, reading) == (200, 20)
+                name = f"customer-{number}"
+                assert call(consumer, "Total", name, reading) == ("OK", 20)
+                limited = token(Capability.READ, f"id={ids[0]}")
+                code = call(consumer, "Total", name, limited)[0]
+                assert ask(consumer, number, limited)[0] == {"OK": 200, "NOT_FOUND": 404}[code]
+                answers.add(code)
+            assert ask(consumer, 1)[0] == 401
+            assert call(consumer, "Total", "customer-1")[0] == "UNAUTHENTICATED"
+            code, text = call(consumer, "Echo", "here", reading, StringValue)
+            assert (code, "APPEND" in text) == ("UNAUTHENTICATED", True)
+            appending = token(Capability.APPEND)
+            assert call(consumer, "Echo", "here", appending, StringValue) == ("OK", "here")
+        assert answers == {"OK", "NOT_FOUND"}
+
+
+def test_a_shard_that_has_failed_is_named_when_it_does_not_catch_up(cluster):
+    with consumer_of(cluster, Totals("refusing", hot_standbys=0)) as consumer:
+        wait_until(lambda: codes(consumer) == {cpb.ReplicaStatus.FAILED})
+        with pytest.raises(TimeoutError, match=r"FAILED .*an order that is refused"):
+            consumer.wait_caught_up(0.1)
+
+
+def test_a_consumer_that_loses_its_lease_says_so(cluster, caplog):
+    consumer = consumer_of(cluster, Totals("losing"), suffix="losing")
+    with consumer:
+        keyspace = consumer._served.consumer.keyspace
+
+        async def revoke():
+            etcd = await Etcd.connect(cluster.etcd_endpoint)
+            await etcd.revoke(keyspace.member("local", "losing").lease)
+            await etcd.aclose()
+
+        sdk_loop.run(revoke(), TIMEOUT_S)
+        with pytest.raises(LeaseLostError):
+            sdk_loop.run(consumer.ended(), TIMEOUT_S)
+        with pytest.raises(LeaseLostError):
+            consumer.wait_caught_up(TIMEOUT_S)
+    assert "the consumer of losing in this process has failed" in caplog.text
+
+
+def test_the_broker_is_asked_for_etcd(cluster, monkeypatch):
+    monkeypatch.setenv("GAZETTE_ADDRESS", cluster.address)
+
+    async def work():
+        async with EmbeddedConsumer(Totals("asking")) as consumer:
+            assert consumer.address.startswith("http://localhost:")
+
+    asyncio.run(work())
+
+
+def test_a_consumer_that_cannot_start_says_why_and_leaves_nothing(cluster):
+    consumer = EmbeddedConsumer(Totals("starting"), transport=cluster.transport)
+    with pytest.raises(ConfigurationError, match="give its address as etcd="):
+        consumer.start()
+    with pytest.raises(ClosedError, match="start"):
+        _ = consumer.address
+    with consumer_of(cluster, Totals("starting")) as running:
+        port = int(running.address.rpartition(":")[2])
+        with pytest.raises(ConfigurationError, match=str(port)):
+            consumer_of(cluster, Totals("starting"), port=port).start()
