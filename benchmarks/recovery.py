@@ -4,7 +4,10 @@
 
 Each store commits transactions that overwrite values of 100 bytes at random. Changes of its files
 are recorded as a shard does, into a log in memory. The log is then played from hints of the end,
-compared with a copy of the same files, and the store is opened.
+compared with a copy of the same files, and the store is opened. The time to the first message is
+that of playing, of opening, and of a first put.
+
+What a player reads is compared with the live bytes after each commit, once those are 1 MiB.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from gazette_sdk.shard.stores.sqlite_store import SqliteStore
 LOG = "recovery/bench"
 VALUE_BYTES = 100
 PIECE_BYTES = 1 << 20
-READ_PER_LIVE_BAR = 2.5
+READ_PER_LIVE_MAX = 2.5
 COMMIT_P99_MS = 100.0
 SCHEMA = "CREATE TABLE IF NOT EXISTS rows (id INTEGER PRIMARY KEY, content BLOB)"
 
@@ -119,13 +122,13 @@ def measure(kind: Kind, directory: Path, commits: int, puts: int, keys: int) -> 
         put_s += seconds(lambda batch=batch, value=value: kind.put(store, batch, value))
         began = time.perf_counter()
         contents = recorder.record(store.start_commit(Checkpoint({"source": number + 1})))
-        if (due := recorder.rerecord_due()) is not None:
-            contents += recorder.record(store.rerecord(due), continues=True)
+        while (due := recorder.rerecord_due()) is not None and (anew := store.rerecord(due)):
+            contents += recorder.record(anew, continues=True)
         steps.append(1e3 * (time.perf_counter() - began))
         store.finish_commit()
         log += b"".join(contents)
         recorder.appended(len(log))
-        if recorder.bytes_live > 4 << 20:
+        if recorder.bytes_live > READ_SLACK_BYTES:
             worst = max(worst, recorder.bytes_read / recorder.bytes_live)
     rows = kind.count(store)
     store.destroy()
@@ -134,25 +137,24 @@ def measure(kind: Kind, directory: Path, commits: int, puts: int, keys: int) -> 
     copy_s = seconds(lambda: shutil.copytree(directory / "played", directory / "copied"))
     again = kind.new(directory / "played")
     open_s = seconds(again.restore)
+    again.begin()
+    first_s = seconds(lambda: kind.put(again, [0], b"first"))
     assert kind.count(again) == rows, "the played store differs"
     again.destroy()
-    # Small stores are not recorded anew.
-    read_mb = max(0, recorder.bytes_read - READ_SLACK_BYTES) / 1e6
     live_mb = recorder.bytes_live / 1e6
+    ready_s = play_s + open_s + first_s
     per_s = commits * puts / (put_s + sum(steps) / 1e3)
     recorded = len(log) / (commits * puts * (VALUE_BYTES + 8))
     print(
         f"{kind.name}: {per_s:,.0f} puts/s; commit median {statistics.median(steps):.2f} ms;"
-        f" {recorded:.2f} bytes recorded per byte put; read/live at worst {worst:.2f};"
-        f" open {open_s:.2f} s"
+        f" {recorded:.2f} bytes recorded per byte put; {live_mb:.1f} MB live"
     )
     p99_ms = percentile(steps, 99)
     return [
         Figure(f"{kind.name}: commit, p99", p99_ms, COMMIT_P99_MS, "ms", 1, more_is_better=False),
-        Figure(
-            f"{kind.name}: read above 4 MiB, live", read_mb, live_mb, "MB", READ_PER_LIVE_BAR, False
-        ),
+        Figure(f"{kind.name}: read at worst", worst, READ_PER_LIVE_MAX, "/live", 1, False),
         Figure(f"{kind.name}: restored, copied", live_mb / play_s, live_mb / copy_s, "MB/s", None),
+        Figure(f"{kind.name}: first message, copied", ready_s, copy_s, "s", None, False),
     ]
 
 

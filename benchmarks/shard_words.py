@@ -1,6 +1,7 @@
 """Speed of one shard that counts words with a `RocksStore`, and the latency of a single message.
 
     python benchmarks/shard_words.py [--messages 2000000] [--latencies 200] [--json] [--check]
+    scripts/peers words [--quix-messages 500000]    # beside quixstreams over Kafka
 
 The consumer has one core, the broker and Etcd have another one. First the messages are published;
 then the consumer starts, and reads all of them. Its speed is that behind its first
@@ -9,17 +10,24 @@ transaction. State and position are committed exactly once, with a recovery log.
 Then single messages are published to the idle shard. Their latency is the time from the publish
 until the shard tells that it has committed and acknowledged the transaction: it has one round trip
 more than the transaction itself.
+
+`scripts/peers words` then has quixstreams count such words, exactly once, with state in RocksDB,
+from a Kafka that runs already. It has the consumer's core, and Kafka the other ones.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
+import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from itertools import accumulate
+from pathlib import Path
 
-from measure import Figure, arguments, percentile, report
+from measure import Figure, add_outputs, percentile, report
 from word_counter import Word, counter
 
 from gazette_sdk import Publisher, mapping
@@ -34,6 +42,7 @@ from gazette_sdk.transport.append.append import append
 JOURNAL = "words/part-000"
 SPEED_MIN = 100_000.0
 LATENCY_MS_MAX = 10.0
+QUIX_RATIO_MIN = 5.0
 WORDS = 20_000
 BATCH = 20_000
 LIMIT_S = 300.0
@@ -111,9 +120,44 @@ def latencies_ms(shards: RunningShards, publisher: Publisher[Word], count: int) 
     return found
 
 
+def quix_messages_per_s(python: str, kafka_pid: int, count: int) -> float:
+    """Return how many words a second quixstreams counts.
+
+    Args:
+        python: interpreter of the environment that has quixstreams.
+        kafka_pid: process of Kafka.
+        count: number of words.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    for thread in Path(f"/proc/{kafka_pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores[1:] or cores)
+    with tempfile.NamedTemporaryFile("w") as text:
+        text.writelines(f"{word.word}\n" for batch in words(count) for word in batch)
+        text.flush()
+        program = Path(__file__).parent / "peers" / "quix_words.py"
+        ran = subprocess.run(
+            [python, str(program), text.name], check=True, capture_output=True, text=True
+        )
+    return count / float(ran.stdout.split()[-1])
+
+
+def options_of_command() -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--messages", type=int, default=2_000_000)
+    parser.add_argument("--latencies", type=int, default=200)
+    parser.add_argument("--quix", default="", help="Python with quixstreams; empty to leave it out")
+    parser.add_argument("--kafka-pid", type=int, default=0, help="process of Kafka")
+    parser.add_argument("--quix-messages", type=int, default=500_000)
+    add_outputs(parser)
+    return parser.parse_args()
+
+
 def main() -> None:
     """Measure, and print a table."""
-    options = arguments(__doc__ or "", messages=2_000_000, latencies=200)
+    options = options_of_command()
     cores = sorted(os.sched_getaffinity(0))
     with gazette_cluster(1) as cluster:
         cluster.apply(JOURNALS)
@@ -136,6 +180,9 @@ def main() -> None:
     for percent, bar in ((50, 1.0), (99, None)):
         name, ms = f"a message to an idle shard, p{percent}", percentile(taken, percent)
         figures.append(Figure(name, ms, LATENCY_MS_MAX, "ms", bar, more_is_better=False))
+    if options.quix:
+        peer = quix_messages_per_s(options.quix, options.kafka_pid, options.quix_messages)
+        figures.append(Figure("the same, quixstreams", speed, peer, "1/s", QUIX_RATIO_MIN))
     report(figures, options)
 
 

@@ -155,16 +155,20 @@ def read_large(spark: SparkSession, root: Path) -> None:
 
 
 def peak_of_workers_mib() -> float:
-    """Return the greatest peak of the memory of all Python workers that run now."""
-    listed = subprocess.run(["pgrep", "-f", "pyspark.daemon"], capture_output=True, check=True)
-    peaks = [0]
-    for process in listed.stdout.split():
-        try:
-            status = Path(f"/proc/{process.decode()}/status").read_text("ascii")
-        except FileNotFoundError:
-            continue  # it ended meanwhile
-        peaks += [int(line.split()[1]) for line in status.splitlines() if "VmHWM" in line]
-    return max(peaks) / 1024
+    """Return the greatest peak of the memory of all Python workers of this session."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, check=True)
+    rows = [line.split(maxsplit=2) for line in listed.stdout.decode().splitlines()]
+    family, size = {os.getpid()}, 0
+    while len(family) > size:
+        size = len(family)
+        family |= {int(pid) for pid, parent, _ in rows if int(parent) in family}
+    peak = 0
+    for pid, _, command in rows:
+        if int(pid) in family and "pyspark.daemon" in command:
+            status = Path(f"/proc/{pid}/status").read_text("ascii")
+            peak = max(peak, *(int(x.split()[1]) for x in status.splitlines() if "VmHWM" in x))
+    assert peak, "a worker lives on for a minute"
+    return peak / 1024
 
 
 def planning_s(root: Path, count: int) -> float:

@@ -27,6 +27,7 @@ from examples.stream_sum.messages import (
 )
 from gazette_sdk import GazetteError, Publisher, Reader, Transport, connect
 from gazette_sdk.errors import UnavailableError
+from gazette_sdk.message import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append.append import append
 
@@ -181,14 +182,13 @@ class Chunker:
 
     async def _verify(self, head: int) -> None:
         """Verify committed sums from an offset on. Outages of brokers are waited out."""
-        checkpoint = None
+        checkpoint = Checkpoint({SUMS: head})
         while True:
             reader = Reader(
                 Sum,
                 name=SUMS,
                 transport=self._transport,
                 block=True,
-                offsets={SUMS: head},
                 checkpoint=checkpoint,
                 ring_size=RING_SIZE,
             )

@@ -357,13 +357,18 @@ class Broker:
             upload_agreed=lambda spool: self._unagreed.add(replace(spool, primary=True)),
             restores_head=history.was_member,
             goes_on=self._last_routes.goes_on,
+            continued_by=history.continued_by,
             decided=self._waiting_journals.wake,
             unverified=spools.unverified_heads(),
         )
         self._route_recorder = RouteRecorder(etcd, self.keyspace, records, self._last_routes)
-        records.mirror.observers.append(self._waiting_journals.wake)
+        records.mirror.observers += [
+            lambda: self._unagreed.observe(records.changed_journals()),
+            self._waiting_journals.wake,
+        ]
         self.keyspace.observers += [
             lambda: self._quarantine.observe(self.keyspace.changes),
+            lambda: self._unagreed.observe(self._last_routes.changed_journals()),
             self._waiting_journals.wake,
             self._route_recorder.wake,
         ]

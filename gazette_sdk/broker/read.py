@@ -99,8 +99,7 @@ class ReadServer:
             if response.fragment.backing_store and response.fragment.mod_time:
                 response.fragment_url = await self._sign(response.fragment)
             if is_first:
-                response.header.CopyFrom(header)
-                complete(response.header)
+                _add_first(response, header, index if request.include_unacknowledged else None)
                 is_first = False
             if (
                 result.fragment is None
@@ -162,6 +161,14 @@ def _metadata(result: QueryResult) -> pb.ReadResponse:
         response.fragment.CopyFrom(result.fragment)
         response.fragment.sum.SetInParent()
     return response
+
+
+def _add_first(response: pb.ReadResponse, header: pb.Header, index: Index | None) -> None:
+    """Add what only the first answer has: the header; and for a broker the end of the spool."""
+    response.header.CopyFrom(header)
+    complete(response.header)
+    if index is not None:
+        response.spool_end = index.spool_end()
 
 
 def sign_get(stores: StoreRegistry, fragment: pb.Fragment, ttl_s: float) -> str:

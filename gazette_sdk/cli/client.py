@@ -34,7 +34,6 @@ __all__ = [
 DEFAULT_ADDRESS = "http://localhost:8080"
 """Address of a broker, or of a consumer process, where none is given."""
 
-ADDRESS_HELP = "Address of a broker: http(s)://host:port or unix:///path"
 _SCHEMES = {"http", "https", "unix"}
 
 CONNECT_TIMEOUT_S = 8.0
@@ -50,29 +49,25 @@ class ZoneSettings(TimeoutSettings):
 
 
 class ConnectionSettings(Settings):
-    """Address of a broker, and credentials toward it."""
+    """Address of a server process, by default a broker, and credentials toward it."""
 
-    address: Annotated[str, Option("Address", ADDRESS_HELP, env="BROKER_ADDRESS")] = DEFAULT_ADDRESS
-    cert_file: Annotated[
-        str, Option("CertFile", "Client certificate, PEM", env="BROKER_CERT_FILE")
-    ] = ""
-    cert_key_file: Annotated[
-        str, Option("CertKeyFile", "Its key, PEM", env="BROKER_CERT_KEY_FILE")
-    ] = ""
+    address: Annotated[
+        str, Option("Address", "Address of a broker: http(s)://host:port or unix:///path")
+    ] = DEFAULT_ADDRESS
+    cert_file: Annotated[str, Option("CertFile", "Client certificate, PEM")] = ""
+    cert_key_file: Annotated[str, Option("CertKeyFile", "Its key, PEM")] = ""
     trusted_ca_file: Annotated[
         str,
         Option(
             "TrustedCAFile",
-            "Authorities that sign the brokers' certificates, PEM",
-            env="BROKER_TRUSTED_CA_FILE",
+            "Authorities that sign the servers' certificates, PEM",
         ),
     ] = ""
     auth_keys: Annotated[
         str,
         Option(
             "AuthKeys",
-            "Base64 keys of the cluster: the first signs requests",
-            env="BROKER_AUTH_KEYS",
+            "Base64 keys of the servers: the first signs requests",
             secret=True,
         ),
     ] = ""
@@ -81,7 +76,6 @@ class ConnectionSettings(Settings):
         Option(
             "AuthToken",
             "Ready-made bearer token, used where no keys are given",
-            env="BROKER_AUTH_TOKEN",
             secret=True,
         ),
     ] = ""
@@ -111,12 +105,12 @@ class BrokerClientSettings(ConnectionSettings):
             "Number of journals whose routes are cached, to call their brokers directly and read "
             "fragments from stores; 0 sends all calls to the address",
             long="cache.size",
-            env="BROKER_CACHE_SIZE",
+            env="CACHE_SIZE",
         ),
     ] = 0
     cache_ttl_s: Annotated[
         Seconds,
-        Option("TTL", "Lifetime of a cached route", long="cache.ttl", env="BROKER_CACHE_TTL"),
+        Option("TTL", "Lifetime of a cached route", long="cache.ttl", env="CACHE_TTL"),
     ] = 60.0
 
 
@@ -129,50 +123,21 @@ class ConsumerConnectionSettings(ConnectionSettings):
             "Address",
             "Address of a process of the application: http(s)://host:port or unix:///path; by "
             "default also that of the only application beside `gazette dev`",
-            env="CONSUMER_ADDRESS",
         ),
     ] = DEFAULT_ADDRESS
-    cert_file: Annotated[
-        str, Option("CertFile", "Client certificate, PEM", env="CONSUMER_CERT_FILE")
-    ] = ""
-    cert_key_file: Annotated[
-        str, Option("CertKeyFile", "Its key, PEM", env="CONSUMER_CERT_KEY_FILE")
-    ] = ""
-    trusted_ca_file: Annotated[
-        str,
-        Option(
-            "TrustedCAFile",
-            "Authorities that sign the processes' certificates, PEM",
-            env="CONSUMER_TRUSTED_CA_FILE",
-        ),
-    ] = ""
-    auth_keys: Annotated[
-        str,
-        Option(
-            "AuthKeys",
-            "Base64 keys of the application: the first signs requests",
-            env="CONSUMER_AUTH_KEYS",
-            secret=True,
-        ),
-    ] = ""
-    auth_token: Annotated[
-        str,
-        Option(
-            "AuthToken",
-            "Ready-made bearer token, used where no keys are given",
-            env="CONSUMER_AUTH_TOKEN",
-            secret=True,
-        ),
-    ] = ""
 
 
 ZONE = Group("journals", ZoneSettings, env_prefix="")
-BROKER_CLIENT = Group("journals.Broker", BrokerClientSettings, prefix="broker.", env_prefix="")
+BROKER_CLIENT = Group(
+    "journals.Broker", BrokerClientSettings, prefix="broker.", env_prefix="BROKER_"
+)
 
 SHARDS_ZONE = Group("shards", ZoneSettings, env_prefix="")
-SHARDS_BROKER_CLIENT = Group("shards.Broker", BrokerClientSettings, prefix="broker.", env_prefix="")
+SHARDS_BROKER_CLIENT = Group(
+    "shards.Broker", BrokerClientSettings, prefix="broker.", env_prefix="BROKER_"
+)
 CONSUMER_CLIENT = Group(
-    "shards.Consumer", ConsumerConnectionSettings, prefix="consumer.", env_prefix=""
+    "shards.Consumer", ConsumerConnectionSettings, prefix="consumer.", env_prefix="CONSUMER_"
 )
 
 ADDRESS_ALIASES = {"BROKER_ADDRESS": "GAZETTE_ADDRESS"}

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from gazette_sdk.cli.client import BrokerClientSettings
-from gazette_sdk.errors import ConfigurationError
-from gazette_sdk.protocol.authorization import check_key_lengths
-from gazette_sdk.server.options import Group, Option, Seconds
-from gazette_sdk.server.settings import EtcdSettings, ProcessSettings
+from gazette_sdk.server.options import Group, Option
+from gazette_sdk.server.settings import EtcdSettings, MemberSettings
 from gazette_sdk.transport.routing.route_cache import DEFAULT_SIZE
 
 __all__ = [
@@ -23,33 +21,14 @@ __all__ = [
 ]
 
 
-class ConsumerSettings(ProcessSettings):
+class ConsumerSettings(MemberSettings):
     """Consumer process."""
 
-    limit: Annotated[
-        int,
-        Option("Limit", "Greatest number of shards this process takes"),
-        Field(ge=0, le=131072),
-    ] = 1024
+    flags = "consumer."
+
     max_hot_standbys: Annotated[
         int, Option("MaxHotStandbys", "Greatest number of hot standbys of any shard"), Field(ge=0)
     ] = 3
-    watch_delay_s: Annotated[
-        Seconds, Option("WatchDelay", "How long changes in Etcd are gathered"), Field(ge=0)
-    ] = 0.03
-    auth_keys: Annotated[
-        str,
-        Option(
-            "AuthKeys",
-            "Base64 keys, separated by spaces or commas: the first signs calls to other processes, "
-            "all verify callers",
-            secret=True,
-        ),
-        Field(repr=False),
-    ] = ""
-    auth_keys_file: Annotated[
-        str, Option("AuthKeysFile", "File with the keys instead of AuthKeys")
-    ] = ""
     directory: Annotated[
         str,
         Option(
@@ -61,16 +40,6 @@ class ConsumerSettings(ProcessSettings):
     workers: Annotated[
         int, Option("Workers", "Threads that run the code of shards, at most"), Field(ge=1, le=1024)
     ] = 32
-
-    @field_validator("auth_keys")
-    @classmethod
-    def _keys_protect(cls, keys: str) -> str:
-        if keys:
-            try:
-                check_key_lengths(keys)
-            except ConfigurationError as error:
-                raise ValueError(str(error)) from None
-        return keys
 
 
 class ConsumerEtcdSettings(EtcdSettings):
@@ -103,11 +72,13 @@ class ConsumerBrokerSettings(BrokerClientSettings):
             "Number of journals whose routes are cached, to call their brokers directly; 0 sends "
             "all calls to the address",
             long="cache.size",
-            env="BROKER_CACHE_SIZE",
+            env="CACHE_SIZE",
         ),
     ] = DEFAULT_SIZE
 
 
-CONSUMER = Group("Consumer", ConsumerSettings, prefix="consumer.", env_prefix="CONSUMER_")
+CONSUMER = Group(
+    "Consumer", ConsumerSettings, prefix=ConsumerSettings.flags, env_prefix="CONSUMER_"
+)
 CONSUMER_ETCD = Group("Etcd", ConsumerEtcdSettings, prefix="etcd.", env_prefix="ETCD_")
-CONSUMER_BROKER = Group("Broker", ConsumerBrokerSettings, prefix="broker.", env_prefix="")
+CONSUMER_BROKER = Group("Broker", ConsumerBrokerSettings, prefix="broker.", env_prefix="BROKER_")

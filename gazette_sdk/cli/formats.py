@@ -5,8 +5,8 @@ from __future__ import annotations
 import base64
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, TextIO, TypeVar
 
 import orjson
 from google.protobuf import text_format
@@ -16,9 +16,20 @@ from google.protobuf.message import Message
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import digest_of, is_zero_sum
-from gazette_sdk.protocol.non_null_fields import json_fields
+from gazette_sdk.protocol.non_null_fields import complete, json_fields
 
-__all__ = ["NONE", "age", "fragment_json", "iec_bytes", "message_json", "proto_text", "write_table"]
+__all__ = [
+    "NONE",
+    "age",
+    "fragment_json",
+    "iec_bytes",
+    "listing_text",
+    "message_json",
+    "proto_text",
+    "write_table",
+]
+
+MessageT = TypeVar("MessageT", bound=Message)
 
 NONE = "<none>"
 """Cell of a table without a value."""
@@ -70,6 +81,25 @@ def _write_bordered(headers: Sequence[str], rows: Iterable[Sequence[str]], file:
 def proto_text(message: Message) -> str:
     """Return the protobuf text of a message, one field per line."""
     return str(text_format.MessageToString(message, as_utf8=True))
+
+
+def listing_text(
+    listing: MessageT, form: Literal["yaml", "json", "proto"], to_yaml: Callable[[MessageT], str]
+) -> str:
+    """Return a listing for programs.
+
+    Args:
+        listing: the listing.
+        form: the format.
+        to_yaml: returns the listing as YAML.
+    """
+    match form:
+        case "yaml":
+            return to_yaml(listing)
+        case "json":
+            return message_json(complete(listing)).decode() + "\n"
+        case "proto":
+            return proto_text(listing)
 
 
 def message_json(message: Message) -> bytes:

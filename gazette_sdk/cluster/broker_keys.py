@@ -12,8 +12,9 @@ from gazette_sdk.cluster.allocator.codec import Allocation
 from gazette_sdk.cluster.item_keyspace import (
     AssignmentEntry,
     ItemEntry,
-    ItemKeySpace,
     MemberEntry,
+    ProcessKeySpace,
+    check_process,
     parse_value,
 )
 from gazette_sdk.errors import ValidationError
@@ -52,7 +53,7 @@ BrokerEntry = MemberEntry[pb.BrokerSpec]
 BrokerAssignment = AssignmentEntry[pb.Route]
 
 
-class BrokerKeySpace(ItemKeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]):
+class BrokerKeySpace(ProcessKeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]):
     """Mirror of a cluster of brokers.
 
     Args:
@@ -70,11 +71,6 @@ class BrokerKeySpace(ItemKeySpace[pb.JournalSpec, pb.BrokerSpec, pb.Route]):
     def journal_route(self, journal: str) -> pb.Route:
         """Return the route that the assignments of a journal imply, without endpoints."""
         return implied_route(self.assignments(journal))
-
-    def endpoint(self, zone: str, suffix: str) -> str | None:
-        """Return the endpoint that a broker announced; None if there is no such broker."""
-        entry = self.member(zone, suffix)
-        return entry.value.process_spec.endpoint if entry is not None else None
 
 
 class JournalAllocation(Allocation[pb.JournalSpec, pb.BrokerSpec, pb.Route]):
@@ -94,10 +90,6 @@ class JournalAllocation(Allocation[pb.JournalSpec, pb.BrokerSpec, pb.Route]):
     def item_limit(self, member: pb.BrokerSpec) -> int:
         """Return the number of journals that a broker offers to hold."""
         return member.journal_limit
-
-    def is_exiting(self, member: pb.BrokerSpec) -> bool:
-        """Return True if a broker is leaving the cluster."""
-        return member.exiting
 
     def is_consistent(
         self,
@@ -140,9 +132,7 @@ def _decode_journal(name: str, raw: bytes) -> pb.JournalSpec:
 def _decode_broker(zone: str, suffix: str, raw: bytes) -> pb.BrokerSpec:
     spec = parse_value(pb.BrokerSpec(), raw)
     validate_broker_spec(spec)
-    process = spec.process_spec.id
-    if (process.zone, process.suffix) != (zone, suffix):
-        raise ValidationError(f"it holds the spec of {process.zone}#{process.suffix}", path="Id")
+    check_process(spec, zone, suffix)
     return spec
 
 

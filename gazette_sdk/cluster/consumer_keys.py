@@ -12,8 +12,9 @@ from gazette_sdk.cluster.allocator.codec import Allocation
 from gazette_sdk.cluster.item_keyspace import (
     AssignmentEntry,
     ItemEntry,
-    ItemKeySpace,
     MemberEntry,
+    ProcessKeySpace,
+    check_process,
     parse_value,
 )
 from gazette_sdk.errors import ValidationError
@@ -44,7 +45,7 @@ ShardAssignment = AssignmentEntry[cpb.ReplicaStatus]
 _READY = frozenset({cpb.ReplicaStatus.STANDBY, cpb.ReplicaStatus.PRIMARY})
 
 
-class ConsumerKeySpace(ItemKeySpace[cpb.ShardSpec, cpb.ConsumerSpec, cpb.ReplicaStatus]):
+class ConsumerKeySpace(ProcessKeySpace[cpb.ShardSpec, cpb.ConsumerSpec, cpb.ReplicaStatus]):
     """Mirror of the consumer processes of one application.
 
     Args:
@@ -64,11 +65,6 @@ class ConsumerKeySpace(ItemKeySpace[cpb.ShardSpec, cpb.ConsumerSpec, cpb.Replica
         route = route_of((a.zone, a.suffix, a.slot) for a in self.assignments(shard))
         attach_endpoints(route, self.endpoint)
         return route
-
-    def endpoint(self, zone: str, suffix: str) -> str | None:
-        """Return the endpoint that a process announced; None if there is no such process."""
-        entry = self.member(zone, suffix)
-        return entry.value.process_spec.endpoint if entry is not None else None
 
 
 class ShardAllocation(Allocation[cpb.ShardSpec, cpb.ConsumerSpec, cpb.ReplicaStatus]):
@@ -90,10 +86,6 @@ class ShardAllocation(Allocation[cpb.ShardSpec, cpb.ConsumerSpec, cpb.ReplicaSta
     def item_limit(self, member: cpb.ConsumerSpec) -> int:
         """Return the number of shards that a process offers to hold."""
         return member.shard_limit
-
-    def is_exiting(self, member: cpb.ConsumerSpec) -> bool:
-        """Return True if a process is leaving."""
-        return member.exiting
 
     def is_consistent(
         self,
@@ -135,9 +127,7 @@ def _decode_shard(shard: str, raw: bytes) -> cpb.ShardSpec:
 def _decode_consumer(zone: str, suffix: str, raw: bytes) -> cpb.ConsumerSpec:
     spec = parse_value(cpb.ConsumerSpec(), raw)
     validate_consumer_spec(spec)
-    process = spec.process_spec.id
-    if (process.zone, process.suffix) != (zone, suffix):
-        raise ValidationError(f"it holds the spec of {process.zone}#{process.suffix}", path="Id")
+    check_process(spec, zone, suffix)
     return spec
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
 
@@ -16,14 +16,34 @@ from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.etcd import KeyValue
 from gazette_sdk.cluster.keyspace import Change, Entry, KeySpace
 from gazette_sdk.errors import ValidationError
+from gazette_sdk.protocol import broker_pb2 as pb
 
-__all__ = ["AssignmentEntry", "ItemEntry", "ItemKeySpace", "MemberEntry", "parse_value"]
+__all__ = [
+    "AssignmentEntry",
+    "ItemEntry",
+    "ItemKeySpace",
+    "MemberEntry",
+    "ProcessKeySpace",
+    "check_process",
+    "parse_value",
+]
 
 I_co = TypeVar("I_co", covariant=True)
 M_co = TypeVar("M_co", covariant=True)
 A_co = TypeVar("A_co", covariant=True)
 T_co = TypeVar("T_co", covariant=True)
 MessageT = TypeVar("MessageT", bound=Message)
+
+
+class ProcessMember(Protocol):
+    """Value of a member that is a process."""
+
+    @property
+    def process_spec(self) -> pb.ProcessSpec:
+        """Id and endpoint of the process."""
+
+
+P_co = TypeVar("P_co", bound=ProcessMember, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +182,26 @@ class ItemKeySpace(KeySpace, Generic[I_co, M_co, A_co]):
             # A new key is the last one of its dictionary: restore the order of keys.
             if len(held := self._by_item.get(item, {})) > 1:
                 self._by_item[item] = dict(sorted(held.items()))
+
+
+class ProcessKeySpace(ItemKeySpace[I_co, P_co, A_co]):
+    """Mirror of a cluster whose members are processes with endpoints."""
+
+    def endpoint(self, zone: str, suffix: str) -> str | None:
+        """Return the endpoint that a process announced; None if there is no such process."""
+        entry = self.member(zone, suffix)
+        return entry.value.process_spec.endpoint if entry is not None else None
+
+
+def check_process(spec: ProcessMember, zone: str, suffix: str) -> None:
+    """Check that the value of a member is of the process that its key names.
+
+    Raises:
+        ValidationError: it is of another one.
+    """
+    process = spec.process_spec.id
+    if (process.zone, process.suffix) != (zone, suffix):
+        raise ValidationError(f"it holds the spec of {process.zone}#{process.suffix}", path="Id")
 
 
 def parse_value(message: MessageT, raw: bytes) -> MessageT:

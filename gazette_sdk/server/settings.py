@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -21,6 +21,7 @@ __all__ = [
     "DebugSettings",
     "EtcdSettings",
     "LoggingSettings",
+    "MemberSettings",
     "ProcessSettings",
     "pet_name",
 ]
@@ -177,14 +178,73 @@ class ProcessSettings(Settings):
         return self.host or "localhost"
 
 
-class BrokerSettings(ProcessSettings):
-    """Broker process."""
+class MemberSettings(ProcessSettings):
+    """Server process that is a member of a cluster in Etcd.
+
+    Attributes:
+        flags: prefix of its options.
+    """
+
+    flags: ClassVar[str]
 
     limit: Annotated[
         int,
-        Option("Limit", "Greatest number of journal replicas this broker takes"),
+        Option("Limit", "Greatest number of journal replicas, or shards, that this process takes"),
         Field(ge=0, le=131072),
     ] = 1024
+    watch_delay_s: Annotated[
+        Seconds, Option("WatchDelay", "How long changes in Etcd are gathered"), Field(ge=0)
+    ] = 0.03
+    auth_keys: Annotated[
+        str,
+        Option(
+            "AuthKeys",
+            "Base64 keys, separated by spaces or commas: the first signs, all verify; ID:KEY gives "
+            "a key an id; the extra key AA== admits requests without a token",
+            secret=True,
+        ),
+        Field(repr=False),
+    ] = ""
+    auth_keys_file: Annotated[
+        str, Option("AuthKeysFile", "File with the keys instead of AuthKeys")
+    ] = ""
+
+    @model_validator(mode="after")
+    def _certificates_are_used(self) -> Self:
+        flags = f"--{self.flags}"
+        for given, path, needed, other in (
+            ("server-ca-file", self.server_ca_file, "server-cert-file", self.server_cert_file),
+            (
+                "server-cert-key-file",
+                self.server_cert_key_file,
+                "server-cert-file",
+                self.server_cert_file,
+            ),
+            ("peer-cert-key-file", self.peer_cert_key_file, "peer-cert-file", self.peer_cert_file),
+        ):
+            if path and not other:
+                raise ValueError(
+                    f"{flags}{given} has no effect without {flags}{needed}: set that, too, or "
+                    f"leave out {flags}{given}"
+                )
+        return self
+
+    @field_validator("auth_keys")
+    @classmethod
+    def _keys_protect(cls, keys: str) -> str:
+        if keys:
+            try:
+                check_key_lengths(keys)
+            except ConfigurationError as error:
+                raise ValueError(str(error)) from None
+        return keys
+
+
+class BrokerSettings(MemberSettings):
+    """Broker process."""
+
+    flags = "broker."
+
     file_root: Annotated[
         str, Option("FileRoot", "Directory behind file:// fragment stores; must exist")
     ] = ""
@@ -204,19 +264,6 @@ class BrokerSettings(ProcessSettings):
         Option("MinAppendRate", "Slower append streams are aborted, bytes/s; 0: never"),
         Field(ge=0),
     ] = 65536
-    watch_delay_s: Annotated[
-        Seconds, Option("WatchDelay", "How long changes in Etcd are gathered"), Field(ge=0)
-    ] = 0.03
-    auth_keys: Annotated[
-        str,
-        Option(
-            "AuthKeys",
-            "Base64 keys, separated by spaces or commas: the first signs, all verify; ID:KEY gives "
-            "a key an id; the extra key AA== admits requests without a token",
-            secret=True,
-        ),
-        Field(repr=False),
-    ] = ""
     auth_keys_file: Annotated[
         str,
         Option(
@@ -264,39 +311,10 @@ class BrokerSettings(ProcessSettings):
             )
         return self
 
-    @model_validator(mode="after")
-    def _certificates_are_used(self) -> Self:
-        for given, path, needed, other in (
-            ("server-ca-file", self.server_ca_file, "server-cert-file", self.server_cert_file),
-            (
-                "server-cert-key-file",
-                self.server_cert_key_file,
-                "server-cert-file",
-                self.server_cert_file,
-            ),
-            ("peer-cert-key-file", self.peer_cert_key_file, "peer-cert-file", self.peer_cert_file),
-        ):
-            if path and not other:
-                raise ValueError(
-                    f"--broker.{given} has no effect without --broker.{needed}: set that, too, or "
-                    f"leave out --broker.{given}"
-                )
-        return self
-
-    @field_validator("auth_keys")
-    @classmethod
-    def _keys_protect(cls, keys: str) -> str:
-        if keys:
-            try:
-                check_key_lengths(keys)
-            except ConfigurationError as error:
-                raise ValueError(str(error)) from None
-        return keys
-
 
 _LOOPBACK_NAMES = frozenset({"", "localhost", "127.0.0.1", "::1"})
 
-BROKER = Group("Broker", BrokerSettings, prefix="broker.", env_prefix="BROKER_")
+BROKER = Group("Broker", BrokerSettings, prefix=BrokerSettings.flags, env_prefix="BROKER_")
 ETCD = Group("Etcd", EtcdSettings, prefix="etcd.", env_prefix="ETCD_")
 LOGGING = Group("Logging", LoggingSettings, prefix="log.", env_prefix="LOG_")
 DEBUG = Group("Debug", DebugSettings, prefix="debug.", env_prefix="DEBUG_")

@@ -79,6 +79,11 @@ class MemoryInput:
             for offset, message in enumerate(messages, begin)
         ] or None
 
+    @property
+    def write_heads(self) -> Mapping[str, int]:
+        """Offset behind the last message."""
+        return {JOURNAL: len(self._messages)}
+
     async def arrived(self) -> None:
         """Wait until there are messages; without end if there will be none."""
         if self._next >= len(self._messages):

@@ -58,9 +58,14 @@ class _Rule:
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """Connection through the proxy."""
+    """Connection through the proxy.
 
-    inode: int | None
+    Attributes:
+        port: port of who connected.
+        pids: processes with rules that have its socket.
+    """
+
+    port: int
     pids: set[int]
     writers: list[asyncio.StreamWriter]
     task: asyncio.Task[None]
@@ -264,8 +269,9 @@ class TcpProxy:
 
         async def run() -> None:
             if pid is not None:
+                inodes, of_process = _inodes_of_clients(self.port), _socket_inodes(pid)
                 for connection in self._connections:
-                    if connection.inode in _socket_inodes(pid):
+                    if inodes.get(connection.port) in of_process:
                         connection.pids.add(pid)
             command()
             changed, self._changed = self._changed, asyncio.Event()
@@ -352,13 +358,7 @@ class TcpProxy:
         """Forward a connection until both ends have ended it, or one broke it."""
         task = asyncio.current_task()
         assert task is not None
-        inode = _inode_of(port, self.port)
-        pids = {
-            pid
-            for pid in self._rules
-            if pid is not None and inode is not None and inode in _socket_inodes(pid)
-        }
-        connection = _Connection(inode, pids, [], task)
+        connection = _Connection(port, self._pids_of_client(port), [], task)
         if any(rule.refuses for rule in self._rules_of(connection)):
             _reset_when_closed(client)
             return
@@ -381,6 +381,12 @@ class TcpProxy:
                 each.transport.abort()
             if not (has_ended or is_reset or await _listens(self._target())):
                 self._begin_to_follow_target()
+
+    def _pids_of_client(self, port: int) -> set[int]:
+        """Return the processes of rules that have a connection; no look-up without such rules."""
+        pids = [pid for pid in self._rules if pid is not None]
+        inode = _inodes_of_clients(self.port).get(port) if pids else None
+        return {pid for pid in pids if inode in _socket_inodes(pid)}
 
     async def _connect(
         self,
@@ -500,19 +506,21 @@ def _directions(direction: Direction) -> list[Direction]:
     return ["requests", "answers"] if direction == "both" else [direction]
 
 
-def _inode_of(port: int, peer_port: int) -> int | None:
-    """Return the inode of the socket on this machine with these ports; None if it is unknown."""
+def _inodes_of_clients(port: int) -> dict[int, int]:
+    """Return the inodes of the sockets on this machine that are connected to a port, by port."""
+    found = {}
+    suffix = f":{port:04X}"
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             lines = Path(table).read_text(encoding="ascii").splitlines()[1:]
         except OSError:
             continue
         for line in lines:
-            fields = line.split()
-            ports = [int(fields[at].rpartition(":")[2], 16) for at in (1, 2)]
-            if ports == [port, peer_port] and int(fields[9]):
-                return int(fields[9])
-    return None
+            if suffix in line:  # parsing all of them takes long
+                fields = line.split()
+                if fields[2].endswith(suffix) and int(fields[9]):
+                    found[int(fields[1].rpartition(":")[2], 16)] = int(fields[9])
+    return found
 
 
 def _socket_inodes(pid: int) -> set[int]:

@@ -145,10 +145,13 @@ class ShardOutcome(Outcome):
 
 
 @contextlib.contextmanager
-def running_shard_stage(*, data: Path | None = None) -> Iterator[ShardStage]:
+def running_shard_stage(
+    *, timeout_s: float = LATEST_S, data: Path | None = None
+) -> Iterator[ShardStage]:
     """Yield four brokers in two zones behind one address, three consumers and three chunkers.
 
     Args:
+        timeout_s: a chunker fails if a sum takes longer.
         data: directory of the cluster; by default a temporary one.
     """
     with (
@@ -165,7 +168,7 @@ def running_shard_stage(*, data: Path | None = None) -> Iterator[ShardStage]:
         cluster.apply(stream_sum.journals(REPLICATION))
         stream_sum.create_shards(shards)
         journals = stream_sum.sources()
-        load = SumLoad([proxy.address] * CHUNKERS, len(journals))
+        load = SumLoad([proxy.address] * CHUNKERS, len(journals), timeout_s)
         stage = ShardStage(
             cluster=cluster,
             load=load,

@@ -22,11 +22,11 @@ from gazette_sdk.transport import loop as sdk_loop
 __all__ = ["LATEST_S", "SumLoad", "VerifiedSum"]
 
 LATEST_S = 30.0
-"""Longest time from the end of a stream to its sum. A chunker fails behind it."""
+"""Longest time from the end of a stream to its sum."""
 
 CHUNKS = 3
 WORKERS = 2
-PAUSE_S = 0.2
+PAUSE_S = 0.4
 """Pause of a worker between two streams: the load leaves processors to what is tested."""
 
 IDLE_TIMEOUT_S = 30.0
@@ -57,14 +57,16 @@ class SumLoad:
     Args:
         addresses: URLs of brokers, one for each chunker.
         shards: number of shards.
+        timeout_s: a chunker fails if a sum takes longer.
 
     Attributes:
         verified: all sums that were verified.
     """
 
-    def __init__(self, addresses: Sequence[str], shards: int) -> None:
+    def __init__(self, addresses: Sequence[str], shards: int, timeout_s: float = LATEST_S) -> None:
         self.verified: list[VerifiedSum] = []
         self._shards = shards
+        self._timeout_s = timeout_s
         self._failure: BaseException | None = None
         self._stopping = threading.Event()
         self._threads = [
@@ -161,7 +163,7 @@ class SumLoad:
             chunker = Chunker(
                 transport,
                 chunks=CHUNKS,
-                timeout_s=LATEST_S,
+                timeout_s=self._timeout_s,
                 pause_s=PAUSE_S,
                 verified=self._note,
             )

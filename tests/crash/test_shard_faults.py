@@ -13,6 +13,7 @@ import pytest
 
 from crash.cluster_faults import STALLS, Outcome, suffer
 from crash.shard_faults import FAIL_OVER_BAR_S, SHARD_FAULTS, ShardStage, running_shard_stage
+from crash.sum_load import LATEST_S
 
 SHORT = (
     "kill a consumer",
@@ -23,14 +24,16 @@ SHORT = (
 """Faults of the short form."""
 
 SLACK = 2.0
-"""Machines of test runs are noisy: a run fails at so many times the bar of a fail-over."""
+"""Machines of test runs are noisy: a run fails at so many times the bar. Its summary says what was
+over the bar itself, and the soak fails at the bar."""
 
 pytestmark = [pytest.mark.serial, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardStage]:
-    with running_shard_stage(data=tmp_path_factory.mktemp("cluster")) as stage:
+    data = tmp_path_factory.mktemp("cluster")
+    with running_shard_stage(timeout_s=SLACK * LATEST_S, data=data) as stage:
         yield stage
 
 
@@ -48,5 +51,5 @@ def test_every_sum_is_verified_once_and_shards_fail_over_soon(
     [fault] = [each for each in SHARD_FAULTS if each.name == name]
     outcome = suffer(stage, fault, random.Random(name))
     outcomes.append(outcome)
-    assert outcome.stall_s <= fault.bar_s
+    assert outcome.stall_s <= SLACK * fault.bar_s, outcome.client
     assert outcome.fail_over_s <= SLACK * FAIL_OVER_BAR_S, outcome.client

@@ -35,10 +35,10 @@ def played(tmp_path_factory):
 
 MENDED_CALLS = {
     33: "code UNKNOWN (Changes[0].PrimaryHints.Log: expected hints of the shard's recovery log",
-    60: "code OK () where DEADLINE_EXCEEDED was recorded",
+    60: "code OK (SHARD_STOPPED) where DEADLINE_EXCEEDED was recorded",
 }
 """Hints without a log would fail the next recovery, and are refused. A shard that failed before its
-store was ready answers SHARD_STOPPED."""
+store was ready says so at once."""
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,6 @@ class VectorAllocation(Allocation[int, VectorMember, bool]):
     def item_limit(self, member: VectorMember) -> int:
         return member.limit
 
-    def is_exiting(self, member: VectorMember) -> bool:
-        return member.exiting
-
     def is_consistent(
         self,
         item: ItemEntry[Any],

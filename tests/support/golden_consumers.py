@@ -252,13 +252,16 @@ class GoldenConsumers:
 
     def _problems(self, case: dict[str, Any], outcome: Outcome) -> Iterable[str]:
         error = case.get("grpc_error", {"code": "OK", "details": ""})
+        kind: Any = SHARD_RPCS_BY_NAME[case["method"]].response_type
         if outcome.code != error["code"]:
-            yield f"code {outcome.code} ({outcome.message}) where {error['code']} was recorded"
+            text = outcome.message
+            if outcome.responses:
+                text = cpb.Status.Name(kind.FromString(outcome.responses[0]).status)
+            yield f"code {outcome.code} ({text}) where {error['code']} was recorded"
             return
         yield from path_problems({"code": error["code"], "message": error["details"]}, outcome)
         if "response_b64" not in case:
             return
-        kind = SHARD_RPCS_BY_NAME[case["method"]].response_type
         expected = kind.FromString(base64.b64decode(case["response_b64"]))
         actual = kind.FromString(outcome.responses[0])
         if len(getattr(actual, "publish_at", ())) < 2:  # the order of a map's entries is any

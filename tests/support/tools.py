@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pty
 import re
 import select
 import signal
@@ -19,7 +20,17 @@ from gazette_sdk.cli.gazctl import GAZCTL
 from gazette_sdk.cli.gazette import GAZETTE
 from gazette_sdk.cli.program import Program
 
-__all__ = ["Cluster", "Outcome", "Tool", "cluster", "gazctl", "gazette", "read_until", "start_tool"]
+__all__ = [
+    "Cluster",
+    "Outcome",
+    "Tool",
+    "cluster",
+    "gazctl",
+    "gazette",
+    "on_a_terminal",
+    "read_until",
+    "start_tool",
+]
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
@@ -111,13 +122,12 @@ def start_tool(
     **options,
 ) -> subprocess.Popen[bytes]:
     """A tool as a process of its own, with pipes."""
-    options = {"stdin": subprocess.DEVNULL} | options
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    options = {"stdin": subprocess.DEVNULL, **pipes, **options}
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         cwd=directory,
         env={**os.environ, "HOME": str(directory), **(environ or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         bufsize=0,
         **options,
     )
@@ -163,3 +173,22 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
     finally:
         process.kill()
         process.communicate()
+
+
+def on_a_terminal(
+    module: str, arguments: Sequence[str], directory: Path, environ: Mapping[str, str], stream: str
+) -> str:
+    """What a tool shows on a terminal, which is its ``stdout`` or ``stderr``. It must succeed."""
+    leader, follower = pty.openpty()
+    streams = {stream: follower}
+    with start_tool(module, arguments, directory, {"TERM": "xterm", **environ}, **streams) as tool:
+        os.close(follower)
+        shown = b""
+        while select.select([leader], [], [], STOP_TIMEOUT_S)[0]:
+            try:
+                shown += os.read(leader, 1 << 16)
+            except OSError:  # the terminal's other side is closed
+                break
+        assert tool.wait(STOP_TIMEOUT_S) == 0
+    os.close(leader)
+    return shown.decode()

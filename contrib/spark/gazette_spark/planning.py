@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 
 from gazette_sdk.framing.registry import framing_for
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.fragments import content_path
+from gazette_sdk.protocol.fragments import content_path, parse_content_path
 from gazette_sdk.transport.read.metadata import begin_mod_time_of
 from gazette_spark.content import JournalContent, Piece
 from gazette_spark.filters import Pruning
@@ -62,6 +62,14 @@ class JournalRange(InputPartition):
     gaps: tuple[tuple[int, int], ...] = ()
     state: bytes = b""
     split: tuple[int, int] | None = None
+
+    def fragment_at(self, offset: int) -> str | None:
+        """Return the path of a fragment that held an offset when the range was planned."""
+        for path, _ in self.fragments:
+            fragment = parse_content_path(self.journal, path)
+            if fragment.begin <= offset < fragment.end:
+                return path
+        return None
 
 
 def ranges_of(

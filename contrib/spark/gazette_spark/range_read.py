@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from gazette_sdk import Reader
-from gazette_sdk.errors import DecodeError, GazetteError
+from gazette_sdk.errors import DecodeError, FramingError, GazetteError
 from gazette_sdk.message.reading.batch_reader import OnError
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -52,6 +52,14 @@ def read_range(
             on_error: OnError = "raise" if options.mode == "FAILFAST" else columns.add_corrupt
             with _reader(options, transport, part, (begin, end), on_error) as reader:
                 yield from columns.batches(reader.arrow(columns.decoded))
+    except FramingError as error:
+        path = None if error.offset is None else part.fragment_at(error.offset)
+        where = "" if path is None else f"it is in fragment {path}; "
+        error.add_note(
+            f"{where}in Spark change the schema, or give the option mode=PERMISSIVE or"
+            " DROPMALFORMED"
+        )
+        raise
     finally:
         sdk_loop.run(transport.aclose())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
 from pathlib import Path
 
@@ -33,14 +33,9 @@ class RangeTransport(Transport):
 
     def __init__(self, options: Options, part: JournalRange) -> None:
         self._part = part
-        self._fragments = []
-        for path, mod_time in part.fragments:
-            fragment = parse_content_path(part.journal, path)
-            fragment.mod_time = mod_time
-            self._fragments.append(fragment)
         self._inner = connect(options.url)
         if isinstance(self._inner, FragmentStoreTransport):
-            self._inner.use_fragments(part.journal, self._fragments)
+            self._inner.use_fragments(part.journal, _fragments(part))
         self._url = options.url
         self.knows_routes = self._inner.knows_routes
         self.file_root = Path(options.file_root) if options.file_root else None
@@ -88,12 +83,8 @@ class RangeTransport(Transport):
         return offset
 
     def _gone(self, offset: int) -> FragmentNotFoundError:
-        names = [
-            path
-            for (path, _), fragment in zip(self._part.fragments, self._fragments, strict=True)
-            if fragment.begin <= offset < fragment.end
-        ]
-        held = f"fragment {names[0]}, which held it," if names else "the fragment that held it"
+        path = self._part.fragment_at(offset)
+        held = "the fragment that held it" if path is None else f"fragment {path}, which held it,"
         return FragmentNotFoundError(
             f"{self._part.journal}: content of offset {offset} was there when the query was"
             f" planned, but {held} is gone from {self._url}; load() again to read what is there,"
@@ -142,3 +133,11 @@ class RangeTransport(Transport):
     async def aclose(self) -> None:
         """Close the connections."""
         await self._inner.aclose()
+
+
+def _fragments(part: JournalRange) -> Iterator[pb.Fragment]:
+    """Yield the fragments of a range as they were planned."""
+    for path, mod_time in part.fragments:
+        fragment = parse_content_path(part.journal, path)
+        fragment.mod_time = mod_time
+        yield fragment

@@ -133,8 +133,12 @@ def judge_preconditions(  # noqa: PLR0911 - one per precondition
         index: what the fragment index covers.
         now: Unix time, in seconds.
         is_followed: True if all acknowledged bytes are known to lie before the spool's end, and
-            the index has every byte from there to its own end. A former primary stored them, and
-            nobody acknowledged them: the journal goes on behind them.
+            the index has every byte from there to its own end. Nobody has acknowledged those: the
+            journal goes on behind them, as it would behind a former primary's last bytes. Our
+            brokers store bytes before all replicas have them in two cases. One that stops while
+            no other broker is there stores all that it has. And a recovered spool is used where
+            nobody can tell that others went on before its end (`Quarantine`). Brokers of other
+            implementations store whatever they have committed.
     """
     index_begin, index_end, index_mod_time = index
     head = spool.end

@@ -67,8 +67,7 @@ class QueryResult(NamedTuple):
 
     Attributes:
         status: OK or OFFSET_NOT_YET_AVAILABLE.
-        offset: the effective offset: for -1 the head, and after a jump the offset jumped to. With
-            what is not acknowledged the head is that of the spool.
+        offset: the effective offset: the head for -1, and after a jump the offset jumped to.
         write_head: end of what can be read.
         fragment: the fragment with the offset; ``None`` unless OK. Do not change it.
         file: the fragment's local content; ``None`` where it is in a store only.
@@ -103,7 +102,9 @@ class Index:
         first_refresh: set once the stores have been listed.
         listing_wanted: set while a listing of the stores should release local fragments.
         refresh_failure: why they could not be listed; None when they could, or were not yet.
-        spool_end: returns the end of the replica's spool, which the index knows if it has content.
+        on_acknowledged: called when more is acknowledged; ``None`` while nobody waits for that.
+        spool_end: returns the end of the replica's spool, of which the index knows only content; -1
+            before the replica has one.
     """
 
     def __init__(self, *, now: Callable[[], float] = time.time) -> None:
@@ -122,7 +123,8 @@ class Index:
         self.first_refresh = asyncio.Event()
         self.listing_wanted = asyncio.Event()
         self.refresh_failure: str | None = None
-        self.spool_end: Callable[[], int] = lambda: 0
+        self.on_acknowledged: Callable[[], None] | None = None
+        self.spool_end: Callable[[], int] = lambda: -1
 
     # -------------------------------------------------------------- changes
 
@@ -182,6 +184,8 @@ class Index:
             self._shown = forms.popleft()
         if self._waiters:
             self._wake()
+        if self.on_acknowledged is not None:
+            self.on_acknowledged()
 
     def release(self) -> None:
         """Show all local content, now and in future: this replica is the only one."""
@@ -189,6 +193,8 @@ class Index:
             self._acknowledged, self._shown = None, None
             self._unacknowledged.clear()
             self._wake()
+            if self.on_acknowledged is not None:
+                self.on_acknowledged()
 
     def replace_remote(self, remote: CoverSet) -> None:
         """Adopt a listing of all stores, and release local fragments which it covers.
@@ -292,7 +298,7 @@ class Index:
         if is_held and self._is_told and (offset == -1 or not block):
             await self._await_acknowledgement(offset)
         if offset == -1:
-            offset = self.readable_end if is_held else max(self._all.end, self.spool_end())
+            offset = self.readable_end if is_held else self._all.end
         has_waited = False
         while True:
             if self._closed:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -201,6 +201,18 @@ class EtcdHistory:
         """Return True if a journal's last route has the broker that used the directory before."""
         route = self._last_routes.route(journal)
         return route is not None and self._former_id in route.members
+
+    def continued_by(self, journal: str) -> Sequence[pb.ProcessSpec.ID]:
+        """Return the members of a journal's last route if this broker is none of them.
+
+        They have, or have learned of, every acknowledged byte. None are returned for routes of one
+        member: with replication 1 the bytes of the broker before may have been acknowledged.
+        """
+        route = self._last_routes.route(journal)
+        members = route.members if route is not None else ()
+        if len(members) < 2 or self._local_id in members or self.was_member(journal):
+            return ()
+        return members
 
     def _is_sure(self, journal: str) -> bool:
         """Return True if :meth:`was_member` holds, also if other implementations wrote routes."""

@@ -146,20 +146,23 @@ class LastRoutes:
 
     def observe(self) -> None:
         """Note the routes of the last batch of changes of the cluster's mirror."""
-        touched: dict[str, None] = {}
+        self._note_all(self.changed_journals())
+
+    def changed_journals(self) -> Iterable[str]:
+        """Return the journals of the last batch of changes of the cluster's mirror."""
+        changed: dict[str, None] = {}
         for change in self._keyspace.changes:
             match change.new or change.old:
                 case AssignmentEntry(item=journal) | ItemEntry(id=journal):
-                    touched[journal] = None
-        self._note_all(touched)
+                    changed[journal] = None
+        return changed
 
     def observe_records(self) -> None:
         """Note the routes of the last batch of changes of the records.
 
         The cluster's mirror may never show a route that soon ended with its last member.
         """
-        entries = (new or old for _, old, new in self.records.mirror.changes)
-        self._note_all({entry.value.journal: None for entry in entries if entry is not None})
+        self._note_all(self.records.changed_journals())
 
     def _note_all(self, journals: Iterable[str]) -> None:
         for journal in journals:

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import math
 import sys
+from collections.abc import Iterable
 from contextlib import aclosing
 from typing import Final
 
@@ -102,34 +103,55 @@ class PeerInventory:
         found = await list_stores(journal, spec.fragment.stores, self._stores)
         return [fragment for fragment in found if fragment.begin < end]
 
-    async def head(self, journal: str) -> int:
-        """Return the offset at which the primary goes on with a journal; 0 if it is not known.
+    async def head(self, journal: str, members: Iterable[pb.ProcessSpec.ID]) -> int | None:
+        """Return the offset at which members of a journal go on with it.
 
         It may be behind all bytes that anybody has: replicas learn the offset of bytes which only
-        their primary has. Our own replica goes on only when nothing is in quarantine. Primaries of
-        other implementations do not tell it.
+        their primary has.
+
+        Args:
+            journal: its name.
+            members: those to ask which are members now.
+
+        Returns:
+            the greatest end of their spools; ``None`` if one of them does not tell it, since it is
+            of another implementation, or none of them is a member.
 
         Raises:
-            GazetteError: the primary did not answer.
+            GazetteError: a broker did not answer, or does not know yet where it goes on.
         """
         resolution = await self._resolve(journal)
-        if resolution.is_local:
-            return 0
+        present = resolution.header.route.members
+        asked = [self._spool_end_of(resolution, each) for each in members if each in present]
+        greatest = None
+        for end in await asyncio.gather(*asked):
+            if end is None:
+                return None
+            greatest = max(end, greatest or 0)
+        return greatest
+
+    async def _spool_end_of(self, resolution: Resolution, member: pb.ProcessSpec.ID) -> int | None:
         request = pb.ReadRequest(
-            journal=journal,
+            journal=resolution.journal,
             offset=-1,
             metadata_only=True,
             do_not_proxy=True,
             include_unacknowledged=True,
             header=resolution.header,
         )
-        target = Target(route=resolution.header.route, member=resolution.header.process_id)
+        request.header.process_id.CopyFrom(member)
+        target = Target(route=resolution.header.route, member=member)
         async with aclosing(self._peers.read(request, target)) as items:
             async for item in items:
-                if not isinstance(item, bytes):
-                    is_told = item.status in {pb.OK, pb.OFFSET_NOT_YET_AVAILABLE}
-                    return item.offset if is_told else 0
-        return 0
+                if isinstance(item, bytes) or not item.HasField("spool_end"):
+                    break
+                if item.spool_end < 0:
+                    raise UnavailableError(
+                        f"the spools of broker {member.zone}/{member.suffix} are in quarantine",
+                        journal=resolution.journal,
+                    )
+                return item.spool_end
+        return None
 
     async def digest(self, journal: str, begin: int, end: int) -> bytes | None:
         """Return the SHA-1 of a span as the primary has it; ``None`` if it is not complete.

@@ -107,6 +107,7 @@ class Quarantine:
         restores_head: returns True if this broker is a member of a journal's last route.
         goes_on: returns True if brokers are there which may continue a journal without us: bytes
             behind all that they have may become theirs at any time.
+        continued_by: returns the members of a journal's last route if this broker is none of them.
         decided: called when nothing of a journal is in quarantine any more.
     """
 
@@ -122,6 +123,7 @@ class Quarantine:
         upload_agreed: Callable[[CompletedSpool], None] | None = None,
         restores_head: Callable[[str], bool] = lambda _: False,
         goes_on: Callable[[str], bool] = lambda _: False,
+        continued_by: Callable[[str], Sequence[pb.ProcessSpec.ID]] = lambda _: (),
         decided: Callable[[], None] = lambda: None,
         unverified: Iterable[Head] = (),
     ) -> None:
@@ -133,6 +135,7 @@ class Quarantine:
         self._upload_agreed = upload_agreed or upload
         self._restores_head = restores_head
         self._goes_on = goes_on
+        self._continued_by = continued_by
         self._decided = decided
         self._woken = asyncio.Event()
         self._whole: dict[Key, CompletedSpool | None] = {}  # last one, if all of them are whole
@@ -257,13 +260,13 @@ class Quarantine:
         # With what begins at their end: then they close a gap. Behind a head: everything.
         limit = sys.maxsize if is_verifying else end + 1
         async with asyncio.timeout(ASK_TIMEOUT_S):
+            # The head first: whatever others have in front of it, the inventory has.
+            others = self._continued_by(key[0])
+            head = await self._inventory.head(key[0], others) if others else None
             inventory = await self._inventory.fragments_of_brokers(key[0], limit)
             are_stores_listed = _need_stores(asked, inventory) or is_verifying
             if are_stores_listed:
                 inventory += await self._inventory.fragments_of_stores(key[0], limit)
-            # The journal may go on at the end of a spool though nobody has its bytes.
-            is_needed = any(is_ahead(entry.spool.fragment, inventory) for entry in asked)
-            head = await self._inventory.head(key[0]) if is_needed else 0
         # A replica may have taken some meanwhile. None does from here on.
         found = self._pop(key)
         entries = [entry for entry in found if entry in asked]
@@ -291,11 +294,18 @@ class Quarantine:
         self,
         entry: _Entry,
         inventory: Sequence[pb.Fragment],
-        head: int,
+        head: int | None,
         *,
         are_stores_listed: bool,
     ) -> CompletedSpool | None:
         """Perform the effects of a spool's transitions to its end. Return the usable part.
+
+        Args:
+            entry: the spool.
+            inventory: what others have, asked for after ``head``.
+            head: offset at which those go on who continued the journal without this broker. They
+                have learned all that was acknowledged. ``None`` if nobody did, or it is not known.
+            are_stores_listed: True if the inventory has what is stored.
 
         Raises:
             GazetteError: it cannot be decided yet.
@@ -303,9 +313,9 @@ class Quarantine:
         """
         spool = entry.spool
         journal, create_revision = spool.fragment.journal, spool.create_revision
+        is_alone = is_ahead(spool.fragment, inventory) and (head or 0) < spool.fragment.end
         if (
-            is_ahead(spool.fragment, inventory)
-            and spool.fragment.end != head
+            is_alone
             and self._goes_on(journal)
             and self._replica_of(journal, create_revision) is None
         ):
@@ -313,7 +323,10 @@ class Quarantine:
                 f"others have it up to an offset before {spool.fragment.end}, and may write there",
                 journal=journal,
             )
-        given, end = compare(spool.fragment, inventory, head)
+        given, end = compare(spool.fragment, inventory, head or 0)
+        if is_alone and head and spool.fragment.begin <= head and given is SpoolInput.NOT_HELD:
+            # Those who continued the journal are going to write at these offsets.
+            given, end = SpoolInput.HELD_FROM_BEGIN, spool.fragment.begin
         while entry.state not in SPOOL_ENDS:
             effect = entry.step(given)
             if effect is SpoolEffect.CONTINUE_WAITING:
@@ -327,7 +340,7 @@ class Quarantine:
                             entry, are_stores_listed=are_stores_listed
                         )
                     case SpoolEffect.COMPARE_SHARED:
-                        closing = closing_of(spool.fragment, inventory, head)
+                        closing = closing_of(spool.fragment, inventory, head or 0)
                         differs_at = await self._first_difference(spool, closing)
                         given, end = closing.judge(spool.fragment, differs_at)
                     case SpoolEffect.TRUNCATE:

@@ -6,9 +6,8 @@ the journal's. So a recovered spool is valid up to the first offset which others
 
 But its peers may also have learned its offset, and continue the journal behind bytes that they do
 not have. Then the spool closes a *gap*: bytes that nobody else has, in front of bytes that others
-have. It is valid up to the end of its last gap, if what others have before that is the same. If the
-journal's head is at the spool's end, then peers have learned that offset, and wrote nothing there
-yet.
+have. It is valid up to the end of its last gap, if what others have before that is the same. Peers
+that have learned its end, and wrote nothing there yet, show it by the ends of their spools alone.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def closing_of(ours: pb.Fragment, inventory: Iterable[pb.Fragment], head: int = 
     Args:
         ours: the spool's fragment.
         inventory: fragments of the journal that others have, or that are stored.
-        head: offset at which the journal goes on; 0 if it is not known.
+        head: offset at which others go on with the journal; 0 if it is not known.
     """
     others = sorted(
         (fragment.begin, fragment.end)
@@ -78,8 +77,8 @@ def closing_of(ours: pb.Fragment, inventory: Iterable[pb.Fragment], head: int = 
         if at < ours.end:
             shared.append((at, min(end, ours.end)))
             at = end
-    if at < ours.end == head:
-        gaps.append((at, head))
+    if at < ours.end <= head:
+        gaps.append((at, ours.end))
     last = gaps[-1][1] if gaps else ours.begin
     return Closing(gaps, [span for span in shared if span[1] <= last])
 

@@ -15,7 +15,7 @@ but those of the protocol. `route_recorder` records what it wrote when another b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
@@ -86,6 +86,11 @@ class RecordedRoutes:
     def entry(self, item: JournalEntry) -> Entry[RecordedRoute] | None:
         """Return the record of a journal; ``None`` if there is none."""
         return self.mirror.find(self._key(item))
+
+    def changed_journals(self) -> Iterable[str]:
+        """Return the journals of the last batch of changes of the records."""
+        entries = (new or old for _, old, new in self.mirror.changes)
+        return {entry.value.journal: None for entry in entries if entry is not None}
 
     def change(
         self, item: JournalEntry, route: pb.Route | None, *, revision: int = 0

@@ -10,19 +10,18 @@ spool goes to the quarantine, which asks the others.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
 
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.spool.directory import CompletedSpool
 
 __all__ = ["Fate", "UnagreedSpools", "fate_of"]
 
-POLL_S: Final = 0.1
-"""Pause between two looks at the spools that wait. It costs nothing while there are none."""
+Key = tuple[str, int]
+"""A journal's name, and the Etcd revision at which it was created."""
 
 
 class Fate(enum.Enum):
@@ -91,46 +90,68 @@ class UnagreedSpools:
         self._is_contested = is_contested
         self._upload = upload
         self._quarantine = quarantine
-        self._waiting: list[_Waiting] = []
-        self._added = asyncio.Event()
+        self._waiting: dict[Key, list[_Waiting]] = {}
+        self._due: set[Key] = set()
+        self._woken = asyncio.Event()
 
     def add(self, spool: CompletedSpool) -> None:
         """Let a spool wait."""
-        self._waiting.append(_Waiting(spool))
-        self._added.set()
+        key = _key(spool)
+        self._waiting.setdefault(key, []).append(_Waiting(spool))
+        self._wake(key)
 
     def holds(self, journal: str, create_revision: int) -> bool:
         """Return True if a spool of a journal waits."""
-        key = (journal, create_revision)
-        return any(_key(each.spool) == key for each in self._waiting)
+        return (journal, create_revision) in self._waiting
+
+    def observe(self, journals: Iterable[str]) -> None:
+        """Look at the spools of journals whose keys have changed: our replicas may have, too."""
+        if self._waiting:
+            changed = set(journals)
+            for key in self._waiting:
+                if key[0] in changed:
+                    self._wake(key)
 
     async def run(self) -> None:
-        """Look at the spools that wait, until cancelled."""
+        """Decide about spools when something has changed for them, until cancelled."""
         while True:
-            self._added.clear()
-            # At once, too: a replica may end soon after all have agreed.
-            self.look()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLL_S if self._waiting else None):
-                    await self._added.wait()
+            await self._woken.wait()
+            self._woken.clear()
+            due, self._due = self._due, set()
+            for key in due:
+                self._look_at(key)
 
     def look(self) -> None:
         """Decide about all spools that need not wait any more."""
-        waiting, self._waiting = self._waiting, []
-        for entry in waiting:
+        for key in list(self._waiting):
+            self._look_at(key)
+
+    def upload_all(self) -> None:
+        """Upload all: no other broker is there which could continue the journals."""
+        waiting, self._waiting = self._waiting, {}
+        for entries in waiting.values():
+            for entry in entries:
+                self._upload(entry.spool)
+
+    def _wake(self, key: Key) -> None:
+        self._due.add(key)
+        self._woken.set()
+
+    def _look_at(self, key: Key) -> None:
+        """Decide about the spools of a journal. What its replica acknowledges wakes the others."""
+        left = []
+        for entry in self._waiting.pop(key, ()):
             match self._fate_of(entry):
                 case Fate.WAIT:
-                    self._waiting.append(entry)
+                    left.append(entry)
                 case Fate.UPLOAD:
                     self._upload(entry.spool)
                 case Fate.QUARANTINE:
                     self._quarantine(entry.spool)
-
-    def upload_all(self) -> None:
-        """Upload all: no other broker is there which could continue the journals."""
-        waiting, self._waiting = self._waiting, []
-        for entry in waiting:
-            self._upload(entry.spool)
+        if left:
+            self._waiting[key] = left
+        if (replica := self._replica_of(*key)) is not None:
+            replica.index.on_acknowledged = partial(self._wake, key) if left else None
 
     def _fate_of(self, entry: _Waiting) -> Fate:
         spool = entry.spool
@@ -145,5 +166,5 @@ class UnagreedSpools:
         )
 
 
-def _key(spool: CompletedSpool) -> tuple[str, int]:
+def _key(spool: CompletedSpool) -> Key:
     return spool.fragment.journal, spool.create_revision

@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from gazette_sdk.cli.client import ADDRESS_HELP, ConnectionSettings
+from gazette_sdk.cli.client import ConnectionSettings
 from gazette_sdk.server.options import Group, Option, Seconds, Settings
 
-__all__ = ["BENCH", "BENCH_CLUSTER", "PHASES", "BenchSettings", "ClusterSettings"]
+__all__ = ["BENCH", "BENCH_CLUSTER", "PHASES", "BenchSettings"]
 
 PHASES = ("publish", "tail", "read")
 """Phases of a run, in order."""
@@ -91,13 +91,5 @@ class BenchSettings(Settings):
     ] = False
 
 
-class ClusterSettings(ConnectionSettings):
-    """Connection to the measured cluster."""
-
-    address: Annotated[str, Option("Address", ADDRESS_HELP, env="GAZETTE_ADDRESS")] = (
-        "http://localhost:8080"
-    )
-
-
 BENCH = Group("bench", BenchSettings)
-BENCH_CLUSTER = Group("bench.Cluster", ClusterSettings, env_prefix="")
+BENCH_CLUSTER = Group("bench.Cluster", ConnectionSettings, env_prefix="BROKER_")

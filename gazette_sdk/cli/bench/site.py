@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gazette_sdk.cli.bench.child import running_cluster
-from gazette_sdk.cli.bench.settings import BenchSettings, ClusterSettings
-from gazette_sdk.cli.client import CONNECT_TIMEOUT_S, check_address
+from gazette_sdk.cli.bench.settings import BenchSettings
+from gazette_sdk.cli.client import CONNECT_TIMEOUT_S, ConnectionSettings, check_address
 from gazette_sdk.cli.concurrency import for_each
 from gazette_sdk.cli.failure import CommandFailedError, explain
 from gazette_sdk.errors import (
@@ -79,7 +79,7 @@ class Site:
 
 @contextmanager
 def open_site(
-    settings: BenchSettings, cluster: ClusterSettings, logs: LoggingSettings
+    settings: BenchSettings, cluster: ConnectionSettings, logs: LoggingSettings
 ) -> Iterator[Site]:
     """Connect to the cluster, or start one, and create journals for the time of the context.
 

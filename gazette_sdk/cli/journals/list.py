@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.command import Invocation
-from gazette_sdk.cli.formats import NONE, iec_bytes, message_json, proto_text, write_table
+from gazette_sdk.cli.formats import NONE, iec_bytes, listing_text, write_table
 from gazette_sdk.cli.journals.extents import Extent, extents_of
 from gazette_sdk.cli.journals.selection import selection_of
 from gazette_sdk.cli.journals.settings import LIST, ListSettings
@@ -17,7 +17,6 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.journal_spec import is_suspended
 from gazette_sdk.protocol.labels import values_of
-from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import WatchedList, list_journals
 
@@ -67,12 +66,8 @@ async def show(transport: Transport, listing: pb.ListResponse, settings: ListSet
             extents = await extents_of(transport, listing) if has_extents else {}
             unstored = await unstored_of(transport, listing) if settings.unstored else {}
             write_table(*_table(listing, settings, extents, unstored))
-        case "yaml":
-            sys.stdout.write(yaml_of(listing))
-        case "json":
-            sys.stdout.write(message_json(complete(listing)).decode() + "\n")
-        case "proto":
-            sys.stdout.write(proto_text(listing))
+        case form:
+            sys.stdout.write(listing_text(listing, form, yaml_of))
     sys.stdout.flush()
 
 

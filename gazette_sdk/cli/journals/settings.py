@@ -6,6 +6,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from gazette_sdk.cli.shared_options import (
+    FileRoot,
+    LabelColumns,
+    MaxTxnSize,
+    OutcomeFormat,
+    RemoveNothing,
+    RemoveYes,
+    SpecsPath,
+)
 from gazette_sdk.server.options import Group, Option, Seconds, Settings
 
 __all__ = [
@@ -30,13 +39,6 @@ __all__ = [
 
 _SELECTOR = Option("Selector", "Label selector of the journals, instead of names", short="l")
 
-_MAX_TXN_SIZE = Option(
-    "MaxTxnSize", "Greatest number of changes in one transaction; 0 for all in one"
-)
-
-
-_FORMAT = Option("Format", "Output format; json is one object per line and journal", short="o")
-
 
 class SelectionSettings(Settings):
     """Base of the options of commands that select journals."""
@@ -54,9 +56,7 @@ class ListSettings(SelectionSettings):
         Literal["table", "wide", "yaml", "json", "proto"],
         Option("Format", "Output format; wide is a table with all columns", short="o"),
     ] = "table"
-    label_columns: Annotated[
-        tuple[str, ...], Option("Labels", "Label to show as a column of the table", short="L")
-    ] = ()
+    label_columns: LabelColumns = ()
     primary: Annotated[
         bool, Option("Primary", "Show the primary in the table; <S> if suspended", short="p")
     ] = False
@@ -83,10 +83,10 @@ class ListSettings(SelectionSettings):
 class ApplySettings(Settings):
     """Options of ``apply``."""
 
-    specs: Annotated[str, Option("SpecsPath", "File of specs in YAML; - for standard input")] = "-"
+    specs: SpecsPath = "-"
     dry_run: Annotated[bool, Option("DryRun", "Print the request, and call no broker")] = False
-    max_txn_size: Annotated[int, _MAX_TXN_SIZE, Field(ge=0)] = 0
-    format: Annotated[Literal["table", "json"], _FORMAT] = "table"
+    max_txn_size: MaxTxnSize = 0
+    format: OutcomeFormat = "table"
 
 
 class CreateSettings(Settings):
@@ -132,7 +132,7 @@ class CreateSettings(Settings):
             "application/x-ndjson",
         ),
     ] = None
-    format: Annotated[Literal["table", "json"], _FORMAT] = "table"
+    format: OutcomeFormat = "table"
 
 
 class DeleteSettings(Settings):
@@ -144,7 +144,7 @@ class DeleteSettings(Settings):
     yes: Annotated[bool, Option("Yes", "Do not ask for confirmation", short="y", in_ini=False)] = (
         False
     )
-    format: Annotated[Literal["table", "json"], _FORMAT] = "table"
+    format: OutcomeFormat = "table"
 
 
 class EditSettings(Settings):
@@ -153,7 +153,7 @@ class EditSettings(Settings):
     selector: Annotated[
         str, Option("Selector", "Label selector of the journals", short="l", in_ini=False)
     ]
-    max_txn_size: Annotated[int, _MAX_TXN_SIZE, Field(ge=0)] = 0
+    max_txn_size: MaxTxnSize = 0
 
 
 class AppendSettings(SelectionSettings):
@@ -211,9 +211,7 @@ class ReadSettings(SelectionSettings):
     offsets_out: Annotated[
         str, Option("OffsetsOutPath", "JSON file to write with the offsets at the end")
     ] = ""
-    file_root: Annotated[
-        str, Option("FileRoot", "Directory of the brokers' file:// stores on this machine")
-    ] = ""
+    file_root: FileRoot = ""
     from_time: Annotated[
         int,
         Option("MinModTime", "Skip fragments stored before this time, unix seconds", long="from"),
@@ -245,22 +243,10 @@ class FragmentsSettings(SelectionSettings):
 class PruneSettings(SelectionSettings):
     """Options of ``prune``."""
 
-    yes: Annotated[
-        bool,
-        Option(
-            "Yes",
-            "Remove the fragments; without it, only show what would be removed",
-            short="y",
-            in_ini=False,
-        ),
-    ] = False
-    dry_run: Annotated[
-        bool, Option("DryRun", "Only show what would be removed, which is the default")
-    ] = False
-    format: Annotated[Literal["table", "json"], _FORMAT] = "table"
-    file_root: Annotated[
-        str, Option("FileRoot", "Directory of the brokers' file:// stores on this machine")
-    ] = ""
+    yes: RemoveYes = False
+    dry_run: RemoveNothing = False
+    format: OutcomeFormat = "table"
+    file_root: FileRoot = ""
 
 
 class ResetHeadSettings(SelectionSettings):

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping
 
 from gazette_sdk.cli.client import SHARDS_BROKER_CLIENT, SHARDS_ZONE, open_broker, open_consumer
 from gazette_sdk.cli.command import Invocation
-from gazette_sdk.cli.formats import NONE, message_json, proto_text, write_table
+from gazette_sdk.cli.formats import NONE, listing_text, write_table
 from gazette_sdk.cli.shards.lag import Lag, lag_of
 from gazette_sdk.cli.shards.settings import LIST, ListSettings
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import shardspace
 from gazette_sdk.protocol.labels import values_of
-from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.protocol.selectors import parse_selector
 from gazette_sdk.protocol.shard_spec import desired_replication, reduce_status
 
@@ -36,12 +35,8 @@ async def run(invocation: Invocation) -> None:
     match settings.format:
         case "table":
             write_table(*_table(listing, settings, lags))
-        case "yaml":
-            sys.stdout.write(yaml_of(listing))
-        case "json":
-            sys.stdout.write(message_json(complete(listing)).decode() + "\n")
-        case "proto":
-            sys.stdout.write(proto_text(listing))
+        case form:
+            sys.stdout.write(listing_text(listing, form, yaml_of))
     sys.stdout.flush()
 
 

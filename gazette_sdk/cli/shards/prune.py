@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Sequence
-from contextlib import aclosing
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Literal
-
-import orjson
+from dataclasses import asdict
 
 from gazette_sdk.cli.client import SHARDS_BROKER_CLIENT, SHARDS_ZONE, open_broker, open_consumer
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.concurrency import for_each
 from gazette_sdk.cli.failure import CommandFailedError
-from gazette_sdk.cli.formats import iec_bytes, write_table
-from gazette_sdk.cli.fragment_removal import remove_fragments
+from gazette_sdk.cli.fragment_removal import FragmentRemoval, Pruned
 from gazette_sdk.cli.journals.fragments import fragments_of
-from gazette_sdk.cli.journals.selection import (
-    file_root_of,
-    is_fully_suspended,
-    missing_file_root,
-)
+from gazette_sdk.cli.journals.selection import is_fully_suspended
 from gazette_sdk.cli.shards.selection import required_selector
 from gazette_sdk.cli.shards.settings import PRUNE
-from gazette_sdk.errors import ConfigurationError, StoreAuthorizationError
-from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.journals.changes import Existing, list_named
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.protocol.fragments import content_path, length_of
 from gazette_sdk.protocol.selectors import Matcher
 from gazette_sdk.protocol.shard_spec import matches_shard, recovery_log
 from gazette_sdk.shard.consumer.client import ShardClient
@@ -44,31 +29,6 @@ __all__ = ["run"]
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Pruned:
-    """Numbers and sizes of a log's fragments: all, removed (or to remove), and failed."""
-
-    log: str
-    fragments: int = 0
-    bytes: int = 0
-    pruned_fragments: int = 0
-    pruned_bytes: int = 0
-    failed: int = 0
-
-    def removed(self, fragment: pb.Fragment) -> None:
-        """Count a fragment that was, or would be, removed."""
-        self.pruned_fragments += 1
-        self.pruned_bytes += length_of(fragment)
-
-    def not_removed(self, fragment: pb.Fragment, error: Exception) -> None:
-        """Count a fragment that could not be removed, and log why."""
-        self.failed += not isinstance(error, StoreAuthorizationError | PermissionError)
-        _log.warning(
-            "failed to remove a fragment",
-            extra={"journal": fragment.journal, "path": content_path(fragment), "err": str(error)},
-        )
-
-
 async def run(invocation: Invocation) -> None:
     """Show fragments that no recovery needs, and remove them if asked to.
 
@@ -79,42 +39,22 @@ async def run(invocation: Invocation) -> None:
         GazetteError: a broker or a consumer process could not be asked.
     """
     settings = invocation.settings(PRUNE)
-    if settings.yes and settings.dry_run:
-        raise ConfigurationError(
-            "--yes removes fragments, and --dry-run does not: give one of them"
-        )
+    removal = FragmentRemoval(settings, "Log", goes_on=True)
     selector = required_selector(settings.selector)
-    root = file_root_of(settings.file_root)
-    found: list[_Pruned] = []
     async with (
         open_consumer(invocation) as client,
         open_broker(invocation, SHARDS_BROKER_CLIENT, SHARDS_ZONE) as transport,
-        aclosing(StoreRegistry(root)) as stores,
     ):
         plan = await _plan(client, selector)
         logs = await list_named(transport, sorted(plan.segments.keys() | plan.kept.keys()))
         await _check_logs(transport, plan, logs)
         for log, reason in sorted(plan.kept.items()):
             _log.warning("a log is not pruned", extra={"journal": log, "reason": reason})
-        try:
+        async with removal:
             for log in sorted(plan.segments.keys() - plan.kept.keys()):
-                found.append(_Pruned(log))
-                unneeded = await _unneeded(transport, plan, logs[log], found[-1])
-                if settings.yes:
-                    _check_root(root, unneeded)
-                await remove_fragments(
-                    stores,
-                    unneeded,
-                    found[-1].removed,
-                    dry_run=not settings.yes,
-                    failed=found[-1].not_removed,
-                )
-                _audit(plan, found[-1])
-        finally:  # also what was removed before an error
-            _show(found, settings.format, dry_run=not settings.yes)
-    if not settings.yes and not settings.dry_run and any(each.pruned_fragments for each in found):
-        _log.warning("nothing was removed; add --yes to remove these fragments")
-    if failed := sum(each.failed for each in found):
+                unneeded = await _unneeded(transport, plan, logs[log], removal)
+                _audit(plan, log, await removal.remove(log, unneeded))
+    if failed := removal.total.failed:
         raise CommandFailedError(f"failed to remove {failed} fragments; the log says which and why")
 
 
@@ -176,60 +116,35 @@ async def _check_logs(transport: Transport, plan: PrunePlan, logs: Existing) -> 
 
 
 async def _unneeded(
-    transport: Transport, plan: PrunePlan, journal: pb.ListResponse.Journal, counted: _Pruned
+    transport: Transport,
+    plan: PrunePlan,
+    journal: pb.ListResponse.Journal,
+    removal: FragmentRemoval,
 ) -> list[pb.Fragment]:
-    """Return the fragments of a log that no recovery reads.
+    """Count the fragments of a log, and return those that no recovery reads.
 
     Raises:
         CommandFailedError: one of them is not stored yet. Recoveries read the end of a log, so
             another shard must have written it.
     """
+    log = journal.spec.name
     (response,) = await fragments_of(transport, [journal], pb.FragmentsRequest())
     fragments = [each.spec for each in response.fragments]
-    counted.fragments, counted.bytes = len(fragments), sum(map(length_of, fragments))
-    unneeded = [each for each in fragments if plan.is_prunable(counted.log, each.begin, each.end)]
+    removal.count(log, fragments)
+    unneeded = [each for each in fragments if plan.is_prunable(log, each.begin, each.end)]
     for each in unneeded:
         if not each.backing_store or each.mod_time == 0:
             raise CommandFailedError(
-                f"{counted.log}: a fragment that no selected shard needs is not stored yet "
+                f"{log}: a fragment that no selected shard needs is not stored yet "
                 f"(offsets {each.begin} to {each.end}); select all shards that share this log"
             )
     return unneeded
 
 
-def _check_root(root: Path | None, fragments: Sequence[pb.Fragment]) -> None:
-    for fragment in fragments:
-        if root is None and fragment.backing_store.startswith("file:"):
-            raise missing_file_root(fragment.journal)
-
-
-def _audit(plan: PrunePlan, pruned: _Pruned) -> None:
+def _audit(plan: PrunePlan, log: str, pruned: Pruned) -> None:
     """Log what a log was pruned by."""
     if pruned.pruned_fragments:
-        segments = [f"{s.first_offset}-{s.last_offset or 'end'}" for s in plan.segments[pruned.log]]
-        _log.info("pruned a log", extra={**asdict(pruned), "needed": ",".join(segments)})
-
-
-def _show(found: Sequence[_Pruned], form: Literal["table", "json"], *, dry_run: bool) -> None:
-    """Write what was, or would be, removed of each log to standard output."""
-    if form == "json":
-        for each in found:
-            sys.stdout.write(orjson.dumps({**asdict(each), "dry_run": dry_run}).decode() + "\n")
-    elif found:
-        total = _Pruned("TOTAL")
-        for each in found:
-            for name in ("fragments", "bytes", "pruned_fragments", "pruned_bytes", "failed"):
-                setattr(total, name, getattr(total, name) + getattr(each, name))
-        verb = "To Remove" if dry_run else "Removed"
-        rows = (
-            [
-                each.log,
-                str(each.fragments),
-                iec_bytes(each.bytes),
-                str(each.pruned_fragments),
-                iec_bytes(each.pruned_bytes),
-            ]
-            for each in (*found, total)
+        segments = [f"{s.first_offset}-{s.last_offset or 'end'}" for s in plan.segments[log]]
+        _log.info(
+            "pruned a log", extra={"log": log, **asdict(pruned), "needed": ",".join(segments)}
         )
-        write_table(["Log", "Fragments", "Size", verb, f"{verb} Size"], rows)
-    sys.stdout.flush()

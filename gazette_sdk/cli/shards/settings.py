@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
+from gazette_sdk.cli.shared_options import (
+    FileRoot,
+    LabelColumns,
+    MaxTxnSize,
+    OutcomeFormat,
+    RemoveNothing,
+    RemoveYes,
+    SpecsPath,
+)
 from gazette_sdk.server.options import Group, Option, Settings
 
 __all__ = [
@@ -23,12 +30,6 @@ __all__ = [
 
 _SELECTOR = Option("Selector", "Label selector of the shards", short="l")
 
-_MAX_TXN_SIZE = Option(
-    "MaxTxnSize", "Greatest number of changes in one transaction; 0 for all in one"
-)
-
-_FORMAT = Option("Format", "Output format; json is one object per line", short="o")
-
 
 class ListSettings(Settings):
     """Options of ``list``."""
@@ -37,9 +38,7 @@ class ListSettings(Settings):
     format: Annotated[
         Literal["table", "yaml", "json", "proto"], Option("Format", "Output format", short="o")
     ] = "table"
-    label_columns: Annotated[
-        tuple[str, ...], Option("Labels", "Label to show as a column of the table", short="L")
-    ] = ()
+    label_columns: LabelColumns = ()
     primary: Annotated[
         bool, Option("Primary", "Show the primary and its status in the table", short="p")
     ] = False
@@ -64,12 +63,12 @@ class ListSettings(Settings):
 class ApplySettings(Settings):
     """Options of ``apply``."""
 
-    specs: Annotated[str, Option("SpecsPath", "File of specs in YAML; - for standard input")] = "-"
+    specs: SpecsPath = "-"
     dry_run: Annotated[
         bool, Option("DryRun", "Check the specs and their journals, and print the request")
     ] = False
-    max_txn_size: Annotated[int, _MAX_TXN_SIZE, Field(ge=0)] = 0
-    format: Annotated[Literal["table", "json"], _FORMAT] = "table"
+    max_txn_size: MaxTxnSize = 0
+    format: OutcomeFormat = "table"
 
 
 class EditSettings(Settings):
@@ -78,7 +77,7 @@ class EditSettings(Settings):
     selector: Annotated[
         str, Option("Selector", "Label selector of the shards", short="l", in_ini=False)
     ] = ""
-    max_txn_size: Annotated[int, _MAX_TXN_SIZE, Field(ge=0)] = 0
+    max_txn_size: MaxTxnSize = 0
 
 
 class GenerateSettings(Settings):
@@ -97,29 +96,17 @@ class GenerateSettings(Settings):
     watch: Annotated[
         bool, Option("Watch", "Go on with journals that are created later, until interrupted")
     ] = False
-    format: Annotated[Literal["table", "json"], _FORMAT] = "table"
+    format: OutcomeFormat = "table"
 
 
 class PruneSettings(Settings):
     """Options of ``prune``."""
 
     selector: Annotated[str, _SELECTOR] = ""
-    yes: Annotated[
-        bool,
-        Option(
-            "Yes",
-            "Remove the fragments; without it, only show what would be removed",
-            short="y",
-            in_ini=False,
-        ),
-    ] = False
-    dry_run: Annotated[
-        bool, Option("DryRun", "Only show what would be removed, which is the default")
-    ] = False
-    format: Annotated[Literal["table", "json"], _FORMAT] = "table"
-    file_root: Annotated[
-        str, Option("FileRoot", "Directory of the brokers' file:// stores on this machine")
-    ] = ""
+    yes: RemoveYes = False
+    dry_run: RemoveNothing = False
+    format: OutcomeFormat = "table"
+    file_root: FileRoot = ""
 
 
 class RecoverSettings(Settings):
@@ -132,9 +119,7 @@ class RecoverSettings(Settings):
             "Dir", "Directory for the files of its store, which is emptied", long="dir", short="d"
         ),
     ] = ""
-    file_root: Annotated[
-        str, Option("FileRoot", "Directory of the brokers' file:// stores on this machine")
-    ] = ""
+    file_root: FileRoot = ""
 
 
 class UnassignSettings(Settings):

@@ -7,14 +7,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
 
 __all__ = ["Allocation"]
 
+
+class Leaving(Protocol):
+    """Value of a member that can leave."""
+
+    @property
+    def exiting(self) -> bool:
+        """True if the member is leaving, and should hold no items."""
+
+
 I_contra = TypeVar("I_contra", contravariant=True)
-M_contra = TypeVar("M_contra", contravariant=True)
+M_contra = TypeVar("M_contra", bound=Leaving, contravariant=True)
 A_contra = TypeVar("A_contra", contravariant=True)
 
 
@@ -37,9 +46,9 @@ class Allocation(ABC, Generic[I_contra, M_contra, A_contra]):
     def item_limit(self, member: M_contra) -> int:
         """Return the greatest number of items that the member may hold, at least 0."""
 
-    @abstractmethod
     def is_exiting(self, member: M_contra) -> bool:
         """Return True if the member is leaving, and should hold no items."""
+        return member.exiting
 
     @abstractmethod
     def is_consistent(

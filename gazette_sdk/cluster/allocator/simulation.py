@@ -262,9 +262,6 @@ class _DescribedAllocation(Allocation[int, DescribedMember, None]):
     def item_limit(self, member: DescribedMember) -> int:
         return member.limit
 
-    def is_exiting(self, member: DescribedMember) -> bool:
-        return member.exiting
-
     def is_consistent(
         self,
         item: ItemEntry[Any],  # noqa: ARG002 - all are in sync

@@ -40,7 +40,7 @@ from gazette_sdk.message.sequencing.run import (
     valid_stamps,
 )
 
-__all__ = ["BlockDecoder", "ColumnDecoder", "column_decoder"]
+__all__ = ["ColumnDecoder", "column_decoder"]
 
 M = TypeVar("M")
 
@@ -57,22 +57,10 @@ def column_decoder(
         sequenced: rows are to be sequenced: an invalid UUID is an error then.
     """
     framing, kind = framing_and_kind(opened, message_type)
-    return _decoder(opened.journal, framing, kind, schema, opened.offset, sequenced=sequenced)
-
-
-def _decoder(
-    journal: str,
-    framing: Framing,
-    kind: Kind[Any],
-    schema: pa.Schema,
-    offset: int,
-    *,
-    sequenced: bool,
-) -> ColumnDecoder:
     make: Callable[..., ColumnDecoder] = {"json": _JsonDecoder, "csv": _CsvDecoder}.get(
         framing.form, _ProtobufDecoder
     )
-    return make(journal, framing, kind, schema, offset, sequenced=sequenced)
+    return make(opened.journal, framing, kind, schema, opened.offset, sequenced=sequenced)
 
 
 class ColumnDecoder(ContentDecoder[Row]):
@@ -105,18 +93,6 @@ class ColumnDecoder(ContentDecoder[Row]):
         self.kind = kind
         self.sequenced = sequenced
 
-    def decode_block(self, cut: Cut) -> pa.RecordBatch:
-        """Return the batch of all frames of a cut.
-
-        Raises:
-            DecodeError: a message cannot be decoded or does not fit the schema; names its offset.
-        """
-        run, cause = self.decode(cut) if cut.frames.ends else (self._empty, None)
-        if cause is not None:
-            raise self._undecodable(cut, len(run), cause)
-        assert isinstance(run.items, Rows)
-        return run.items.batch
-
     def _run(
         self, cut: Cut, stamps: Stamps, columns: dict[str, Any], uuids: pa.Array | None
     ) -> Run[Row]:
@@ -131,24 +107,6 @@ class ColumnDecoder(ContentDecoder[Row]):
 
     def _uuid_column(self, raw: list[Any], stamps: Stamps) -> pa.Array | None:
         return uuid_column(raw, stamps) if "_uuid" in self.schema.names else None
-
-
-class BlockDecoder:
-    """Decoder of blocks of one journal, for callers that cut the journal themselves.
-
-    A block is a chunk of whole frames. Blocks are independent of each other; nothing is sequenced.
-
-    Args:
-        journal: name of the journal, for ``_journal`` and for errors.
-        framing: its framing.
-        kind: adapter of the messages' class.
-        schema: columns wanted, with their types. Fields of messages without a column are
-            ignored; columns without a field are null.
-    """
-
-    def __init__(self, journal: str, framing: Framing, kind: Kind[Any], schema: pa.Schema) -> None:
-        decoder = _decoder(journal, framing, kind, schema, 0, sequenced=False)
-        self.decode = decoder.decode_block
 
 
 class _JsonDecoder(ColumnDecoder):

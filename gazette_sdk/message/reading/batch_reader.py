@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Generic, Literal, TypeAlias, TypeVar
 
 from gazette_sdk.errors import (
@@ -192,6 +192,11 @@ class BatchReader(Generic[T]):
         fetcher = self._fetcher
         if fetcher is not None:
             await (self._replay or fetcher.queue).wait_async()
+
+    @property
+    def write_heads(self) -> Mapping[str, int]:
+        """By journal, the write head as the last answer of a broker told it; while it reads."""
+        return {} if self._fetcher is None else self._fetcher.write_heads
 
     @property
     def has_ended(self) -> bool:

@@ -91,6 +91,7 @@ class Fetcher:
     Attributes:
         queue: queue of what was fetched.
         owns_transport: the transport is its own.
+        write_heads: by journal, the write head as the last answer of a broker told it.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Fetcher:
         owns_transport: bool = False,
     ) -> None:
         self.owns_transport = owns_transport
+        self.write_heads: dict[str, int] = {}
         self._plan = plan
         self.loop = loop
         self._transport = transport
@@ -437,6 +439,8 @@ class Fetcher:
             if content is None:
                 queue.put(Ended(name, reader.offset))
                 return
+            response = reader.response
+            self.write_heads[name] = max(reader.offset, response.write_head if response else 0)
             queue.put_content(name, content)
 
 

@@ -7,11 +7,10 @@ goes there, once, with the resolution's header.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -41,6 +40,7 @@ from gazette_sdk.server.call import Call
 from gazette_sdk.shard.application.endpoints import Handler, Query
 from gazette_sdk.shard.consumer.resolver import Resolution, Resolver
 from gazette_sdk.shard.consumer.shard import LocalShard
+from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.base import Transport
 
 __all__ = ["EndpointCalls", "EndpointStatus", "forwarded_claims", "status_of"]
@@ -215,21 +215,14 @@ class EndpointCalls:
         if inspect.iscoroutinefunction(serve):
             with _view(shard.store) as store:
                 return await serve(query(store=store), **parameters)
-        loop = asyncio.get_running_loop()
-        with ExitStack() as held:
-            # The thread goes on when the caller gives up, and needs the store until it returns.
-            held.enter_context(shard.in_use())
-            running = self._workers.submit(_call, serve, shard.store, query, parameters)
-            release = held.pop_all().close
-            running.add_done_callback(lambda _: loop.call_soon_threadsafe(release))
-        return await asyncio.wrap_future(running)
+        # It needs the store until it returns, also if the caller gives up.
+        return await on_worker(self._workers, _call, serve, shard.store, query, parameters)
 
     async def run_alone(self, serve: Handler, request: object) -> Any:
         """Call a function of a request that is about no shard."""
         if inspect.iscoroutinefunction(serve):
             return await serve(request)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._workers, serve, request)
+        return await on_worker(self._workers, serve, request)
 
 
 def _call(

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from prometheus_client import Counter
-
 from gazette_sdk.errors import (
     ClosedError,
     GazetteError,
@@ -33,6 +31,7 @@ from gazette_sdk.protocol import recoverylog_pb2 as pb
 from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.shard.recovery.fsm import FSM
 from gazette_sdk.shard.recovery.hints import flatten
+from gazette_sdk.shard.recovery.metrics import RECOVERED_BYTES
 from gazette_sdk.shard.recovery.operation import AUTHOR_REGISTER, fence_of
 from gazette_sdk.shard.recovery.player import Player, PlayerState, logs_of
 from gazette_sdk.shard.recovery.staged_files import StagedFiles
@@ -54,10 +53,6 @@ SKIP_BYTES_MAX = 1 << 20
 
 MISSING_CONTENT_S = 30.0
 """Time to wait for content that was appended before, and that the broker does not have."""
-
-_RECOVERED_BYTES = Counter(
-    "gazette_recoverylog_recovered_bytes", "Bytes of recovery logs that were played."
-)
 
 T = TypeVar("T")
 
@@ -204,7 +199,7 @@ class Playback:
         else:
             if content:
                 self.bytes_read += len(content)
-                _RECOVERED_BYTES.inc(len(content))
+                RECOVERED_BYTES.inc(len(content))
                 await self._call(lambda: self._files.apply(player.feed(content)))
 
     def _at_end(self, player: Player) -> None:

@@ -17,8 +17,8 @@ __all__ = ["HintsSchedule", "LogUsage"]
 READ_PER_LIVE_MAX = 1.5
 """Bytes that a player may read for each live byte, before files are recorded anew."""
 
-READ_SLACK_BYTES = 4 << 20
-"""Bytes that a player may read above that: small stores are not recorded anew."""
+READ_SLACK_BYTES = 1 << 20
+"""Bytes that a player may read above that: stores of a few pages are not recorded anew."""
 
 WASTE_BYTES_MIN = 4096
 """Foreign bytes between a file's first and last operation, below which it stays as it is."""

@@ -95,12 +95,14 @@ class AsyncConsumer:
             GazetteError: the output, the store or the recorder failed.
         """
         consumer = self._consumer
+        began = time.monotonic()
         consumer.on_step(CommitStep.CONSUMED)
         consumer.txn.envelope = None
         await self._call_hook("finalize")
         checkpoint = await self._on_worker(consumer.close_transaction)
         changes = await self.call_store("start_commit", checkpoint)
         prepared: PreparedCommit = await self._on_worker(consumer.record, checkpoint, changes)
+        consumer.preparing_s += time.monotonic() - began
         return prepared
 
     async def call_store(self, name: str, *arguments: object) -> Any:

@@ -55,6 +55,10 @@ class InputLike(Protocol):
         """A sequence was read whose acknowledgement was not."""
 
     @property
+    def write_heads(self) -> Mapping[str, int]:
+        """By journal, the write head as the last answer of a broker told it."""
+
+    @property
     def ended(self) -> bool:
         """The input has ended: once `poll` returns None, nothing more follows."""
 

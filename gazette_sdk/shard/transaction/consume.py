@@ -69,6 +69,7 @@ class Consumer:
         input: where messages come from.
         rest: messages of the last batch that are not consumed.
         polled_count: messages that the input has returned so far.
+        preparing_s: time that commits took to prepare, in seconds, since it was set to 0.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Consumer:
         self.on_step = on_step
         self.input: InputLike | None = None
         self.polled_count = 0
+        self.preparing_s = 0.0
         self._batch: list[Envelope[Any]] = []
         self.rest: Iterator[Envelope[Any]] = iter(self._batch)
         self._first: Envelope[Any] | None = None
@@ -188,6 +190,7 @@ class Consumer:
             HookFailedError: the hook ``finalize`` raised.
             GazetteError: the output, the store or the recorder failed.
         """
+        began = time.monotonic()
         self.on_step(CommitStep.CONSUMED)
         txn = self.txn
         txn.envelope = None
@@ -197,7 +200,9 @@ class Consumer:
             raise HookFailedError("finalize", error) from error
         checkpoint = self.close_transaction()
         changes = txn.store.start_commit(checkpoint)
-        return self.record(checkpoint, changes)
+        prepared = self.record(checkpoint, changes)
+        self.preparing_s += time.monotonic() - began
+        return prepared
 
     # ------------------------------------------------------------------ parts
 
@@ -219,9 +224,11 @@ class Consumer:
         if recorder is None:
             return PreparedCommit(checkpoint, ())
         contents = recorder.record(changes)
-        path = recorder.rerecord_due()
-        if path is not None:
-            contents += recorder.record(self.txn.store.rerecord(path), continues=True)
+        while (path := recorder.rerecord_due()) is not None:
+            changes = self.txn.store.rerecord(path)
+            if not changes:
+                break  # the file is gone, which the next commit records
+            contents += recorder.record(changes, continues=True)
         return PreparedCommit(checkpoint, contents)
 
     def begin(self) -> None:

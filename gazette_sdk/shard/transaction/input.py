@@ -106,6 +106,11 @@ class Input:
         return self._delivery.has_pending
 
     @property
+    def write_heads(self) -> Mapping[str, int]:
+        """By journal, the write head as the last answer of a broker told it."""
+        return self._reader.write_heads
+
+    @property
     def ended(self) -> bool:
         """All sources were read to their ends; never while the input follows them."""
         return self._reader.has_ended

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from prometheus_client import Counter, Gauge
 
-from gazette_sdk.shard.transaction.machine import Prior
+from gazette_sdk.shard.transaction.machine import Current, Prior
 
 __all__ = ["ShardMetrics"]
 
@@ -17,12 +19,26 @@ _BYTES = Counter(
     "gazette_shard_read_bytes", "Bytes of source journals that were read through.", ["shard"]
 )
 _READ_HEAD = Gauge("gazette_shard_read_head", "Next offset to read.", ["shard", "journal"])
+_READ_LAG = Gauge(
+    "gazette_shard_read_lag_bytes",
+    "Bytes between the write head, as the last answer of a broker told it, and what is read through"
+    " by completed transactions.",
+    ["shard", "journal"],
+)
+_RECORDED = Counter(
+    "gazette_shard_recorded_bytes", "Bytes of appends to the recovery log.", ["shard"]
+)
 _PHASE = Counter(
     "gazette_shard_phase_seconds",
     "Time of transactions by phase, in seconds.",
     ["shard", "phase", "type"],
 )
 
+_WAIT_PHASES = {
+    Current.EMPTY: "10-not-running",
+    Current.OPEN: "20-consuming",
+    Current.CLOSED: "30-stalled",
+}
 _PRIOR_PHASES = {
     Prior.COMMITTING: "50-committing",
     Prior.ACKNOWLEDGING: "60-acknowledging",
@@ -30,33 +46,45 @@ _PRIOR_PHASES = {
 
 
 class ShardMetrics:
-    """Counters of one shard.
+    """Metrics of one primary run of a shard.
 
     Args:
         shard: full name of the shard.
+        lag_bytes: returns the bytes of a source journal that are not read through.
     """
 
-    def __init__(self, shard: str) -> None:
+    def __init__(self, shard: str, lag_bytes: Callable[[str], int]) -> None:
         self._shard = shard
+        self._lag_bytes = lag_bytes
         self._transactions = _TRANSACTIONS.labels(shard)
         self._messages = _MESSAGES.labels(shard)
         self._bytes = _BYTES.labels(shard)
+        self._recorded = _RECORDED.labels(shard)
         self._heads: dict[str, int] = {}
         self._phases = {
             phase: _PHASE.labels(shard, phase, "sync" if phase < "50" else "async")
-            for phase in (
-                "10-not-running",
-                "20-consuming",
-                "30-stalled",
-                "40-preparing",
-                *_PRIOR_PHASES.values(),
-            )
+            for phase in (*_WAIT_PHASES.values(), "40-preparing", *_PRIOR_PHASES.values())
         }
         self._prior_since = time.monotonic()
 
-    def spent(self, phase: str, seconds: float) -> None:
-        """Add the time of a phase, in seconds."""
-        self._phases[phase].inc(max(0.0, seconds))
+    def turned(self, spent_s: float, preparing_s: float) -> None:
+        """Add the time of a turn of the worker.
+
+        Args:
+            spent_s: its duration, in seconds.
+            preparing_s: the part in which it prepared a commit.
+        """
+        self._spent("20-consuming", spent_s - preparing_s)
+        self._spent("40-preparing", preparing_s)
+
+    def waited(self, current: Current, spent_s: float) -> None:
+        """Add the time of a wait.
+
+        Args:
+            current: state of the current transaction meanwhile.
+            spent_s: duration of the wait, in seconds.
+        """
+        self._spent(_WAIT_PHASES[current], spent_s)
 
     def prior_changed(self, left: Prior, now: float) -> None:
         """Add the time of a phase of the prior transaction that has ended.
@@ -67,12 +95,19 @@ class ShardMetrics:
         """
         phase = _PRIOR_PHASES.get(left)
         if phase is not None:
-            self.spent(phase, now - self._prior_since)
+            self._spent(phase, now - self._prior_since)
         self._prior_since = now
 
     def start(self, offsets: Mapping[str, int]) -> None:
-        """Begin with the offsets of a checkpoint."""
+        """Begin with the offsets of a checkpoint, by source journal."""
         self._heads = dict(offsets)
+        for journal, offset in offsets.items():
+            _READ_HEAD.labels(self._shard, journal).set(offset)
+            _READ_LAG.labels(self._shard, journal).set_function(partial(self._lag_bytes, journal))
+
+    def recorded(self, length_bytes: int) -> None:
+        """Count bytes that are appended to the recovery log."""
+        self._recorded.inc(length_bytes)
 
     def completed(self, offsets: Mapping[str, int], message_count: int) -> None:
         """Count a completed transaction.
@@ -87,3 +122,14 @@ class ShardMetrics:
             self._bytes.inc(max(0, offset - self._heads.get(journal, offset)))
             self._heads[journal] = offset
             _READ_HEAD.labels(self._shard, journal).set(offset)
+
+    def end(self) -> None:
+        """Remove the gauges: another process may have the shard now. Counters stay."""
+        for journal in self._heads:
+            for gauge in (_READ_HEAD, _READ_LAG):
+                with contextlib.suppress(KeyError):
+                    gauge.remove(self._shard, journal)
+        self._heads = {}
+
+    def _spent(self, phase: str, seconds: float) -> None:
+        self._phases[phase].inc(max(0.0, seconds))

@@ -163,7 +163,7 @@ class Runner:
         self._workers = workers
         self._on_step: OnStep = on_step or _ignore_step
         self._on_completed = on_completed
-        self._metrics = ShardMetrics(shard.full_name)
+        self._metrics = ShardMetrics(shard.full_name, self._lag_bytes)
         self._bad = BadRecords(application.on_error)
         self._txn: Transaction[Any] = Transaction(shard, store, output)
         self._consumer = Consumer(
@@ -196,8 +196,9 @@ class Runner:
         """
         checkpoint: Checkpoint = await self._async.call_store("restore")
         self._restored = checkpoint
-        self.progress.start(dict.fromkeys(self._shard.journals, 0) | checkpoint.offsets)
-        self._metrics.start(checkpoint.offsets)
+        offsets = dict.fromkeys(self._shard.journals, 0) | checkpoint.offsets
+        self.progress.start(offsets)
+        self._metrics.start(offsets)
         return checkpoint
 
     async def run(self) -> None:
@@ -232,6 +233,11 @@ class Runner:
             f" {envelope.begin}"
         )
 
+    def _lag_bytes(self, journal: str) -> int:
+        """Return the bytes of a source that are not read through, as far as is known."""
+        head = 0 if self._input is None else self._input.write_heads.get(journal, 0)
+        return max(0, head - self.progress.read_through.get(journal, 0))
+
     async def _step(self) -> None:
         """Take in what has happened, and do what the machine decides."""
         await self._take_prior()
@@ -254,12 +260,13 @@ class Runner:
     async def _consume(self) -> None:
         """Consume, and start the commit if one was prepared."""
         began = time.monotonic()
+        self._consumer.preparing_s = 0.0
         try:
             prepared = await self._turn()
         except Exception as error:  # noqa: BLE001 - the machine decides what follows
             self.machine.failed(error, aborts=self._bad.may_leave_out(error))
             return
-        self._metrics.spent("20-consuming", time.monotonic() - began)
+        self._metrics.turned(time.monotonic() - began, self._consumer.preparing_s)
         if prepared is not None:
             self._start_commit(prepared)
             await self._call_finished()
@@ -273,6 +280,7 @@ class Runner:
         logged = None
         if self._log is not None:
             logged = self._log.append(prepared.contents, after=outputs)
+            self._metrics.recorded(sum(map(len, prepared.contents)))
         commit: CommitFuture = concurrent.futures.Future()
         prior = PriorTransaction(commit, outputs, logged, {}, prepared)
         self._prior = prior
@@ -415,13 +423,15 @@ class Runner:
         if decision.waits_for_input and self._arrival is None:
             self._arrival = asyncio.create_task(self._input.arrived())
             self._arrival.add_done_callback(lambda _: self._wake.set())
+        began = time.monotonic()
         with contextlib.suppress(TimeoutError):
-            timeout_s = None if decision.until is None else decision.until - time.monotonic()
+            timeout_s = None if decision.until is None else decision.until - began
             async with asyncio.timeout(timeout_s):
                 self.is_idle = decision.is_idle
                 await self._wake.wait()
         self.is_idle = False
         self._wake.clear()
+        self._metrics.waited(self.machine.current, time.monotonic() - began)
 
     def _wake_by(self, futures: Collection[AnyFuture]) -> None:
         """Wake the runner when each of these has ended, from whichever thread."""
@@ -457,6 +467,7 @@ class Runner:
         """Fail what is not committed, and close input and output."""
         self._fail_commit(ClosedError(f"{self._shard.id} has ended before this commit"))
         self.progress.end()
+        self._metrics.end()
         try:
             await self._close_input()
         finally:

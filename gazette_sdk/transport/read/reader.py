@@ -62,6 +62,7 @@ class ByteReader:
         last_response: the last metadata of the reader before; its route is where to begin.
         file_root: local directory which stands for the root of ``file://`` fragment URLs.
         open_fragment: opens a fragment's URL; by default, as the scheme of the URL says.
+        opens_fragments: False to end where the stream of the broker ends, whatever URL it named.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class ByteReader:
         last_response: pb.ReadResponse | None = None,
         file_root: Path | None = None,
         open_fragment: OpenFragment | None = None,
+        opens_fragments: bool = True,
     ) -> None:
         self.request = pb.ReadRequest()
         self.request.CopyFrom(request)
@@ -80,6 +82,7 @@ class ByteReader:
         self._header: pb.Header | None = None
         self._transport = transport
         self._open_fragment = open_fragment or partial(open_url, file_root=file_root)
+        self._opens_fragments = opens_fragments
         self._items: AsyncGenerator[ReadItem, None] | None = None
         self._direct: _DirectFragment | None = None
         self._rest = memoryview(b"")
@@ -255,6 +258,8 @@ class ByteReader:
         """Open the fragment that the stream which just ended named, if it did."""
         response = self.response
         if response is None or not response.fragment_url or self.request.metadata_only:
+            return None
+        if not self._opens_fragments:
             return None
         reader = await asyncio.to_thread(
             self._open_fragment, response.fragment_url, response.fragment, self.request.offset

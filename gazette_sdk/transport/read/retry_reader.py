@@ -98,10 +98,12 @@ class RetryReader:
                 request,
                 last_response=last,
                 file_root=file_root or transport.file_root,
+                opens_fragments=self._opens_fragments,
             )
         )
-        self._prefers_direct = transport.knows_routes and not request.do_not_proxy
-        if self._prefers_direct:
+        self._opens_fragments = True
+        self._may_proxy = not request.do_not_proxy
+        if transport.knows_routes and self._may_proxy:
             direct = pb.ReadRequest(do_not_proxy=True)
             direct.MergeFrom(request)
             request = direct
@@ -263,8 +265,9 @@ class RetryReader:
         """Return True if another attempt may succeed after ``error``."""
         if isinstance(error, OffsetNotYetAvailableError):
             return self.block
-        if self._prefers_direct and _is_out_of_reach(error):
-            self._prefers_direct = self._reader.request.do_not_proxy = False
+        if self._opens_fragments and self._may_proxy and _is_out_of_reach(error):
+            # From now on also where a proxied stream ends early, as its broker stops.
+            self._opens_fragments = self._reader.request.do_not_proxy = False
             self._attempt = -1
             return True
         if isinstance(error, SuspendedError | ClosedError | ConfigurationError):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
 import select
 import signal
 import subprocess
-import sys
 import uuid
 
 import pytest
@@ -17,7 +15,7 @@ import yaml
 
 from gazette_sdk.cli.journals.input import blocks
 from gazette_sdk.message.mapping import fnv1a32
-from support.tools import read_until, start_tool
+from support.tools import on_a_terminal, read_until, start_tool
 
 GAZCTL = "gazette_sdk.cli.gazctl"
 TIMEOUT_S = 30.0
@@ -271,22 +269,11 @@ def test_lines_of_a_pipe_are_appended_as_they_come(tool, topic, cluster, tmp_pat
 
 def test_a_file_is_appended_with_a_bar_where_somebody_looks(tool, topic, cluster, tmp_path):
     (tmp_path / "input").write_bytes(b"x" * (8 << 20))
-    leader, follower = pty.openpty()
     arguments = ["journals", "append", "-l", f"name={topic}/a", "-i", "input"]
-    environ = {**os.environ, "GAZETTE_ADDRESS": cluster.address, "TERM": "xterm"}
-    with subprocess.Popen(
-        [sys.executable, "-m", GAZCTL, *arguments], cwd=tmp_path, env=environ, stderr=follower
-    ) as process:
-        os.close(follower)
-        shown = b""
-        while select.select([leader], [], [], TIMEOUT_S)[0]:
-            try:
-                shown += os.read(leader, 1 << 16)
-            except OSError:  # the terminal's other side is closed
-                break
-        assert process.wait(TIMEOUT_S) == 0
-    os.close(leader)
-    assert b"Appending" in shown
+    shown = on_a_terminal(
+        GAZCTL, arguments, tmp_path, {"GAZETTE_ADDRESS": cluster.address}, "stderr"
+    )
+    assert "Appending" in shown
     assert len(content_of(tool, f"{topic}/a")) == 8 << 20
 
 

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
-import select
 import signal
 import subprocess
-import sys
 import uuid
 
 import pytest
 import yaml
 
-from support.tools import read_until, start_tool
+from support.tools import on_a_terminal, read_until, start_tool
 
 GAZCTL = "gazette_sdk.cli.gazctl"
 TIMEOUT_S = 30.0
@@ -127,21 +123,9 @@ def test_a_journal_without_content_and_one_that_is_suspended_have_heads(tool, to
 
 def test_a_terminal_gets_borders_and_a_pipe_plain_columns(tool, topic, cluster, tmp_path):
     arguments = ["journals", "list", "-l", f"topic={topic}"]
-    leader, follower = pty.openpty()
-    environ = {**os.environ, "GAZETTE_ADDRESS": cluster.address, "TERM": "xterm"}
-    with subprocess.Popen(
-        [sys.executable, "-m", GAZCTL, *arguments], cwd=tmp_path, env=environ, stdout=follower
-    ) as process:
-        os.close(follower)
-        shown = b""
-        while select.select([leader], [], [], TIMEOUT_S)[0]:
-            try:
-                shown += os.read(leader, 1 << 16)
-            except OSError:  # the terminal's other side is closed
-                break
-        assert process.wait(TIMEOUT_S) == 0
-    os.close(leader)
-    assert "┌" in shown.decode()
+    environ = {"GAZETTE_ADDRESS": cluster.address}
+    shown = on_a_terminal(GAZCTL, arguments, tmp_path, environ, "stdout")
+    assert "┌" in shown
     with start_tool(GAZCTL, arguments, tmp_path, environ) as process:
         piped, _ = process.communicate(timeout=TIMEOUT_S)
     assert piped.decode().splitlines() == ["NAME", f"{topic}/a", f"{topic}/b"]

@@ -15,7 +15,11 @@ import pytest
 from examples.word_count.client import NGramClient
 from examples.word_count.counter import Counter
 from examples.word_count.grams import grams_of
+from examples.word_count.word_count_pb2 import QueryRequest, QueryResponse
+from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.shard import EmbeddedConsumer
+from gazette_sdk.shard.consumer.client import ShardClient
+from gazette_sdk.transport import loop as sdk_loop
 from support.vectors import group
 
 JOURNALS = Path("examples/word_count/journals.yaml")
@@ -31,6 +35,30 @@ def leaders(shards):
     return {
         each.route.members[each.route.primary].suffix for each in shards if each.route.primary >= 0
     }
+
+
+def check_forwarded_requests(processes):
+    """A request with a header, as other implementations forward it, is answered or refused."""
+
+    async def headers():
+        async with ShardClient(processes[0].address) as client:
+            return [(await client.stat(cpb.StatRequest(shard=shard(n)))).header for n in range(4)]
+
+    for number, header in enumerate(sdk_loop.run(headers(), TIMEOUT_S)):
+        primary = header.route.endpoints[header.route.primary]
+        for process in processes:
+            with grpc.insecure_channel(process.address.removeprefix("http://")) as channel:
+                query = channel.unary_unary(
+                    "/word_count.NGram/Query",
+                    QueryRequest.SerializeToString,
+                    QueryResponse.FromString,
+                )
+                request = QueryRequest(header=header, shard=shard(number))
+                if process.address == primary:
+                    assert query(request, timeout=TIMEOUT_S).grams
+                else:
+                    with pytest.raises(grpc.RpcError, match="process"):
+                        query(request, timeout=TIMEOUT_S)
 
 
 def test_a_text_is_counted_and_every_process_answers_for_every_shard(gazette):
@@ -59,6 +87,7 @@ def test_a_text_is_counted_and_every_process_answers_for_every_shard(gazette):
             with pytest.raises(grpc.RpcError) as caught:
                 client.query("wood", "no-such-shard")
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        check_forwarded_requests(processes)
         for process in processes:
             path = f"/api/grams/{urllib.parse.quote('wood chuck')}"
             with urllib.request.urlopen(process.address + path, timeout=TIMEOUT_S) as answer:

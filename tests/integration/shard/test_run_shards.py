@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import urllib.request
+
 from gazette_sdk import Journals, Publisher, mapping
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
@@ -39,6 +41,12 @@ def verify(shards, count):
     assert order_totals.states(shards) == last
 
 
+def scraped(address):
+    """The metrics of a process."""
+    with urllib.request.urlopen(f"{address}/debug/metrics", timeout=30) as response:
+        return response.read().decode()
+
+
 def test_a_killed_process_goes_on_where_it_was(gazette):
     create_journals(gazette.transport)
     with run_shards(order_totals.totals, cluster=gazette, lease_ttl_s=2) as shards:
@@ -50,6 +58,28 @@ def test_a_killed_process_goes_on_where_it_was(gazette):
         publish(shards.transport, 50)
         # Each publisher begins with the first customer: 100, 500 and 50 are multiples of five.
         verify(shards, 650)
+        text = scraped(shards.processes[0].address)
+    name = "support.order_totals.totals"
+    shard = f'shard="/gazette/consumers/{name}/items/{name}/orders/part-000"'
+    journal = 'journal="orders/part-000"'
+    for sample in [
+        f'up{{shard="{name}/orders/part-000",status="primary"}} 1.0',
+        f"read_lag_bytes{{{shard},{journal}}} 0.0",
+        f"read_head{{{shard},{journal}}} ",
+        f"transactions_total{{{shard}}} ",
+        f"read_messages_total{{{shard}}} ",
+        f"read_bytes_total{{{shard}}} ",
+        f"recorded_bytes_total{{{shard}}} ",
+        f'phase_seconds_total{{{shard},phase="10-not-running",type="sync"}} ',
+        f'phase_seconds_total{{{shard},phase="20-consuming",type="sync"}} ',
+        f'phase_seconds_total{{{shard},phase="30-stalled",type="sync"}} ',
+        f'phase_seconds_total{{{shard},phase="40-preparing",type="sync"}} ',
+        f'phase_seconds_total{{{shard},phase="50-committing",type="async"}} ',
+        f'phase_seconds_total{{{shard},phase="60-acknowledging",type="async"}} ',
+    ]:
+        assert f"\ngazette_shard_{sample}" in text
+    assert "\ngazette_recoverylog_recovered_bytes_total " in text
+    assert f'\ngazette_sequencer_queued{{{journal},flag="OUTSIDE_TXN",' in text
 
 
 def test_two_processes_share_the_shards_and_one_takes_over(gazette):

@@ -257,6 +257,22 @@ async def test_a_fragment_that_fails_is_read_through_another_attempt(wire):
             assert await read_text(reader, 10) == "0123456789"
 
 
+@in_loop
+async def test_a_proxied_fragment_whose_stream_ends_early_is_asked_for_again(wire):
+    """A broker that stops ends its streams; the URL that it named is still out of reach."""
+    content = b"0123456789"
+    fragment = fragment_of("a/journal", 100, content)
+    metadata = pb.ReadResponse(
+        offset=100, write_head=110, fragment=fragment, fragment_url="file:///of/the/brokers"
+    )
+    metadata.header.CopyFrom(header())
+    answers = [metadata], [metadata, "01234"], [metadata], ["56789"]
+    async with served(wire, *answers) as (reader, reads):
+        assert await read_text(reader, 10) == "0123456789"
+        assert [each.offset for each in reads.requests] == [100, 100, 105, 105]
+        assert not any(each.do_not_proxy for each in reads.requests[1:])
+
+
 @pytest.mark.parametrize(("offset", "whence"), [(0, 2), (-1, 0), (-101, 1)])
 @in_loop
 async def test_seeks_from_the_end_and_before_the_start_are_refused(offset, whence, wire):

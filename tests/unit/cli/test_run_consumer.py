@@ -75,3 +75,8 @@ def test_options_become_a_configuration():
 def test_malformed_keys_are_refused():
     with pytest.raises(ValueError, match="key"):
         ConsumerSettings(auth_keys="AA")
+
+
+def test_certificates_without_effect_are_refused():
+    with pytest.raises(ValueError, match=r"--consumer\.server-ca-file has no effect"):
+        ConsumerSettings(server_ca_file="ca.pem")

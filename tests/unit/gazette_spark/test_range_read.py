@@ -60,8 +60,12 @@ def test_corrupt_records_are_kept_in_their_column_or_dropped_or_an_error(
     ]
     dropped = batch_rows(corrupted, CORRUPT, isolation=isolation, mode="dropmalformed")
     assert [row["n"] for row in dropped] == [1, 2]
-    with pytest.raises(DecodeError, match=f"a/part: the message at offset {first} cannot"):
+    with pytest.raises(DecodeError) as raised:
         batch_rows(corrupted, CORRUPT, isolation=isolation)
+    text = message_of(raised.value)
+    assert f"a/part: the message at offset {first} cannot" in text
+    assert next((corrupted / "a/part").iterdir()).name in text
+    assert "mode=PERMISSIVE" in text
 
 
 def test_the_column_of_corrupt_records_has_the_name_that_is_asked_for(corrupted: Path):

@@ -1,4 +1,4 @@
-"""Blocks of frames become record batches, or name the message that is wrong."""
+"""Content becomes record batches, or names the message that is wrong."""
 
 import datetime as dt
 import uuid
@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk.errors import DecodeError
-from gazette_sdk.framing import Csv, Cut, FixedProtobuf, JsonLines
-from gazette_sdk.message.columns.decoders import BlockDecoder
-from gazette_sdk.message.kinds import kind_of
+from gazette_sdk.framing import Csv, FixedProtobuf, JsonLines
+from gazette_sdk.message.columns.decoders import column_decoder
+from gazette_sdk.message.reading.content_queue import Opened
 from support.protobuf_messages import Gram
 
 STAMP = uuid.UUID("1de6d13a-e5a8-11f1-a8ee-02fc00000001")
@@ -36,10 +36,18 @@ def lines(*rows: object) -> bytes:
     return b"".join(orjson.dumps(row) + b"\n" for row in rows)
 
 
+def batch_of(
+    message_type: type, content_type: str, block: bytes, begin: int, schema: pa.Schema
+) -> pa.RecordBatch:
+    opened = Opened("a/b", content_type, begin, continues=False, create_revision=0)
+    run, error = column_decoder(message_type, schema, opened, sequenced=False).feed(block)
+    if error is not None:
+        raise error
+    return run.items.batch
+
+
 def json_batch(block: bytes, begin: int = 0, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
-    framing = JsonLines()
-    decoder = BlockDecoder("a/b", framing, kind_of(dict, "json"), schema)
-    return decoder.decode(Cut(block, framing.cut(block), begin))
+    return batch_of(dict, JsonLines.content_type, block, begin, schema)
 
 
 def test_a_block_of_lines_becomes_a_batch_with_metadata_columns():
@@ -177,9 +185,8 @@ def test_protobuf_messages_become_columns():
     for message in (Gram(uuid=STAMP.bytes, text="ada", count=2), Gram(count=3)):
         FixedProtobuf().encode(message.SerializeToString(), content)
     schema = pa.schema([("text", pa.string()), ("count", pa.int64()), *list(SCHEMA)[2:]])
-    framing = FixedProtobuf()
-    decoder = BlockDecoder("a/b", framing, kind_of(Gram, "protobuf"), schema)
-    rows = decoder.decode(Cut(bytes(content), framing.cut(bytes(content)), 7)).to_pylist()
+    found = batch_of(Gram, FixedProtobuf.content_type, bytes(content), 7, schema)
+    rows = found.to_pylist()
     assert [(row["text"], row["count"], row["_uuid"]) for row in rows] == [
         ("ada", 2, str(STAMP)),
         ("", 3, None),
@@ -193,12 +200,10 @@ def test_a_protobuf_message_that_does_not_fit_is_named():
     content = bytearray()
     for count in (1, 2, 1 << 40, 3):
         FixedProtobuf().encode(Gram(count=count).SerializeToString(), content)
-    framing = FixedProtobuf()
-    frames = framing.cut(bytes(content))
+    frames = FixedProtobuf().cut(bytes(content))
     schema = pa.schema([("count", pa.int32())])
-    decoder = BlockDecoder("a/b", framing, kind_of(Gram, "protobuf"), schema)
     with pytest.raises(DecodeError, match="does not fit the schema") as caught:
-        decoder.decode(Cut(bytes(content), frames, 0))
+        batch_of(Gram, FixedProtobuf.content_type, bytes(content), 0, schema)
     assert caught.value.offset == frames.begins[2]
 
 
@@ -206,9 +211,7 @@ CSV_SCHEMA = pa.schema([("text", pa.string()), ("n", pa.int64()), *list(SCHEMA)[
 
 
 def csv_batch(content: bytes, schema: pa.Schema = CSV_SCHEMA) -> pa.RecordBatch:
-    framing = Csv()
-    decoder = BlockDecoder("a/b", framing, kind_of(list, "csv"), schema)
-    return decoder.decode(Cut(content, framing.cut(content), 3))
+    return batch_of(list, Csv.content_type, content, 3, schema)
 
 
 def test_csv_columns_are_the_fields_behind_the_uuid():

@@ -375,18 +375,3 @@ def test_what_is_acknowledged_is_everything_until_something_is_held():
     assert index.acknowledged_end == 9
     index.release()
     assert index.acknowledged_end > 1 << 62
-
-
-def test_the_head_with_what_is_not_acknowledged_is_that_of_the_spool():
-    """An empty spool may begin behind all bytes that the index has."""
-
-    async def scenario():
-        index = Index()
-        index.first_refresh.set()
-        index.spool_end = lambda: 100
-        ask = {"offset": -1, "metadata_only": True}
-        assert (await index.query(pb.ReadRequest(**ask))).offset == 0
-        told = await index.query(pb.ReadRequest(**ask, include_unacknowledged=True))
-        assert (told.status, told.offset) == (pb.OFFSET_NOT_YET_AVAILABLE, 100)
-
-    asyncio.run(scenario())

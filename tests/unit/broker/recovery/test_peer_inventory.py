@@ -32,17 +32,20 @@ class ScriptedPeers:
         return response
 
 
-class ScriptedPrimary:
-    """Transport to a primary that answers a read by metadata."""
+class ScriptedSpools:
+    """Transport to members of which each tells the end of its spool, or does not."""
 
-    def __init__(self, status, offset):
-        self.response = pb.ReadResponse(status=status, offset=offset, write_head=5)
+    def __init__(self, **ends):
+        self.ends = ends
 
     async def read(self, request, target):
         assert (request.offset, request.metadata_only) == (-1, True)
         assert request.include_unacknowledged
-        assert target.member == FAST
-        yield self.response
+        assert request.header.process_id == target.member
+        response = pb.ReadResponse(status=pb.OFFSET_NOT_YET_AVAILABLE, offset=5, write_head=5)
+        if (end := self.ends[target.member.suffix]) is not None:
+            response.spool_end = end
+        yield response
 
 
 class ScriptedResolver:
@@ -54,16 +57,10 @@ class ScriptedResolver:
         self.members = members
 
     async def resolve(self, journal, *_, **__):
-        route = pb.Route(members=self.members, primary=0)
-        header = pb.Header(process_id=self.members[0], route=route)
+        header = pb.Header(route=pb.Route(members=self.members, primary=0))
         spec = journal_spec(journal, replication=len(self.members))
         return SimpleNamespace(
-            journal=journal,
-            status=pb.OK,
-            spec=spec,
-            header=header,
-            replica=None,
-            is_local=header.process_id == LOCAL,
+            journal=journal, status=pb.OK, spec=spec, header=header, replica=None
         )
 
 
@@ -108,17 +105,28 @@ def test_a_member_without_an_answer_is_given_up_and_not_asked_again_at_once():
 
 
 @pytest.mark.parametrize(
-    ("status", "head"),
-    [(pb.OK, 7), (pb.OFFSET_NOT_YET_AVAILABLE, 7), (pb.NOT_JOURNAL_BROKER, 0)],
+    ("ends", "head"),
+    [
+        ({"fast": 7, "silent": 0}, 7),
+        ({"fast": 0, "silent": 0}, 0),
+        ({"fast": 7, "silent": None}, None),  # of another implementation
+    ],
 )
-def test_the_primary_tells_the_head(status, head):
+def test_the_head_is_the_greatest_end_of_the_spools_of_those_asked(ends, head):
     async def scenario():
-        made = inventory(ScriptedPrimary(status, 7), FAST, LOCAL, answer_timeout_s=10.0)
-        assert await made.head("a/journal") == head
+        made = inventory(ScriptedSpools(**ends), FAST, LOCAL, SILENT, answer_timeout_s=10.0)
+        assert await made.head("a/journal", [FAST, SILENT]) == head
 
     asyncio.run(scenario())
 
 
-def test_our_own_replica_does_not_go_on_while_it_is_asked():
-    made = inventory(ScriptedPrimary(pb.OK, 7), LOCAL, FAST, answer_timeout_s=10.0)
-    assert asyncio.run(made.head("a/journal")) == 0
+def test_only_members_tell_the_head():
+    made = inventory(ScriptedSpools(fast=7), FAST, LOCAL, answer_timeout_s=10.0)
+    assert asyncio.run(made.head("a/journal", [FAST, SILENT])) == 7
+    assert asyncio.run(made.head("a/journal", [SILENT])) is None
+
+
+def test_the_head_of_a_member_with_spools_in_quarantine_is_not_known_yet():
+    made = inventory(ScriptedSpools(fast=-1), FAST, LOCAL, answer_timeout_s=10.0)
+    with pytest.raises(UnavailableError, match="z/fast are in quarantine"):
+        asyncio.run(made.head("a/journal", [FAST]))

@@ -7,11 +7,13 @@ import hashlib
 import shutil
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.broker.recovery import quarantine, truncate
 from gazette_sdk.broker.recovery.quarantine import Quarantine
 from gazette_sdk.broker.recovery.reconcile import valid_end
@@ -212,6 +214,9 @@ def test_a_contested_spool_is_contested_at_each_later_start_and_new_ones_are_not
 # ------------------------------------------------------------------ decisions
 
 
+OTHER = pb.ProcessSpec.ID(zone="zone", suffix="other")
+
+
 class ScriptedInventory:
     """An inventory that returns scripted fragments, or raises scripted errors before them."""
 
@@ -221,7 +226,8 @@ class ScriptedInventory:
         self.stored = list(stored)
         self.asked = 0
         self.listed = 0
-        self.head_offset = 0
+        self.head_offset = None
+        self.grows_to = []
 
     async def fragments_of_stores(self, journal, end):
         self.check(journal, end)
@@ -240,13 +246,15 @@ class ScriptedInventory:
         self.check(journal, end)
         self.asked += 1
         await asyncio.sleep(0)
+        if self.grows_to:
+            return list(self.grows_to)
         answer = self.answers[0] if len(self.answers) == 1 else self.answers.pop(0)
         if isinstance(answer, BaseException):
             raise answer
         return list(answer)
 
-    async def head(self, journal):
-        assert journal == JOURNAL
+    async def head(self, journal, members):
+        assert (journal, list(members)) == (JOURNAL, [OTHER])
         return self.head_offset
 
     async def digest(self, journal, begin, end):
@@ -268,6 +276,7 @@ class Made:
         restores_head=False,
         goes_on=lambda: False,
         has_history=True,
+        continued_by=(),
     ):
         self.uploaded = []
         self.replica = None
@@ -284,6 +293,7 @@ class Made:
             replica_of=lambda *_: self.replica,
             restores_head=lambda _: restores_head,
             goes_on=lambda _: goes_on(),
+            continued_by=lambda _: continued_by,
             unverified=directory.unverified_heads(),
         )
 
@@ -580,21 +590,46 @@ def test_a_shorter_copy_elsewhere_supersedes_nothing_until_the_journal_is_contin
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("head", [0, 4, len(WHOLE)])
-def test_a_spool_is_used_if_the_journal_goes_on_at_its_end(root, head):
-    """Others learned its end, and have not all of its bytes."""
+def test_bytes_that_others_write_meanwhile_are_no_gap(root):
+    """The head is asked for first: what is in front of it is in the inventory."""
+
+    class Growing(ScriptedInventory):
+        async def head(self, journal, members):
+            head = await super().head(journal, members)
+            self.grows_to = [fragment(0, 100)]
+            return head
 
     async def scenario():
         with SpoolDirectory(root) as directory:
-            inventory = ScriptedInventory(
-                [fragment(0, 4)],
-                digest=lambda _, end: hashlib.sha1(WHOLE[:4]).digest()[: 20 * (end <= 4)],
-            )
-            inventory.head_offset = head
-            made = Made(directory, inventory)
+            inventory = Growing([fragment(0, 4)])
+            inventory.head_offset = 4
+            made = Made(directory, inventory, goes_on=lambda: True, continued_by=[OTHER])
             directory.forget_head(JOURNAL)
             await asyncio.wait_for(made.quarantine.run(), 10)
-            assert made.spans == ([(0, len(WHOLE))] if head == len(WHOLE) else [])
+            assert made.spans == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("others_have", [[], [fragment(0, 4)]])
+@pytest.mark.parametrize("head", [None, 0, 4, len(WHOLE), len(WHOLE) + 1])
+def test_a_spool_that_ends_behind_all_is_used_if_others_go_on_behind_it(root, others_have, head):
+    """Others learned its end, and have not all of its bytes; or they write at its offsets."""
+
+    def digest(_, end):
+        return hashlib.sha1(WHOLE[:4]).digest() if end <= 4 else None
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            inventory = ScriptedInventory(others_have, digest=digest)
+            inventory.head_offset = head
+            made = Made(directory, inventory, goes_on=lambda: True, continued_by=[OTHER])
+            made.replica = SimpleNamespace(index=Index())
+            directory.forget_head(JOURNAL)
+            await asyncio.wait_for(made.quarantine.run(), 10)
+            is_unknown = not head and not others_have  # with a head of 0 they know nothing
+            is_used = is_unknown or (head or 0) >= len(WHOLE)
+            assert made.spans == ([(0, len(WHOLE))] if is_used else [])
 
     asyncio.run(scenario())
 

@@ -60,7 +60,7 @@ def test_the_input_that_an_inventory_gives(known, given_, end):
         (0, [], (SpoolInput.HELD_FROM_BEGIN, 10)),
         (30, [], (SpoolInput.HELD_FROM_BEGIN, 10)),  # others may write where ours are
         (50, [(30, 50)], (SpoolInput.CLOSES_GAP, 10)),
-        (60, [], (SpoolInput.HELD_FROM_BEGIN, 10)),
+        (60, [(30, 50)], (SpoolInput.CLOSES_GAP, 10)),
     ],
 )
 def test_bytes_before_the_head_that_nobody_else_has_are_a_gap(head, gaps, expected):

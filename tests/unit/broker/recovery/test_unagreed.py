@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.broker.recovery.unagreed import Fate, UnagreedSpools, fate_of
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from support.spools import SpoolUser, until
@@ -48,7 +49,11 @@ class Made:
         )
 
     def acknowledge(self, end):
-        self.replica = SimpleNamespace(index=SimpleNamespace(acknowledged_end=end))
+        if self.replica is None:
+            self.replica = SimpleNamespace(index=Index())
+            self.replica.index.hold(end=end, is_told=True)
+        else:
+            self.replica.index.acknowledge(end)
 
     async def spool(self, content):
         await self.user.append(content)
@@ -93,11 +98,41 @@ def test_what_a_replica_knew_when_it_ended_counts(directory, acknowledged_end):
         made.acknowledge(0)
         made.unagreed.add(spool)
         made.unagreed.look()
-        made.replica.index.acknowledged_end = acknowledged_end
+        made.acknowledge(acknowledged_end)
         made.replica = None
         made.unagreed.look()
         assert made.uploaded == ([spool] if acknowledged_end == 5 else [])
         assert made.quarantined == ([] if acknowledged_end == 5 else [spool])
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("how", ["ended", "released", "continued"])
+def test_a_change_of_the_journal_or_its_replica_wakes(directory, how):
+    async def scenario():
+        made = Made(directory)
+        spool = await made.spool(b"first")
+        made.acknowledge(0)
+        made.unagreed.add(spool)
+        running = asyncio.ensure_future(made.unagreed.run())
+        await until(lambda: made.replica.index.on_acknowledged)
+        match how:
+            case "ended":
+                made.replica = None
+                made.unagreed.observe(["another/journal"])
+                await asyncio.sleep(0)
+                assert not made.quarantined
+                made.unagreed.observe(["a/journal"])
+                await until(lambda: made.quarantined)
+            case "released":
+                made.replica.index.release()
+                await until(lambda: made.uploaded)
+                assert made.replica.index.on_acknowledged is None
+            case "continued":
+                made.is_contested = True
+                made.unagreed.observe(["a/journal"])
+                await until(lambda: made.quarantined)
+        running.cancel()
 
     asyncio.run(scenario())
 

@@ -34,7 +34,7 @@ def test_a_segment_without_an_end_counts_nothing() -> None:
 
 
 def test_nothing_is_recorded_anew_while_reading_costs_little() -> None:
-    assert LogUsage({1: node(MIB, ("a", 0, 5 * MIB))}).oldest_wasteful() is None
+    assert LogUsage({1: node(MIB, ("a", 0, 5 * MIB // 2))}).oldest_wasteful() is None
 
 
 def test_the_oldest_file_that_spans_foreign_content_is_recorded_anew() -> None:

@@ -85,11 +85,9 @@ def test_the_log_cut_behind_any_append_plays_to_a_commit(tmp_path, kind, monkeyp
         state, checkpoint = read(store), checkpoint_of(number)
         *large, last = recorder.record(store.start_commit(checkpoint))
         anew = b""
-        due = recorder.rerecord_due()
-        if due is not None:
-            again = store.rerecord(due)
-            rerecorded += bool(again)
-            anew = b"".join(recorder.record(again, continues=True))
+        while (due := recorder.rerecord_due()) is not None and (again := store.rerecord(due)):
+            rerecorded += 1
+            anew += b"".join(recorder.record(again, continues=True))
         store.finish_commit()
         for content in large:
             early += 1

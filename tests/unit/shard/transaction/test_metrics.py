@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from prometheus_client import REGISTRY
+
+from gazette_sdk.shard.transaction.machine import Current, Prior
+from gazette_sdk.shard.transaction.metrics import ShardMetrics
+
+SHARD = "/app/items/metrics"
+
+
+def sample(name, **labels):
+    return REGISTRY.get_sample_value(f"gazette_shard_{name}", {"shard": SHARD, **labels})
+
+
+def seconds(phase):
+    kind = "sync" if phase < "50" else "async"
+    return sample("phase_seconds_total", phase=phase, type=kind)
+
+
+@pytest.fixture
+def metrics():
+    made = ShardMetrics(SHARD, {"a/journal": 7, "b/journal": 0}.__getitem__)
+    yield made
+    made.end()
+
+
+def test_completed_transactions_are_counted_and_sources_have_heads_and_lags(metrics):
+    before = {name: sample(f"{name}_total") for name in ("transactions", "read_messages")}
+    read, recorded = sample("read_bytes_total"), sample("recorded_bytes_total")
+    metrics.start({"a/journal": 100, "b/journal": 0})
+    assert sample("read_head", journal="a/journal") == 100
+    assert sample("read_lag_bytes", journal="a/journal") == 7
+    assert sample("read_lag_bytes", journal="b/journal") == 0
+    metrics.recorded(50)
+    metrics.completed({"a/journal": 130, "b/journal": 5}, 3)
+    assert sample("transactions_total") - before["transactions"] == 1
+    assert sample("read_messages_total") - before["read_messages"] == 3
+    assert sample("read_bytes_total") - read == 35
+    assert sample("recorded_bytes_total") - recorded == 50
+    assert sample("read_head", journal="a/journal") == 130
+
+
+def test_gauges_end_with_the_shard_and_counters_stay(metrics):
+    metrics.start({"a/journal": 100})
+    metrics.completed({"a/journal": 130, "new/journal": 5}, 3)
+    metrics.end()
+    metrics.end()
+    assert sample("read_head", journal="a/journal") is None
+    assert sample("read_head", journal="new/journal") is None
+    assert sample("read_lag_bytes", journal="a/journal") is None
+    assert sample("transactions_total") is not None
+
+
+def test_time_is_counted_by_phase(metrics):
+    phases = ["10-not-running", "20-consuming", "30-stalled", "40-preparing", "50-committing"]
+    before = {phase: seconds(phase) for phase in phases}
+    metrics.waited(Current.EMPTY, 1.0)
+    metrics.turned(2.5, 0.5)
+    metrics.waited(Current.OPEN, 3.0)
+    metrics.waited(Current.CLOSED, 4.0)
+    now = time.monotonic()
+    metrics.prior_changed(Prior.NONE, now)
+    metrics.prior_changed(Prior.COMMITTING, now + 6.0)
+    found = {phase: seconds(phase) - before[phase] for phase in phases}
+    assert found == pytest.approx(dict(zip(phases, [1.0, 5.0, 4.0, 0.5, 6.0], strict=True)))
