@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import subprocess
-import sys
 from decimal import Decimal
 from operator import itemgetter
 
@@ -234,16 +232,3 @@ def test_journals_of_different_content_types_are_refused_by_name(
     with pytest.raises(PySparkException) as caught:
         write(orders(spark, 4), cluster)
     assert "records holds text/csv" in last_line(caught.value)
-
-
-def test_an_older_pyspark_is_one_clear_error():
-    program = (
-        "import pyspark; pyspark.__version__ = '4.1.2'\n"
-        "from gazette_sdk.errors import ConfigurationError\n"
-        "try:\n    import gazette_spark\n"
-        "except ConfigurationError as error:\n    print(error)"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert "needs PySpark 4.2 or later, and 4.1.2 is installed" in ended.stdout
