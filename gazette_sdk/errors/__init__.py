@@ -145,3 +145,7 @@ __all__ = [
     "WrongRouteError",
     "for_status",
 ]
+
+for _name in __all__:
+    if isinstance(globals()[_name], type):
+        globals()[_name].__module__ = __name__  # as programs import it, and tracebacks show it

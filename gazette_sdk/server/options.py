@@ -203,7 +203,7 @@ def load(group: Group[S], sources: Sources, *, partial: bool = False) -> S:
     Args:
         group: the options.
         sources: sources of their values.
-        partial: allow required options of kind text to be missing; they are ``None`` then.
+        partial: allow required options to be missing; they are ``None`` then.
 
     Raises:
         ConfigurationError: a value cannot be used, or a required one is missing; it has the
@@ -218,11 +218,15 @@ def load(group: Group[S], sources: Sources, *, partial: bool = False) -> S:
             texts[bound.field] = given if bound.kind == "list" else given[-1]
             if bound.kind == "flag":
                 texts[bound.field] = given[-1] or "true"
-    missing: list[str] = []
+    missing: dict[str, str] = {}
     if partial:
-        missing = [b.field for b in group.options if b.required and b.field not in texts]
+        missing = {
+            bound.field: "0" if bound.kind in {"integer", "number"} else ""
+            for bound in group.options
+            if bound.required and bound.field not in texts
+        }
     try:
-        values = group.model.model_validate(texts | dict.fromkeys(missing, ""))
+        values = group.model.model_validate(texts | missing)
         return values.model_copy(update=dict.fromkeys(missing)) if missing else values
     except PydanticValidationError as error:
         raise ConfigurationError(_explain(group, error, origins)) from error

@@ -106,24 +106,23 @@ class Queries:
         Returns:
             The number of queries that were killed.
         """
-        driver = self.start(ends=False)
         killed = 0
-        try:
-            assert driver.stdout is not None
-            lines = Lines(driver.stdout)
-            assert lines.wait_for(b"ready\n", READY_TIMEOUT_S), "the driver is not ready in time"
-            for _ in range(ATTEMPTS_MAX):
-                if killed == processes:
-                    break
+        with self.start(ends=False) as driver:
+            try:
+                assert driver.stdout is not None
+                lines = Lines(driver.stdout)
+                assert lines.wait_for(b"ready\n", READY_TIMEOUT_S), "the driver is not ready"
+                for _ in range(ATTEMPTS_MAX):
+                    if killed == processes:
+                        break
+                    self.add_files()
+                    time.sleep(chance.uniform(0, 2))  # the moment is random, and waits for nothing
+                    kill_one(driver.pid, chance)
+                    killed += lines.wait_for(b"failed\n", FAIL_TIMEOUT_S)
                 self.add_files()
-                time.sleep(chance.uniform(0, 2))  # the moment is random, and waits for nothing
-                kill_one(driver.pid, chance)
-                killed += lines.wait_for(b"failed\n", FAIL_TIMEOUT_S)
-            self.add_files()
-            time.sleep(chance.uniform(0, 6))
-        finally:
-            os.killpg(driver.pid, signal.SIGKILL)
-            driver.wait()
+                time.sleep(chance.uniform(0, 6))
+            finally:
+                os.killpg(driver.pid, signal.SIGKILL)
         return killed + len(self.directories)
 
     def end(self) -> None:

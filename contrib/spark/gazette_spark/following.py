@@ -8,10 +8,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from gazette_sdk.errors import JournalNotFoundError, SuspendedError, UnavailableError
+from gazette_sdk.errors import JournalNotFoundError, SuspendedError
 from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import connect
+from gazette_sdk.transport.append.append import TRANSIENT
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.listing import WatchedList
 from gazette_sdk.transport.read.metadata import read_metadata
@@ -120,12 +121,12 @@ class JournalFollower:
 
 
 async def _patiently(call: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of a call, which is made again while brokers cannot be reached."""
+    """Return the result of a call, made again while brokers are away or a journal has too few."""
     ends_at = time.monotonic() + FAILING_MAX_S
     for attempt in itertools.count():
         try:
             return await call()
-        except UnavailableError:
+        except TRANSIENT:
             if time.monotonic() >= ends_at:
                 raise
         await pause(attempt)
