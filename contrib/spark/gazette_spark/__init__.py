@@ -15,7 +15,8 @@
 
 In reading order:
 
-- ``options``: options of a read; ``failure``: errors as Spark shows them
+- ``options``: options of a read; ``connection``: brokers and stores, with credentials;
+  ``failure``: errors as Spark shows them
 - ``source``: the data source, and ``schema``: its columns
 - ``batch``: batch reads. ``content``: what journals hold; ``planning``: ranges, one for each task;
   ``filters``: which of them a query needs
@@ -26,6 +27,7 @@ In reading order:
   ``producers`` of a worker. ``partitioning``: one task for each journal
 - ``transaction_log``: what a writer has decided, over the pure ``transaction_records``;
   ``transactions``: care of logs
+- ``pipelines``: whole jobs, which ``gazette spark`` runs
 
 Workers run the interpreter which imported this package, unless ``PYSPARK_PYTHON`` is set: Spark
 would start the first ``python3`` on ``PATH``. Import it before you create the session.

@@ -12,9 +12,10 @@ from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
 from gazette_sdk.protocol.selectors import parse_selector
-from gazette_sdk.transport import Transport, connect
+from gazette_sdk.transport import Transport
 from gazette_sdk.transport.fragment_store import GAP_AGE_S
 from gazette_sdk.transport.listing import list_all_fragments, list_journals
+from gazette_spark.connection import open_transport
 from gazette_spark.options import Options
 
 __all__ = ["JournalContent", "Piece", "content_of", "fragments_of", "list_content", "selector_of"]
@@ -107,7 +108,7 @@ class JournalContent:
 
 async def list_content(options: Options) -> list[JournalContent]:
     """Return the content of all journals that the options select; see :func:`content_of`."""
-    async with connect(options.url) as transport:
+    async with open_transport(options.url) as transport:
         return await content_of(transport, options)
 
 

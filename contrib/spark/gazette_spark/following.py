@@ -11,11 +11,11 @@ from typing import TypeVar
 from gazette_sdk.errors import JournalNotFoundError, SuspendedError
 from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport import connect
 from gazette_sdk.transport.append.append import TRANSIENT
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.listing import WatchedList
 from gazette_sdk.transport.read.metadata import read_metadata
+from gazette_spark.connection import open_transport
 from gazette_spark.content import CONCURRENT_LISTINGS_MAX, JournalContent, fragments_of, selector_of
 from gazette_spark.options import Options
 
@@ -39,7 +39,7 @@ class JournalFollower:
     """
 
     def __init__(self, options: Options) -> None:
-        self._transport = connect(options.url)
+        self._transport = open_transport(options.url)
         self._watched = WatchedList(self._transport, selector_of(options))
         self._slots = asyncio.Semaphore(CONCURRENT_LISTINGS_MAX)
         # By journal: begin of the first fragment that was needed last.

@@ -13,9 +13,9 @@ from gazette_sdk.errors import ConfigurationError, JournalNotFoundError
 from gazette_sdk.message import mapping
 from gazette_sdk.message.mapping import Partitions
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport import connect
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.listing import list_journals
+from gazette_spark.connection import open_transport
 from gazette_spark.failure import clear_errors
 from gazette_spark.write_options import check_key
 
@@ -48,7 +48,7 @@ def partition_by_journal(
     """
 
     async def names() -> list[str]:
-        async with connect(address) as transport:
+        async with open_transport(address) as transport:
             listing = await list_journals(transport, journals)
             return [journal.spec.name for journal in listing.journals]
 

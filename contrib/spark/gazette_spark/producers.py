@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from gazette_sdk import Publisher
 from gazette_sdk.errors import GazetteError, JournalNotFoundError
 from gazette_sdk.message import PreparedTransaction
-from gazette_sdk.transport import Transport, connect
+from gazette_sdk.transport import Transport
 from gazette_sdk.transport import loop as sdk_loop
+from gazette_spark.connection import open_transport
 from gazette_spark.transaction_log import TransactionLog, intents_text
 from gazette_spark.transaction_records import Fate, fate_of
 
@@ -56,7 +57,7 @@ class WorkerPublisher:
     """
 
     def __init__(self, url: str) -> None:
-        self.transport: Transport = connect(url)
+        self.transport: Transport = open_transport(url)
         self.publisher = Publisher(transport=self.transport)
         self._prepared: list[tuple[TaskTransaction, PreparedTransaction]] = []
 

@@ -11,9 +11,10 @@ from gazette_sdk.errors import FragmentNotFoundError, NotAllowedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import labels
 from gazette_sdk.protocol.fragments import parse_content_path
-from gazette_sdk.transport import Transport, connect
+from gazette_sdk.transport import Transport
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
 from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
+from gazette_spark.connection import open_transport
 from gazette_spark.options import Options
 from gazette_spark.planning import JournalRange
 
@@ -33,7 +34,7 @@ class RangeTransport(Transport):
 
     def __init__(self, options: Options, part: JournalRange) -> None:
         self._part = part
-        self._inner = connect(options.url)
+        self._inner = open_transport(options.url)
         if isinstance(self._inner, FragmentStoreTransport):
             self._inner.use_fragments(part.journal, _fragments(part))
         self._url = options.url

@@ -22,8 +22,8 @@ from pyspark.sql.datasource import (
 )
 
 from gazette_sdk.errors import ConfigurationError, GazetteError
-from gazette_sdk.transport import connect
 from gazette_sdk.transport import loop as sdk_loop
+from gazette_spark.connection import open_transport
 from gazette_spark.failure import clear_errors
 from gazette_spark.producers import TaskTransaction, lend_publisher
 from gazette_spark.rows import row_form
@@ -76,7 +76,7 @@ class GazetteBatchWriter(DataSourceArrowWriter):
         self._transaction = TaskTransaction(log, options.version, self._job)
 
         async def check() -> None:
-            async with connect(options.url) as transport:
+            async with open_transport(options.url) as transport:
                 await row_form(transport, options)
 
         with clear_errors():
@@ -164,7 +164,7 @@ def _commit(
     _warn(log, parts)
 
     async def work() -> None:
-        async with connect(options.url) as transport:
+        async with open_transport(options.url) as transport:
             await TransactionLog(transport, log, options.journals).commit(
                 commit,
                 [part.intents for part in parts if part.rows],

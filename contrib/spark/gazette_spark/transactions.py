@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from gazette_sdk.transport import connect
 from gazette_sdk.transport import loop as sdk_loop
+from gazette_spark.connection import open_transport
 from gazette_spark.transaction_log import TransactionLog
 from gazette_spark.write_options import TRANSACTION_LOG, log_name
 
@@ -69,7 +69,7 @@ def _with_log(
     use: Callable[[TransactionLog], Awaitable[T]],
 ) -> T:
     async def work() -> T:
-        async with connect(address) as transport:
+        async with open_transport(address) as transport:
             return await use(TransactionLog(transport, log_name(prefix, writer), journals))
 
     return sdk_loop.run(work())
