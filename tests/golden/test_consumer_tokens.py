@@ -101,7 +101,10 @@ def answers(etcd_server):
                 for call in CALLS
             }
 
-    return run(scenario(EtcdFixture(etcd_server)))
+    etcd = EtcdFixture(etcd_server)
+    found = run(scenario(etcd))
+    run(etcd.clear())
+    return found
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call["name"])

@@ -130,7 +130,8 @@ class MemoryTransport(Transport):
     async def apply(self, request: pb.ApplyRequest) -> pb.ApplyResponse:
         for change in request.changes:
             known = self.journals.get(change.upsert.name or change.delete)
-            if (known.mod_revision if known else 0) != change.expect_mod_revision:
+            revision = known.mod_revision if known else 0
+            if change.expect_mod_revision not in {revision, -1}:  # -1: do not check
                 return pb.ApplyResponse(status=pb.ETCD_TRANSACTION_FAILED, header=self._header())
         self.revision += 1
         for change in request.changes:

@@ -137,7 +137,7 @@ def faulty_task(faults: str) -> Iterator[None]:
             connect(url), TransportFaults(dropped_answers=0.7, calls=("append",)), seed=1
         )
 
-    with patch.object(producers, "connect", lossy), patch.dict(producers._idle, clear=True):
+    with patch.object(producers, "open_transport", lossy), patch.dict(producers._idle, clear=True):
         yield
 
 

@@ -151,7 +151,9 @@ class Watches:
 
     def _check_open(self) -> None:
         if self._is_ended:
-            raise ClosedError("the publisher is closed while it waits for a listing of journals")
+            raise ClosedError(
+                "the publisher is closed while it waits for a listing of journals; use another one"
+            )
 
     def _no_answer(self) -> str:
         address = getattr(self._transport, "address", None)

@@ -63,7 +63,7 @@ def test_a_killed_process_goes_on_where_it_was(gazette):
     shard = f'shard="/gazette/consumers/{name}/items/{name}/orders/part-000"'
     journal = 'journal="orders/part-000"'
     for sample in [
-        f'up{{shard="{name}/orders/part-000",status="primary"}} 1.0',
+        f'up{{shard="{name}/orders/part-000",status="PRIMARY"}} 1.0',
         f"read_lag_bytes{{{shard},{journal}}} 0.0",
         f"read_head{{{shard},{journal}}} ",
         f"transactions_total{{{shard}}} ",

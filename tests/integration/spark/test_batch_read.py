@@ -16,7 +16,7 @@ from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.fragment import Store
 from gazette_spark import GazetteDataSource
 
-pytest_plugins = ["support.spark", "support.stores"]
+pytest_plugins = ["support.spark"]
 
 SCHEMA = "customer string, cents long, _journal string, _offset long, _uuid string, _time timestamp"
 

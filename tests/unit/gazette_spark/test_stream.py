@@ -76,7 +76,9 @@ def test_the_offset_stays_the_same_text_while_there_is_nothing_new(tmp_path: Pat
 @pytest.fixture
 def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Listings of stores are renewed at once."""
-    monkeypatch.setattr(following, "connect", lambda url: connect(url, refresh_interval_s=0.05))
+    monkeypatch.setattr(
+        following, "open_transport", lambda url: connect(url, refresh_interval_s=0.05)
+    )
 
 
 def test_a_query_with_available_now_ends_at_the_heads_that_it_found_first(

@@ -1,0 +1,1 @@
+from support.stores import *  # noqa: F403
