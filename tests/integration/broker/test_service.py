@@ -342,14 +342,16 @@ def test_checks_of_stores_that_no_journal_has_leave_nothing_behind(etcd, tmp_pat
                 assert response.status == pb.FRAGMENT_STORE_UNHEALTHY
                 return url
 
-            await check(0)
-            before = len(asyncio.all_tasks()), threading.active_count()
-            urls = await asyncio.gather(*map(check, range(100)))
-            async with asyncio.timeout(LIMIT_S):
-                while broker._stores._ending:
-                    await asyncio.wait(broker._stores._ending)
-            assert len(asyncio.all_tasks()) <= before[0] + 2
-            assert threading.active_count() <= before[1] + 12  # those of asyncio.to_thread
+            found = []
+            for _ in range(2):  # what the broker itself starts late is there after the first round
+                urls = await asyncio.gather(*map(check, range(100)))
+                async with asyncio.timeout(LIMIT_S):
+                    while broker._stores._ending:
+                        await asyncio.wait(broker._stores._ending)
+                found.append((len(asyncio.all_tasks()), threading.active_count()))
+            (tasks, threads), (tasks_then, threads_then) = found
+            assert tasks_then <= tasks + 2
+            assert threads_then <= threads + 12  # those of asyncio.to_thread
             shown = generate_latest().decode()
             assert not any(url in shown for url in urls)
 
