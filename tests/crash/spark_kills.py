@@ -43,7 +43,7 @@ ROWS_PER_FILE = 10
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the queries.
+    """Outcome of a run.
 
     Attributes:
         kills: number of queries that were killed.

@@ -48,7 +48,7 @@ RECORDED_ENDPOINTS = {
 VARYING_OF_HINTS = re.compile(rb'("(?:fnode|author|(?:first|last)_\w+)":)\d+')
 LEASE_S = 3
 WAIT_S = 60.0
-"""What takes this long does not happen."""
+"""Bound of a wait, in seconds, behind which something counts as never happening."""
 
 
 class Gold(shard.Application[dict[str, Any], shard.JsonStore[dict[str, int]]]):
@@ -314,7 +314,7 @@ def member(key: str) -> str:
 
 
 def state(key: str, value: bytes) -> str:
-    """What the value of a key says of its state."""
+    """Return the state that the value of a key tells."""
     if key.startswith("assign/"):
         return cpb.ReplicaStatus.Code.Name(cpb.ReplicaStatus.FromString(value).code)
     if key.startswith("members/"):
@@ -402,7 +402,7 @@ class _Capture:
         )
 
     def readouterr(self) -> Any:
-        """What was written since the last call."""
+        """Return the text written since the last call."""
         out, err = (each.getvalue() for each in self._written)
         self._begin()
         return SimpleNamespace(out=out, err=err)

@@ -23,7 +23,7 @@ VARYING = {"mod_revision", "create_revision", "revision", "raft_term", "cluster_
 
 
 def our_output(arguments: Sequence[str], text: str) -> Any:
-    """What an output of ours says."""
+    """Return the content of an output of ours, without its layout."""
     form = _form_of(arguments) if text else "text"
     if form == "table":
         return plain_cells(text)
@@ -34,7 +34,7 @@ def our_output(arguments: Sequence[str], text: str) -> Any:
 
 
 def recorded_output(arguments: Sequence[str], text: str) -> Any:
-    """What a recorded output says."""
+    """Return the content of a recorded output, without its layout."""
     form = _form_of(arguments) if text else "text"
     if form == "table":
         return _boxed_cells(text)

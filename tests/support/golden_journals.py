@@ -121,7 +121,7 @@ def store(root, journal, begin, content, mod_time):
 
 @pytest.fixture(scope="module")
 def state(cluster):
-    """What was stored before, once for all tests."""
+    """Return the content that was stored before, made once for all tests."""
     root = cluster.file_root
     for index in range(4):
         begin = 1100 * index

@@ -1,4 +1,4 @@
-"""What was done to the recorded consumer processes, in order: :func:`play` does it to ours.
+"""Script of the recorded consumer processes, in order: :func:`play` runs it on ours.
 
 Ours differ on purpose, so that some steps do:
 
@@ -81,7 +81,7 @@ EDITORS = {
     ' sed -i "s/max_txn_duration: 0s/max_txn_duration: 1s/" "$1";'
     ' else sed -i "s/max_txn_duration: 1s/max_txn_duration: 0s/" "$1"; fi',
 }
-"""What the editor does, by the number of the command."""
+"""Changes that the editor makes, by the number of the command."""
 
 
 def recorded_phases() -> dict[str, list[Change]]:

@@ -49,7 +49,7 @@ def random_history(chance: random.Random, journal: str, length: int) -> History:
 
 
 def random_stops(chance: random.Random, length: int, count: int) -> list[int]:
-    """Where fragments of a history end; the last at its end."""
+    """Draw the ends of the fragments of a history; the last is its own end."""
     return [*sorted(chance.sample(range(1, length), count)), length]
 
 

@@ -178,7 +178,7 @@ def cluster(tmp_path_factory) -> Iterator[Cluster]:
 def on_a_terminal(
     module: str, arguments: Sequence[str], directory: Path, environ: Mapping[str, str], stream: str
 ) -> str:
-    """What a tool shows on a terminal, which is its ``stdout`` or ``stderr``. It must succeed."""
+    """Return the output of a tool on a terminal, its ``stdout`` or ``stderr``. It must succeed."""
     leader, follower = pty.openpty()
     streams = {stream: follower}
     with start_tool(module, arguments, directory, {"TERM": "xterm", **environ}, **streams) as tool:

@@ -44,7 +44,7 @@ BYTES_WARN = 1 << 30
 
 @dataclass(frozen=True)
 class PreparedCommit(WriterCommitMessage):
-    """What a task returns: its part of a transaction, which is durable and not decided.
+    """Part of a transaction that one task wrote: durable, and not decided yet.
 
     Attributes:
         transaction: the transaction.

@@ -67,7 +67,7 @@ class WriterKind(enum.Enum):
 
 
 class LastLine(enum.Enum):
-    """What the last line of a log says."""
+    """State of a log, by its last line."""
 
     NEW = "the log is empty"
     HEADER = "nothing was decided"

@@ -429,7 +429,7 @@ def test_stores_are_listed_before_a_spool_is_given_up_that_the_primary_has_not_w
 
 @pytest.mark.parametrize("answers", [[fragment(0, 100)], []])
 def test_a_spool_that_is_held_during_a_decision_is_decided_about_afterwards(root, answers):
-    """Whether the others were only asked yet, or their bytes are being read."""
+    """Run once while the others are asked, and once while their bytes are read."""
 
     class Meanwhile(ScriptedInventory):
         async def fragments_of_brokers(self, journal, end):

@@ -1,4 +1,4 @@
-"""What the answers of peers amount to."""
+"""Agreement of peers, as their answers give it."""
 
 from __future__ import annotations
 
