@@ -5,11 +5,13 @@
 Queries read every column of the same schema from the same files, uncompressed and gzip, and
 aggregate over it; figures are seconds. `metadata` also reads the metadata columns, which
 `spark.read.json` does not have. Memory is the peak of any Python worker, in MiB, also over one
-fragment of 400 MiB. Planning is the time of the driver for a journal of that many fragments.
+fragment of 400 MiB, uncompressed and gzip. Planning is the time of the driver for a journal of
+that many fragments.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import subprocess
@@ -125,33 +127,42 @@ def compare(spark: SparkSession, codec: str, rounds: int, messages: int) -> list
     ]
 
 
-def write_fragment(root: Path, journal: str, begin: int, content: bytes) -> None:
-    """Write an uncompressed fragment."""
+def write_fragment(
+    root: Path,
+    journal: str,
+    begin: int,
+    content: bytes,
+    codec: pb.CompressionCodec = pb.NONE,
+) -> None:
+    """Write a fragment, uncompressed or gzip."""
     fragment = pb.Fragment(
         journal=journal,
         begin=begin,
         end=begin + len(content),
         sum=sum_of(hashlib.sha1(content).digest()),
-        compression_codec=pb.NONE,
+        compression_codec=codec,
     )
     path = root / content_path(fragment)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
+    path.write_bytes(gzip.compress(content, 1) if codec == pb.GZIP else content)
 
 
 def read_large(spark: SparkSession, root: Path) -> None:
-    """Read one large fragment, committed and uncommitted."""
+    """Read one large fragment of each codec, committed and uncommitted."""
     payload = "x" * 800
     lines = [
         f'{{"UUID":"{build_uuid(b"worker", i << 4, OUTSIDE_TXN)}","payload":"{payload}","n":{i}}}\n'
         for i in range(1, LARGE_BYTES // 880)
     ]
-    write_fragment(root, "large/journal", 0, "".join(lines).encode())
-    for isolation in ("committed", "uncommitted"):
-        reader = spark.read.format("gazette").option("store", root.as_uri())
-        reader = reader.option("journals", "large/").option("isolation", isolation)
-        frame = reader.schema("payload string, n long").load()
-        assert frame.selectExpr("count(payload)").first()[0] == len(lines)
+    content = "".join(lines).encode()
+    for codec in (pb.NONE, pb.GZIP):
+        prefix = f"large-{codec}/"
+        write_fragment(root, f"{prefix}journal", 0, content, codec)
+        for isolation in ("committed", "uncommitted"):
+            reader = spark.read.format("gazette").option("store", root.as_uri())
+            reader = reader.option("journals", prefix).option("isolation", isolation)
+            frame = reader.schema("payload string, n long").load()
+            assert frame.selectExpr("count(payload)").first()[0] == len(lines)
 
 
 def peak_of_workers_mib() -> float:

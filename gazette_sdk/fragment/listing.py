@@ -24,7 +24,8 @@ def list_fragments(store: Store, journal: str) -> list[pb.Fragment]:
     Objects that are no fragments are skipped, and logged. It blocks: call it in a thread.
 
     Returns:
-        Fragments with ``mod_time`` and ``backing_store``, in no order.
+        Fragments with ``mod_time`` and ``backing_store``, in the order of their offsets, by which
+        cover sets are made in linear time.
 
     Raises:
         StoreError: the store failed.
@@ -42,6 +43,7 @@ def list_fragments(store: Store, journal: str) -> list[pb.Fragment]:
         fragment.mod_time = stored.mod_time
         fragment.backing_store = store.url
         found.append(fragment)
+    found.sort(key=lambda fragment: (fragment.begin, fragment.end))
     if skipped:
         named = ", ".join(skipped[:_NAMED_SKIPS])
         more = ", …" if len(skipped) > _NAMED_SKIPS else ""

@@ -22,3 +22,5 @@ def protobuf_class(name: str, *, uuid_type: int | None) -> type:
 
 
 Gram = protobuf_class("Gram", uuid_type=descriptor_pb2.FieldDescriptorProto.TYPE_BYTES)
+NoUuid = protobuf_class("NoUuid", uuid_type=None)
+TextUuid = protobuf_class("TextUuid", uuid_type=descriptor_pb2.FieldDescriptorProto.TYPE_STRING)

@@ -5,7 +5,8 @@ first process that comes there takes it away, and does what its content says:
 
 - ``raise`` raises an error
 - ``kill`` kills the process, as SIGKILL does
-- ``wait 5`` waits so many seconds, and goes on
+- ``hold`` waits until the test lets it go on, see :func:`held`
+- ``kill executor`` kills the executor's JVM in the same way, and with it the process
 - ``lose`` lets the answer of an append be lost
 """
 
@@ -15,7 +16,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -29,6 +30,9 @@ from gazette_spark.sink import GazetteBatchWriter, GazetteStreamWriter, Prepared
 from gazette_spark.transaction_log import TransactionLog
 from gazette_spark.transaction_records import Record
 from gazette_spark.write_options import WriteOptions
+
+HOLD_MAX_S = 240.0
+"""Bound of a process that waits. Spark starts many processes, which takes minutes."""
 
 
 class InjectedError(Exception):
@@ -59,13 +63,52 @@ def take(directory: str, place: str) -> str:
 def reach(directory: str, place: str) -> str:
     """Do what the fault of a place says; return it."""
     what = take(directory, place)
-    if what == "kill":
+    if what == "kill executor":
+        os.kill(executor_pid(), signal.SIGKILL)
+    if what.startswith("kill"):
         os.kill(os.getpid(), signal.SIGKILL)
     if what == "raise":
         raise InjectedError(place)
-    if what.startswith("wait"):
-        time.sleep(float(what.split()[1]))
+    if what == "hold":
+        hold(Path(directory) / f"{place}.held")
     return what
+
+
+def hold(mark: Path) -> None:
+    """Wait until a file is removed, which says that this process waits."""
+    deadline = time.monotonic() + HOLD_MAX_S
+    mark.touch()
+    while mark.exists():
+        if time.monotonic() > deadline:
+            raise InjectedError(f"{mark} was not let go")
+        time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def held(directory: Path, place: str, check: Callable[[], object] = lambda: None) -> Iterator[None]:
+    """Wait until a process waits at a place; it goes on when the context ends.
+
+    Args:
+        directory: the faults.
+        place: the place.
+        check: raises if nobody will come there any more.
+    """
+    mark = directory / f"{place}.held"
+    deadline = time.monotonic() + HOLD_MAX_S
+    while not mark.exists():
+        assert time.monotonic() < deadline, f"nobody came to {place}"
+        check()
+        time.sleep(0.02)
+    try:
+        yield
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def executor_pid() -> int:
+    """Process id of the executor whose task this process runs: it started the one that forked."""
+    stat = Path(f"/proc/{os.getppid()}/stat").read_text()
+    return int(stat.rpartition(") ")[2].split()[1])
 
 
 class FaultyDataSource(GazetteDataSource):
@@ -87,7 +130,14 @@ class FaultyDataSource(GazetteDataSource):
         return WriteOptions.parse(options, schema, is_stream=is_stream), faults
 
 
-class FaultyBatchWriter(GazetteBatchWriter):
+class FaultyTasks:
+    """Tasks of a batch or of a stream that fail.
+
+    Args:
+        options: options of the write.
+        faults: directory of the faults.
+    """
+
     def __init__(self, options: WriteOptions, faults: str) -> None:
         super().__init__(options)
         self._faults = faults
@@ -98,22 +148,14 @@ class FaultyBatchWriter(GazetteBatchWriter):
         reach(self._faults, "task-prepared")
         return prepared
 
+
+class FaultyBatchWriter(FaultyTasks, GazetteBatchWriter):
     def commit(self, messages) -> None:
         with faulty_commit(self._faults):
             super().commit(messages)
 
 
-class FaultyStreamWriter(GazetteStreamWriter):
-    def __init__(self, options: WriteOptions, faults: str) -> None:
-        super().__init__(options)
-        self._faults = faults
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> PreparedCommit:
-        with faulty_task(self._faults):
-            prepared = super().write(published(iterator, self._faults))
-        reach(self._faults, "task-prepared")
-        return prepared
-
+class FaultyStreamWriter(FaultyTasks, GazetteStreamWriter):
     def commit(self, messages, batchId: int) -> None:  # noqa: N803 - Spark's name
         with faulty_commit(self._faults):
             super().commit(messages, batchId)
@@ -154,7 +196,7 @@ def faulty_commit(faults: str) -> Iterator[None]:
         return None if reach(faults, f"after-{kind}") == "lose" else end
 
     async def faulty_append(self: TransactionLog, journal: str, content: bytes, **options: Any):
-        is_target = journal != self._journal
+        is_target = journal != self.journal
         if is_target:
             reach(faults, "before-acknowledgement")
         written = await append(self, journal, content, **options)

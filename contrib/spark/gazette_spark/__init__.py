@@ -33,8 +33,10 @@ Workers run the interpreter which imported this package, unless ``PYSPARK_PYTHON
 would start the first ``python3`` on ``PATH``. Import it before you create the session.
 """
 
+import importlib
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import pyspark
 
@@ -48,9 +50,26 @@ if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 2):
 
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 
-from gazette_spark import transactions
 from gazette_spark.lag import lag
-from gazette_spark.partitioning import partition_by_journal
 from gazette_spark.source import GazetteDataSource
 
+if TYPE_CHECKING:
+    from gazette_spark import transactions
+    from gazette_spark.partitioning import partition_by_journal
+
 __all__ = ["GazetteDataSource", "lag", "partition_by_journal", "transactions"]
+
+
+def __getattr__(name: str) -> object:
+    """Import a name when it is first used: the processes that plan a query need none of them."""
+    if name == "transactions":
+        return importlib.import_module("gazette_spark.transactions")
+    if name != "partition_by_journal":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = importlib.import_module("gazette_spark.partitioning").partition_by_journal
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -15,7 +15,6 @@ from gazette_spark.failure import clear_errors
 from gazette_spark.filters import Pruning
 from gazette_spark.options import Options
 from gazette_spark.planning import JournalRange, ranges_of
-from gazette_spark.range_read import read_range
 
 __all__ = ["GazetteBatchReader", "batch_reader"]
 
@@ -43,6 +42,8 @@ class GazetteBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield record batches of one range. Runs in a worker of an executor."""
+        from gazette_spark.range_read import read_range  # noqa: PLC0415 - not for planning
+
         if isinstance(partition, JournalRange):  # else Spark made one, as there are no ranges
             with clear_errors():
                 yield from read_range(self._options, self._schema, partition)

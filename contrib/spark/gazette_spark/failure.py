@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from gazette_sdk.errors import GazetteError
+from gazette_sdk.errors import GazetteError, UnauthenticatedError
 
 __all__ = ["clear_errors"]
 
@@ -19,6 +19,11 @@ def clear_errors() -> Iterator[None]:
     try:
         yield
     except GazetteError as error:
+        if isinstance(error, UnauthenticatedError):
+            error.add_note(
+                "in Spark set BROKER_AUTH_TOKEN or BROKER_AUTH_KEYS in the environment of driver"
+                " and executors"
+            )
         notes: list[str] = getattr(error, "__notes__", [])
         lines = [line.strip() for part in (str(error), *notes) for line in part.splitlines()]
         notes.clear()

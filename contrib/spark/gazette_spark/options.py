@@ -16,7 +16,6 @@ from google.protobuf.message import Message
 
 from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.framing.registry import framing_for
-from gazette_sdk.message.kinds.registry import validator_of
 
 __all__ = ["Bound", "Options", "load_message"]
 
@@ -117,9 +116,12 @@ class Options:
         if not journals:
             what = "a journal's name or a prefix ending in '/'" if is_store else "a label selector"
             raise ConfigurationError(f"gazette: the option 'journals' is missing: {what}")
+        isolation = _one_of("isolation", options.get("isolation", "committed"), _ISOLATIONS)
+        begin, end = (_bound(name, options.get(name, "")) for name in ("begin", "end"))
+        needs_uuid = isolation == "committed" or begin.time is not None or end.time is not None
         message = options.get("message", "")
         framing = options.get("framing", "")
-        if message and issubclass(load_message(message), Message):
+        if message and issubclass(load_message(message, needs_uuid=needs_uuid), Message):
             framing = framing or "protobuf"
         default = os.environ.get("GAZETTE_ADDRESS", DEFAULT_ADDRESS)
         return cls(
@@ -128,9 +130,9 @@ class Options:
             journals=journals,
             content_type=FRAMING_NAMES.get(framing, framing),
             message=message,
-            isolation=_one_of("isolation", options.get("isolation", "committed"), _ISOLATIONS),
-            begin=_bound("begin", options.get("begin", "")),
-            end=_bound("end", options.get("end", "")),
+            isolation=isolation,
+            begin=begin,
+            end=end,
             file_root=options.get("fileroot", ""),
             mode=_one_of("mode", options.get("mode", "FAILFAST").upper(), _MODES),
             corrupt_column=options.get("columnnameofcorruptrecord", "_corrupt_record"),
@@ -149,7 +151,7 @@ class Options:
         """
         if self.message:
             try:
-                return load_message(self.message)
+                return load_message(self.message, needs_uuid=False)  # parse() has refused it
             except ConfigurationError as error:
                 raise ConfigurationError(f"{error}, to read {journal}") from error
         form = framing_for(content_type).form
@@ -160,11 +162,11 @@ class Options:
         return dict if form == "json" else list
 
 
-def load_message(spec: str) -> type[Any]:
+def load_message(spec: str, *, needs_uuid: bool = True) -> type[Any]:
     """Import the class ``module:Class`` of messages.
 
     Raises:
-        ConfigurationError: there is no such class.
+        ConfigurationError: there is no such class, or it holds no UUID and needs one.
     """
     module, _, name = spec.partition(":")
     try:
@@ -174,8 +176,10 @@ def load_message(spec: str) -> type[Any]:
             f"gazette: message {spec!r} cannot be loaded ({error}); write module:Class of a class"
             " that the driver and all executors can import, such as by SparkContext.addPyFile"
         ) from error
+    from gazette_sdk.message.kinds.registry import validator_of  # noqa: PLC0415 - few need it
+
     try:
-        validator_of(found)
+        validator_of(found, needs_uuid=needs_uuid)
     except ValidationError as error:
         raise ConfigurationError(f"gazette: message {spec!r}: {error}") from error
     return found  # type: ignore[no-any-return] # validator_of refuses what is no class

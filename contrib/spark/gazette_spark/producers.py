@@ -68,31 +68,35 @@ class WorkerPublisher:
         else:
             self.publisher.settle(prepared, acknowledged=True)
 
-    def settle(self, current: TaskTransaction) -> None:
+    def settle(self, current: TaskTransaction) -> bool:
         """Settle the earlier transactions of a writer, as far as their fate is known.
 
         Args:
             current: the transaction that begins.
+
+        Returns:
+            True if the writer's log has reached its number already: it is written once more.
 
         Raises:
             GazetteError: the writer's log cannot be read.
         """
         past = [each for each in self._prepared if each[0].log == current.log != ""]
         past = [each for each in past if each[0] != current]
-        if not past:
-            return
+        if not past and current.number is None:
+            return False
         self._prepared = [each for each in self._prepared if each not in past]
         numbers = [number for each, _ in past if (number := each.number) is not None]
         log = TransactionLog(self.transport, current.log, "")
         try:
             tail = sdk_loop.run(log.read(min(numbers, default=None)))
         except JournalNotFoundError:  # nothing was ever decided
-            return
+            return False
         for transaction, prepared in past:
             text = intents_text(prepared.intents)
             fate = fate_of(tail, transaction.number, transaction.job, text)
             if fate is not Fate.UNKNOWN:
                 self.publisher.settle(prepared, acknowledged=fate is Fate.ACKNOWLEDGED)
+        return tail.has_reached(current.number)
 
     def close(self) -> None:
         """Close the publisher; what it has not sent is given up."""

@@ -44,7 +44,7 @@ def fields_of_class(message: str) -> list[st.StructField]:
     Raises:
         ConfigurationError: the class cannot be loaded, or a field has no type in Spark.
     """
-    found = load_message(message)
+    found = load_message(message, needs_uuid=False)
     if issubclass(found, Message):
         return _protobuf_fields(found.DESCRIPTOR)
     try:

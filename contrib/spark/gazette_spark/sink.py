@@ -11,7 +11,7 @@ import logging
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -51,12 +51,14 @@ class PreparedCommit(WriterCommitMessage):
         intents: text of the acknowledgement intents.
         rows: number of messages.
         length_bytes: size of the rows in memory.
+        is_repeated: the log had reached the transaction's number when the task began.
     """
 
     transaction: TaskTransaction
     intents: str
     rows: int
     length_bytes: int
+    is_repeated: bool
 
 
 class GazetteBatchWriter(DataSourceArrowWriter):
@@ -89,8 +91,7 @@ class GazetteBatchWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Make the messages of all tasks visible. Runs on the driver."""
         kind = WriterKind.APPLICATION if self._options.app else WriterKind.UNNAMED
-        commit = Commit(kind, self._options.version, self._job)
-        _commit(self._options, self._transaction.log, commit, messages)
+        _commit(self._options, kind, self._transaction, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Do nothing: what is decided stays so, and what is not was never visible."""
@@ -119,8 +120,8 @@ class GazetteStreamWriter(DataSourceStreamArrowWriter):
         if {each.number for each in transactions} != {batchId} or len(transactions) > 1:
             raise GazetteError(f"micro-batch {batchId} has tasks of others: {transactions}")
         [transaction] = transactions
-        commit = Commit(WriterKind.STREAM, batchId, uuid.uuid4().hex)
-        _commit(self._options, transaction.log, commit, messages)
+        own = replace(transaction, job=uuid.uuid4().hex)
+        _commit(self._options, WriterKind.STREAM, own, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Do nothing: what is decided stays so, and what is not was never visible."""
@@ -141,7 +142,7 @@ def _write(
 ) -> PreparedCommit:
     rows = length_bytes = 0
     with clear_errors(), lend_publisher(options.url) as lent:
-        lent.settle(transaction)
+        is_repeated = lent.settle(transaction)
         form = sdk_loop.run(row_form(lent.transport, options))
         with lent.publisher.transaction(mapping=form.mapping) as txn:
             for batch in batches:
@@ -151,17 +152,22 @@ def _write(
                     length_bytes += batch.nbytes
             prepared = txn.prepare()
         lent.keep(transaction, prepared)
-    return PreparedCommit(transaction, intents_text(prepared.intents), rows, length_bytes)
+    return PreparedCommit(
+        transaction, intents_text(prepared.intents), rows, length_bytes, is_repeated
+    )
 
 
 def _commit(
     options: WriteOptions,
-    log: str,
-    commit: Commit,
+    kind: WriterKind,
+    transaction: TaskTransaction,
     messages: Sequence[WriterCommitMessage | None],
 ) -> None:
     parts = _parts(messages)
+    log = transaction.log
     _warn(log, parts)
+    is_repeated = all(part.is_repeated for part in parts)
+    commit = Commit(kind, transaction.number, transaction.job, is_repeated=is_repeated)
 
     async def work() -> None:
         async with open_transport(options.url) as transport:

@@ -1,4 +1,10 @@
-"""The data source ``gazette``: its schema and its readers."""
+"""The data source ``gazette``: its schema and its readers.
+
+Spark plans the first query of a session in processes that begin without this package, one after the
+other. So each part is imported where it is used: what the query does not need would delay it.
+"""
+
+# ruff: noqa: PLC0415
 
 from __future__ import annotations
 
@@ -12,15 +18,7 @@ from pyspark.sql.datasource import (
 )
 
 from gazette_sdk.errors import ConfigurationError
-from gazette_sdk.transport import loop as sdk_loop
-from gazette_spark.batch import batch_reader
-from gazette_spark.content import list_content
 from gazette_spark.failure import clear_errors
-from gazette_spark.options import Options
-from gazette_spark.schema import METADATA_FIELDS, fields_of_class, fields_of_messages, sample_of
-from gazette_spark.sink import GazetteBatchWriter, GazetteStreamWriter
-from gazette_spark.stream import GazetteStreamReader
-from gazette_spark.write_options import WriteOptions
 
 __all__ = ["GazetteDataSource"]
 
@@ -47,6 +45,16 @@ class GazetteDataSource(DataSource):
         Raises:
             ConfigurationError: the class, or the sample, has no schema.
         """
+        from gazette_sdk.transport import loop as sdk_loop
+        from gazette_spark.content import list_content
+        from gazette_spark.options import Options
+        from gazette_spark.schema import (
+            METADATA_FIELDS,
+            fields_of_class,
+            fields_of_messages,
+            sample_of,
+        )
+
         with clear_errors():
             options = Options.parse(self.options)
             if options.message:
@@ -60,22 +68,34 @@ class GazetteDataSource(DataSource):
 
     def reader(self, schema: st.StructType) -> DataSourceReader:
         """Return a reader of the current content of the journals."""
+        from gazette_spark.batch import batch_reader
+        from gazette_spark.options import Options
+
         with clear_errors():
             return batch_reader(Options.parse(self.options), schema)
 
     def streamReader(self, schema: st.StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's
         """Return a reader that follows the journals."""
+        from gazette_spark.options import Options
+        from gazette_spark.stream import GazetteStreamReader
+
         with clear_errors():
             return GazetteStreamReader(Options.parse(self.options), schema)
 
     def writer(self, schema: st.StructType, overwrite: bool) -> DataSourceWriter:  # noqa: FBT001 - Spark's
         """Return a writer of rows as messages: all of them become visible, or none."""
+        from gazette_spark.sink import GazetteBatchWriter
+        from gazette_spark.write_options import WriteOptions
+
         with clear_errors():
             _refuse(overwrite=overwrite)
             return GazetteBatchWriter(WriteOptions.parse(self.options, schema, is_stream=False))
 
     def streamWriter(self, schema: st.StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802, FBT001 - Spark's
         """Return a writer of micro-batches, each as one transaction."""
+        from gazette_spark.sink import GazetteStreamWriter
+        from gazette_spark.write_options import WriteOptions
+
         with clear_errors():
             _refuse(overwrite=overwrite)
             return GazetteStreamWriter(WriteOptions.parse(self.options, schema, is_stream=True))

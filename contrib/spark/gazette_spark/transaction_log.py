@@ -39,14 +39,18 @@ from gazette_spark.transaction_records import (
     LastLine,
     LogTail,
     Record,
+    WriterKind,
     decide,
     line_of,
     parse_tail,
 )
 
-__all__ = ["TransactionLog", "intents_of", "intents_text"]
+__all__ = ["MANAGER", "TransactionLog", "intents_of", "intents_text"]
 
 logger = logging.getLogger(__name__)
+
+MANAGER = "gazette-spark"
+"""Value of the label ``managed-by`` of logs."""
 
 WINDOW_BYTES = 64 << 10
 """The end of the log that is read first. What matters is usually its last line."""
@@ -87,11 +91,14 @@ class TransactionLog:
         journal: name of the log.
         selector: label selector of the journals that the writer writes; a new log is made like
             the first of them.
+
+    Attributes:
+        journal: name of the log.
     """
 
     def __init__(self, transport: Transport, journal: str, selector: str) -> None:
         self._transport = transport
-        self._journal = journal
+        self.journal = journal
         self._selector = selector
 
     async def commit(self, commit: Commit, intents: Collection[str], rows: int) -> None:
@@ -106,8 +113,9 @@ class TransactionLog:
             rows: number of its messages.
 
         Raises:
-            GazetteError: another driver is ahead, or earlier transactions are missing; or a call
-                failed. What is decided then is completed by the next commit.
+            GazetteError: another driver is ahead, or has written the same number meanwhile;
+                earlier transactions are missing; or a call failed. What is decided then is
+                completed by the next commit.
         """
         since: int | None = None
         attempts = 0
@@ -158,7 +166,7 @@ class TransactionLog:
             tail = await self._look(None, None)
             if tail.number is not None:
                 raise ConfigurationError(
-                    f"{self._journal} has records, the last of transaction {tail.number}; delete"
+                    f"{self.journal} has records, the last of transaction {tail.number}; delete"
                     " the journal first, if you are sure that nobody needs it"
                 )
             entry = {"done": after, "clean": False} if tail.head else HEADER
@@ -176,7 +184,7 @@ class TransactionLog:
             JournalNotFoundError: there is no log.
             GazetteError: it cannot be read.
         """
-        barrier = await self._append(self._journal, b"")
+        barrier = await self._append(self.journal, b"")
         window = WINDOW_BYTES
         while True:
             tail = await self._read_window(max(0, barrier.end - window), barrier.end)
@@ -206,7 +214,7 @@ class TransactionLog:
                         " are gone",
                         journal,
                         record.number,
-                        self._journal,
+                        self.journal,
                     )
                     return True
 
@@ -217,7 +225,7 @@ class TransactionLog:
         for outcome in written:
             if isinstance(outcome, BaseException):
                 outcome.add_note(
-                    f"Transaction {record.number} of {self._journal} is decided, and not"
+                    f"Transaction {record.number} of {self.journal} is decided, and not"
                     " acknowledged everywhere; the next commit of its writer completes it."
                 )
                 raise outcome
@@ -246,7 +254,7 @@ class TransactionLog:
     async def _append_line(self, head: int, entry: Record | dict[str, Any]) -> int | None:
         """Append a line if the log ends at ``head``; return its new end, None if it does not."""
         try:
-            return (await self._append(self._journal, line_of(entry), offset=head)).end
+            return (await self._append(self.journal, line_of(entry), offset=head)).end
         except WrongAppendOffsetError:
             return None
 
@@ -273,8 +281,8 @@ class TransactionLog:
     async def _read_window(self, begin: int, end: int) -> LogTail:
         """Return the whole lines between two offsets, of which the second ends a line."""
         if begin == end:
-            return parse_tail(self._journal, b"", begin)
-        request = pb.ReadRequest(journal=self._journal, offset=begin, end_offset=end, block=True)
+            return parse_tail(self.journal, b"", begin)
+        request = pb.ReadRequest(journal=self.journal, offset=begin, end_offset=end, block=True)
         pieces: list[bytes] = []
         try:
             async with (
@@ -285,21 +293,21 @@ class TransactionLog:
                     pieces.append(piece)
         except TimeoutError:
             raise DeliveryTimeoutError(
-                f"{self._journal}: not read within {TIMEOUT_S:g} s; check the brokers with `gazctl"
+                f"{self.journal}: not read within {TIMEOUT_S:g} s; check the brokers with `gazctl"
                 " journals list`, and start the job again",
-                journal=self._journal,
+                journal=self.journal,
             ) from None
         except OffsetJumpError as jump:
             raise GazetteError(
-                f"{self._journal}: content at offset {begin} is gone ({jump}); a transaction log"
+                f"{self.journal}: content at offset {begin} is gone ({jump}); a transaction log"
                 " may have no retention: bring its fragments back, or let the writer begin another"
                 " log with another transactionLog",
-                journal=self._journal,
+                journal=self.journal,
                 offset=begin,
             ) from jump
         content = b"".join(pieces)
         skipped = content.index(b"\n") + 1 if begin > 0 else 0
-        return parse_tail(self._journal, content[skipped:], begin + skipped)
+        return parse_tail(self.journal, content[skipped:], begin + skipped)
 
     async def _create_journal(self) -> None:
         """Create the log like the first of the journals that the writer writes."""
@@ -311,17 +319,29 @@ class TransactionLog:
             )
         like = listing.journals[0].spec
         await Journals(self._transport).acreate(
-            self._journal,
+            self.journal,
             partitions=0,
             replication=like.replication,
             stores=list(like.fragment.stores),
-            labels={MANAGED_BY: "gazette-spark"},
+            labels={MANAGED_BY: MANAGER},
         )
 
     def _failure(self, failure: Action, tail: LogTail, commit: Commit) -> GazetteError:
-        number, log = commit.number, self._journal
+        number, log = commit.number, self.journal
         last = "has no transaction" if tail.number is None else f"ends with {tail.number}"
-        if failure is Action.FAIL_RIVAL:
+        if failure is Action.FAIL_RIVAL and commit.kind is WriterKind.APPLICATION:
+            text = (
+                f"{log}: another job has written txnVersion {tail.number} while this one wrote"
+                f" {number}, of which no row is visible; let one job of a txnAppId write at a time,"
+                " each with a txnVersion of its own"
+            )
+        elif failure is Action.FAIL_RIVAL and number == tail.number:
+            text = (
+                f"{log}: another driver has written micro-batch {number} at the same time: two"
+                " drivers run the same query; stop one of them, and go on with the checkpoint of"
+                " the other"
+            )
+        elif failure is Action.FAIL_RIVAL:
             text = (
                 f"{log} {last}, which is behind micro-batch {number} of this query: another driver"
                 " runs the same query, or its checkpoint is an old copy; stop one of them, and use"

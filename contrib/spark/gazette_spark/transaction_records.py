@@ -25,6 +25,10 @@ done        later                FAIL_GAP          DECIDE
 any         earlier              FAIL_RIVAL        RETURN, FAIL_OLD  RETURN
 =========== ==================== ================= ================= =================
 
+A number that the log has reached is that of a repeated transaction: the log had reached it before
+the first task began. Otherwise another driver has written the same number at the same time, and the
+action is FAIL_RIVAL, unless the record is that of this commit.
+
 An earlier number of an application is that of a transaction which is decided, or of one which never
 was. An unnamed writer has no numbers of its own: it takes the next, and finds its own record by its
 job, also in front of others.
@@ -85,7 +89,7 @@ class Action(enum.Enum):
     COMPLETE = "write the intents of another's record, append `done`, then look again"
     RETURN = "nothing: the transaction is done"
     FAIL_GAP = "fail: transactions between the last one and this one are missing"
-    FAIL_RIVAL = "fail: another driver is ahead"
+    FAIL_RIVAL = "fail: another driver is ahead, or has written the same number meanwhile"
     FAIL_OLD = "fail: the number is smaller than the last one, and was never used"
 
 
@@ -122,11 +126,13 @@ class Commit:
         kind: kind of the writer.
         number: number of the transaction; None for an unnamed writer.
         job: id of this commit, which no other has.
+        is_repeated: the log had reached the number when the first of its tasks began.
     """
 
     kind: WriterKind
     number: int | None
     job: str
+    is_repeated: bool = False
 
 
 @dataclass(slots=True)
@@ -159,6 +165,10 @@ class LogTail:
     def is_undone(self) -> bool:
         """Return True if the last transaction is decided, and not done."""
         return self.last_line in {LastLine.DECIDED, LastLine.COMPLETING}
+
+    def has_reached(self, number: int | None) -> bool:
+        """Return True if a transaction of this number, or a later one, is decided."""
+        return number is not None and self.number is not None and number <= self.number
 
     def is_enough(self, number: int | None, since: int | None = None) -> bool:
         """Return True if nothing in front of these lines matters.
@@ -241,16 +251,14 @@ def decide(tail: LogTail, commit: Commit) -> Action:
         return Action.ACKNOWLEDGE
     if commit.number is None:
         return _decide_unnamed(tail, commit.job)
-    if commit.number < tail.number:
-        return _decide_earlier(tail, commit)
+    if tail.has_reached(commit.number):
+        return _decide_reached(tail, commit)
     return _decide_later(tail, commit.kind, commit.number - tail.number)
 
 
 def _decide_later(tail: LogTail, kind: WriterKind, distance: int) -> Action:
     if tail.is_undone:
         return Action.COMPLETE
-    if distance == 0:
-        return Action.RETURN
     return Action.FAIL_GAP if kind is WriterKind.STREAM and distance > 1 else Action.DECIDE
 
 
@@ -261,10 +269,18 @@ def _decide_unnamed(tail: LogTail, job: str) -> Action:
     return Action.RETURN if own else Action.DECIDE
 
 
-def _decide_earlier(tail: LogTail, commit: Commit) -> Action:
+def _decide_reached(tail: LogTail, commit: Commit) -> Action:
+    """Return the next step of a commit whose number is that of the last transaction, or earlier."""
+    assert commit.number is not None
+    record = tail.records.get(commit.number)
+    is_own = record is not None and record.job == commit.job
+    if not is_own and not commit.is_repeated:
+        return Action.FAIL_RIVAL
+    if commit.number == tail.number:
+        return Action.COMPLETE if tail.is_undone else Action.RETURN
     if commit.kind is WriterKind.STREAM:
         return Action.FAIL_RIVAL
-    return Action.RETURN if commit.number in tail.records else Action.FAIL_OLD
+    return Action.FAIL_OLD if record is None else Action.RETURN
 
 
 def fate_of(tail: LogTail, number: int | None, job: str, intents: str) -> Fate:

@@ -9,9 +9,12 @@ from gazette_sdk.cli.spark.settings import (
     BACKFILL,
     COMPACT,
     CREATE_LOG,
+    DELETE_LOGS,
     EXPORT,
+    LIST_LOGS,
     RECONCILE,
     SPARK,
+    TRANSACTIONS,
     WORD_COUNT,
     WRITER,
 )
@@ -92,10 +95,22 @@ SPARK_COMMANDS = (
         ("gazette spark word-count --journals topic=words", "the twenty most frequent words"),
     ),
     Command(
+        "spark transactions list",
+        "List the transaction logs of writers, with the last transaction of each",
+        "gazette_sdk.cli.spark.transactions:list_logs",
+        (LIST_LOGS, TRANSACTIONS),
+        details=(
+            "A transaction is `decided` until its messages are acknowledged, `completing` while "
+            "another run does so, and then `done`. Watch for logs which are not: they belong to a "
+            "writer at work, or to one that died."
+        ),
+        examples=(("gazette spark transactions list -o json", "for programs"),),
+    ),
+    Command(
         "spark transactions complete",
         "Complete the last transaction of a writer whose driver died",
         "gazette_sdk.cli.spark.transactions:complete",
-        (WRITER,),
+        (WRITER, TRANSACTIONS),
         details=(
             "WRITER is the id of a streaming query, the txnAppId of batch writes, or `batch`. A "
             "transaction that is decided is completed by the writer's next write, too; this is "
@@ -105,12 +120,35 @@ SPARK_COMMANDS = (
         arguments="WRITER",
         arguments_min=1,
         arguments_max=1,
+        in_doubt="run it again: what is acknowledged already stays so",
+    ),
+    Command(
+        "spark transactions delete",
+        "Delete the transaction logs of writers that do not come back",
+        "gazette_sdk.cli.spark.transactions:delete",
+        (DELETE_LOGS, TRANSACTIONS),
+        details=(
+            "A log whose last transaction is open is only shown without --yes: messages of the "
+            "transaction that are not acknowledged would be lost. No driver of the writer may run. "
+            "One that comes back has forgotten what it wrote: a streaming query stops, and a batch "
+            "write with an earlier txnVersion is written again."
+        ),
+        examples=(
+            (
+                "gazette spark transactions delete nightly",
+                "of txnAppId=nightly, if nothing is open",
+            ),
+        ),
+        arguments="WRITER...",
+        arguments_min=1,
+        arguments_max=None,
+        in_doubt="see `gazette spark transactions list` for what is left",
     ),
     Command(
         "spark transactions create",
         "Begin the transaction log of a streaming query anew, behind a micro-batch",
         "gazette_sdk.cli.spark.transactions:create",
-        (CREATE_LOG,),
+        (CREATE_LOG, TRANSACTIONS),
         details=(
             "For a query whose log was deleted, or that had another sink before. All that it "
             "wrote up to the micro-batch must be complete, or it is lost."

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -25,9 +25,14 @@ from gazette_sdk.cli.spark.settings import (
 from gazette_sdk.errors import GazetteError
 from gazette_spark import GazetteDataSource, pipelines
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
 __all__ = ["main"]
 
 METADATA = "_journal string, _offset long, _uuid string, _time timestamp"
+
+R = TypeVar("R", bound="DataclassInstance")
 
 Rows = tuple[Sequence[str], Sequence[Sequence[Any]]]
 """Headers and rows of a summary."""
@@ -58,39 +63,55 @@ def main(arguments: Sequence[str]) -> int:
 
 def _export(spark: SparkSession, options: Mapping[str, Any]) -> tuple[Rows, int]:
     settings = ExportSettings.model_validate(options)
-    batches = pipelines.export(
-        spark,
-        settings.source(),
-        settings.lake,
-        schema=f"{settings.columns}, {METADATA}" if settings.columns else None,
-        on_batch=lambda batch: _progress(f"batch {batch.batch}: {batch.rows} messages"),
+    schema = f"{settings.columns}, {METADATA}" if settings.columns else None
+    return _told(
+        pipelines.ExportedBatch,
+        lambda batch: f"batch {batch.batch}: {batch.rows} messages",
+        lambda tell: pipelines.export(
+            spark, settings.source(), settings.lake, schema=schema, on_batch=tell
+        ),
     )
-    return _table(pipelines.ExportedBatch, batches), 0
 
 
 def _compact(spark: SparkSession, options: Mapping[str, Any]) -> tuple[Rows, int]:
     settings = CompactSettings.model_validate(options)
-    hours = pipelines.compact(
-        spark,
-        settings.lake,
-        on_hour=lambda hour: _progress(f"{hour.hour}: {hour.batches} batches merged"),
+    return _told(
+        pipelines.CompactedHour,
+        lambda hour: f"{hour.hour}: {hour.batches} batches merged",
+        lambda tell: pipelines.compact(spark, settings.lake, on_hour=tell),
     )
-    return _table(pipelines.CompactedHour, hours), 0
 
 
 def _backfill(spark: SparkSession, options: Mapping[str, Any]) -> tuple[Rows, int]:
     settings = BackfillSettings.model_validate(options)
-    transactions = pipelines.backfill(
-        spark,
-        settings.files,
-        settings.target(),
-        format=settings.input,
-        schema=settings.columns or None,
-        on_transaction=lambda done: _progress(
-            f"transaction {done.transaction}: {done.files} files, {iec_bytes(done.size)}"
+    return _told(
+        pipelines.BackfilledFiles,
+        lambda done: f"transaction {done.transaction}: {done.files} files, {iec_bytes(done.size)}",
+        lambda tell: pipelines.backfill(
+            spark,
+            settings.files,
+            settings.target(),
+            format=settings.input,
+            schema=settings.columns or None,
+            on_transaction=tell,
         ),
     )
-    return _table(pipelines.BackfilledFiles, transactions), 0
+
+
+def _told(
+    kind: type[R],
+    line: Callable[[R], str],
+    run: Callable[[Callable[[R], None]], Sequence[R]],
+) -> tuple[Rows, int]:
+    """Run a pipeline that tells each of its results; return the table of all.
+
+    Args:
+        kind: class of the results, whose fields are the columns.
+        line: returns the progress line of a result.
+        run: runs the pipeline, which calls a function with each result.
+    """
+    results = run(lambda result: _progress(line(result)))
+    return ([each.name for each in fields(kind)], [astuple(result) for result in results]), 0
 
 
 def _reconcile(spark: SparkSession, options: Mapping[str, Any]) -> tuple[Rows, int]:
@@ -129,11 +150,6 @@ PIPELINES: Mapping[str, Callable[[SparkSession, Mapping[str, Any]], tuple[Rows, 
 def _read(spark: SparkSession, source: Mapping[str, str], columns: str) -> DataFrame:
     reader = spark.read.format("gazette").options(**source)
     return (reader.schema(f"{columns}, {METADATA}") if columns else reader).load()
-
-
-def _table(kind: type[Any], results: Sequence[Any]) -> Rows:
-    """Return the rows of results of one class, with its fields as headers."""
-    return [field.name for field in fields(kind)], [astuple(result) for result in results]
 
 
 def _cell(header: str, value: Any) -> str:

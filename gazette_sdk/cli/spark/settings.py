@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from gazette_sdk.cli.command import TimeoutSettings
+from gazette_sdk.cli.shared_options import OutcomeFormat
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.server.options import Group, Option, Settings
 
@@ -13,19 +15,24 @@ __all__ = [
     "BACKFILL",
     "COMPACT",
     "CREATE_LOG",
+    "DELETE_LOGS",
     "EXPORT",
+    "LIST_LOGS",
     "RECONCILE",
     "SPARK",
+    "TRANSACTIONS",
     "WORD_COUNT",
     "WRITER",
     "BackfillSettings",
     "CompactSettings",
     "CreateLogSettings",
+    "DeleteLogsSettings",
     "ExportSettings",
+    "ListLogsSettings",
+    "LogSettings",
     "ReconcileSettings",
     "SparkSettings",
     "WordCountSettings",
-    "WriterSettings",
 ]
 
 _ADDRESS = Option(
@@ -153,20 +160,27 @@ class WordCountSettings(SourceSettings):
     top: Annotated[int, Option("Top", "How many words to show"), Field(ge=0, le=100_000)] = 20
 
 
-class WriterSettings(Settings):
-    """Options of ``gazette spark transactions complete``."""
+class LogSettings(Settings):
+    """Where transaction logs are."""
 
-    address: Annotated[str, _ADDRESS] = ""
+    address: Annotated[str, Option("Address", "Address of a broker", env="GAZETTE_ADDRESS")] = ""
     transaction_log: Annotated[
         str, Option("TransactionLog", "The writer's option transactionLog")
     ] = ""
 
-    def log(self) -> dict[str, str]:
-        """Return the argument ``transaction_log``; nothing for the default."""
-        return {"transaction_log": self.transaction_log} if self.transaction_log else {}
+    def where(self) -> dict[str, str]:
+        """Return the arguments ``address`` and ``transaction_log``, without defaults."""
+        given = {"address": self.address, "transaction_log": self.transaction_log}
+        return {name: value for name, value in given.items() if value}
 
 
-class CreateLogSettings(WriterSettings):
+class ListLogsSettings(LogSettings):
+    """Options of ``gazette spark transactions list``."""
+
+    format: OutcomeFormat = "table"
+
+
+class CreateLogSettings(LogSettings):
     """Options of ``gazette spark transactions create``."""
 
     journals: Annotated[
@@ -177,6 +191,21 @@ class CreateLogSettings(WriterSettings):
         Option("After", "Number of the last micro-batch that is written", in_ini=False),
         Field(ge=0),
     ]
+
+
+class DeleteLogsSettings(ListLogsSettings):
+    """Options of ``gazette spark transactions delete``."""
+
+    yes: Annotated[
+        bool,
+        Option(
+            "Yes",
+            "Delete logs whose last transaction is open, too; without it, only show them",
+            short="y",
+            in_ini=False,
+        ),
+    ] = False
+    dry_run: Annotated[bool, Option("DryRun", "Only show what would be deleted")] = False
 
 
 def parse_pairs(name: str, texts: tuple[str, ...]) -> dict[str, str]:
@@ -199,6 +228,9 @@ EXPORT = Group("spark.export", ExportSettings)
 COMPACT = Group("spark.compact", CompactSettings)
 BACKFILL = Group("spark.backfill", BackfillSettings)
 RECONCILE = Group("spark.reconcile", ReconcileSettings)
-WRITER = Group("spark.transactions.complete", WriterSettings)
+TRANSACTIONS = Group("spark.transactions", TimeoutSettings, env_prefix="")
+LIST_LOGS = Group("spark.transactions.list", ListLogsSettings)
+WRITER = Group("spark.transactions.complete", LogSettings)
+DELETE_LOGS = Group("spark.transactions.delete", DeleteLogsSettings)
 CREATE_LOG = Group("spark.transactions.create", CreateLogSettings)
 WORD_COUNT = Group("spark.word-count", WordCountSettings)

@@ -20,7 +20,7 @@ from gazette_sdk.errors import (
 from gazette_sdk.fragment import metrics
 from gazette_sdk.protocol.urls import StoreURL
 
-__all__ = ["RangedReader", "Store", "StoredContent", "StoredObject"]
+__all__ = ["PositionedReader", "RangedReader", "Store", "StoredContent", "StoredObject"]
 
 OPERATION_TIMEOUT_S: Final = 60.0
 """Longest time of one request to a store, its retries included: no operation hangs."""
@@ -293,7 +293,38 @@ def read_exactly(content: BinaryIO, length: int) -> bytes:
     return data
 
 
-class RangedReader(io.RawIOBase):
+class PositionedReader(io.RawIOBase):
+    """Base of seekable readers of content of known length, each with its own position.
+
+    Args:
+        length: length of the content.
+    """
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self._length = length
+        self._position = 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position in the content."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to a position, which may be behind the end."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+
+class RangedReader(PositionedReader):
     """Reader of an object by requests for ranges of it.
 
     A reader may pause for any time, and a broken connection costs one range, since no connection
@@ -309,33 +340,17 @@ class RangedReader(io.RawIOBase):
     MOST_BYTES = 8 << 20
 
     def __init__(self, fetch: Callable[[int, int], bytes], length: int) -> None:
-        super().__init__()
+        super().__init__(length)
         self._fetch = fetch
-        self._length = length
-        self._position = 0
         self._range = memoryview(b"")  # fetched bytes from the position on
         self._next_bytes = self.FIRST_BYTES
 
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the position in the object."""
-        return self._position
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move to a position, without a request."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
-        target = max(0, base + offset)
-        ahead = target - self._position
+        before = self._position
+        ahead = super().seek(offset, whence) - before
         self._range = self._range[ahead:] if 0 <= ahead <= len(self._range) else memoryview(b"")
-        self._position = target
-        return target
+        return self._position
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         """Fill ``buffer`` from the current range, fetching the next one when that is used up."""

@@ -100,6 +100,8 @@ class FileStore(Store):
         stack = [top]
         while stack:
             directory = stack.pop()
+            relative = directory.relative_to(top).as_posix()
+            base = "" if directory == top else f"{relative}/"
             try:
                 with os.scandir(directory) as entries:
                     found = list(entries)
@@ -113,8 +115,7 @@ class FileStore(Store):
                         modified = entry.stat().st_mtime
                     except FileNotFoundError:
                         continue  # removed meanwhile, or a dangling link
-                    relative = os.path.relpath(entry.path, top)
-                    yield StoredObject(relative.replace(os.sep, "/"), int(modified))
+                    yield StoredObject(base + entry.name, int(modified))
 
     def _remove(self, key: str) -> None:
         self._path(key).unlink()

@@ -56,7 +56,7 @@ def column_decoder(
         opened: the journal, and the offset at which content begins.
         sequenced: rows are to be sequenced: an invalid UUID is an error then.
     """
-    framing, kind = framing_and_kind(opened, message_type)
+    framing, kind = framing_and_kind(opened, message_type, sequenced=sequenced)
     make: Callable[..., ColumnDecoder] = {"json": _JsonDecoder, "csv": _CsvDecoder}.get(
         framing.form, _ProtobufDecoder
     )

@@ -37,7 +37,7 @@ def schema_of(message_type: type[Any]) -> pa.Schema:
     """
     if issubclass(message_type, Message):
         fields = list(_protobuf_fields(cast("Descriptor", message_type.DESCRIPTOR), ()))
-        fields = [field for field in fields if field.name != "uuid"]
+        fields = [each for each in fields if (each.name, each.type) != ("uuid", pa.binary())]
     elif issubclass(message_type, (dict, list)):
         raise ConfigurationError(
             f"{message_type.__qualname__} names no fields: {REMEDY}, or use a class with fields"

@@ -93,6 +93,7 @@ class Kind(abc.ABC, Generic[M]):
         form: the form of payloads, as of :attr:`gazette_sdk.framing.Framing.form`.
         validate: raises to refuse a message before it is published; None where the class has no
             such function.
+        no_uuid: reason why objects of the class hold no UUID, with the remedy; empty if they do.
     """
 
     form: ClassVar[str]
@@ -100,6 +101,7 @@ class Kind(abc.ABC, Generic[M]):
     def __init__(self, message_type: type[M]) -> None:
         self.message_type = message_type
         self.validate: Callable[[M], object] | None = None
+        self.no_uuid = ""
 
     @abc.abstractmethod
     def encode(self, message: M, stamp: Stamp) -> bytes:

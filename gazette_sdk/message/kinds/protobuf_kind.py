@@ -22,27 +22,29 @@ _UUID_BYTES = 16
 
 
 def find(message_type: type[Any]) -> Kind[Any] | None:
-    """Return the adapter of a generated protobuf class; None for any other class.
-
-    Raises:
-        ValidationError: the class has no field ``bytes uuid``.
-    """
+    """Return the adapter of a generated protobuf class; None for any other class."""
     if not issubclass(message_type, Message) or message_type is Message:
         return None
-    field = message_type.DESCRIPTOR.fields_by_name.get("uuid")
-    if field is None or field.type != FieldDescriptor.TYPE_BYTES or field.is_repeated:
-        raise ValidationError(
-            f"{message_type.DESCRIPTOR.full_name} can carry no message UUID: give it a field"
-            " `bytes uuid`",
-            kind="no_uuid",
-        )
     return ProtobufKind(message_type)
 
 
 class ProtobufKind(Kind[Any]):
-    """Kind of a generated protobuf class. Publishing a message sets its ``uuid``."""
+    """Kind of a generated protobuf class. Publishing a message sets its ``uuid``.
+
+    Messages of a class without a field ``bytes uuid`` are decoded as messages without UUID.
+    """
 
     form: ClassVar[str] = "protobuf"
+
+    def __init__(self, message_type: type[Any]) -> None:
+        super().__init__(message_type)
+        field = message_type.DESCRIPTOR.fields_by_name.get("uuid")
+        if field is None or field.type != FieldDescriptor.TYPE_BYTES or field.is_repeated:
+            self.no_uuid = (
+                f"{message_type.DESCRIPTOR.full_name} can carry no message UUID: give it a field"
+                " `bytes uuid`; without one its messages can only be read with"
+                " isolation=uncommitted, and from offsets instead of times"
+            )
 
     def encode(self, message: Any, stamp: Stamp) -> bytes:
         """Set the message's ``uuid`` and serialize it."""
@@ -65,6 +67,8 @@ class ProtobufKind(Kind[Any]):
             messages.extend(map(parse, framing.payloads(buffer, frames)))
         except ProtobufDecodeError as cause:
             error = cause
+        if self.no_uuid:
+            return Decoded(messages, [b""] * len(messages), error)
         # Only 16 bytes are taken; 36 bytes would be taken for text.
         uuids: list[RawUuid] = [message.uuid[:_UUID_BYTES] for message in messages]
         return Decoded(messages, uuids, error)

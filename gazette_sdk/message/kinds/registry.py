@@ -21,17 +21,19 @@ __all__ = ["kind_of", "validator_of"]
 M = TypeVar("M")
 
 
-def kind_of(message_type: type[M], form: str) -> Kind[M]:
+def kind_of(message_type: type[M], form: str, *, needs_uuid: bool = True) -> Kind[M]:
     """Return the adapter of a class.
 
     Args:
         message_type: class of the messages.
         form: form of payloads, ``"json"``, ``"protobuf"`` or ``"csv"``.
+        needs_uuid: False if messages are only read, and not sequenced: protobuf classes then
+            need no field of a UUID.
 
     Raises:
         ValidationError: objects of the class cannot hold a UUID, or have another form.
     """
-    found = _known_kind(message_type)
+    found = _known_kind(message_type, needs_uuid=needs_uuid)
     if found.form != form:
         raise ValidationError(
             f"{message_type.__qualname__} is a {found.form} message, but the journal's framing"
@@ -49,23 +51,25 @@ _CLASSES = {
 }
 
 
-def validator_of(message_type: type[M]) -> Callable[[M], object] | None:
+def validator_of(message_type: type[M], *, needs_uuid: bool = True) -> Callable[[M], object] | None:
     """Return the function that refuses messages of a class; None if there is none.
 
     Raises:
-        ValidationError: objects of the class cannot hold a UUID.
+        ValidationError: objects of the class cannot hold a UUID, see :func:`kind_of`.
     """
-    return _known_kind(message_type).validate
+    return _known_kind(message_type, needs_uuid=needs_uuid).validate
 
 
 _known: dict[type, Kind[Any]] = {}
 """Adapters by class. Classes of messages are never dropped."""
 
 
-def _known_kind(message_type: type[M]) -> Kind[M]:
+def _known_kind(message_type: type[M], *, needs_uuid: bool) -> Kind[M]:
     if not isinstance(message_type, type):
         raise _no_class(message_type)
     found: Kind[M] = _known.get(message_type) or _made(message_type)
+    if needs_uuid and found.no_uuid:
+        raise ValidationError(found.no_uuid, kind="no_uuid")
     return found
 
 

@@ -273,8 +273,15 @@ class JournalDecoder(ContentDecoder[Envelope[M]]):
         return ShortRun(journal, found) if found else self._empty, cause
 
 
-def framing_and_kind(opened: Opened, message_type: type[M]) -> tuple[Framing, Kind[M]]:
+def framing_and_kind(
+    opened: Opened, message_type: type[M], *, sequenced: bool
+) -> tuple[Framing, Kind[M]]:
     """Return the framing of a journal, and the adapter of the messages' class.
+
+    Args:
+        opened: the journal.
+        message_type: class of the messages.
+        sequenced: they are to be sequenced, for which the class must hold UUIDs.
 
     Raises:
         FramingError: its content type has no framing.
@@ -283,7 +290,7 @@ def framing_and_kind(opened: Opened, message_type: type[M]) -> tuple[Framing, Ki
     journal = opened.journal
     try:
         framing = framing_for(opened.content_type)
-        return framing, kind_of(message_type, framing.form)
+        return framing, kind_of(message_type, framing.form, needs_uuid=sequenced)
     except FramingError as error:
         raise FramingError(
             f"{journal}: determining framing: {error}; give the journal a content-type"
@@ -297,5 +304,5 @@ def framing_and_kind(opened: Opened, message_type: type[M]) -> tuple[Framing, Ki
 
 def journal_decoder(message_type: type[M], opened: Opened, *, sequenced: bool) -> JournalDecoder[M]:
     """Return the decoder of a journal to envelopes; raises as :func:`framing_and_kind`."""
-    framing, kind = framing_and_kind(opened, message_type)
+    framing, kind = framing_and_kind(opened, message_type, sequenced=sequenced)
     return JournalDecoder(opened.journal, framing, kind, opened.offset, sequenced=sequenced)

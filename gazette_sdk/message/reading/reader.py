@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain
 from operator import length_hint
-from types import TracebackType
-from typing import TYPE_CHECKING, Generic, Literal, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeAlias, TypeVar
 
+from gazette_sdk.contexts import AsyncClosable, Closable
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.message.clock import clock_of_time
 from gazette_sdk.message.envelope import Envelope
@@ -51,7 +51,7 @@ BATCH_ROWS = 1 << 16
 """Default limit of the rows of a record batch."""
 
 
-class Reader(Generic[M]):
+class Reader(Closable, AsyncClosable, Generic[M]):
     """Reader of the messages of all journals that match a selector, each in its journal's order.
 
     An iterable and an asynchronous iterable of :class:`~gazette_sdk.message.Envelope`::
@@ -76,7 +76,9 @@ class Reader(Generic[M]):
 
     Args:
         message_type: class of the messages: a dataclass on JsonMessage, a pydantic model, a
-            msgspec Struct, ``dict``, ``list``, or a generated protobuf class.
+            msgspec Struct, ``dict``, ``list``, or a generated protobuf class. One without a field
+            ``bytes uuid`` can be read as uncommitted, and not from a ``datetime``: its messages
+            have no UUID.
         selector: label selector (``"topic=orders"``), or the name of one journal that exists;
             a name may have metadata (``a/journal;mine``), which envelopes and offsets keep.
         name: name of one journal, instead of a selector.
@@ -133,7 +135,6 @@ class Reader(Generic[M]):
         ring_size: int = RING_SIZE,
     ) -> None:
         _check(isolation, checkpoint, on_error, acknowledgements=acknowledgements)
-        validator_of(message_type)  # refuses a class that is no message, before any read
         self._type = message_type
         restored = (
             Checkpoint.from_bytes(checkpoint) if isinstance(checkpoint, bytes) else checkpoint
@@ -149,6 +150,8 @@ class Reader(Generic[M]):
         self._plan = plan if restored is None else plan.restored(restored)
         self._transport = transport
         self._is_committed = isolation == "committed"
+        # Refuses a class that is no message, before any read.
+        validator_of(message_type, needs_uuid=self._parses_uuids)
         self._acknowledgements = acknowledgements
         self._on_error = on_error
         self._ring_size = ring_size
@@ -359,28 +362,6 @@ class Reader(Generic[M]):
         await self._batches.aclose()
         if self._columns is not None:
             await self._columns.aclose()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
 
 def _check(

@@ -63,6 +63,17 @@ def test_foreign_objects_are_passed_over_and_logged_once(store, caplog):
     assert record.getMessage().endswith(", …")
 
 
+def test_fragments_are_listed_in_the_order_of_offsets(tmp_path):
+    begins = [(number * 7919) % 100 for number in range(100)]
+    store = open_store("file:///", file_root=tmp_path)
+    for begin in begins:
+        name = f"{begin:016x}-{begin + 1:016x}-{SUM}.gz"
+        put_bytes(store, f"a/journal/day={begin % 3}/{name}", b"x")
+    found = list_fragments(store, "a/journal")
+    assert [each.begin for each in found] == list(range(100))
+    assert {each.path_postfix for each in found} == {"day=0", "day=1", "day=2"}
+
+
 def test_a_store_that_fails_fails_the_listing(tmp_path):
     root = tmp_path / "root"
     root.mkdir()

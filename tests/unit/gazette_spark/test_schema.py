@@ -114,6 +114,20 @@ def test_an_older_pyspark_is_one_clear_error():
     )
 
 
+def test_planning_a_query_imports_little():
+    program = """
+import sys
+import gazette_spark
+assert gazette_spark.GazetteDataSource.name() == "gazette"
+assert not {"gazette_sdk.transport", "gazette_sdk.message", "pydantic"} & sys.modules.keys()
+import gazette_spark.batch
+assert not {"gazette_sdk.message", "pydantic"} & sys.modules.keys()
+from gazette_spark import lag, partition_by_journal, transactions
+assert callable(lag) and callable(partition_by_journal) and callable(transactions.complete)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
 def test_options_are_checked():
     source = {"store": "file:///nowhere", "journals": "a/"}
     for name, value, problem in [

@@ -90,10 +90,36 @@ async def commit(transport, kind, number, job) -> bool:
     """Commit as a driver that may die; True if it was told that all is well."""
     log = TransactionLog(transport, LOG, "topic=target")
     try:
-        await log.commit(Commit(kind, number, job), [intents_of_job(job)], 1)
+        is_repeated = await has_reached(log, number)
+        await transport.delay()  # tasks
+        commit = Commit(kind, number, job, is_repeated=is_repeated)
+        await log.commit(commit, [intents_of_job(job)], 1)
     except CrashError:
         return False
+    except GazetteError as error:
+        check_is_beaten(transport, job, str(error))
+        return False
+    if number is not None and not is_repeated:
+        check_is_winner(transport, job, number)
     return True
+
+
+def check_is_beaten(transport, job: str, error: str) -> None:
+    assert "another driver has written" in error
+    assert not any(line.get("job") == job for line in lines(transport))
+
+
+def check_is_winner(transport, job: str, number: int) -> None:
+    jobs = [line["job"] for line in lines(transport) if line.get("decided") == number]
+    assert jobs == [job]
+
+
+async def has_reached(log: TransactionLog, number: int | None) -> bool:
+    """Look at the log as a task does when it begins."""
+    try:
+        return (await log.read()).has_reached(number)
+    except JournalNotFoundError:
+        return False
 
 
 @pytest.fixture(autouse=True)
@@ -202,8 +228,8 @@ def work(coroutine):
     return run(on_sdk_loop(coroutine), WAIT_S)
 
 
-def stream(number: int, job: str = "own") -> Commit:
-    return Commit(WriterKind.STREAM, number, job)
+def stream(number: int, job: str = "own", *, is_repeated: bool = False) -> Commit:
+    return Commit(WriterKind.STREAM, number, job, is_repeated=is_repeated)
 
 
 def test_the_log_is_created_like_the_journals_that_are_written(transport, log):
@@ -295,15 +321,35 @@ def test_a_driver_that_is_behind_is_told_of_the_other(transport, log):
     assert acks(transport) == []
 
 
+def test_a_driver_whose_micro_batch_another_has_written_meanwhile_is_told_so(transport, log):
+    work(log.commit(stream(0, "other"), [intents_of_job("other")], 1))
+    with pytest.raises(GazetteError, match="another driver has written micro-batch 0 at the same"):
+        work(log.commit(stream(0), [intents_of_job("own")], 1))
+    assert acks(transport) == ["other"]
+    # Started again, its tasks begin when the log has the micro-batch.
+    work(log.commit(stream(0, "again", is_repeated=True), [intents_of_job("again")], 1))
+    assert acks(transport) == ["other"]
+
+
+def test_a_job_whose_version_another_has_written_meanwhile_is_told_so(transport, log):
+    work(log.commit(Commit(WriterKind.APPLICATION, 3, "other"), [intents_of_job("other")], 1))
+    for version in (2, 3):
+        own = Commit(WriterKind.APPLICATION, version, "own")
+        with pytest.raises(GazetteError, match=f"while this one wrote {version}, of which no row"):
+            work(log.commit(own, [intents_of_job("own")], 1))
+    assert acks(transport) == ["other"]
+
+
 def test_an_application_may_repeat_earlier_versions_and_invent_none(transport, log):
     for version in (3, 5):
         commit = Commit(WriterKind.APPLICATION, version, f"job {version}")
         work(log.commit(commit, [intents_of_job(f"version {version}")], 1))
     for version in (3, 5):
-        commit = Commit(WriterKind.APPLICATION, version, "repeated")
+        commit = Commit(WriterKind.APPLICATION, version, "repeated", is_repeated=True)
         work(log.commit(commit, [intents_of_job("repeated")], 1))
+    old = Commit(WriterKind.APPLICATION, 4, "old", is_repeated=True)
     with pytest.raises(GazetteError, match="txnVersion 4 was never written"):
-        work(log.commit(Commit(WriterKind.APPLICATION, 4, "old"), [intents_of_job("old")], 1))
+        work(log.commit(old, [intents_of_job("old")], 1))
     assert acks(transport) == ["version 3", "version 5"]
 
 

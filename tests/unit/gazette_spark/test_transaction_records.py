@@ -50,7 +50,8 @@ COMMITS = [(STREAM, n) for n in NUMBERS] + [(APP, n) for n in NUMBERS] + [(UNNAM
 H, D, A, C, R = Action.HEADER, Action.DECIDE, Action.ACKNOWLEDGE, Action.COMPLETE, Action.RETURN
 GAP, RIVAL, OLD = Action.FAIL_GAP, Action.FAIL_RIVAL, Action.FAIL_OLD
 
-# numbers of a stream, then of an application: 0, 3, 4, 5, 6, 7; then an unnamed writer
+# numbers of a stream, then of an application: 0, 3, 4, 5, 6, 7; then an unnamed writer.
+# The log had reached the number when the tasks began.
 TABLE = {
     "new": [H, H, H, H, H, H, H, H, H, H, H, H, H],
     "header": [D, GAP, GAP, GAP, GAP, GAP, D, D, D, D, D, D, D],
@@ -66,6 +67,23 @@ TABLE = {
     "header of a rival behind": [A, A, A, A, A, A, A, A, A, A, A, A, A],
 }
 
+_ = RIVAL
+# The log had not reached the number when the tasks began.
+MEANWHILE = {
+    "new": TABLE["new"],
+    "header": TABLE["header"],
+    "decided": [_, _, _, _, C, C, _, _, _, _, C, C, C],
+    "decided, own": TABLE["decided, own"],
+    "completing": [_, _, _, _, C, C, _, _, _, _, C, C, C],
+    "completing, own": [_, _, _, C, C, C, _, _, _, C, C, C, C],
+    "done": [_, _, _, _, D, GAP, _, _, _, _, D, D, D],
+    "done, own": [_, _, _, R, D, GAP, _, _, _, R, D, D, R],
+    "done, own before": [_, _, _, _, D, GAP, _, R, _, _, D, D, R],
+    "completing, own before": [_, _, _, _, C, C, _, R, _, _, C, C, C],
+    "created": [_, _, _, _, D, GAP, _, _, _, _, D, D, D],
+    "header of a rival behind": TABLE["header of a rival behind"],
+}
+
 
 def tail_of(entries: list, begin: int = 0) -> LogTail:
     return parse_tail("a/log", b"".join(map(line_of, entries)), begin)
@@ -74,13 +92,16 @@ def tail_of(entries: list, begin: int = 0) -> LogTail:
 def test_the_table_has_every_log_and_every_commit():
     assert set(TABLE) == set(LOGS)
     assert {len(row) for row in TABLE.values()} == {len(COMMITS)}
+    assert set(MEANWHILE) == set(LOGS)
+    assert {len(row) for row in MEANWHILE.values()} == {len(COMMITS)}
 
 
 @pytest.mark.parametrize(("log", "index"), list(itertools.product(LOGS, range(len(COMMITS)))))
 def test_the_next_step_is_that_of_the_table(log: str, index: int):
     kind, number = COMMITS[index]
     tail = tail_of(LOGS[log])
-    assert decide(tail, Commit(kind, number, "own")) is TABLE[log][index]
+    assert decide(tail, Commit(kind, number, "own", is_repeated=True)) is TABLE[log][index]
+    assert decide(tail, Commit(kind, number, "own")) is MEANWHILE[log][index]
 
 
 def test_a_tail_knows_its_head_and_what_was_done_at_the_first_attempt():

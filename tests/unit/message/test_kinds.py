@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import msgspec
 import pydantic
 import pytest
-from google.protobuf import descriptor_pb2
 
 from gazette_sdk.errors import DecodeError, ValidationError
 from gazette_sdk.framing import Frames, Framing, JsonLines, framing_for
@@ -20,7 +19,7 @@ from gazette_sdk.message.flags import ACK_TXN, OUTSIDE_TXN
 from gazette_sdk.message.kinds import kind_of
 from gazette_sdk.message.kinds.base import JsonMessage
 from gazette_sdk.message.uuid import ZERO_UUID, Stamp, build_uuid, uuid_of_text
-from support.protobuf_messages import Gram, protobuf_class
+from support.protobuf_messages import Gram, NoUuid, TextUuid
 from support.vectors import golden, group
 
 PRODUCER = bytes.fromhex("0d04970419de")
@@ -401,10 +400,6 @@ class AsArray(msgspec.Struct, array_like=True):
 @dataclass
 class BadOwn(JsonMessage):
     UUID: int
-
-
-NoUuid = protobuf_class("NoUuid", uuid_type=None)
-TextUuid = protobuf_class("TextUuid", uuid_type=descriptor_pb2.FieldDescriptorProto.TYPE_STRING)
 
 
 @pytest.mark.parametrize(
