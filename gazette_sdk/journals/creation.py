@@ -29,6 +29,7 @@ from gazette_sdk.journals.options import (
 )
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import CONTENT_TYPE
+from gazette_sdk.protocol.names import validate_journal
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import list_journals, store_health
@@ -56,13 +57,16 @@ def partition_names(name: str, partitions: int) -> list[str]:
 
     Raises:
         ConfigurationError: the number of partitions is out of range.
+        ValidationError: the name is not that of a journal.
     """
     if not 0 <= partitions <= PARTITIONS_MAX:
         raise ConfigurationError(
             f"{name}: {partitions} partitions; use 1 to {PARTITIONS_MAX}, or 0 for one journal of "
             "exactly this name"
         )
-    return [f"{name}/part-{index:03}" for index in range(partitions)] or [name]
+    names = [f"{name}/part-{index:03}" for index in range(partitions)] or [name]
+    validate_journal(names[-1], "Name")  # the longest
+    return names
 
 
 async def create_journals(

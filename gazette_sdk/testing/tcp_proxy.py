@@ -23,9 +23,9 @@ import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeAlias, TypeVar
 
+from gazette_sdk.contexts import Startable
 from gazette_sdk.errors import ConfigurationError
 
 __all__ = ["Direction", "TcpProxy"]
@@ -71,7 +71,7 @@ class _Connection:
     task: asyncio.Task[None]
 
 
-class TcpProxy:
+class TcpProxy(Startable):
     """Proxy of TCP connections to a port on this machine.
 
     Use it as a context manager, plain or asynchronous, or call :meth:`start` and :meth:`stop`.
@@ -209,28 +209,6 @@ class TcpProxy:
         self._thread.join(_COMMAND_TIMEOUT_S)
         if self._thread.is_alive():
             raise TimeoutError(f"the proxy of port {self.port} does not end")
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    async def __aenter__(self) -> Self:
-        return await asyncio.to_thread(self.start)
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await asyncio.to_thread(self.stop)
 
     _end: Callable[[], None]
 

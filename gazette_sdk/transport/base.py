@@ -11,9 +11,8 @@ import abc
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from gazette_sdk.contexts import AsyncClosable
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append.route import AppendRoute, TaskRoute
 from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
@@ -21,7 +20,7 @@ from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, Replica
 __all__ = ["ANYWHERE", "AppendItem", "ReadItem", "ReplicateItem", "Target", "Transport"]
 
 
-class Transport(abc.ABC):
+class Transport(AsyncClosable):
     """Way to reach journals. Its calls are made by coroutines.
 
     Calls that end without a response raise a :class:`~gazette_sdk.errors.CallError`.
@@ -90,14 +89,3 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     async def aclose(self) -> None:
         """Close its connections. Calls under way are cancelled."""
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Self
 
+from gazette_sdk.contexts import AsyncClosable
 from gazette_sdk.errors import (
     CallError,
     ClosedError,
@@ -182,7 +183,7 @@ async def store_health(
     return response
 
 
-class WatchedList:
+class WatchedList(AsyncClosable):
     """Journals that match a selector, kept up to date.
 
     Owns a task, which never gives up until it is closed::
@@ -225,9 +226,6 @@ class WatchedList:
     async def __aenter__(self) -> Self:
         self.start()
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
 
     def start(self) -> None:
         """Begin to watch. Twice is once."""

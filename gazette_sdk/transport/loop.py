@@ -14,12 +14,16 @@ import atexit
 import concurrent.futures
 import os
 import threading
+from abc import abstractmethod
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
+from gazette_sdk.contexts import Startable
 from gazette_sdk.errors import GazetteError
 
 __all__ = [
+    "LoopStartable",
     "adopt_running_loop",
     "home_loop",
     "is_in_coroutine",
@@ -232,3 +236,27 @@ def home_loop(fixed: asyncio.AbstractEventLoop | None = None) -> asyncio.Abstrac
         return asyncio.get_running_loop()
     except RuntimeError:
         return sdk_loop()
+
+
+class LoopStartable(Startable):
+    """Context manager whose asynchronous form starts and stops on the SDK's event loop."""
+
+    @abstractmethod
+    async def astart(self) -> None:
+        """Start it, on the SDK's event loop."""
+
+    @abstractmethod
+    async def astop(self) -> None:
+        """Stop it, on the SDK's event loop."""
+
+    async def __aenter__(self) -> Self:
+        await on_sdk_loop(self.astart())
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await on_sdk_loop(self.astop())

@@ -46,6 +46,7 @@ error for a frame that the peer would refuse; the connection stays usable.
 Each end is a table of (state, kind of frame) → (effect, next state):
 
 - ``events``: events that the state machines make of the frames they receive.
+- ``calls``: what both ends have.
 - ``server``: :class:`ServerCalls`.
 - ``client``: :class:`ClientCalls`.
 """

@@ -6,6 +6,7 @@ import enum
 from collections import deque
 
 from gazette_sdk.errors import StreamProtocolError
+from gazette_sdk.protocol.stream_calls.calls import Calls
 from gazette_sdk.protocol.stream_calls.events import (
     PIPELINE_MAX,
     GoAway,
@@ -31,7 +32,6 @@ from gazette_sdk.protocol.stream_frames import (
     encode,
     encode_append,
     encode_call,
-    encode_goaway,
     header,
 )
 
@@ -166,7 +166,7 @@ _SENDING, _SENT, _OVER = int(SendState.SENDING), int(SendState.SENT), int(SendSt
 _APPEND = int(Method.APPEND)
 
 
-class ClientCalls:
+class ClientCalls(Calls):
     """State of the calls of one connection, at the client.
 
     :meth:`receive` takes every frame, in order, and returns its meaning. Methods that return bytes
@@ -176,41 +176,27 @@ class ClientCalls:
     received meanwhile. The STATUS announces the end to the caller.
 
     Attributes:
-        leaving: GOAWAY was sent or received: no call can begin any more.
-        failed: the server broke the rules; send :meth:`goaway` and close the connection.
         content_bytes_max: greatest content of a frame that the server takes.
         message_bytes_max: greatest message that it takes.
     """
 
     __slots__ = (
-        "_newest",
-        "_oldest",
         "_open",
         "_send_state",
         "_state",
         "content_bytes_max",
-        "failed",
-        "leaving",
         "message_bytes_max",
     )
 
     def __init__(self) -> None:
-        self.leaving = False
-        self.failed: StreamProtocolError | None = None
+        super().__init__()
         self.content_bytes_max = CONTENT_BYTES_MAX
         self.message_bytes_max = MESSAGE_BYTES_MAX
         self._state = _OPENING
-        self._newest = 0
-        self._oldest = 1
         self._send_state = _OVER
         self._open: deque[int] = deque()
 
     # ----------------------------------------------------------------------- state
-
-    @property
-    def open_calls(self) -> range:
-        """Numbers of the calls without STATUS, the oldest first."""
-        return range(self._oldest, self._newest + 1)
 
     @property
     def may_begin(self) -> bool:
@@ -221,11 +207,6 @@ class ClientCalls:
     def sending(self) -> int:
         """The call of which more may be sent, or 0. The server drops it if the connection ends."""
         return self._newest if self._send_state == _SENDING else 0
-
-    @property
-    def drained(self) -> bool:
-        """Return True if no call is open and none can begin: close the connection."""
-        return self.leaving and self._newest < self._oldest
 
     # -------------------------------------------------------------------- receiving
 
@@ -399,19 +380,6 @@ class ClientCalls:
             return b""
         self._send_state = _OVER
         return ABORT_FRAME
-
-    def ping(self, payload: bytes) -> bytes:
-        """Return a PING of up to 64 bytes; the server sends them back."""
-        return encode(Kind.PING, payload)
-
-    def pong(self, payload: bytes) -> bytes:
-        """Return the answer to a :class:`Ping`."""
-        return encode(Kind.PONG, payload)
-
-    def goaway(self, reason: str) -> bytes:
-        """Return a GOAWAY, which announces that this client begins no new calls."""
-        self.leaving = True
-        return encode_goaway(reason)
 
     def _reason_not_to_begin(self) -> str:
         """Return the reason why no call can begin now; empty if one can."""

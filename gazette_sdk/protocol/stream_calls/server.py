@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 
 from gazette_sdk.errors import StreamProtocolError
+from gazette_sdk.protocol.stream_calls.calls import Calls
 from gazette_sdk.protocol.stream_calls.events import (
     NOT_RUN,
     PIPELINE_MAX,
@@ -33,7 +34,6 @@ from gazette_sdk.protocol.stream_frames import (
     decode_head,
     decode_text,
     encode,
-    encode_goaway,
     encode_hello,
     encode_status,
     header,
@@ -128,7 +128,7 @@ _NO_HEAD = CallHead()
 _SKIPPED = "an earlier call of this connection failed, and this one was to run after its success"
 
 
-class ServerCalls:
+class ServerCalls(Calls):
     """State of the calls of one connection, at the server.
 
     :meth:`receive` takes every frame, in order, and returns its meaning. Methods that return bytes
@@ -137,10 +137,6 @@ class ServerCalls:
 
     Args:
         methods: the methods that the server serves. Others are refused with UNIMPLEMENTED.
-
-    Attributes:
-        leaving: GOAWAY was sent or received: no call begins any more.
-        failed: the client broke the rules; send :meth:`goaway` and close the connection.
     """
 
     __slots__ = (
@@ -148,23 +144,16 @@ class ServerCalls:
         "_head",
         "_head_bytes",
         "_methods",
-        "_newest",
-        "_oldest",
         "_open",
         "_peer_left",
         "_responses",
         "_state",
-        "failed",
-        "leaving",
     )
 
     def __init__(self, methods: Mapping[int, MethodTraits] = METHODS) -> None:
-        self.leaving = False
-        self.failed: StreamProtocolError | None = None
+        super().__init__()
         self._methods = methods
         self._state = int(ReceiveState.OPENING)
-        self._newest = 0
-        self._oldest = 1
         self._open: deque[tuple[MethodTraits, bool]] = deque()
         self._responses = 0
         self._before_succeeded = True
@@ -175,11 +164,6 @@ class ServerCalls:
     # ----------------------------------------------------------------------- state
 
     @property
-    def open_calls(self) -> range:
-        """Numbers of the calls without STATUS, the oldest first."""
-        return range(self._oldest, self._newest + 1)
-
-    @property
     def full(self) -> bool:
         """Return True if the next CALL, and all frames after it, must wait."""
         return self._newest - self._oldest >= PIPELINE_MAX - 1
@@ -188,11 +172,6 @@ class ServerCalls:
     def sending(self) -> int:
         """The call that the client is still sending, or 0."""
         return self._newest if self._state == ReceiveState.SENDING else 0
-
-    @property
-    def drained(self) -> bool:
-        """Return True if no call is open and none will begin."""
-        return self.leaving and self._newest < self._oldest
 
     # -------------------------------------------------------------------- receiving
 
@@ -361,19 +340,6 @@ class ServerCalls:
     def skip(self, call: int) -> bytes:
         """End a call for which :meth:`skips` returned True."""
         return self.status(call, Code.ABORTED, _SKIPPED, NOT_RUN)
-
-    def ping(self, payload: bytes) -> bytes:
-        """Return a PING of up to 64 bytes; the client sends them back."""
-        return encode(Kind.PING, payload)
-
-    def pong(self, payload: bytes) -> bytes:
-        """Return the answer to a :class:`Ping`."""
-        return encode(Kind.PONG, payload)
-
-    def goaway(self, reason: str) -> bytes:
-        """Return a GOAWAY: no new calls begin. Open ones go on unless the rules were broken."""
-        self.leaving = True
-        return encode_goaway(reason)
 
     def _check_oldest(self, call: int) -> None:
         if call != self._oldest or call > self._newest:

@@ -198,7 +198,9 @@ class ByteReader:
         if self._direct is None:
             if self._items is None:
                 header = self.header
-                target = Target(header.route) if header is not None else Target()
+                target = Target()
+                if header is not None and header.route.members:
+                    target = Target(header.route)
                 self._items = self._transport.read(self.request, target)
             item = await anext(self._items, None)
             if item is not None:

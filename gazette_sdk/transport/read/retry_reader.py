@@ -1,7 +1,7 @@
 """Content of a journal without end: reads that are begun again where the last one broke.
 
 Client section 6. Each read begins at the offset behind what was delivered, and where the last
-response said that the journal is served.
+response said that the journal is served. Once no broker is reached there, others are asked.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from gazette_sdk.errors import (
     StoreError,
     SuspendedError,
     UnauthenticatedError,
+    UnavailableError,
     ValidationError,
 )
 from gazette_sdk.outage import Outage
@@ -47,6 +48,10 @@ logger = logging.getLogger(__name__)
 NOT_FOUND_ATTEMPTS_MAX = 3
 """A journal that was just created may not have reached the broker yet; after this many failed
 attempts it really does not exist."""
+
+UNREACHED_MAX = 2
+"""After so many attempts in a row which reached no broker, the route of the last response is given
+up: the broker that it prefers may be frozen or dead."""
 
 CORRUPT_ATTEMPTS_MAX = 3
 """A damaged fragment may be one in transit, or a good copy may be elsewhere; after this many
@@ -111,6 +116,7 @@ class RetryReader:
         self._is_broken = False
         self._cancelled = asyncio.Event()
         self._attempt = 0
+        self._unreached = 0  # attempts in a row which reached no broker
         self._patience_s = patience_s
         self._failing_since: float | None = None
         self._outage = Outage(logger, f"read of {request.journal}")
@@ -240,11 +246,13 @@ class RetryReader:
             self._attempt = 0
             raise
         except (GazetteError, OSError) as error:
+            self._unreached = self._unreached + 1 if isinstance(error, UnavailableError) else 0
             if not self._mends(error) or self._is_too_late():
                 self._attempt = 0
                 self._failing_since = None
                 raise
         else:
+            self._unreached = 0
             if content is None or content:
                 self._failing_since = None
             if content is not None:
@@ -309,11 +317,23 @@ class RetryReader:
         request.offset = offset
         self._begun_at = offset
         request.block = self.block
-        self._reader = self._new_reader(request, ended.response or ended.hint)
+        last = ended.response or ended.hint
+        if last is not None and self._unreached >= UNREACHED_MAX:
+            last = _without_route(last)
+        self._reader = self._new_reader(request, last)
         self._is_broken = False
 
     def _cancellation(self) -> CallCancelledError:
         return CallCancelledError(f"read of {self.journal} was cancelled", journal=self.journal)
+
+
+def _without_route(response: pb.ReadResponse) -> pb.ReadResponse:
+    """Return metadata without the brokers that it names."""
+    copied = pb.ReadResponse()
+    copied.CopyFrom(response)
+    if copied.HasField("header"):
+        copied.header.route.Clear()
+    return copied
 
 
 def _is_out_of_reach(error: GazetteError | OSError) -> bool:

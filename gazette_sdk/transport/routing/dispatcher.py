@@ -11,6 +11,7 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 
 from gazette_sdk.errors import UnavailableError
+from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.target import SERVICE, Peer, Target
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "action_for",
     "candidates",
     "choose",
+    "members_of",
     "where",
 ]
 
@@ -67,12 +69,7 @@ def candidates(target: Target, *, needs_primary: bool) -> list[Peer]:
         UnavailableError: an exact member is wanted whose endpoint the route does not tell.
     """
     route = target.route
-    peers: list[Peer] = []
-    if route is not None and len(route.endpoints) == len(route.members):
-        peers = [
-            Peer(member.zone, member.suffix, endpoint)
-            for member, endpoint in zip(route.members, route.endpoints, strict=True)
-        ]
+    peers = _members_of(route) if route is not None else []
     if target.member is not None:
         wanted = (target.member.zone, target.member.suffix)
         for peer in peers:
@@ -84,6 +81,20 @@ def candidates(target: Target, *, needs_primary: bool) -> list[Peer]:
     if needs_primary and route is not None:
         peers = [peers[route.primary]] if 0 <= route.primary < len(peers) else []
     return [peer for peer in peers if peer.endpoint] or [SERVICE]
+
+
+def members_of(route: pb.Route) -> list[Peer]:
+    """Return the members of a route whose endpoints it tells."""
+    return [peer for peer in _members_of(route) if peer.endpoint]
+
+
+def _members_of(route: pb.Route) -> list[Peer]:
+    if len(route.endpoints) != len(route.members):
+        return []
+    return [
+        Peer(member.zone, member.suffix, endpoint)
+        for member, endpoint in zip(route.members, route.endpoints, strict=True)
+    ]
 
 
 def choose(peers: Sequence[Peer], zone: str, health_of: Callable[[Peer], Health]) -> Peer:

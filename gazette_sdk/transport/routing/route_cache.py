@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport.routing.dispatcher import members_of
+from gazette_sdk.transport.target import Peer
 from gazette_sdk.transport.wires.base import PreparedAppend
 
-__all__ = ["DEFAULT_SIZE", "DEFAULT_TTL_S", "NO_ROUTE", "CachedRoute", "RouteCache"]
+__all__ = ["BROKERS_MAX", "DEFAULT_SIZE", "DEFAULT_TTL_S", "NO_ROUTE", "CachedRoute", "RouteCache"]
 
 DEFAULT_SIZE = 256
 """Journals whose routes a client remembers: some kilobytes each at the very most."""
@@ -20,6 +22,10 @@ DEFAULT_TTL_S = 3600.0
 
 NO_ROUTE = pb.Route(primary=-1)
 """A miss: no members, no primary. Never changed in place."""
+
+
+BROKERS_MAX = 64
+"""Brokers that are remembered beside the routes: one that answers is enough."""
 
 
 class CachedRoute:
@@ -88,6 +94,18 @@ class RouteCache:
         self._clock = clock
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, CachedRoute] = OrderedDict()
+        self._brokers: dict[Peer, None] = {}
+
+    @property
+    def brokers(self) -> Sequence[Peer]:
+        """Brokers that routes have named, the latest last, also if the routes are forgotten."""
+        with self._lock:
+            return tuple(self._brokers)
+
+    def forget_broker(self, peer: Peer) -> None:
+        """Forget a broker until a route names it again."""
+        with self._lock:
+            self._brokers.pop(peer, None)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -130,6 +148,11 @@ class RouteCache:
             self._entries.move_to_end(journal)
             while len(self._entries) > self.size:
                 self._entries.popitem(last=False)
+            for peer in members_of(kept):
+                self._brokers.pop(peer, None)
+                self._brokers[peer] = None
+            while len(self._brokers) > BROKERS_MAX:
+                del self._brokers[next(iter(self._brokers))]
 
     def invalidate(self, journal: str) -> None:
         """Forget a journal's route."""

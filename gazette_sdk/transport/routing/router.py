@@ -68,6 +68,7 @@ class Router:
         self._zone = zone
         self._authorizer = authorizer
         self._requires_tls = requires_tls
+        self._service_has_failed = False
 
     def destination(
         self,
@@ -98,10 +99,24 @@ class Router:
         except UnavailableError as error:
             raise self._forget(journal, SERVICE, error, target) from error
         peer = choose(peers, self._zone, self.wire.health)
+        if peer == SERVICE:
+            peer = self._instead_of_service()
         authorization = self._authorization(opening)
         if authorization is not None and self._requires_tls and peer != SERVICE:
             self._check_secrecy(journal, peer)
         return Destination(call, journal, peer, where(peer, self._address), authorization)
+
+    def _instead_of_service(self) -> Peer:
+        """Return a broker that routes have named, once the service address has failed.
+
+        Any broker proxies what it does not serve. One that fails is forgotten. When none is left,
+        the service address is tried again.
+        """
+        known = self.routes.brokers if self._service_has_failed else ()
+        if not known:
+            self._service_has_failed = False
+            return SERVICE
+        return min(known, key=lambda each: each.zone != self._zone)
 
     def prepare_append(
         self, request: pb.AppendRequest, target: Target = ANYWHERE
@@ -134,7 +149,13 @@ class Router:
         rpc.validate(request)
         to = self.destination(_APPEND, journal, target, request, needs_primary=True)
         append = PreparedAppend(to, request, request.SerializeToString())
-        if cached is not None and is_plain and to.peer != SERVICE and request.journal == journal:
+        if (
+            cached is not None
+            and is_plain
+            and to.peer in candidates(Target(cached.route), needs_primary=True)
+            and to.peer != SERVICE
+            and request.journal == journal
+        ):
             kept = pb.AppendRequest(journal=journal)
             cached.append = PreparedAppend(to._replace(authorization=None), kept, append.encoded)
         return append
@@ -159,8 +180,12 @@ class Router:
     def unavailable(
         self, to: Destination, error: UnavailableError, target: Target = ANYWHERE
     ) -> UnavailableError:
-        """Forget the route to a broker that is unavailable; return the error to raise."""
+        """Forget the route to a broker that is unavailable, and the broker; return the error."""
         self.wire.unavailable(to.peer)
+        if to.peer == SERVICE:
+            self._service_has_failed = True
+        else:
+            self.routes.forget_broker(to.peer)
         return self._forget(to.journal, to.peer, error, target)
 
     def _forget(

@@ -14,6 +14,7 @@ from gazette_sdk.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from gazette_sdk.protocol.service import SERVICE
 
 __all__ = ["call_error"]
 
@@ -31,6 +32,7 @@ def call_error(
     where: str,
     journal: str | None,
     kind: str = "",
+    service: str = SERVICE,
 ) -> GazetteError:
     """Return the error of a call.
 
@@ -41,6 +43,7 @@ def call_error(
         where: which broker it was sent to, in words.
         journal: the journal it is about.
         kind: class of the broker's error, where it sent one.
+        service: full name of the service that was called. Only brokers serve journals.
     """
     text = f"{method} at {where}: {details or code}"
     if code == "UNKNOWN" and kind in _STORE_ERRORS:
@@ -57,6 +60,6 @@ def call_error(
     if code == "CANCELLED":
         return CallCancelledError(text, journal=journal)
     if code == "UNIMPLEMENTED":
-        kind = "consumer" if "consumer.Shard" in details else "broker"
-        text += f"; is this the address of a Gazette {kind}?"
+        process = "broker" if service == SERVICE else "consumer"
+        text += f"; is this the address of a Gazette {process}?"
     return CallError(text, code=code, journal=journal)

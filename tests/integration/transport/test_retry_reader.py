@@ -10,7 +10,7 @@ import pytest
 
 from gazette_sdk import errors
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.read.reader import OffsetJumpError
+from gazette_sdk.transport.read.reader import ByteReader, OffsetJumpError
 from gazette_sdk.transport.read.retry_reader import RetryReader
 from gazette_sdk.transport.wires.grpc.transport import GrpcTransport
 from support.fragment_files import fragment_of, served_files
@@ -20,6 +20,7 @@ from support.scripted_broker import (
     in_loop,
     no_pause,
     read_metadata,
+    route_to,
 )
 
 BROKEN = RefusalError(grpc.StatusCode.UNKNOWN, "broken")
@@ -328,3 +329,25 @@ async def test_a_task_cancelled_by_others_is_cancelled(wire):
 def test_a_malformed_request_is_refused():
     with pytest.raises(errors.ValidationError):
         RetryReader(GrpcTransport("http://localhost:1"), pb.ReadRequest(journal="x"))
+
+
+@in_loop
+async def test_a_route_whose_brokers_are_not_reached_is_given_up(wire):
+    gone = RefusalError(grpc.StatusCode.UNAVAILABLE, "gone")
+    async with wire.served() as (broker, transport):
+        named = read_metadata(100, 100, 103)
+        named.header.route.CopyFrom(route_to(broker.address))
+        reads = Reads(broker, [named, "abc"], [gone], [gone], [gone], ["def"])
+        hints = []
+
+        def begin(request, last):
+            hints.append(last)
+            return ByteReader(transport, request, last_response=last)
+
+        request = pb.ReadRequest(journal="a/journal", offset=100)
+        reader = RetryReader(transport, request, pause=no_pause, new_reader=begin)
+        assert await read_text(reader, 6) == "abcdef"
+        assert len(reads.requests) == 5
+        routed = [hint is not None and bool(hint.header.route.members) for hint in hints]
+        assert routed == [False, True, True, False, False]
+        await reader.aclose()

@@ -305,6 +305,31 @@ async def test_a_downgrade_is_met_by_the_next_call():
 
 
 @in_loop
+async def test_a_broker_that_falls_silent_is_unavailable_and_gets_no_grpc():
+    async with (
+        grpc_broker() as broker,
+        Front(broker, upgraded) as front,
+        ChosenTransport(front.address) as transport,
+    ):
+        target = Target(route_to(front.address))
+
+        async def read():
+            request = pb.ReadRequest(journal="a/journal")
+            return [item async for item in transport.read(request, target)]
+
+        assert await read()
+        front.meet = swallows
+        await front.break_connections()
+        await until(lambda: len(transport.wire.stream.pools) == 0)
+        with pytest.raises(UnavailableError, match="did not say HELLO within 1 s"):
+            await read()
+        assert front.grpc_connections == 0
+        front.meet = upgraded
+        await asyncio.sleep(0.2)  # the back-off of a failed dial
+        assert await read()
+
+
+@in_loop
 async def test_each_broker_is_chosen_for_by_itself():
     async def reading(peer):
         await peer.greet()

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.routing.route_cache import NO_ROUTE, RouteCache
+from gazette_sdk.transport.routing.route_cache import BROKERS_MAX, NO_ROUTE, RouteCache
+from gazette_sdk.transport.target import Peer
 from support.vectors import cases
 
 ROUTE = pb.Route(members=[pb.ProcessSpec.ID(zone="a", suffix="broker")], primary=0)
@@ -52,3 +53,35 @@ def test_an_entry_is_a_copy_of_what_was_put():
     cache.update("a", route)
     route.primary = -1
     assert cache.route("a") == ROUTE
+
+
+def route_of(*numbers):
+    return pb.Route(
+        members=[pb.ProcessSpec.ID(zone="a", suffix=f"broker-{number}") for number in numbers],
+        endpoints=[f"http://broker-{number}:8080" for number in numbers],
+        primary=0,
+    )
+
+
+def peer(number):
+    return Peer("a", f"broker-{number}", f"http://broker-{number}:8080")
+
+
+def test_brokers_are_remembered_longer_than_their_routes_and_are_bounded():
+    cache = RouteCache(2)
+    cache.update("a", route_of(0, 1))
+    cache.invalidate("a")
+    cache.update("b", route_of(1, 2))
+    assert cache.brokers == (peer(0), peer(1), peer(2))
+    cache.forget_broker(peer(1))
+    cache.forget_broker(peer(7))
+    assert cache.brokers == (peer(0), peer(2))
+    for number in range(BROKERS_MAX):
+        cache.update("c", route_of(number + 10))
+    assert cache.brokers == tuple(peer(number + 10) for number in range(BROKERS_MAX))
+
+
+def test_a_broker_without_endpoint_is_not_remembered():
+    cache = RouteCache()
+    cache.update("a", ROUTE)
+    assert cache.brokers == ()

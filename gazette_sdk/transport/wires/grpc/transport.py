@@ -258,6 +258,7 @@ class GrpcWire(Wire):
                 where=call.to.where,
                 journal=call.to.journal,
                 kind=_error_kind(error),
+                service=call.to.rpc.service,
             ) from None
         except asyncio.CancelledError:
             task = asyncio.current_task()

@@ -2,7 +2,8 @@
 
 The stream transport is tried first: a server that speaks it says so within a round trip. One that
 closes, answers HTTP or says nothing within a second gets gRPC. That is remembered for ten minutes,
-or until a connection to it fails: the server that comes back may speak the stream transport.
+or until a connection to it fails: the server that comes back may speak the stream transport. One
+that has spoken the stream transport and says nothing now is frozen, and unavailable.
 """
 
 from __future__ import annotations

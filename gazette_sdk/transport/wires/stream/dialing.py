@@ -97,6 +97,8 @@ async def dial(
     tls: TlsContext,
     hello_timeout_s: float,
     make: Callable[[], Connection],
+    *,
+    has_spoken: bool = False,
 ) -> Connection:
     """Open a connection on the running event loop, up to the server's HELLO.
 
@@ -106,16 +108,17 @@ async def dial(
         tls: for endpoints of scheme ``https``.
         hello_timeout_s: time within which a connected server must say HELLO.
         make: makes the connection.
+        has_spoken: True if the server said HELLO before: if it is silent now, it is frozen.
 
     Raises:
         NotStreamError: the server does not speak this wire.
-        UnavailableError: it cannot be reached.
+        UnavailableError: it cannot be reached, or is frozen.
         ConfigurationError: a certificate cannot be used.
     """
     with _connect_errors(where):
         connection = await _connect(endpoint, tls.of(endpoint), make)
     try:
-        with _hello_errors(where, hello_timeout_s, connection.calls):
+        with _hello_errors(where, hello_timeout_s, connection.calls, has_spoken=has_spoken):
             async with asyncio.timeout(hello_timeout_s):
                 await asyncio.shield(connection.greeted)
     except BaseException:
@@ -195,15 +198,19 @@ def _connect_errors(where: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _hello_errors(where: str, timeout_s: float, calls: ClientCalls) -> Iterator[None]:
+def _hello_errors(
+    where: str, timeout_s: float, calls: ClientCalls, *, has_spoken: bool = False
+) -> Iterator[None]:
     """Turn errors of waiting for HELLO into ``UnavailableError``.
 
-    It is a :class:`NotStreamError`, unless the server said GOAWAY, and so speaks the wire.
+    It is a :class:`NotStreamError`, unless the server said GOAWAY, or is silent and has spoken the
+    wire before.
     """
     try:
         yield
     except TimeoutError:
-        raise NotStreamError(f"{where} did not say HELLO within {timeout_s:g} s") from None
+        kind = UnavailableError if has_spoken else NotStreamError
+        raise kind(f"{where} did not say HELLO within {timeout_s:g} s") from None
     except (StreamProtocolError, OSError) as error:
         if calls.leaving and isinstance(error, ConnectionError):
             raise UnavailableError(f"{where}: {error}") from error

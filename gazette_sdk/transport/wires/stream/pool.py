@@ -58,6 +58,7 @@ class _Endpoint:
         self.address = address
         self.where = where
         self.policy = DialPolicy(FIRST_REDIAL_S, redial_max_s)
+        self.has_spoken = False
         self.idle: list[Connection] = []
         self.busy: set[Connection] = set()
         self.dials = 0
@@ -344,7 +345,12 @@ class Pool:
                 await asyncio.sleep(wait_s)
             try:
                 connection = await dial(
-                    endpoint.address, endpoint.where, self._tls, self.hello_timeout_s, make
+                    endpoint.address,
+                    endpoint.where,
+                    self._tls,
+                    self.hello_timeout_s,
+                    make,
+                    has_spoken=endpoint.has_spoken,
                 )
             except NotStreamError:
                 raise
@@ -354,4 +360,5 @@ class Pool:
                     raise
                 continue
             policy.succeeded()
+            endpoint.has_spoken = True
             return connection
