@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from gazette_sdk.broker.append.assignments import withdraw_routes
 from gazette_sdk.broker.append.pulse import Pulses
 from gazette_sdk.broker.config import BrokerConfig
 from gazette_sdk.broker.failover.failover import Failover
+from gazette_sdk.broker.fragments.listed import listed_journals
 from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.fragments.refresh import refresh_index
 from gazette_sdk.broker.fragments.unstored import UnstoredCopies
@@ -72,6 +75,9 @@ directory."""
 
 PERSIST_AGAIN_S = 1.0
 """Bound of the uploads after the broker left the cluster, if the first bound was reached."""
+
+LISTED_TIMEOUT_S = 10.0
+"""Bound of the wait for listings that show what was stored, when the last broker leaves."""
 
 WITHDRAWAL_TIMEOUT_S = 2.0
 """Bound of withdrawing the routes of journals when the last broker leaves."""
@@ -255,7 +261,7 @@ class Broker:
                     cluster_id=self.keyspace.header.cluster_id,
                 ),
                 parts,
-                recovered=taken,
+                recovered=[*self.persister.unstored(item.id, item.create_revision), *taken],
                 predecessor=predecessor,
                 ready=ready,
             )
@@ -312,7 +318,7 @@ class Broker:
             pulse=Pulses(appends.append, auto_suspend=config.auto_suspend).run,
             min_append_rate=config.min_append_rate,
             max_append_rate=config.max_append_rate,
-            copy_unstored=UnstoredCopies(self.resolver, peers, stores).run,
+            copy_unstored=UnstoredCopies(self.resolver, peers).run,
             unagreed=lambda spool: self._unagreed.add(spool),  # noqa: PLW0108 - it is made later
         )
         self.service = JournalService(
@@ -424,6 +430,7 @@ class Broker:
             await self._failover.end_changes()
             self.service.end_streams()
             self._unagreed.look()
+            replicas = self.resolver.replicas
             self.resolver.stop_local()
             self._quarantine.stop()
             is_closed = await self._shut_down_replicas(primaries=True)
@@ -432,7 +439,7 @@ class Broker:
             if not await self._persist(persist_timeout_s):
                 persist_timeout_s = min(persist_timeout_s, PERSIST_AGAIN_S)
             elif is_closed and self._is_alone():
-                await self._withdraw_routes()
+                await self._withdraw_routes(await self._unlisted(replicas))
         if self._history is not None:
             self._history.flush()
         # The journals that we led are complete and stored, so others may continue them. Of the
@@ -477,8 +484,33 @@ class Broker:
             _log.info("no other broker can take the journals over: all content is stored instead")
             self._member.end()
 
-    async def _withdraw_routes(self) -> None:
-        """Withdraw the routes of journals that we led alone: all of their content is stored."""
+    async def _unlisted(self, replicas: Sequence[Replica]) -> AbstractSet[str]:
+        """Return the journals that we led whose stores do not list all of their content soon."""
+        assert self._stores is not None
+        storeless = self.persister.storeless
+        ends = {
+            replica.journal: head.end
+            for replica in replicas
+            if replica.is_primary
+            and replica.journal not in storeless
+            and (head := replica.storage.head) is not None
+            and head.end > replica.index.listed_end
+        }
+        unlisted = ends.keys() - await listed_journals(
+            ends, self._stores, self.keyspace.item, LISTED_TIMEOUT_S
+        )
+        for journal in sorted(unlisted):
+            _log.warning(
+                "%s waits for this broker to come back: its stores do not list its content up to "
+                "its end, %d", journal, ends[journal],
+            )  # fmt: skip
+        return unlisted
+
+    async def _withdraw_routes(self, unlisted: AbstractSet[str]) -> None:
+        """Withdraw the routes of journals that we led alone: all of their content is stored.
+
+        Not of ``unlisted`` ones: others would go on before the end of their content.
+        """
         assert self._etcd is not None
         storeless = self.persister.storeless
         routes = [
@@ -487,6 +519,7 @@ class Broker:
             if entry.slot == 0
             and entry.value.members
             and entry.item not in storeless
+            and entry.item not in unlisted
             and len(self.keyspace.assignments(entry.item)) == 1
             and (item := self.keyspace.item(entry.item)) is not None
             and not self._quarantine.holds(entry.item, item.create_revision)

@@ -78,7 +78,7 @@ class Replica:
         create_revision: revision of Etcd at which the journal was created.
         storage: of its spools. The spool begins at the head that is recorded there.
         parts: what the broker gives.
-        recovered: closed fragments of an earlier process.
+        recovered: closed fragments that are not stored yet, of an earlier process or replica.
         predecessor: this broker's replica of the very same journal which is being shut down. The
             new one has no spool until that has ended, and goes on where it ended: so that never
             two spools of a journal are written, and nothing is forgotten in between.
@@ -145,6 +145,8 @@ class Replica:
         self._not_agreed: list[CompletedSpool] = []
         for spool in recovered:
             self.index.commit(spool.fragment, spool.file)
+        if storage.persisted:
+            self.index.hold(is_told=False)
         self.spool: Slot[Spool]
         if predecessor is None and (ready is None or ready.fired):
             self.spool = Slot(self._new_spool())
@@ -226,6 +228,18 @@ class Replica:
         self.index.acknowledge(fragment.end)
         self.head_is_known = fragment.end > 0
         self.write_head.value = fragment.end
+
+    def show_commits(self, end: int) -> None:
+        """Show what we have committed: it is not known, or does not matter, what others have.
+
+        Args:
+            end: of what is on disk, if durability is ``persisted``. Later commits are shown by
+                further calls then, and by :meth:`acknowledge`; otherwise at once.
+        """
+        if self._storage.persisted:
+            self.index.acknowledge(end)
+        else:
+            self.index.release()
 
     def synchronized(self, pipeline: Pipeline) -> None:
         """Note that the members of a written route have what they agreed on; see :meth:`agree`.

@@ -75,6 +75,7 @@ class ShardAllocation(Allocation[cpb.ShardSpec, cpb.ConsumerSpec, cpb.ReplicaSta
     """
 
     balances_primaries = True
+    needs_all_replicas = False
 
     def __init__(self, max_hot_standbys: int = DEFAULT_MAX_HOT_STANDBYS) -> None:
         self._max_hot_standbys = max_hot_standbys

@@ -203,6 +203,7 @@ class Cluster:
         host.node = host.broker = None
         self.network.killed(node)
         node.kill()
+        _unlock(host.directory / "spools" / "lock")
         if host.wanted:
             asyncio.get_running_loop().call_later(
                 SUPERVISOR_PAUSE_S, self._start_again, host, context=self.network.context

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from gazette_sdk.broker.spool.content_file import ContentFile
-from gazette_sdk.broker.spool.directory import CompletedSpool, SpoolDirectory
+from gazette_sdk.broker.spool.directory import CompletedSpool, JournalSpools, SpoolDirectory
 from gazette_sdk.broker.spool.spool import Spool
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
@@ -94,6 +97,38 @@ class SpoolUser:
         )
         response = await self.propose(empty, registers, primary=primary)
         assert response.status == pb.OK
+
+
+class SlowDisk:
+    """Disk whose syncs of spools wait in their threads until they may go on.
+
+    Attributes:
+        began: syncs that have begun.
+        error: raised by syncs that go on; ``None`` if they succeed.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.began = 0
+        self.error: OSError | None = None
+        self._going_on = threading.Event()
+        sync = JournalSpools.sync
+
+        def slow(spools: JournalSpools, file: ContentFile, log_fd: int, *, is_new: bool) -> None:
+            self.began += 1
+            assert self._going_on.wait(10)
+            if self.error is not None:
+                raise self.error
+            sync(spools, file, log_fd, is_new=is_new)
+
+        monkeypatch.setattr(JournalSpools, "sync", slow)
+
+    def go_on(self) -> None:
+        """Let syncs go on, from now on."""
+        self._going_on.set()
+
+    def stop(self) -> None:
+        """Let syncs wait again."""
+        self._going_on.clear()
 
 
 def content_of(spool: CompletedSpool) -> bytes:

@@ -194,7 +194,7 @@ class _Append:
             return await shared.streams.until_gone(primary, call)
         except UnavailableError as error:
             if shared.streams.on_broken is not None:
-                shared.streams.on_broken(primary, error)
+                shared.streams.on_broken(primary, error, 0.0)
             raise
 
     def _failed(self, error: Exception) -> Input:
@@ -342,7 +342,7 @@ class _Append:
         if pipeline.streams:
             replica.want_copies()
         elif desired_replication(spec, self._shared.max_replication) == 1:
-            replica.index.release()
+            replica.show_commits(pipeline.spool.fragment.end)
 
     # ------------------------------------------------------ Etcd, replicas
 

@@ -70,6 +70,6 @@ class Failover:
         """Verify that a broker lives, because of a stream or a call that broke."""
         self._verifier.suspect(peer, reason)
 
-    def _stream_broke(self, peer: pb.ProcessSpec.ID, error: GazetteError) -> None:
+    def _stream_broke(self, peer: pb.ProcessSpec.ID, error: GazetteError, waited_s: float) -> None:
         self._verifier.suspect(peer, error)
-        self._rebuilder.failed(peer, error)
+        self._rebuilder.failed(peer, error, waited_s=waited_s)

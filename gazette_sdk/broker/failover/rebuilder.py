@@ -4,6 +4,9 @@ A link is cut if the peer was silent for the bound of answers although it was wa
 not accept a connection either, or let an answer be missed. The peer may be frozen, or the link may
 be cut: it stays a member of the cluster, and only leaves the journals of this primary. The
 allocator keeps what is assigned.
+
+Where one link is cut, and no other member accepts a connection, it is this broker that is cut off:
+it hands its journals over.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from gazette_sdk.broker.failover.decision import Input
 from gazette_sdk.broker.failover.links import Links
+from gazette_sdk.broker.failover.probe import DIAL_TIMEOUT_S
 from gazette_sdk.broker.failover.replacement import (
     Action,
     Candidate,
@@ -71,21 +75,27 @@ class Rebuilder:
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._is_closed = False
 
-    def failed(self, peer: pb.ProcessSpec.ID, error: object) -> None:
+    def failed(self, peer: pb.ProcessSpec.ID, error: object, *, waited_s: float) -> None:
         """Note that a stream to a peer broke, or could not be opened.
 
         Args:
             peer: the peer.
             error: of the stream.
+            waited_s: how long the stream had waited for the peer.
         """
         name = peer.zone, peer.suffix
         now = asyncio.get_running_loop().time()
-        waited_s = self._streams.answer_timeout_s if isinstance(error, DeadlineExceededError) else 0
         heard_at = self._streams.heard_at(*name)
         self._links.failed(name, now, waited_s=waited_s, heard_at=heard_at)
         if name not in self._tasks and not self._is_closed:
+            # A frozen peer accepts connections: an answer that it missed counts without a dial.
+            # Any other error may be an answer, and comes late from a peer that had to wait itself.
+            missed_answer = (
+                isinstance(error, DeadlineExceededError) and self._links.wait_s(name, now) == 0
+            )
             task = asyncio.get_running_loop().create_task(
-                self._settle(name), name=f"link to {peer.zone}/{peer.suffix}"
+                self._settle(name, missed_answer=missed_answer),
+                name=f"link to {peer.zone}/{peer.suffix}",
             )
             self._tasks[name] = task
             task.add_done_callback(lambda done: self._settled(name, done))
@@ -106,17 +116,18 @@ class Rebuilder:
 
     # ------------------------------------------------------------------ one link
 
-    async def _settle(self, name: tuple[str, str]) -> None:
+    async def _settle(self, name: tuple[str, str], *, missed_answer: bool) -> None:
         """Wait until a link works again, its peer has left, or our journals go on without it."""
         loop = asyncio.get_running_loop()
-        # A frozen peer accepts connections: a missed answer counts without a dial.
-        missed_answer = self._links.wait_s(name, loop.time()) == 0
         while (endpoint := self._keyspace.endpoint(*name)) is not None:
+            if not missed_answer:
+                # The dial takes the last part of the bound.
+                await asyncio.sleep(self._links.wait_s(name, loop.time()) - DIAL_TIMEOUT_S)
+                if await self._dial(endpoint) is Input.REACHED:
+                    break
             await asyncio.sleep(self._links.wait_s(name, loop.time()))
             if not self._is_cut(name):
                 return
-            if not missed_answer and await self._dial(endpoint) is Input.REACHED:
-                break
             if await self._replace_everywhere(name):
                 return
             missed_answer = False
@@ -167,11 +178,11 @@ class Rebuilder:
 
     async def _reaches(self, name: tuple[str, str], endpoint: str) -> bool:
         """Return True if a member is reached. One whose link is cut is not dialled for that."""
-        return (
-            not self._is_cut(name)
-            and await self._dial(endpoint) is Input.REACHED
-            and not self._is_cut(name)
-        )
+        if self._is_cut(name):
+            return False
+        begun = asyncio.get_running_loop().time()
+        is_reached = await self._dial(endpoint) is Input.REACHED
+        return (is_reached or self._streams.heard_at(*name) >= begun) and not self._is_cut(name)
 
     # --------------------------------------------------------------- one journal
 
@@ -193,6 +204,7 @@ class Rebuilder:
             {name for name in members if self._is_cut(name)},
             [c for c in candidates if (c.zone, c.suffix) not in members],
             desired=self._allocation.desired_replication(item.value),
+            unreached={(c.zone, c.suffix) for c in candidates if not c.is_reached},
         )
         if decision.action is Action.NOTHING:
             return False

@@ -29,7 +29,7 @@ class Action(enum.Enum):
     """The replica leaves the journal, and a substitute takes its slot, unless there are enough."""
     HAND_OVER = enum.auto()
     """Another replica becomes the primary, and a substitute, which it may reach, takes our place:
-    we reach nobody."""
+    we reach nobody, and waited for one of them for the whole bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +73,7 @@ def decide(
     candidates: Sequence[Candidate],
     *,
     desired: int,
+    unreached: Collection[tuple[str, str]] = (),
 ) -> Decision:
     """Return what a primary does about one journal.
 
@@ -82,6 +83,7 @@ def decide(
         cut_off: zone and suffix of the members that it does not reach.
         candidates: members that have room, and are not of the journal.
         desired: number of members that the journal should have.
+        unreached: members that did not accept a connection just now.
     """
     peers = sorted((a for a in assignments if a is not primary), key=lambda a: a.slot)
     lost = [peer for peer in peers if (peer.zone, peer.suffix) in cut_off]
@@ -93,8 +95,10 @@ def decide(
     if reached:
         return Decision(Action.REPLACE, lost[0], _best(reached, assignments, lost[0]))
     # The peer may reach the substitute. Without one nobody could do better than we.
-    if candidates and len(lost) == len(peers):
-        return Decision(Action.HAND_OVER, peers[0], _best(candidates, assignments, primary))
+    others = [peer for peer in peers if peer not in lost]
+    if candidates and all((peer.zone, peer.suffix) in unreached for peer in others):
+        successor = (others or lost)[0]  # preferably one that was heard later
+        return Decision(Action.HAND_OVER, successor, _best(candidates, assignments, primary))
     return _NOTHING
 
 

@@ -5,7 +5,8 @@ does not cover yet. Reads look up the fragment of their offset here, and wait fo
 
 A journal with several replicas is read only as far as all of them have acknowledged: what one
 broker has committed may be overwritten if that broker is lost. So the index has an *acknowledged
-offset*. Local content behind it is known here, and hidden from reads.
+offset*. Local content behind it is known here, and hidden from reads. With durability ``persisted``
+a lone replica has one, too: it acknowledges what is on disk.
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ class Index:
 
     Attributes:
         first_refresh: set once the stores have been listed.
-        listing_wanted: set while a listing of the stores should release local fragments.
+        listing_wanted: set while a listing of the stores should release local fragments, or may
+            show bytes that are missing here.
+        listing_asked: set while one should begin without a pause.
         refresh_failure: why they could not be listed; None when they could, or were not yet.
         on_acknowledged: called when more is acknowledged; ``None`` while nobody waits for that.
         spool_end: returns the end of the replica's spool, of which the index knows only content; -1
@@ -120,8 +123,11 @@ class Index:
         self._shown: pb.Fragment | None = None  # the last of them which was acknowledged
         self._stored_end = 0
         self._primary_stored = 0
+        self._listings_begun = self._listings_ended = 0
+        self._hole_reads: list[int] = []  # offsets at which reads wait before the write head
         self.first_refresh = asyncio.Event()
         self.listing_wanted = asyncio.Event()
+        self.listing_asked = asyncio.Event()
         self.refresh_failure: str | None = None
         self.on_acknowledged: Callable[[], None] | None = None
         self.spool_end: Callable[[], int] = lambda: -1
@@ -196,6 +202,11 @@ class Index:
             if self.on_acknowledged is not None:
                 self.on_acknowledged()
 
+    def begin_listing(self) -> None:
+        """Note that a listing of the stores begins: it shows what was stored before."""
+        self._listings_begun += 1
+        self.listing_asked.clear()
+
     def replace_remote(self, remote: CoverSet) -> None:
         """Adopt a listing of all stores, and release local fragments which it covers.
 
@@ -210,13 +221,12 @@ class Index:
         self._all = remote
         self.refresh_failure = None
         self.first_refresh.set()
-        self._judge_listing()
-        self._wake()
+        self._end_listing()
 
     def note_refresh_failure(self, reason: str) -> None:
         """Note why the stores could not be listed."""
         self.refresh_failure = reason
-        self._wake()
+        self._end_listing()
 
     def expect_stored(self, end: int) -> None:
         """Note that the primary has stored the content before ``end``: a listing should show it.
@@ -234,8 +244,18 @@ class Index:
         self._unacknowledged.clear()
         self._wake()
 
+    def _end_listing(self) -> None:
+        self._listings_ended = self._listings_begun
+        self._judge_listing()
+        self._wake()
+
     def _judge_listing(self) -> None:
-        if self._local and self._local[0].end <= self._primary_stored:
+        local = self._local
+        if (
+            self.listing_asked.is_set()
+            or (local and local[0].end <= self._primary_stored)
+            or any(not self._all.longest_overlap(offset)[1] for offset in self._hole_reads)
+        ):
             self.listing_wanted.set()
         else:
             self.listing_wanted.clear()
@@ -263,6 +283,11 @@ class Index:
         if self._acknowledged is None or end <= self._acknowledged:
             return end
         return max(self._acknowledged, self._stored_end)
+
+    @property
+    def listed_end(self) -> int:
+        """Offset behind the last byte that the last listing of the stores showed."""
+        return self._stored_end
 
     @property
     def acknowledged_end(self) -> int:
@@ -309,11 +334,21 @@ class Index:
                 if result.status == pb.OK or (not block and (has_waited or result.offset >= end)):
                     return result
                 offset = result.offset
-            if block:
-                await self._change()
-            else:
+            if not block:
                 await self._await_first_listing()
                 has_waited = True
+            elif offset < end:
+                await self._change_in_hole(offset)
+            else:
+                await self._change()
+
+    async def list_again(self) -> None:
+        """Wait for a listing of the stores that begins from now on, or for its failure."""
+        wanted = self._listings_begun + 1
+        self.listing_asked.set()
+        self._judge_listing()
+        while self._listings_ended < wanted and not self._closed:
+            await self._change()
 
     async def _await_first_listing(self) -> None:
         """Wait until the stores were listed, or could not be. Bounded."""
@@ -410,6 +445,15 @@ class Index:
 
     def _file_of(self, fragment: pb.Fragment) -> ContentFile | None:
         return None if fragment.mod_time != 0 else self._files.get(fragment.begin)
+
+    async def _change_in_hole(self, offset: int) -> None:
+        """Wait for a change where bytes are missing. Another broker may store them meanwhile."""
+        self._hole_reads.append(offset)
+        self._judge_listing()
+        try:
+            await self._change()
+        finally:
+            self._hole_reads.remove(offset)
 
     async def _change(self) -> None:
         waiter = asyncio.get_running_loop().create_future()

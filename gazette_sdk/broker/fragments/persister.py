@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
@@ -92,6 +92,7 @@ class Persister:
         self._queues: list[deque[CompletedSpool]] = [deque(), deque(), deque()]  # A, B, C
         self._backlogs: dict[str, _Backlog] = {}
         self._storeless: deque[CompletedSpool] = deque()
+        self._unstored: dict[tuple[str, int], list[CompletedSpool]] = {}
         self._room = asyncio.Semaphore(CONCURRENT_ATTEMPTS_MAX)
         self._attempts: dict[asyncio.Task[None], CompletedSpool] = {}
         self._threads = ThreadPoolExecutor(CONCURRENT_ATTEMPTS_MAX, thread_name_prefix="persist")
@@ -116,10 +117,19 @@ class Persister:
         """Upload a closed spool: now if this broker is its primary, otherwise minutes later."""
         if length_of(spool.fragment) == 0:
             return
+        self._unstored.setdefault(_key(spool), []).append(spool)
         if spool.primary:
             self._start(spool)
         else:
             self._queues[2].append(spool)
+
+    def unstored(self, journal: str, create_revision: int) -> Sequence[CompletedSpool]:
+        """Return the spools of a journal that are not known to be in its store yet.
+
+        A new replica of the journal has them from its begin. Nobody else may: if it did not list
+        them, a broker that is back could use other bytes at their offsets.
+        """
+        return list(self._unstored.get((journal, create_revision), ()))
 
     def check_listed(self, journal: str, listed: Iterable[pb.Fragment]) -> None:
         """Check now those queued spools of a journal whose very fragment a listing has.
@@ -289,6 +299,9 @@ class Persister:
 
     def _release(self, spool: CompletedSpool) -> None:
         SPOOLS_PERSISTED.inc()
+        left = [each for each in self._unstored.pop(_key(spool)) if each is not spool]
+        if left:
+            self._unstored[_key(spool)] = left
         spool.file.discard()
 
     async def _persist(self, spool: CompletedSpool, spec: pb.JournalSpec, urls: list[str]) -> None:
@@ -319,6 +332,11 @@ class Persister:
                 _log.warning("%s denies %s; trying the next store", url, content_path(fragment))
             else:
                 return
+
+
+def _key(spool: CompletedSpool) -> tuple[str, int]:
+    """Return the name and the create revision of a spool's journal."""
+    return spool.fragment.journal, spool.create_revision
 
 
 def _identity(fragment: pb.Fragment) -> tuple[int, int, bytes]:

@@ -25,8 +25,8 @@ FIRST_RETRY_S_MAX: Final = 2.0
 _FIRST_DELAY_S: Final = 0.25
 
 WANTED_PAUSE_S: Final = 1.0
-"""Least pause before a listing that the primary's uploads ask for. It is doubled when a listing
-does not show yet what was uploaded."""
+"""Least pause before a listing that the primary's uploads, or missing bytes, ask for. It is doubled
+when a listing does not show yet what is wanted."""
 
 _WANTED_PAUSES_OF_A_LISTING: Final = 10
 """The pause is at least so many times as long as the last listing took: a large one is rare."""
@@ -43,7 +43,7 @@ async def refresh_index(
 ) -> None:
     """List a journal's stores periodically, until it is deleted or this is cancelled.
 
-    The next listing comes sooner where the index wants one; see :meth:`Index.expect_stored`.
+    The next listing comes sooner where the index wants one; see :attr:`Index.listing_wanted`.
 
     A listing is adopted as a whole or not at all: a part of it could release local files that are
     the only copy.
@@ -62,6 +62,7 @@ async def refresh_index(
         fragments = entry.value.fragment
         interval_s = to_seconds(fragments.refresh_interval)
         delay_s, began_at = interval_s, loop.time()
+        index.begin_listing()
         try:
             remote = await list_stores(journal, fragments.stores, stores)
         except (GazetteError, OSError) as error:
@@ -80,9 +81,13 @@ async def refresh_index(
 
 
 async def _pause(index: Index, delay_s: float, wanted_pause_s: float) -> None:
-    """Pause until the next listing; for less where the index wants one."""
+    """Pause until the next listing; for less where the index wants one, or asks for it."""
     wanted_pause_s = min(wanted_pause_s, delay_s)
-    await asyncio.sleep(wanted_pause_s)
+    try:
+        async with asyncio.timeout(wanted_pause_s):
+            await index.listing_asked.wait()
+    except TimeoutError:
+        pass
     try:
         async with asyncio.timeout(delay_s - wanted_pause_s):
             await index.listing_wanted.wait()

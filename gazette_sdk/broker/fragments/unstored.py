@@ -10,14 +10,15 @@ log of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import math
 from collections.abc import Iterable
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
-from gazette_sdk.broker.fragments.refresh import list_stores
 from gazette_sdk.broker.metrics import UNSTORED_MISSING
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.resolver import Resolution, Resolver
@@ -25,7 +26,6 @@ from gazette_sdk.broker.spool.commit_log import Commit, CommitLog, write_all
 from gazette_sdk.broker.spool.content_file import CompletedSpool, ContentFile
 from gazette_sdk.errors import STATUS_NAMES, GazetteError, UnavailableError
 from gazette_sdk.fragment.cover import CoverSet
-from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability, Claims
@@ -37,6 +37,9 @@ __all__ = ["Holding", "UnstoredCopies", "missing_of"]
 CONCURRENT_JOURNALS_MAX: Final = 4
 """Journals whose un-stored content is copied at a time, each from one peer: appends go first."""
 
+CONCURRENT_QUESTIONS_MAX: Final = 32
+"""Journals whose peers are asked at a time: more than are copied, as a peer may be frozen."""
+
 DELAY_S: Final = 1.0
 """Pause before the peers are asked: by then a primary has stored what was closed, if it can."""
 
@@ -45,7 +48,14 @@ RETRY_S_MAX: Final = 5.0
 """Bounds of the pause after a failed round."""
 
 LIST_TIMEOUT_S: Final = 10.0
-"""Bound of an answer of a peer, and of a listing of the stores."""
+"""Bound of a listing of the stores."""
+
+PEER_TIMEOUT_S: Final = 2.0
+"""Bound of an answer of a peer, which has it in memory. What the others have does not wait for one
+that is frozen."""
+
+SILENCE_S_MAX: Final = 5.0
+"""Longest wait for the next bytes of a fragment: its peer may be frozen."""
 
 COPY_TIMEOUT_S: Final = 300.0
 """Bound of one fragment's copy: that of an upload."""
@@ -93,13 +103,12 @@ class UnstoredCopies:
     Args:
         resolver: has the routes of journals.
         peers: carries calls to other brokers.
-        stores: of the process.
     """
 
-    def __init__(self, resolver: Resolver, peers: Transport, stores: StoreRegistry) -> None:
+    def __init__(self, resolver: Resolver, peers: Transport) -> None:
         self._resolver = resolver
         self._peers = peers
-        self._stores = stores
+        self._questions = asyncio.Semaphore(CONCURRENT_QUESTIONS_MAX)
         self._room = asyncio.Semaphore(CONCURRENT_JOURNALS_MAX)
         self._turns: dict[tuple[str, str], asyncio.Lock] = {}  # one journal at a time per peer
 
@@ -115,10 +124,9 @@ class UnstoredCopies:
             missing = UNSTORED_MISSING.cell(replica.journal)
             missing.value = missing.value or math.inf  # until the peers have told
             try:
-                async with self._room:
-                    await self._copy_missing(replica)
+                await self._copy_missing(replica)
             except (GazetteError, OSError, TimeoutError) as error:
-                outage.failed(error or "no answer in time")
+                outage.failed(str(error) or "no answer in time")
                 replica.copies_wanted = True
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, RETRY_S_MAX)
@@ -140,27 +148,31 @@ class UnstoredCopies:
         if resolution.status != pb.OK or resolution.replica is not replica:
             return
         end = replica.agreed_begin
+        local_id = self._resolver.local_id
+        members = [each for each in resolution.header.route.members if each != local_id]
+        # Before the stores are listed: what a peer does not tell any more is stored by then.
+        async with self._questions:
+            answers = await asyncio.gather(
+                *(self._unstored_of(resolution, member, end) for member in members),
+                return_exceptions=True,
+            )
         holdings: list[Holding] = []
         failure: Exception | None = None
-        for member in resolution.header.route.members:
-            if member != self._resolver.local_id:
-                try:
-                    async with asyncio.timeout(LIST_TIMEOUT_S):
-                        holdings += await self._unstored_of(resolution, member, end)
-                except (GazetteError, TimeoutError) as error:
-                    failure = failure or error
-        have = replica.index.cover()
-        is_listed = replica.index.first_refresh.is_set() and replica.index.refresh_failure is None
-        if is_listed and missing_of(holdings, have.copy(), end):
-            for fragment in await self._stored(resolution):
-                have.add(fragment)
-        missing = missing_of(holdings, have, end)
+        for answer in answers:
+            if isinstance(answer, GazetteError | TimeoutError):
+                failure = failure or answer
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                holdings += answer
+        await self._list_stores(replica)
+        missing = missing_of(holdings, replica.index.cover(), end)
         left = sum(length_of(holding.fragment) for holding in missing)
         for holding in missing:
             UNSTORED_MISSING.cell(replica.journal).value = left
             member = holding.member
             turn = self._turns.setdefault((member.zone, member.suffix), asyncio.Lock())
-            async with turn, asyncio.timeout(COPY_TIMEOUT_S):
+            async with self._room, turn, asyncio.timeout(COPY_TIMEOUT_S):
                 replica.adopt(await self._copy(replica, resolution, holding))
             left -= length_of(holding.fragment)
         if missing:
@@ -171,26 +183,31 @@ class UnstoredCopies:
         if failure is not None:
             raise failure
 
-    async def _stored(self, resolution: Resolution) -> list[pb.Fragment]:
-        """Return what the stores have now; nothing if they cannot be listed."""
-        assert resolution.spec is not None
-        try:
-            async with asyncio.timeout(LIST_TIMEOUT_S):
-                urls = resolution.spec.fragment.stores
-                return await list_stores(resolution.journal, urls, self._stores)
-        except (GazetteError, OSError, TimeoutError):
-            return []  # the refresh of the index reports it
+    async def _list_stores(self, replica: Replica) -> None:
+        """Let the index see what is stored by now. Bounded; the refresh reports failures."""
+        index = replica.index
+        if index.first_refresh.is_set() and index.refresh_failure is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LIST_TIMEOUT_S):
+                    await index.list_again()
 
     async def _unstored_of(
         self, resolution: Resolution, member: pb.ProcessSpec.ID, end: int
     ) -> list[Holding]:
+        """Return the un-stored fragments of a peer.
+
+        Raises:
+            GazetteError: it does not answer, or not with them.
+            TimeoutError: it does not answer in time.
+        """
         request = pb.FragmentsRequest(
             journal=resolution.journal, do_not_proxy=True, unstored_only=True
         )
         target = _address(request.header, resolution, member)
         found: list[Holding] = []
         while True:
-            response = await self._peers.list_fragments(request, target)
+            async with asyncio.timeout(PEER_TIMEOUT_S):
+                response = await self._peers.list_fragments(request, target)
             if response.status != pb.OK:
                 raise UnavailableError(
                     f"broker {member.zone}/{member.suffix} answers {STATUS_NAMES[response.status]}",
@@ -246,13 +263,19 @@ class UnstoredCopies:
         )
         target = _address(request.header, resolution, member)
         found, offset = hashlib.sha1(usedforsecurity=False), fragment.begin
-        async for item in self._peers.read(request, target):
-            if isinstance(item, bytes):
-                write_all(file.fd, item, offset - fragment.begin)
-                found.update(item)
-                offset += len(item)
-            elif item.status != pb.OK or item.offset != offset:
-                break
+        loop = asyncio.get_running_loop()
+        async with (
+            asyncio.timeout(SILENCE_S_MAX) as silence,
+            aclosing(self._peers.read(request, target)) as items,
+        ):
+            async for item in items:
+                silence.reschedule(loop.time() + SILENCE_S_MAX)
+                if isinstance(item, bytes):
+                    write_all(file.fd, item, offset - fragment.begin)
+                    found.update(item)
+                    offset += len(item)
+                elif item.status != pb.OK or item.offset != offset:
+                    break
         if offset != fragment.end or found.digest() != digest_of(fragment.sum):
             raise UnavailableError(
                 f"broker {member.zone}/{member.suffix} has {offset - fragment.begin} of "

@@ -84,7 +84,8 @@ def recover_journal(
         cluster_id: id of this broker's Etcd cluster.
         opened: makes the content file of an existing spool from its path without suffix.
         synced: True if commits are forced to disk, one by one, before they are acknowledged. Then
-            a last commit whose content is not there never was acknowledged.
+            a last commit whose content is not there never was acknowledged, and what is recovered
+            is forced to disk.
     """
     forgotten = _read_forgotten(directory)
     # A contested serial is not given again: the new spool would be taken for the old one.
@@ -107,6 +108,8 @@ def recover_journal(
                 if commits:
                     found.head = _greater_head(found.head, log.origin, commits)
             spool = _recover_spool(stem, log, given, good, opened)
+            if spool is not None and synced:
+                _force_to_disk(stem)
         except OSError as error:
             effect, _ = spool_step(SpoolState.FOUND, SpoolInput.UNREADABLE)
             assert effect is SpoolEffect.IGNORE, "a file that fails must not be changed"
@@ -212,6 +215,16 @@ def _inspect(stem: Path, log: ParsedLog, cluster_id: int) -> tuple[SpoolInput, C
         )  # fmt: skip
         return (SpoolInput.DAMAGED if good is None else SpoolInput.DAMAGED_TAIL), good
     return (SpoolInput.UNCOMMITTED_TAIL if has_tail else SpoolInput.INTACT), good
+
+
+def _force_to_disk(stem: Path) -> None:
+    """Force a spool to disk: the process may have ended before it did, and content follows."""
+    for path in (stem.with_suffix(".content"), stem.with_suffix(".log"), *list(stem.parents)[:2]):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def serial_of(path: Path) -> int:

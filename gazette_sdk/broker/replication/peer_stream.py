@@ -67,6 +67,7 @@ class PeerStream:
         error: the error that broke it; ``None`` while it works, and after an end that we wanted.
         answer_timeout_s: the same.
         heard_at: time of the event loop of the last answer; -inf before the first.
+        waited_s: how long the peer was waited for when the stream broke; 0 if it owed nothing.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class PeerStream:
         self.peer = peer
         self.error: GazetteError | None = None
         self.heard_at = -math.inf
+        self.waited_s = 0.0
         self.answer_timeout_s = answer_timeout_s or PEER_ANSWER_TIMEOUT_S
         self._outgoing: deque[ReplicateItem] = deque()
         self._outgoing_bytes = 0
@@ -128,7 +130,7 @@ class PeerStream:
         due_at = self._expected[0].asked_at + self.answer_timeout_s
         if loop.time() >= due_at:
             _log.warning("%s does not answer; its stream is given up", _name(self.peer))
-            self.fail(_no_answer(self.peer))
+            self._give_up(self.answer_timeout_s)
         else:
             self._watching = loop.call_at(due_at, self._watch)
 
@@ -146,7 +148,7 @@ class PeerStream:
             self._room_wanted = asyncio.get_running_loop().create_future()
             done, _ = await asyncio.wait([self._room_wanted], timeout=self.answer_timeout_s)
             if not done:
-                self.fail(_no_answer(self.peer))
+                self._give_up(self.answer_timeout_s)
 
     def half_close(self) -> None:
         """Send nothing more; the peer rolls back and ends the stream."""
@@ -164,11 +166,17 @@ class PeerStream:
         _wake(self._room_wanted)
         self._task.cancel()
 
+    def _give_up(self, waited_s: float) -> None:
+        """Break the stream: the peer does not answer, or takes nothing."""
+        self.waited_s = waited_s
+        self.fail(_no_answer(self.peer))
+
     async def ended(self, timeout_s: float | None = None) -> None:
         """Return when the peer has ended the stream; break it after ``timeout_s``."""
-        done, _ = await asyncio.wait([self._task], timeout=timeout_s or self.answer_timeout_s)
+        timeout_s = timeout_s or self.answer_timeout_s
+        done, _ = await asyncio.wait([self._task], timeout=timeout_s)
         if not done:
-            self.fail(_no_answer(self.peer))
+            self._give_up(timeout_s)
             await asyncio.wait([self._task])
 
     async def _requests(self) -> AsyncIterator[ReplicateItem]:
@@ -212,6 +220,9 @@ class PeerStream:
 
     def _resolve_expected(self, error: GazetteError) -> None:
         """No more answers will come."""
+        if self._expected:
+            asked_at = self._expected[0].asked_at
+            self.waited_s = max(self.waited_s, asyncio.get_running_loop().time() - asked_at)
         while self._expected:
             answer = self._expected.popleft().answer
             if not answer.done():

@@ -25,11 +25,12 @@ class PeerStreams:
 
     Attributes:
         answer_timeout_s: bound of a peer's answer.
-        on_broken: called with each peer whose stream broke, and the error.
+        on_broken: called with each peer whose stream or call broke, the error, and how many
+            seconds the stream had waited for the peer.
     """
 
     answer_timeout_s: float = PEER_ANSWER_TIMEOUT_S
-    on_broken: Callable[[pb.ProcessSpec.ID, GazetteError], None] | None = None
+    on_broken: Callable[[pb.ProcessSpec.ID, GazetteError, float], None] | None = None
     _open: dict[_Name, set[PeerStream]] = field(default_factory=dict)
     _calls: dict[_Name, dict[asyncio.Task[Any], GazetteError | None]] = field(default_factory=dict)
     _heard_at: dict[_Name, float] = field(default_factory=dict)
@@ -88,4 +89,4 @@ class PeerStreams:
         if not streams:
             del self._open[name]
         if stream.error is not None and self.on_broken is not None:
-            self.on_broken(stream.peer, stream.error)
+            self.on_broken(stream.peer, stream.error, stream.waited_s)

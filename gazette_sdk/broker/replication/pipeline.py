@@ -133,10 +133,11 @@ class Pipeline:
             if request.acknowledge:
                 answers.append(stream.expect(must_agree=must_agree))
         self._opened = True
-        if must_agree:
-            self._report(answers, request.proposal)
+        note_ours = self._report(answers, request.proposal) if must_agree else None
         response = await self.spool.apply(request, primary=True)
         _assert_ok(response.status)
+        if note_ours is not None:
+            note_ours()
         return answers
 
     def scatter_content(
@@ -200,7 +201,7 @@ class Pipeline:
             stream.send(content)
             stream.send(commit)
             answers.append(stream.expect(must_agree=True))
-        self._report(answers, committed)
+        self._report(answers, committed)()
         return answers
 
     async def acknowledged(self, answers: Sequence[asyncio.Future[Answer]]) -> None:
@@ -225,22 +226,33 @@ class Pipeline:
 
     # ---------------------------------------- what is acknowledged, and stored
 
-    def _report(self, answers: Sequence[asyncio.Future[Answer]], fragment: pb.Fragment) -> None:
-        """Report a fragment when all answers say that the peers have it."""
-        left = len(answers)
+    def _report(
+        self, answers: Sequence[asyncio.Future[Answer]], fragment: pb.Fragment
+    ) -> Callable[[], None]:
+        """Report a fragment when all answers say that the peers have it, and our spool has it, too.
+
+        Returns:
+            a function to be called when our spool has it: on disk, with durability ``persisted``.
+        """
+        left = len(answers) + 1
         self._unanswered.update(answers)
 
-        def answered(answer: asyncio.Future[Answer]) -> None:
+        def note_one() -> None:
             nonlocal left
+            left -= 1
+            if left == 0:
+                self._acknowledged(fragment)
+
+        def answered(answer: asyncio.Future[Answer]) -> None:
             self._unanswered.discard(answer)
             if not answer.cancelled():
                 response = answer.result()
-                left -= not isinstance(response, GazetteError) and response.status == pb.OK
-                if left == 0:
-                    self._acknowledged(fragment)
+                if not isinstance(response, GazetteError) and response.status == pb.OK:
+                    note_one()
 
         for answer in answers:
             answer.add_done_callback(answered)
+        return note_one
 
     def _acknowledged(self, fragment: pb.Fragment) -> None:
         if self.on_acknowledged is not None:

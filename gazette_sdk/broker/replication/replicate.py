@@ -129,12 +129,12 @@ def _note(
 ) -> None:
     """Note what the primary tells: what all replicas have acknowledged, and what is stored.
 
-    A primary of another implementation does not tell that: our commits are shown at once then.
+    A primary of another implementation does not tell that: our commits are shown then.
     """
     if request.HasField("acknowledged_through"):
         replica.index.acknowledge(request.acknowledged_through)
     elif not is_told and status == pb.OK:
-        replica.index.release()
+        replica.show_commits(request.proposal.end)
     if request.stored_through:
         replica.index.expect_stored(request.stored_through)
     if request.acknowledge and request.proposal.end > 0 and status == pb.OK:

@@ -9,7 +9,6 @@ closed (and no descriptor reused) under a reader. When the bytes are stored else
 from __future__ import annotations
 
 import hashlib
-import io
 import logging
 import os
 import threading
@@ -21,6 +20,7 @@ from typing import BinaryIO, Protocol, cast
 
 from gazette_sdk.broker.spool.compression import Compression
 from gazette_sdk.errors import CorruptFragmentError, GazetteError
+from gazette_sdk.fragment.stores.base import PositionedReader
 from gazette_sdk.protocol import broker_pb2 as pb
 
 __all__ = ["CompletedSpool", "ContentFile", "FileView", "SpoolDiskError", "SpoolError"]
@@ -246,7 +246,7 @@ class CompletedSpool:
     primary: bool
 
 
-class FileView(io.RawIOBase):
+class FileView(PositionedReader):
     """Reader of the first bytes of a file, with its own position.
 
     Args:
@@ -256,33 +256,13 @@ class FileView(io.RawIOBase):
     """
 
     def __init__(self, owner: object, fd: int, length_bytes: int) -> None:
-        super().__init__()
+        super().__init__(length_bytes)
         self._owner = owner
         self._fd = fd
-        self._length = length_bytes
-        self._position = 0
 
     def as_binary(self) -> BinaryIO:
         """Return itself as the type that readers of files take."""
         return cast("BinaryIO", self)
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the position in the view."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move to a position of the view."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._length}[whence]
-        self._position = max(0, base + offset)
-        return self._position
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
         """Read up to the view's end."""

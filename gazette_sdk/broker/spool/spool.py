@@ -87,8 +87,10 @@ class Spool:
         self._file: ContentFile | None = None
         self._fd = -1  # of the file, for as long as that is kept
         self._log: CommitLog | None = None
+        self._is_synced = True  # with durability ``persisted``: what is committed is on disk
         self._is_synced_name = False
         self._is_synced_head = True  # False: no log has it
+        self._syncing: asyncio.Future[None] | None = None
         self._sync_failure: SpoolDiskError | None = None
         self._batched = 0  # committed bytes that compression got
         self._length = 0  # of the committed content
@@ -150,8 +152,9 @@ class Spool:
             primary: True if this broker is the journal's primary: it compresses in the background.
 
         Returns:
-            OK, or PROPOSAL_MISMATCH with this spool's fragment. With durability ``persisted`` a
-            commit is on disk when this returns.
+            OK, or PROPOSAL_MISMATCH with this spool's fragment. With durability ``persisted`` all
+            of the fragment is on disk when this returns OK: also what an earlier call committed,
+            and was cancelled before it was on disk.
 
         Raises:
             SpoolError: the content does not follow the written bytes.
@@ -279,7 +282,9 @@ class Spool:
         """
         if self._delta == 0 or proposal is not self._next:
             if await self._rolls(proposal, registers, primary=primary):
-                await self._sync_head()
+                if self._persisted:
+                    await self._sync()
+                    await self._sync_head()
                 return pb.OK
             if self._delta == 0 or not _same(self.next(), proposal):
                 return pb.PROPOSAL_MISMATCH
@@ -289,6 +294,7 @@ class Spool:
             await self._retry(lambda: self._commit(registers), "commit an append", error)
         self._committed(primary=primary)
         if self._persisted:
+            self._is_synced = False
             await self._sync()
         return pb.OK
 
@@ -329,6 +335,7 @@ class Spool:
             await self.flush()
         end = proposal.end
         if end > fragment.end + self._delta or (end == fragment.end and proposal.begin == end):
+            # Nothing of the disk is awaited before: the peers have the proposal already.
             await self._roll(proposal, registers, primary=primary)
             is_rollback = registers == self.registers and _same(self.fragment, proposal)
         if is_rollback:
@@ -340,8 +347,8 @@ class Spool:
         self._first_append_us = 0
         self._file, self._fd = None, -1
         self._log = None
-        self._is_synced_name = False
-        self._sync_failure = None
+        self._is_synced, self._is_synced_name = True, False
+        self._syncing, self._sync_failure = None, None
         self._batched = 0
         self._length = 0
         self._delta = 0
@@ -428,26 +435,40 @@ class Spool:
     # ------------------------------------------------------------- the disk
 
     async def _sync(self) -> None:
-        """Force committed content to disk.
+        """Force committed content to disk, if it is not there.
 
         A failed attempt is not repeated: the kernel may have dropped the pages meanwhile, and a
-        second attempt would succeed without them.
+        second attempt would succeed without them. So an attempt goes on if the call is cancelled,
+        and the next call learns its result first.
         """
-        assert self._file is not None
-        assert self._log is not None
+        if self._is_synced:
+            return
         if self._sync_failure is not None:
             raise self._sync_failure
+        if self._syncing is not None:
+            await self._await_sync(self._syncing)
+        assert self._file is not None
+        assert self._log is not None
         file, log_fd, is_new = self._file, self._log.fd, not self._is_synced_name
+        self._syncing = asyncio.ensure_future(
+            asyncio.to_thread(self._storage.sync, file, log_fd, is_new=is_new)
+        )
+        # After a cancelled call and a roll nobody awaits it.
+        self._syncing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await self._await_sync(self._syncing)
+        self._is_synced = True
+
+    async def _await_sync(self, syncing: asyncio.Future[None]) -> None:
         try:
-            await asyncio.to_thread(self._storage.sync, file, log_fd, is_new=is_new)
+            await asyncio.shield(syncing)
         except OSError as error:
             self._sync_failure = self._storage.disk_error("force an append to disk", error)
             raise self._sync_failure from error
-        self._is_synced_name = True
+        self._syncing, self._is_synced_name = None, True
 
     async def _sync_head(self) -> None:
         """Force the head to disk, if others told it: no spool of ours ends there."""
-        if self._is_synced_head or not self._persisted:
+        if self._is_synced_head:
             return
         try:
             await asyncio.to_thread(self._storage.sync_head)

@@ -34,9 +34,12 @@ class Allocation(ABC, Generic[I_contra, M_contra, A_contra]):
 
     Attributes:
         balances_primaries: a primary changes places with a standby in sync whose member leads less.
+        needs_all_replicas: an item is not served with fewer members than it should have. Else those
+            behind the first are spare.
     """
 
     balances_primaries: ClassVar[bool] = False
+    needs_all_replicas: ClassVar[bool] = True
 
     @abstractmethod
     def desired_replication(self, item: I_contra) -> int:

@@ -31,8 +31,8 @@ RETRY_S = 5.0
 """Pause after a round that failed, unless the mirror changes earlier."""
 
 SHORTAGE_WARNING_S = 5.0
-"""Replicas without a member are warned of after this time: brokers that start, and clients that
-create journals for as many brokers as there are, end such a shortage at once."""
+"""Replicas without a member are logged after this time: brokers that start, and clients that create
+journals for as many brokers as there are, end such a shortage at once."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ async def run_allocator(
         if allocation.is_exiting(member.value) and not any(
             keyspace.item(a.item) for a in keyspace.local_assignments(zone, suffix)
         ):
-            allocator.note_shortage(0, 0)
+            allocator.note_shortage(None)
             return
         next_revision = keyspace.revision + 1
         if leader_of(keyspace.members()) is member:
@@ -99,6 +99,14 @@ class _Outcome(NamedTuple):
     revision: int
 
 
+class _Shortage(NamedTuple):
+    """Shortage of members: the replicas without one, of all; and if items are not served so."""
+
+    missing: int
+    wanted: int
+    stops_items: bool
+
+
 class _Allocator:
     """State of the leader between rounds: the solution, and its input."""
 
@@ -116,8 +124,9 @@ class _Allocator:
         self._outage = Outage(_log, "allocation of journals")
         self._solved: object = None
         self._desired: list[list[int]] = []
-        self._shortage = (0, 0)
-        self._shortage_warning: asyncio.TimerHandle | None = None
+        self._shortage: _Shortage | None = None
+        self._shortage_timer: asyncio.TimerHandle | None = None
+        self._told: _Shortage | None = None  # what was logged of a shortage that lasts
 
     async def round(self, leader: MemberEntry[Any]) -> _Outcome:
         """Run one round."""
@@ -159,25 +168,49 @@ class _Allocator:
         duration_s = time.monotonic() - started
         metrics.MAX_FLOW_RUNTIME_SECONDS.observe(duration_s)
         _log_solution(state, desired, duration_s)
-        placed = sum(map(len, desired))
-        self.note_shortage(state.item_slots - placed, state.item_slots)
+        missing = state.item_slots - sum(map(len, desired))
+        stops_items = self._allocation.needs_all_replicas or not all(
+            members or not wanted
+            for members, wanted in zip(desired, state.replication, strict=True)
+        )
+        shortage = _Shortage(missing, state.item_slots, stops_items)
+        self.note_shortage(shortage if missing else None)
         return desired
 
-    def note_shortage(self, missing: int, wanted: int) -> None:
-        """Warn of replicas without a member, if the shortage lasts."""
-        self._shortage = (missing, wanted)
-        if missing and self._shortage_warning is None:
+    def note_shortage(self, shortage: _Shortage | None) -> None:
+        """Log replicas without a member if the shortage lasts: once, and again if it gets worse."""
+        self._shortage = shortage
+        if shortage is None:
+            self._told = None
+            if self._shortage_timer is not None:
+                self._shortage_timer.cancel()
+                self._shortage_timer = None
+        elif self._shortage_timer is None and self._is_news(shortage):
             loop = asyncio.get_running_loop()
-            self._shortage_warning = loop.call_later(SHORTAGE_WARNING_S, self._warn_of_shortage)
-        elif not missing and self._shortage_warning is not None:
-            self._shortage_warning.cancel()
-            self._shortage_warning = None
+            self._shortage_timer = loop.call_later(SHORTAGE_WARNING_S, self._tell_shortage)
 
-    def _warn_of_shortage(self) -> None:
-        self._shortage_warning = None
-        _log.warning(
-            "%d of %d replicas have no place: add members, or raise their limits", *self._shortage
+    def _is_news(self, shortage: _Shortage) -> bool:
+        told = self._told
+        return told is None or (
+            shortage.stops_items and (not told.stops_items or shortage.missing > told.missing)
         )
+
+    def _tell_shortage(self) -> None:
+        self._shortage_timer = None
+        shortage = self._told = self._shortage
+        assert shortage is not None, "the timer is cancelled when the shortage ends"
+        if shortage.stops_items:
+            _log.warning(
+                "%d of %d replicas have no place: add members, or raise their limits",
+                shortage.missing,
+                shortage.wanted,
+            )
+        else:
+            _log.info(
+                "%d of %d replicas have no place: they are standbys; add processes for them",
+                shortage.missing,
+                shortage.wanted,
+            )
 
 
 def _kept_placement(state: State, desired: list[list[int]]) -> list[list[int]] | None:

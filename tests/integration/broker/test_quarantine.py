@@ -225,6 +225,31 @@ def test_the_beginning_that_nobody_else_has_is_used(etcd, tmp_path, monkeypatch)
     story(etcd, tmp_path, monkeypatch, script)
 
 
+def test_what_a_former_primary_has_not_stored_yet_is_asked_for(etcd, tmp_path, monkeypatch):
+    """It had handed the journal over to a broker that was dead, and is a member again."""
+    without_waiting(monkeypatch)
+
+    async def script(story):
+        await story.begin("broker-1", "broker-2", replication=2)
+        await story.crash_in_the_middle()
+        await story.go_on("broker-2", "broker-3")
+        await story.cluster.assign(JOURNAL, None, "broker-3")
+        persister = story.cluster.brokers["broker-2"].persister
+        async with asyncio.timeout(LIMIT_S):
+            while not persister.pending:  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.02)
+        await story.crash("broker-3")
+        await story.start("broker-1")
+        await story.cluster.assign(JOURNAL, "broker-1", "broker-2")
+        await story.decided()
+        response = await story["broker-1"].append(JOURNAL, b"!")
+        assert (response.status, response.commit.begin) == (pb.OK, len(FIRST + NEXT))
+        await story.stays(FIRST + NEXT + b"!", "broker-1", "broker-2")
+        assert (BEGIN, len(FIRST + LOST)) not in story.stored()
+
+    story(etcd, tmp_path, monkeypatch, script)
+
+
 def test_a_spool_that_nobody_wrote_anew_is_stored(etcd, tmp_path, monkeypatch):
     without_waiting(monkeypatch)
 

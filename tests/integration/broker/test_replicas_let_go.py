@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -21,7 +22,10 @@ def held_bytes(cluster, name):
     replica = broker.resolver.replica(JOURNAL)
     files = {file.path: file for _, file in replica.index.local()}
     directory = cluster.directory / f"spools-{name}"
-    sizes = {path: path.stat().st_size for path in directory.rglob("*.content")}
+    sizes = {}
+    for path in directory.rglob("*.content"):
+        with contextlib.suppress(FileNotFoundError):  # it was released just now
+            sizes[path] = path.stat().st_size
     sizes |= {path: len(file.read_at(0, 1 << 30)) for path, file in files.items()}
     return sum(sizes.values())
 

@@ -7,7 +7,9 @@ import math
 
 import pytest
 
+from gazette_sdk.broker import process
 from gazette_sdk.broker.append.assignments import write_route
+from gazette_sdk.broker.fragments import refresh
 from gazette_sdk.broker.recovery.last_routes import LastRoutes
 from gazette_sdk.broker.recovery.recorded_routes import RecordedRoutes
 from gazette_sdk.cluster import etcd as etcd_module
@@ -274,6 +276,44 @@ def test_a_journal_whose_route_was_withdrawn_goes_on_behind_its_stored_content(e
             await cluster.start("broker-2")
             await goes_on(client, b"!", at=len(b"first,second,third"))
             assert await client.read(JOURNAL) == b"first,second,third!"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_late", [True, False], ids=["late", "never"])
+def test_a_journal_waits_if_the_store_does_not_list_its_last_content(
+    is_late, etcd, tmp_path, monkeypatch
+):
+    """A listing without it would make others give its offsets again."""
+    list_now, listings = refresh._list, []
+
+    def lagging(stores, url, journal):
+        listings.append(journal)
+        found = list_now(stores, url, journal)
+        is_listed = is_stopping and is_late and len(listings) > 3
+        return found if is_listed else [each for each in found if each.end <= len(b"first,")]
+
+    monkeypatch.setattr(refresh, "_list", lagging)
+    monkeypatch.setattr(process, "LISTED_TIMEOUT_S", 10.0 if is_late else 0.5)
+    is_stopping = False
+
+    async def scenario():
+        nonlocal is_stopping
+        async with HandCluster(etcd, tmp_path) as cluster:
+            client = await cluster.start("broker-1")
+            await client.apply(spec())
+            await cluster.assign(JOURNAL, "broker-1")
+            for content in (b"first,", b"second,"):
+                await client.append(JOURNAL, content)
+            listings.clear()
+            is_stopping = True
+            await cluster.brokers.pop("broker-1").stop()
+            client = await cluster.start("broker-2")
+            await cluster.assign(JOURNAL, "broker-2")
+            if not is_late:
+                await refused(client)
+                await cluster.start("broker-1")
+            await goes_on(client, b"third", at=len(b"first,second,"))
 
     run(scenario())
 

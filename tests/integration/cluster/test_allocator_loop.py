@@ -16,6 +16,7 @@ from gazette_sdk.cluster.etcd import Compare, Delete, Put
 from gazette_sdk.errors import EtcdUnavailableError, LeaseLostError
 from support.allocation import VectorAllocation, item_value, member_value, vector_keyspace
 from support.etcd import run, within
+from support.spools import until as poll
 
 ROOT = "/root"
 
@@ -336,6 +337,57 @@ def test_what_has_no_place_is_told(etcd, caplog, monkeypatch):
         run(scenario())
     assert "2 of 3 replicas have no place: add members" in caplog.text
     assert "solved for assignments of /root" in caplog.text
+
+
+def levels_of(caplog):
+    """Return the level of each record about a shortage, and its first number."""
+    return [
+        (record.levelname, record.args[0])
+        for record in caplog.records
+        if "have no place" in record.getMessage()
+    ]
+
+
+def test_a_shortage_is_told_again_only_if_it_is_worse_or_comes_back(etcd, caplog, monkeypatch):
+    monkeypatch.setattr(module, "SHORTAGE_WARNING_S", 0.0)
+
+    async def scenario():
+        async with etcd.client() as client, cluster(client, "a/lone") as (lone,):
+            await apply(client, one=3)
+            await poll(lambda: len(levels_of(caplog)) == 1)
+            await apply(client, two=1)
+            await settled(lone, one=1, two=1)
+            await apply(client, two=2)
+            await poll(lambda: len(levels_of(caplog)) == 2)
+            await apply(client, one=1, two=1)
+            await poll(lambda: "2 items in 2 slots" in caplog.text)
+            await apply(client, one=2)
+            await poll(lambda: len(levels_of(caplog)) == 3)
+
+    with caplog.at_level(logging.INFO):
+        run(scenario())
+    assert levels_of(caplog) == [("WARNING", 2), ("WARNING", 3), ("WARNING", 1)]
+
+
+def test_standbys_without_a_place_are_no_reason_for_a_warning(etcd, caplog, monkeypatch):
+    monkeypatch.setattr(module, "SHORTAGE_WARNING_S", 0.0)
+    monkeypatch.setattr(VectorAllocation, "needs_all_replicas", False)
+
+    async def scenario():
+        async with etcd.client() as client:
+            lone = await Member(client, "a", "lone", limit=2).start()
+            await apply(client, one=2)
+            await poll(lambda: len(levels_of(caplog)) == 1)
+            await apply(client, two=2)
+            await settled(lone, one=1, two=1)
+            assert levels_of(caplog) == [("INFO", 1)]
+            await apply(client, three=1)  # which the member has no room for
+            await poll(lambda: len(levels_of(caplog)) == 2)
+            await lone.stop()
+
+    with caplog.at_level(logging.INFO):
+        run(scenario())
+    assert levels_of(caplog) == [("INFO", 1), ("WARNING", 3)]
 
 
 def test_a_shortage_that_ends_soon_is_not_told(etcd, caplog):

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 from gazette_sdk.broker.failover.links import FORGET_BOUNDS, Links
 
 PEER = ("zone", "peer")
@@ -25,6 +27,28 @@ def test_the_wait_for_an_answer_counts():
     links.failed(PEER, 10, waited_s=2, heard_at=NEVER)
     assert links.is_cut(PEER, 10, heard_at=NEVER)
     assert links.wait_s(PEER, 10) == 0
+
+
+@pytest.mark.parametrize(
+    ("failures", "cut_at"),
+    [
+        # (when it failed, how long it had waited)
+        ([(10, 0)], 12),
+        ([(10, 1)], 11),
+        ([(10, 1.5), (11, 1)], 10.5),
+        ([(10, 0), (11.5, 1.5)], 12),
+        ([(10, 1), (10.5, 2.5)], 10.5),  # another stream had begun to wait before
+        ([(10, 9)], 10),
+    ],
+)
+def test_the_wait_that_began_first_counts(failures, cut_at):
+    links = Links(2.0)
+    for at, waited_s in failures:
+        links.failed(PEER, at, waited_s=waited_s, heard_at=NEVER)
+    last = failures[-1][0]
+    assert links.wait_s(PEER, last) == max(0, cut_at - last)
+    assert not links.is_cut(PEER, cut_at - 0.1, heard_at=NEVER) or cut_at == last
+    assert links.is_cut(PEER, max(cut_at, last), heard_at=NEVER)
 
 
 def test_an_answer_that_came_while_another_was_missed_shows_a_live_link():

@@ -79,6 +79,33 @@ def test_a_journal_is_handed_over_where_nobody_is_reached_and_a_substitute_exist
         assert found.action is Action.NOTHING
 
 
+@pytest.mark.parametrize("is_spare_reached", [False, True])
+@pytest.mark.parametrize("unreached", subsets((1, 2, 3)))
+@pytest.mark.parametrize("lost", subsets((1, 2, 3)))
+def test_one_link_that_is_cut_suffices_where_nobody_accepts_a_connection(
+    lost, unreached, is_spare_reached
+):
+    assignments = [assignment(f"peer-{slot}", slot) for slot in range(4)]
+    spare = Candidate("z1", "spare", 0, is_reached=is_spare_reached)
+    found = decide(
+        assignments,
+        assignments[0],
+        {("z0", f"peer-{slot}") for slot in lost},
+        [spare],
+        desired=4,
+        unreached={("z0", f"peer-{slot}") for slot in unreached},
+    )
+    if not lost:
+        assert found.action is Action.NOTHING
+    elif is_spare_reached:
+        assert found == Decision(Action.REPLACE, assignments[lost[0]], spare)
+    elif {*lost, *unreached} == {1, 2, 3}:
+        successor = next((slot for slot in (1, 2, 3) if slot not in lost), 1)
+        assert found == Decision(Action.HAND_OVER, assignments[successor], spare)
+    else:
+        assert found.action is Action.NOTHING
+
+
 def test_the_least_loaded_takes_the_place_where_two_zones_remain():
     assignments = [assignment("p0", 0), assignment("p1", 1, "z1"), assignment("p2", 2, "z1")]
     found = decide(assignments, assignments[0], {("z1", "p1")}, CANDIDATES, desired=3)

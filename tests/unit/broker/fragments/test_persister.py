@@ -199,6 +199,40 @@ def test_a_replica_checks_at_once_what_a_listing_shows(tmp_path):
     scenario(tmp_path, body)
 
 
+def test_spools_that_are_not_stored_yet_are_known(tmp_path):
+    async def body(setting):
+        persister = setting.persister
+        queued, failed, without_store, uploading, stored = [
+            await setting.spool(primary=number > 0) for number in range(5)
+        ]
+        persister.complete(queued)
+        (setting.root / "good").rmdir()
+        (setting.root / "good").touch()  # the store fails
+        persister.complete(failed)
+        await setting.settled()
+        (setting.root / "good").unlink()
+        setting.spec.fragment.stores.clear()
+        persister.complete(without_store)
+        await setting.settled()
+        setting.spec.fragment.stores.append(GOOD)
+        (setting.root / "good").mkdir()
+        persister.complete(uploading)
+        found = persister.unstored(JOURNAL, REVISION)
+        assert found == [queued, failed, without_store, uploading]
+        assert persister.unstored(JOURNAL, REVISION + 1) == []
+        assert persister.unstored("another/journal", REVISION) == []
+        persister.complete(stored)
+        await setting.settled()
+        assert persister.unstored(JOURNAL, REVISION) == [queued, without_store]
+        setting.spec = None  # the journal is deleted
+        for _ in range(3):
+            persister._rotate()
+        await setting.settled()
+        assert persister.unstored(JOURNAL, REVISION) == []
+
+    scenario(tmp_path, body)
+
+
 def test_what_is_stored_is_told(tmp_path):
     told = []
 

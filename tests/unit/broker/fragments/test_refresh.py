@@ -143,6 +143,65 @@ def test_a_listing_that_the_primarys_uploads_ask_for_comes_sooner(tmp_path, monk
     asyncio.run(scenario())
 
 
+def test_a_listing_that_is_asked_for_begins_at_once_and_is_one_that_began_later(
+    tmp_path, monkeypatch
+):
+    async def scenario():
+        index, spec = Index(), spec_of("file:///store/", interval_s=300)
+        begun, finish = asyncio.Queue(), asyncio.Queue()
+
+        async def listing(*_):
+            begun.put_nowait(None)
+            if error := await finish.get():
+                raise error
+            return []
+
+        monkeypatch.setattr(refresh, "list_stores", listing)
+        async with refreshing(index, StoreRegistry(tmp_path), lambda _: spec):
+            await begun.get()
+            asking = asyncio.create_task(index.list_again())
+            finish.put_nowait(None)  # this one may not show what was stored before it was asked
+            await begun.get()
+            assert not asking.done()
+            finish.put_nowait(None)
+            await asyncio.wait_for(asking, 5)
+            asking = asyncio.create_task(index.list_again())
+            await begun.get()
+            finish.put_nowait(StoreError("it is away"))
+            await asyncio.wait_for(asking, 5)  # the refresh reports it
+            assert begun.empty()
+            assert not index.listing_wanted.is_set()
+
+    asyncio.run(scenario())
+
+
+def test_a_read_in_a_hole_asks_for_listings_until_one_shows_its_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(refresh, "WANTED_PAUSE_S", 0.001)
+
+    async def scenario():
+        root = tmp_path / "store"
+        put(root, 0, 10)
+        put(root, 90, 100)
+        index, spec = Index(), spec_of("file:///store/", interval_s=300)
+        async with refreshing(index, StoreRegistry(tmp_path), lambda _: spec):
+            await asyncio.wait_for(index.first_refresh.wait(), 5)
+            head, hole, given_up = (
+                asyncio.create_task(index.query(pb.ReadRequest(offset=offset, block=True)))
+                for offset in (100, 10, 80)
+            )
+            await until(index.listing_wanted.is_set)
+            put(root, 10, 20)
+            assert (await asyncio.wait_for(hole, 5)).fragment.end == 20
+            assert index.listing_wanted.is_set()
+            given_up.cancel()
+            await asyncio.wait([given_up])
+            await until(lambda: not index.listing_wanted.is_set())
+            assert not head.done()  # a read at the head asks for none
+            head.cancel()
+
+    asyncio.run(scenario())
+
+
 def test_a_store_that_fails_leaves_the_index_as_it_is(tmp_path, caplog):
     async def scenario():
         root = tmp_path / "store"

@@ -1,324 +1,40 @@
-"""The valid part of a recovered spool, truncation of its files, and decisions in quarantine."""
+"""Decisions about spools in quarantine."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import shutil
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gazette_sdk.broker.fragments.index import Index
-from gazette_sdk.broker.recovery import quarantine, truncate
-from gazette_sdk.broker.recovery.quarantine import Quarantine
-from gazette_sdk.broker.recovery.reconcile import valid_end
+from gazette_sdk.broker.recovery import quarantine
 from gazette_sdk.broker.recovery.states import HeadInput
-from gazette_sdk.broker.recovery.truncate import set_superseded_aside, truncate_spool
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.errors import UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.fragments import digest_of
 from support.brokers import Mirror
-from support.spools import CLUSTER, REVISION, SpoolUser, sum_of_content, until
-
-JOURNAL = "a/journal"
-CONTENTS = (b"one,", b"two,", b"three,")
-WHOLE = b"".join(CONTENTS)
-
-
-def fragment(begin: int, end: int, *, content: bytes = b"", store: str = "") -> pb.Fragment:
-    return pb.Fragment(
-        journal=JOURNAL, begin=begin, end=end, sum=sum_of_content(content), backing_store=store
-    )
-
-
-# ------------------------------------------------------------------ the rule
-
-
-@pytest.mark.parametrize(
-    ("known", "kept"),
-    [
-        ([], 20),
-        ([fragment(0, 10), fragment(20, 30)], 20),
-        ([fragment(0, 11)], 10),
-        ([fragment(10, 11)], 10),
-        ([fragment(0, 100)], 10),
-        ([fragment(19, 40)], 19),
-        ([fragment(18, 19), fragment(15, 16), fragment(30, 40)], 15),
-        ([fragment(10, 20, content=b"other")], 10),
-        ([fragment(10, 20, content=b"ours")], 20),
-        ([fragment(10, 20, content=b"ours", store="file:///")], 20),
-        ([fragment(15, 30), fragment(10, 20, content=b"ours")], 15),
-        ([fragment(15, 30), fragment(10, 20, content=b"ours", store="file:///")], 20),
-    ],
+from support.quarantine import (
+    JOURNAL,
+    OTHER,
+    WHOLE,
+    Made,
+    ScriptedInventory,
+    content_of_spool,
+    decide,
+    fragment,
+    recovered,
+    recovered_names,
 )
-def test_a_spool_is_valid_up_to_what_others_have(known, kept):
-    assert valid_end(fragment(10, 20, content=b"ours"), known) == kept
-
-
-spans = st.tuples(st.integers(0, 40), st.integers(1, 10)).map(
-    lambda span: fragment(span[0], span[0] + span[1])
-)
-
-
-@given(spans, st.lists(spans))
-def test_no_byte_is_kept_which_others_have_and_none_is_lost_before(ours, known):
-    known = [each for each in known if (each.begin, each.end) != (ours.begin, ours.end)]
-    theirs = {offset for each in known for offset in range(each.begin, each.end)}
-    end = valid_end(ours, known)
-    assert ours.begin <= end <= ours.end
-    assert not theirs & set(range(ours.begin, end))
-    assert end == ours.end or end in theirs
-
-
-# ------------------------------------------------------------------ files
-
-
-@pytest.fixture
-def root(tmp_path):
-    """A spool directory as a crash leaves it, with one spool of three commits."""
-
-    async def write():
-        with SpoolDirectory(tmp_path / "first") as directory:
-            user = SpoolUser(directory, JOURNAL)
-            for content in CONTENTS:
-                await user.append(content)
-            shutil.copytree(tmp_path / "first", tmp_path / "spools")
-
-    asyncio.run(write())
-    return tmp_path / "spools"
-
-
-def recovered(root):
-    with SpoolDirectory(root) as directory:
-        return directory.recover(CLUSTER)
-
-
-def recovered_names(root):
-    return sorted(path.name for path in root.rglob("*.content.superseded"))
-
-
-def content_of_spool(spool):
-    fragment = spool.fragment
-    content = spool.file.path.read_bytes()
-    assert len(content) == fragment.end - fragment.begin
-    assert hashlib.sha1(content).digest() == digest_of(fragment.sum)
-    return content
-
-
-@pytest.mark.parametrize("end", [1, 4, 5, 8, len(WHOLE) - 1])
-@pytest.mark.parametrize("synced", [False, True])
-def test_a_spool_is_cut(root, end, synced):
-    (whole,) = recovered(root)
-    cut = truncate_spool(whole, end, synced=synced)
-    assert content_of_spool(cut) == WHOLE[:end]
-    (again,) = recovered(root)
-    assert (again.fragment, again.registers) == (cut.fragment, cut.registers)
-    assert content_of_spool(again) == WHOLE[:end]
-    if end > 1:
-        assert content_of_spool(truncate_spool(again, 1, synced=synced)) == WHOLE[:1]
-
-
-class Killed(BaseException):
-    """The process ends here."""
-
-
-@pytest.mark.parametrize("at", ["write", "rename", "truncate"])
-def test_a_crash_while_it_is_cut_leaves_all_of_it_or_the_beginning(root, at, monkeypatch):
-    (whole,) = recovered(root)
-
-    def die(*_, **__):
-        raise Killed
-
-    steps = {
-        "write": (truncate.CommitLog, "append"),
-        "rename": (truncate.Path, "rename"),
-        "truncate": (truncate.os, "truncate"),
-    }
-    with monkeypatch.context() as patch:
-        patch.setattr(*steps[at], die)
-        with pytest.raises(Killed):
-            truncate_spool(whole, 8, synced=False)
-    (again,) = recovered(root)
-    assert content_of_spool(again) == (WHOLE[:8] if at == "truncate" else WHOLE)
-    if at != "truncate":
-        assert content_of_spool(truncate_spool(again, 8, synced=False)) == WHOLE[:8]
-
-
-def test_superseded_files_stay_where_they_are(root):
-    (spool,) = recovered(root)
-    aside = set_superseded_aside(spool)
-    assert aside.name.endswith(".content.superseded")
-    assert recovered(root) == []
-    assert aside.read_bytes() == WHOLE
-    assert len(list(aside.parent.glob("*.superseded"))) == 2
-    assert set_superseded_aside(spool) == aside
-
-
-def test_a_crash_while_it_is_put_aside_loses_nothing(root):
-    (spool,) = recovered(root)
-    path = spool.file.path
-    path.rename(f"{path}.superseded")
-    assert recovered(root) == []
-    assert sorted(each.name for each in path.parent.glob(f"{path.stem}*")) == [
-        f"{path.stem}.content.superseded",
-        f"{path.stem}.log.superseded",
-    ]
-
-
-def test_a_name_put_aside_is_not_given_again(root):
-    (spool,) = recovered(root)
-    set_superseded_aside(spool)
-
-    async def scenario():
-        with SpoolDirectory(root) as directory:
-            directory.recover(CLUSTER)
-            user = SpoolUser(directory, JOURNAL)
-            await user.append(b"other")
-            assert user.spool.content_file.path != spool.file.path
-
-    asyncio.run(scenario())
-
-
-def test_a_contested_spool_is_contested_at_each_later_start_and_new_ones_are_not(root):
-    async def scenario():
-        with SpoolDirectory(root) as directory:
-            (spool,) = directory.recover(CLUSTER)
-            assert not directory.is_contested(spool)
-            directory.forget_head(JOURNAL)
-            assert directory.is_contested(spool)
-        with SpoolDirectory(root) as directory:
-            (spool,) = directory.recover(CLUSTER)
-            assert directory.is_contested(spool)
-            spool.file.discard()
-        with SpoolDirectory(root) as directory:
-            assert directory.recover(CLUSTER) == []
-            user = SpoolUser(directory, JOURNAL)
-            await user.append(b"new")
-            file = user.spool.content_file
-        with SpoolDirectory(root) as directory:
-            (spool,) = directory.recover(CLUSTER)
-            assert spool.file.path == file.path
-            assert not directory.is_contested(spool)
-            head = directory.head(JOURNAL, create_revision=REVISION, cluster_id=CLUSTER)
-            assert head.end == 3
-
-    asyncio.run(scenario())
-
-
-# ------------------------------------------------------------------ decisions
-
-
-OTHER = pb.ProcessSpec.ID(zone="zone", suffix="other")
-
-
-class ScriptedInventory:
-    """An inventory that returns scripted fragments, or raises scripted errors before them."""
-
-    def __init__(self, *answers, digest=None, stored=()):
-        self.answers = list(answers)
-        self.content = digest
-        self.stored = list(stored)
-        self.asked = 0
-        self.listed = 0
-        self.head_offset = None
-        self.grows_to = []
-
-    async def fragments_of_stores(self, journal, end):
-        self.check(journal, end)
-        self.listed += 1
-        await asyncio.sleep(0)
-        if self.stored and isinstance(self.stored[0], BaseException):
-            raise self.stored[0]
-        return list(self.stored)
-
-    def check(self, journal, end):
-        # An unverified head is compared with everything behind it, too.
-        assert journal == JOURNAL
-        assert end in {len(WHOLE) + 1, sys.maxsize}
-
-    async def fragments_of_brokers(self, journal, end):
-        self.check(journal, end)
-        self.asked += 1
-        await asyncio.sleep(0)
-        if self.grows_to:
-            return list(self.grows_to)
-        answer = self.answers[0] if len(self.answers) == 1 else self.answers.pop(0)
-        if isinstance(answer, BaseException):
-            raise answer
-        return list(answer)
-
-    async def head(self, journal, members):
-        assert (journal, list(members)) == (JOURNAL, [OTHER])
-        return self.head_offset
-
-    async def digest(self, journal, begin, end):
-        if callable(self.content):
-            return self.content(begin, end)
-        assert (journal, begin, end) == (JOURNAL, 0, len(WHOLE))
-        return self.content
-
-
-class Made:
-    """A quarantine of the fixture's directory, and what it uploaded."""
-
-    def __init__(
-        self,
-        directory,
-        inventory,
-        *,
-        exists=True,
-        restores_head=False,
-        goes_on=lambda: False,
-        has_history=True,
-        continued_by=(),
-    ):
-        self.uploaded = []
-        self.replica = None
-        self.directory = directory
-        found = directory.recover(CLUSTER)
-        if not has_history:
-            directory.forget_head(JOURNAL, HeadInput.HISTORY_LOST)
-        self.quarantine = Quarantine(
-            directory,
-            found,
-            exists=lambda *_: exists,
-            inventory=inventory,
-            upload=self.uploaded.append,
-            replica_of=lambda *_: self.replica,
-            restores_head=lambda _: restores_head,
-            goes_on=lambda _: goes_on(),
-            continued_by=lambda _: continued_by,
-            unverified=directory.unverified_heads(),
-        )
-
-    @property
-    def spans(self):
-        return [(spool.fragment.begin, spool.fragment.end) for spool in self.uploaded]
+from support.spools import CLUSTER, REVISION, SpoolUser, until
 
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
     monkeypatch.setattr(quarantine, "PAUSE_S_MIN", 0.001)
-
-
-def decide(root, inventory, *, is_contested=True, exists=True):
-    async def scenario():
-        with SpoolDirectory(root) as directory:
-            made = Made(directory, inventory, exists=exists)
-            if is_contested:
-                directory.forget_head(JOURNAL)
-            await asyncio.wait_for(made.quarantine.run(), 10)
-            taken, ready = made.quarantine.take(JOURNAL, REVISION)
-            assert ready.fired
-            return made, list(taken)
-
-    return asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("is_contested", [False, True])

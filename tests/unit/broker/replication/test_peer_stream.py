@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+import pytest
+
 from gazette_sdk.broker.replication import peer_stream
 from gazette_sdk.broker.replication.peer_stream import PeerStream
 from gazette_sdk.broker.replication.pipeline import Pipeline
-from gazette_sdk.errors import CallError, DeadlineExceededError
+from gazette_sdk.errors import CallError, DeadlineExceededError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.target import ReplicateItem
 from support.etcd import run
@@ -116,5 +118,50 @@ def test_a_peer_that_takes_no_content_is_given_up(directory, monkeypatch):
         assert isinstance(pipeline.error, DeadlineExceededError)
         await pipeline.tear_down()
         await pipeline.ended()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("asks", "breaks", "waited_s"),
+    [
+        (True, "no HELLO", 1.0),
+        (True, "no answer", 2.0),
+        (False, "no HELLO", 0.0),
+    ],
+)
+def test_a_broken_stream_tells_how_long_its_peer_was_waited_for(asks, breaks, waited_s):
+    async def scenario():
+        begun = asyncio.Event()
+
+        async def serve(_peer, _requests):
+            begun.set()
+            await asyncio.sleep(0.1 if breaks == "no HELLO" else 9)
+            raise UnavailableError("no HELLO")
+            yield
+
+        stream = PeerStream(PEERS[0], serve, answer_timeout_s=0.2)
+        assert stream.waited_s == 0
+        if asks:
+            stream.expect()
+        await begun.wait()
+        await asyncio.wait([stream._task])
+        assert stream.waited_s >= waited_s / 10 - 0.001
+        assert bool(stream.waited_s) == asks
+
+    run(scenario())
+
+
+def test_an_answer_ends_the_wait_for_a_peer(directory):
+    async def scenario():
+        pipeline, (peer,) = started(directory, 1)
+        answers = await pipeline.scatter(proposal(pipeline.spool))
+        await asyncio.sleep(0.05)
+        peer.ok()
+        await pipeline.gather(answers)
+        pipeline.fail(UnavailableError("gone"))
+        await pipeline.ended()
+        assert pipeline.streams[0].waited_s == 0
+        await pipeline.tear_down()
 
     run(scenario())

@@ -16,7 +16,7 @@ from support.replication_peers import PEERS, Peer
 def test_streams_to_one_peer_break_together_and_are_reported_once_each(directory):
     async def scenario():
         reported = []
-        streams = PeerStreams(on_broken=lambda peer, error: reported.append((peer, error)))
+        streams = PeerStreams(on_broken=lambda peer, error, _: reported.append((peer, error)))
         peers = [Peer() for _ in range(3)]
         opened = [
             streams.open(at, peer.serve)

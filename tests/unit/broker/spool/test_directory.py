@@ -277,6 +277,31 @@ def test_with_durability_persisted_the_same_is_recovered(root):
     asyncio.run(scenario())
 
 
+def test_with_durability_persisted_what_is_recovered_is_forced_to_disk(root, monkeypatch):
+    """A killed process may have been in the middle of that."""
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            await SpoolUser(directory).append(b"content")
+
+    asyncio.run(scenario())
+    forced = set()
+    fsync = os.fsync
+
+    def noted(fd):
+        forced.add(Path(f"/proc/self/fd/{fd}").readlink().name)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    recover(root)
+    assert forced == set(), "durability replicated does not ask for it"
+    with SpoolDirectory(root, durability=Durability.PERSISTED) as directory:
+        [spool] = directory.recover(CLUSTER)
+    files = [path.name for path in spool.file.path.parent.iterdir()]
+    assert {name for name in files if name != "head"} < forced
+    assert {"journals", spool.file.path.parent.name} < forced
+
+
 # ----------------------------------------------------------------- the log
 
 

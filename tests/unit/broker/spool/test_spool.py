@@ -27,7 +27,15 @@ from gazette_sdk.protocol.fragments import digest_of
 from gazette_sdk.protocol.labels import label_set, subtract, union
 from gazette_sdk.protocol.selectors import matches, parse_selector
 from support import vectors
-from support.spools import CLUSTER, SpoolUser, content_of, open_files, sum_of_content
+from support.spools import (
+    CLUSTER,
+    SlowDisk,
+    SpoolUser,
+    content_of,
+    open_files,
+    sum_of_content,
+    until,
+)
 from support.vectors import cases, normal
 
 
@@ -338,6 +346,71 @@ def test_with_durability_persisted_a_commit_is_synced_before_it_is_acknowledged(
                 await user.append(b"four")
             await user.roll()
             await user.append(b"five")
+
+    asyncio.run(scenario())
+
+
+async def cancelled_append(user, disk, content):
+    """Cancel an append whose sync is under way."""
+    began = disk.began
+    append = asyncio.ensure_future(user.append(content))
+    await until(lambda: disk.began > began)
+    append.cancel()
+    await asyncio.wait([append])
+
+
+def test_a_commit_whose_sync_was_given_up_is_synced_by_the_next_proposal(tmp_path, monkeypatch):
+    disk = SlowDisk(monkeypatch)
+
+    async def scenario():
+        with SpoolDirectory(tmp_path, durability=Durability.PERSISTED) as directory:
+            user = SpoolUser(directory)
+            await cancelled_append(user, disk, b"content")
+            proposing = asyncio.ensure_future(user.propose(user.spool.fragment))
+            await asyncio.sleep(0.01)
+            assert not proposing.done()
+            disk.go_on()
+            await proposing
+            assert disk.began == 2
+            await user.propose(user.spool.fragment)
+            assert disk.began == 2, "all is on disk"
+
+    asyncio.run(scenario())
+
+
+def test_a_fragment_is_closed_though_its_sync_goes_on(tmp_path, monkeypatch):
+    """The peers may have closed theirs: what is cancelled in between leaves a gap."""
+    disk = SlowDisk(monkeypatch)
+
+    async def scenario():
+        with SpoolDirectory(tmp_path, durability=Durability.PERSISTED) as directory:
+            user = SpoolUser(directory)
+            await cancelled_append(user, disk, b"content")
+            rolling = asyncio.ensure_future(user.roll())
+            await asyncio.sleep(0)
+            assert content_of(user.completed[0]) == b"content"
+            disk.go_on()
+            await rolling
+
+    asyncio.run(scenario())
+
+
+def test_a_sync_that_was_given_up_and_fails_is_not_repeated(tmp_path, monkeypatch):
+    disk = SlowDisk(monkeypatch)
+
+    async def scenario():
+        with SpoolDirectory(tmp_path, durability=Durability.PERSISTED) as directory:
+            user = SpoolUser(directory)
+            await cancelled_append(user, disk, b"content")
+            disk.error = OSError(5, "Input/output error")
+            disk.go_on()
+            for _ in range(2):
+                with pytest.raises(SpoolDiskError, match="check that disk"):
+                    await user.propose(user.spool.fragment)
+            assert disk.began == 1
+            disk.error = None
+            await user.roll()
+            await user.append(b"more")
 
     asyncio.run(scenario())
 
