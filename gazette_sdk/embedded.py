@@ -20,10 +20,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 
@@ -32,7 +31,6 @@ from gazette_sdk.broker.api.served import ServedBroker
 from gazette_sdk.broker.process import BrokerConfig
 from gazette_sdk.broker.spool.directory import Durability
 from gazette_sdk.cluster.broker_keys import is_consistent
-from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.errors import (
     ClosedError,
@@ -41,9 +39,10 @@ from gazette_sdk.errors import (
     GazetteError,
     LeaseLostError,
 )
+from gazette_sdk.local_cluster.leases import revoke_leases
 from gazette_sdk.local_cluster.names import broker_name
+from gazette_sdk.local_cluster.specs import ETCD_TXN_CHANGES, request_of
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.journal_spec import desired_replication
 from gazette_sdk.server.http import is_local_name
 from gazette_sdk.server.process import Server
@@ -74,11 +73,8 @@ STOP_TIMEOUT_S = 60.0
 STOP_GRACE_S = 2.0
 """Limit of open calls when the cluster stops. No other broker can take them over."""
 
-ETCD_TXN_CHANGES = 100
-"""Changes per Etcd transaction, whose default limit is 128 operations."""
 
-
-class EmbeddedCluster:
+class EmbeddedCluster(sdk_loop.LoopStartable):
     """Etcd in a child process, and brokers in this process.
 
     Use it as a context manager, plain or asynchronous, or call :meth:`start` and :meth:`stop`
@@ -185,12 +181,7 @@ class EmbeddedCluster:
 
     async def aapply(self, specs: str) -> None:
         """Apply specs as :meth:`apply` does, on the SDK's event loop."""
-        root = journalspace.parse(specs)
-        journalspace.push_down(root)
-        request = journalspace.to_apply_request(root)
-        for change in request.changes:
-            if not change.expect_mod_revision:
-                change.expect_mod_revision = -1
+        request = request_of(specs)
         await apply_in_batches(self.transport, request, ETCD_TXN_CHANGES)
         async with asyncio.timeout(START_TIMEOUT_S / 2):
             for change in request.changes:
@@ -210,7 +201,7 @@ class EmbeddedCluster:
         try:
             # This process has just started Etcd and holds the lock of its directory, so all holders
             # of leases are dead. Otherwise the cluster would wait until the leases expire.
-            await _revoke_leases(self._etcd_server.endpoint)
+            await revoke_leases(self._etcd_server.endpoint)
             for index in range(self._broker_count):
                 broker = self._make_broker(index, self._port if index == 0 else 0)
                 self._brokers.append(broker)
@@ -319,7 +310,7 @@ class EmbeddedCluster:
         if entry is not None:
             # Etcd was paused, too, and has not noticed yet that the lease ran out.
             with suppress(EtcdUnavailableError):  # then the new broker waits for Etcd
-                await _revoke_leases(config.etcd_endpoint, [entry.lease])
+                await revoke_leases(config.etcd_endpoint, [entry.lease])
         assert old.server.listener.port is not None, "embedded brokers serve on TCP ports"
         self._brokers[index] = self._make_broker(index, old.server.listener.port)
         await self._brokers[index].start()
@@ -364,37 +355,6 @@ class EmbeddedCluster:
     def _require_running(self) -> None:
         if not self._brokers:
             raise ClosedError("the embedded cluster is not running; start() it first")
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    async def __aenter__(self) -> Self:
-        await sdk_loop.on_sdk_loop(self.astart())
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await sdk_loop.on_sdk_loop(self.astop())
-
-
-async def _revoke_leases(endpoint: str, leases: Iterable[int] | None = None) -> None:
-    """Revoke leases of brokers that do not serve any more; by default all leases."""
-    async with aclosing(await Etcd.connect(endpoint)) as etcd:
-        for lease in await etcd.leases() if leases is None else leases:
-            with suppress(LeaseLostError):  # it has just expired
-                await etcd.revoke(lease)
 
 
 class EmbeddedTransport(Transport):

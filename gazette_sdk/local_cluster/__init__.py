@@ -10,6 +10,8 @@
 - ``view``: waiting for a condition of its keys in Etcd
 - ``ports``: ports that no outgoing connection takes
 - ``names``: names of brokers over a directory
+- ``leases``: leases of brokers that do not serve any more
+- ``specs``: specs that are applied at any revision
 """
 
 from gazette_sdk.local_cluster.broker import BrokerState, LocalBroker

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, is_consistent
-from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.contexts import Startable
 from gazette_sdk.errors import (
     ClosedError,
     ConfigurationError,
     GazetteError,
-    LeaseLostError,
 )
 from gazette_sdk.local_cluster.broker import BrokerOptions, BrokerState, LocalBroker
 from gazette_sdk.local_cluster.etcd_members import EtcdMembers
+from gazette_sdk.local_cluster.leases import revoke_leases
 from gazette_sdk.local_cluster.names import broker_name
 from gazette_sdk.local_cluster.ports import reserve_port
+from gazette_sdk.local_cluster.specs import ETCD_TXN_CHANGES, request_of
 from gazette_sdk.local_cluster.view import wait_until
-from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.journal_spec import desired_replication
 from gazette_sdk.transport import connect
 from gazette_sdk.transport import loop as sdk_loop
@@ -37,13 +35,10 @@ __all__ = ["LocalCluster"]
 READY_TIMEOUT_S = 60.0
 """Default limit of waiting for all journals."""
 
-ETCD_TXN_CHANGES = 100
-"""Changes per Etcd transaction, whose default limit is 128 operations."""
-
 _log = logging.getLogger(__name__)
 
 
-class LocalCluster:
+class LocalCluster(Startable):
     """Etcd and ``gazette serve`` processes on loopback, over one directory.
 
     A second start with the same directory continues with its data, also after ``kill -9``. All
@@ -199,7 +194,7 @@ class LocalCluster:
             self.etcd.start()
             # This process holds the lock of Etcd's directory, and brokers die with the process
             # that started them: all holders of leases are dead.
-            sdk_loop.run(_revoke_leases(self.etcd.endpoint()), READY_TIMEOUT_S)
+            sdk_loop.run(revoke_leases(self.etcd.endpoint()), READY_TIMEOUT_S)
             self._in_parallel(self.start_broker, self.brokers)
         except BaseException:
             self.stop(0)
@@ -261,12 +256,7 @@ class LocalCluster:
             ValidationError: the document or a journal in it is malformed.
             TimeoutError: a journal requires more brokers than there are.
         """
-        root = journalspace.parse(specs)
-        journalspace.push_down(root)
-        request = journalspace.to_apply_request(root)
-        for change in request.changes:
-            if not change.expect_mod_revision:
-                change.expect_mod_revision = -1
+        request = request_of(specs)
 
         async def send() -> None:
             async with aclosing(self.connect()) as transport:
@@ -299,31 +289,6 @@ class LocalCluster:
     def start_etcd(self, index: int) -> None:
         """Start a member of Etcd again."""
         self.etcd.start_member(index)
-
-    # --------------------------------------------------------------- contexts
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self.__enter__)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
     # ----------------------------------------------------------------- inside
 
@@ -411,11 +376,3 @@ def _zone_names(zones: int | Sequence[str]) -> list[str]:
 
 def _listed(members: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{zone}/{name}" for zone, name in sorted(members)) or "none"
-
-
-async def _revoke_leases(endpoint: str) -> None:
-    """Revoke all leases, whose holders are dead."""
-    async with aclosing(await Etcd.connect(endpoint)) as etcd:
-        for lease in await etcd.leases():
-            with suppress(LeaseLostError):  # it has just expired
-                await etcd.revoke(lease)

@@ -11,7 +11,7 @@ from gazette_sdk.protocol.urls import _COMMON_ARGUMENTS, _S3_ARGUMENTS, STORE_SC
 from gazette_sdk.transport.connect import _SCHEMES
 from gazette_spark.options import KNOWN
 from gazette_spark.write_options import KNOWN as WRITE_KNOWN
-from support.made_tables import renewed, tables
+from support.made_tables import PACKAGE, renewed, tables
 from support.pages import ROOT, pages
 
 DOCS = ROOT / "docs"
@@ -46,6 +46,15 @@ def test_every_benchmark_is_documented():
     programs = sorted(path.name for path in (ROOT / "benchmarks").glob("*.py"))
     assert programs
     assert [name for name in programs if f"`{name}`" not in text] == []
+
+
+def test_every_file_that_the_architecture_names_exists():
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`([\w/]+/\w+\.py)`", text))
+    assert names
+    rooms = [ROOT, PACKAGE, *(PACKAGE / room for room in ("broker", "transport"))]
+    missing = [name for name in names if not any((room / name).is_file() for room in rooms)]
+    assert missing == []
 
 
 def test_links_of_the_readme_lead_somewhere():

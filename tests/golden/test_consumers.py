@@ -18,10 +18,10 @@ from support.vectors import golden
 RECORDED = recorded_phases()
 
 OTHER_METRICS = (
-    *("gazette_consumer_", "grpc_client_", "promhttp_"),
+    *("grpc_client_", "promhttp_"),
     *("process_network_", "process_virtual_memory_max_bytes"),
 )
-"""Begins of names of deprecated metrics, and of those of libraries that ours do not use."""
+"""Begins of names of metrics of libraries that ours do not use."""
 
 
 @pytest.fixture(scope="module")

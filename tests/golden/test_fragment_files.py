@@ -29,7 +29,6 @@ JOURNALS = {entry["journal"]: entry for entry in RECORDING["journals"]}
 TEXT = b"the quick brown fox jumps over the lazy dog. "
 STEP, CHUNK = 300_000, 100_000
 RECORDED_DAY = "2026-11-21"
-TODAY = time.strftime("%Y-%m-%d", time.gmtime())
 
 SMALL = [f"files/{name}" for name in ("postfix", "rewritten", "prefixed", "two-stores", "no-store")]
 LARGE = [journal for journal in JOURNALS if journal.endswith("-large")]
@@ -38,7 +37,13 @@ MOD_TIMES_SET = (1_700_000_000, 1_700_000_100)
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoldenBroker]:
+def days() -> set[str]:
+    """The days on which our appends began and ended: one, or both around midnight."""
+    return set()
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory, days: set[str]) -> Iterator[GoldenBroker]:
     """A broker which was given the recorded appends."""
     with running(tmp_path_factory.mktemp("files")) as broker:
         (broker.root / "sub").mkdir()
@@ -47,8 +52,10 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoldenBroker]:
             specs[journal].fragment.length = 1 << 24
         specs["files/codec-change"].fragment.compression_codec = pb.NONE
         broker.apply(*specs.values())
+        days.add(today())
         for journal in SMALL:
             broker.append_all(journal, b"first\n", PATTERN[:1200], b"")
+        days.add(today())
         with ThreadPoolExecutor() as threads:
             list(threads.map(lambda journal: append_text(broker, journal), LARGE))
         broker.append_all("files/codec-change", b"first\n", b"second\n")
@@ -76,7 +83,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoldenBroker]:
 
 
 @pytest.mark.parametrize("journal", JOURNALS)
-def test_fragments_are_listed_as_recorded(broker: GoldenBroker, journal: str) -> None:
+def test_fragments_are_listed_as_recorded(
+    broker: GoldenBroker, days: set[str], journal: str
+) -> None:
     request = pb.FragmentsRequest(journal=journal)
     outcome = broker.client.call("ListFragments", [request.SerializeToString()])
     response = pb.FragmentsResponse.FromString(outcome.responses[0])
@@ -88,18 +97,20 @@ def test_fragments_are_listed_as_recorded(broker: GoldenBroker, journal: str) ->
         if recorded.spec.mod_time not in {0, *MOD_TIMES_SET}:
             assert abs(fragment.spec.mod_time - time.time()) < 3600
             recorded.spec.mod_time = fragment.spec.mod_time
-        recorded.spec.path_postfix = of_today(recorded.spec.path_postfix)
+        assert fragment.spec.path_postfix in on_days(recorded.spec.path_postfix, days)
+        recorded.spec.path_postfix = fragment.spec.path_postfix
     assert list(response.fragments) == there
 
 
 @pytest.mark.parametrize("journal", JOURNALS)
-def test_files_are_named_and_hold_what_was_recorded(broker: GoldenBroker, journal: str) -> None:
+def test_files_are_named_and_hold_what_was_recorded(
+    broker: GoldenBroker, days: set[str], journal: str
+) -> None:
     there = JOURNALS[journal]["files"]
-    roots = {(broker.root / of_today(file["path"])).parent for file in there}
-    found = {path for root in roots for path in root.iterdir() if path.is_file()}
-    assert found == {broker.root / of_today(file["path"]) for file in there}
-    for file in there:
-        path = broker.root / of_today(file["path"])
+    ours = [our_file(broker.root, file["path"], days) for file in there]
+    found = {path for root in {path.parent for path in ours} for path in root.iterdir()}
+    assert {path for path in found if path.is_file()} == set(ours)
+    for path, file in zip(ours, there, strict=True):
         content = decoded(path.suffix, path.read_bytes())
         assert len(content) == file["content_len"]
         assert hashlib.sha1(content).hexdigest() == file["content_sha1"]
@@ -109,14 +120,13 @@ def test_files_are_named_and_hold_what_was_recorded(broker: GoldenBroker, journa
             assert path.read_bytes() == base64.b64decode(file["base64"])
 
 
-def test_nothing_else_stands_in_the_stores(broker: GoldenBroker) -> None:
+def test_nothing_else_stands_in_the_stores(broker: GoldenBroker, days: set[str]) -> None:
     """But for what the probes of their health leave; of another recording is ``health/``."""
-    there = {of_today(f["path"]) for entry in JOURNALS.values() for f in entry["files"]}
-    found = {
-        str(path.relative_to(broker.root)) for path in broker.root.rglob("*") if path.is_file()
-    }
+    recorded = [file["path"] for entry in JOURNALS.values() for file in entry["files"]]
+    there = {our_file(broker.root, path, days) for path in recorded}
+    found = {path for path in broker.root.rglob("*") if path.is_file()}
     probes = set(RECORDING["other_files_in_store_roots"]) - {"health/.test/health-check"}
-    assert found == there | probes
+    assert found == there | {broker.root / path for path in probes}
 
 
 @pytest.mark.parametrize("journal", [j for j in JOURNALS if JOURNALS[j]["files"]])
@@ -171,9 +181,20 @@ def set_mod_times(broker: GoldenBroker, journal: str) -> None:
         os.utime(path, (mod_time, mod_time))
 
 
-def of_today(path: str) -> str:
-    """A recorded path whose day of the first append is that of our appends."""
-    return path.replace(f"day={RECORDED_DAY}", f"day={TODAY}")
+def today() -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime())
+
+
+def on_days(path: str, days: set[str]) -> set[str]:
+    """What a recorded path is, if its day of the first append is one of ours."""
+    return {path.replace(f"day={RECORDED_DAY}", f"day={day}") for day in days}
+
+
+def our_file(root: Path, path: str, days: set[str]) -> Path:
+    """The one file of ours that stands at a recorded path."""
+    found = [root / each for each in on_days(path, days) if (root / each).is_file()]
+    assert len(found) == 1, f"{path}, of {days}: {found}"
+    return found[0]
 
 
 # ------------------------------------------------------------------ files

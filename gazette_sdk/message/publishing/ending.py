@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from typing import Any, TypeAlias, TypeVar
 
@@ -125,26 +125,24 @@ def seconds_left(deadline: float | None) -> float | None:
 def run_steps(steps: Steps[T]) -> T:
     """Run steps in plain code, which blocks at each wait."""
     try:
-        wait = next(steps)
-        while True:
-            try:
-                outcome = _wait(wait)
-            except BaseException as interruption:  # noqa: BLE001 - the steps raise it on
-                wait = steps.throw(interruption)
-            else:
-                wait = steps.send(outcome)
+        _run(steps, _blocked).send(None)
     except StopIteration as end:
         result: T = end.value
         return result
+    raise AssertionError("steps that block never suspend")
 
 
 async def arun_steps(steps: Steps[T]) -> T:
     """Run steps in a coroutine, which awaits each wait."""
+    return await _run(steps, _awaited)
+
+
+async def _run(steps: Steps[T], wait_for: Callable[[_Wait], Awaitable[bool]]) -> T:
     try:
         wait = next(steps)
         while True:
             try:
-                outcome = await _awaited(wait)
+                outcome = await wait_for(wait)
             except BaseException as interruption:  # noqa: BLE001 - the steps raise it on
                 wait = steps.throw(interruption)
             else:
@@ -154,7 +152,8 @@ async def arun_steps(steps: Steps[T]) -> T:
         return result
 
 
-def _wait(wait: _Wait) -> bool:
+async def _blocked(wait: _Wait) -> bool:
+    """Block until a wait ends. It never suspends, so that plain code can run it."""
     if isinstance(wait, tuple):
         appends, timeout_s = wait
         deadline = None if timeout_s is None else time.monotonic() + timeout_s

@@ -374,12 +374,8 @@ class Publisher:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
+        with _note_failure(error):
             self.close(None if error is None else FAILED_TIMEOUT_S)
-        except GazetteError as failure:
-            if error is None:
-                raise
-            error.add_note(f"Closing the publisher failed, too: {failure}")
 
     async def __aenter__(self) -> Self:
         await self.ready()
@@ -391,12 +387,19 @@ class Publisher:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
+        with _note_failure(error):
             await self.aclose(None if error is None else FAILED_TIMEOUT_S)
-        except GazetteError as failure:
-            if error is None:
-                raise
-            error.add_note(f"Closing the publisher failed, too: {failure}")
+
+
+@contextlib.contextmanager
+def _note_failure(error: BaseException | None) -> Iterator[None]:
+    """Let a failure of closing become a note of the block's error, if there is one."""
+    try:
+        yield
+    except GazetteError as failure:
+        if error is None:
+            raise
+        error.add_note(f"Closing the publisher failed, too: {failure}")
 
 
 def _send_what_is_left() -> None:

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from google.protobuf.message import Message
 
-from gazette_sdk.errors import ConfigurationError, FramingError, ShardStatusError, ValidationError
+from gazette_sdk.contexts import AsyncClosable
+from gazette_sdk.errors import (
+    ConfigurationError,
+    FramingError,
+    ShardStatusError,
+    UnavailableError,
+    ValidationError,
+)
 from gazette_sdk.framing.registry import framing_for
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
@@ -47,7 +53,7 @@ _LISTED_MAX = 100
 """Names in the selector of one listing of journals."""
 
 
-class ShardClient:
+class ShardClient(AsyncClosable):
     """Client of the consumer processes of one application.
 
     Args:
@@ -83,17 +89,6 @@ class ShardClient:
                 call_timeout_s=call_timeout_s,
             )
         )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.aclose()
 
     async def stat(self, request: cpb.StatRequest, peer: Peer = SERVICE) -> cpb.StatResponse:
         """Ask for the offsets of a shard; any status is an answer.
@@ -194,7 +189,16 @@ class ShardClient:
         """
         metadata = () if proxy_header is None else ((PROXY_HEADER_METADATA, proxy_header),)
         place, token = where(peer, self._address), self.authorization(wanted, peer)
-        return await self._wire.unary(Destination(rpc, None, peer, place, token, metadata), request)
+        to = Destination(rpc, None, peer, place, token, metadata)
+        try:
+            return await self._wire.unary(to, request)
+        except UnavailableError as error:
+            if peer != SERVICE:
+                raise
+            raise UnavailableError(
+                f"{error}; check that a process of the application runs at {self._address}, or set "
+                "CONSUMER_ADDRESS to the address of one"
+            ) from error
 
     def authorization(self, wanted: RequestedClaims, peer: Peer) -> str | None:
         """Return a token that is good for just one call; None where none is needed.

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from gazette_sdk.cluster.member_process import EtcdConfig
@@ -60,7 +59,7 @@ CALL_TIMEOUT_S = 30.0
 """Limit of a listing of shards."""
 
 
-class EmbeddedConsumer:
+class EmbeddedConsumer(sdk_loop.LoopStartable):
     """Consumer of an application inside this process, with a port of its own.
 
     Use it as a context manager, plain or asynchronous, or call :meth:`start` and :meth:`stop`
@@ -264,26 +263,3 @@ class EmbeddedConsumer:
                 self._application.full_name,
                 error,
             )
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    async def __aenter__(self) -> Self:
-        await sdk_loop.on_sdk_loop(self.astart())
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await sdk_loop.on_sdk_loop(self.astop())

@@ -1,13 +1,20 @@
-"""Metrics of a shard's transactions (operations section 3)."""
+"""Metrics of a shard's transactions (operations section 3).
+
+Names that Gazette deprecates, `gazette_consumer_*`, are sums over the shards of the process, made
+of the current metrics when these are read.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
-from prometheus_client import Counter, Gauge
+from prometheus_client import REGISTRY, Counter, Gauge
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from gazette_sdk.shard.transaction.machine import Current, Prior
 
@@ -43,6 +50,63 @@ _PRIOR_PHASES = {
     Prior.COMMITTING: "50-committing",
     Prior.ACKNOWLEDGING: "60-acknowledging",
 }
+
+_DEPRECATED_COUNTS = {
+    "tx_count": _TRANSACTIONS,
+    "tx_messages": _MESSAGES,
+    "consumed_bytes": _BYTES,
+}
+_DEPRECATED_SECONDS = {
+    "tx_seconds": "23456",  # all but the time without a transaction
+    "tx_consume_seconds": "2",
+    "tx_stalled_seconds": "3",
+    "tx_flush_seconds": "4",
+    "tx_sync_seconds": "56",
+}
+"""First digits of the phases that each sums."""
+
+
+class _DeprecatedMetrics(Collector):
+    """Collector of the metrics that Gazette deprecates, for dashboards that use them."""
+
+    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
+        """Yield the metrics."""
+        for name, counter in _DEPRECATED_COUNTS.items():
+            yield _deprecated_total(name, counter)
+        for name, phases in _DEPRECATED_SECONDS.items():
+            yield _deprecated_total(name, _PHASE, phases)
+        heads: dict[str, float] = {}
+        for sample in _samples(_READ_HEAD):
+            journal = sample.labels["journal"]
+            heads[journal] = max(sample.value, heads.get(journal, 0.0))
+        head = GaugeMetricFamily(
+            "gazette_consumer_read_head",
+            "Deprecated: the greatest gazette_shard_read_head of a journal.",
+            labels=["journal"],
+        )
+        for journal, offset in heads.items():
+            head.add_metric([journal], offset)
+        yield head
+
+
+def _deprecated_total(name: str, counter: Counter, phases: str = "") -> CounterMetricFamily:
+    """Return the sum of a counter over all shards, and over phases by their first digits."""
+    values = [
+        sample.value
+        for sample in _samples(counter)
+        if sample.name.endswith("_total") and sample.labels.get("phase", "")[:1] in phases
+    ]
+    (current,) = counter.describe()
+    text = f"Deprecated: {current.name}_total, summed."
+    return CounterMetricFamily(f"gazette_consumer_{name}", text, value=sum(values))
+
+
+def _samples(metric: Counter | Gauge) -> Iterator[Sample]:
+    for family in metric.collect():
+        yield from family.samples
+
+
+REGISTRY.register(_DeprecatedMetrics())
 
 
 class ShardMetrics:

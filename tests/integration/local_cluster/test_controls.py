@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import time
+import urllib.error
 import urllib.request
 
 import pytest
@@ -23,10 +24,17 @@ fragment: {{length: 1048576, compression_codec: NONE, stores: ["{store}"], refre
 """
 
 
-def append(address, content):
+def append(address, content, limit_s=5):
+    """Append. A primary may pause between dials of a replica that has just come back."""
     request = urllib.request.Request(f"{address}/notes", data=content, method="PUT")
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return int(answer.headers["X-Commit-Begin"])
+    ends_at = time.monotonic() + limit_s
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:
+                return int(answer.headers["X-Commit-Begin"])
+        except urllib.error.HTTPError as error:
+            if b"Connection refused" not in error.read() or time.monotonic() > ends_at:
+                raise
 
 
 def appends_soon(address):

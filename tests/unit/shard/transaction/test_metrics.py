@@ -7,6 +7,7 @@ from prometheus_client import REGISTRY
 
 from gazette_sdk.shard.transaction.machine import Current, Prior
 from gazette_sdk.shard.transaction.metrics import ShardMetrics
+from support.vectors import golden
 
 SHARD = "/app/items/metrics"
 
@@ -22,7 +23,7 @@ def seconds(phase):
 
 @pytest.fixture
 def metrics():
-    made = ShardMetrics(SHARD, {"a/journal": 7, "b/journal": 0}.__getitem__)
+    made = ShardMetrics(SHARD, lambda journal: 7 if journal == "a/journal" else 0)
     yield made
     made.end()
 
@@ -66,3 +67,55 @@ def test_time_is_counted_by_phase(metrics):
     metrics.prior_changed(Prior.COMMITTING, now + 6.0)
     found = {phase: seconds(phase) - before[phase] for phase in phases}
     assert found == pytest.approx(dict(zip(phases, [1.0, 5.0, 4.0, 0.5, 6.0], strict=True)))
+
+
+def deprecated():
+    return {
+        sample.name.removeprefix("gazette_consumer_"): (family.type, sample)
+        for family in REGISTRY.collect()
+        if family.name.startswith("gazette_consumer_")
+        for sample in family.samples
+        if sample.labels.get("journal", "deprecated/journal") == "deprecated/journal"
+    }
+
+
+def test_deprecated_metrics_have_the_recorded_names_types_and_labels(metrics):
+    metrics.start({"deprecated/journal": 100})
+    recorded = {
+        name.removeprefix("gazette_consumer_"): (each["type"], each["labels"])
+        for name, each in golden("consumer/rpc/metrics.json")["metrics"].items()
+        if name.startswith("gazette_consumer_")
+    }
+    found = {name: (kind, [list(sample.labels)]) for name, (kind, sample) in deprecated().items()}
+    assert found == recorded
+
+
+def test_deprecated_metrics_are_sums_over_the_shards_of_the_process(metrics):
+    other = ShardMetrics("/app/items/another", lambda _: 0)
+    metrics.start({"deprecated/journal": 100})
+    other.start({"deprecated/journal": 120})
+    before = {name: sample.value for name, (_, sample) in deprecated().items()}
+    now = time.monotonic()
+    for each in (metrics, other):
+        each.waited(Current.EMPTY, 100.0)
+        each.turned(2.5, 0.5)
+        each.waited(Current.CLOSED, 4.0)
+        each.prior_changed(Prior.NONE, now)
+        each.prior_changed(Prior.COMMITTING, now + 6.0)
+        each.prior_changed(Prior.ACKNOWLEDGING, now + 7.0)
+        each.completed({"deprecated/journal": 130}, 3)
+    found = {name: sample.value - before[name] for name, (_, sample) in deprecated().items()}
+    other.end()
+    assert found == pytest.approx(
+        {
+            "tx_count_total": 2,
+            "tx_messages_total": 6,
+            "tx_seconds_total": 2 * (2.5 + 4.0 + 7.0),
+            "tx_consume_seconds_total": 2 * 2.0,
+            "tx_stalled_seconds_total": 2 * 4.0,
+            "tx_flush_seconds_total": 2 * 0.5,
+            "tx_sync_seconds_total": 2 * 7.0,
+            "consumed_bytes_total": 30 + 10,
+            "read_head": 10,
+        }
+    )
