@@ -11,6 +11,8 @@ not uploaded. `states` has the transitions; this module performs their effects:
   have other bytes. They are asked again when the journal's route changes, and after a pause.
 - Stores are not asked if the brokers have every byte of a journal's spools: what is stored would
   change nothing. So a broker joins its journals again while their stores fail.
+- A replica waits for these decisions, except for contested spools of which others have every byte
+  and which cannot be compared now: it begins without them, as at a broker that has nothing.
 - When all spools of a journal are in use, and each of them is whole, its head is restored.
 
 Contested spools are recorded on disk before the revision from which the next start reads Etcd's
@@ -158,8 +160,8 @@ class Quarantine:
         Uncontested spools are usable from now on, and are uploaded when all replicas have them.
 
         Returns:
-            the spools, and a signal that fires, or has fired, when no spool of the journal is in
-            quarantine.
+            the spools, and a signal that fires, or has fired, when the replica may begin: no spool
+            of the journal is in quarantine that may have what others lack.
         """
         key = (journal, create_revision)
         taken = self._usable.pop(key, [])
@@ -211,7 +213,7 @@ class Quarantine:
                 pause_s = min(pause_s * 2, PAUSE_S_MAX)
 
     def holds(self, journal: str, create_revision: int) -> bool:
-        """Return True if a spool of a journal is in quarantine."""
+        """Return True if a spool of a journal is in quarantine that may have what others lack."""
         return (journal, create_revision) in self._ready
 
     def observe(self, changes: Iterable[Change]) -> None:
@@ -273,22 +275,35 @@ class Quarantine:
         held_since = [entry for entry in found if entry not in asked]  # their turn comes later
         # Of overlapping spools of our own the later one has the journal's bytes.
         entries.sort(key=lambda entry: serial_of(entry.spool.file.path))
+        held = CoverSet(inventory)
+        dispensable: list[_Entry] = []
+        failure: Exception | None = None
         self._deciding.add(key)
         try:
             while entries:
-                used = await self._advance(
-                    entries[-1], inventory, head, are_stores_listed=are_stores_listed
-                )
+                entry = entries[-1]
+                try:
+                    used = await self._advance(
+                        entry, inventory, head, are_stores_listed=are_stores_listed
+                    )
+                except (GazetteError, OSError) as error:
+                    if not _is_dispensable(entry, held):
+                        raise
+                    failure = error
+                    dispensable.append(entries.pop())
+                    continue
                 self._note_whole(key, entries.pop().spool, used)
                 if used is not None:
                     inventory.append(used.fragment)
                     self._use(key, used)
+            if failure is not None:
+                raise failure
             if key in self._unverified and not held_since:
                 self._unverified.discard(key)
                 self._judge_head(key, inventory)
         finally:
             self._deciding.discard(key)
-            self._put_back(key, [*entries, *held_since])
+            self._put_back(key, [*entries, *held_since], dispensable)
 
     async def _advance(
         self,
@@ -426,15 +441,22 @@ class Quarantine:
                 entry.step(SpoolInput.CONTINUED_BY_OTHERS)
         return entries
 
-    def _put_back(self, key: Key, entries: list[_Entry]) -> None:
-        """Return undecided entries. Without any, nothing of the journal is in quarantine."""
-        left = [*entries, *self._entries.pop(key, ())]  # some are held since
-        if left or key in self._unverified:
-            self._entries[key] = left
-        elif (ready := self._ready.pop(key, None)) is not None:
-            self._restore_head(self._whole.pop(key, None))
+    def _put_back(
+        self, key: Key, entries: list[_Entry], dispensable: Sequence[_Entry] = ()
+    ) -> None:
+        """Return undecided entries. Without any but dispensable ones a replica may begin."""
+        needed = [*entries, *self._entries.pop(key, ())]  # some are held since
+        is_needed = bool(needed) or key in self._unverified
+        if is_needed or dispensable:
+            self._entries[key] = [*needed, *dispensable]
+        if dispensable:
+            self._whole[key] = None  # the head that a replica begins without them is another one
+        if not is_needed and (ready := self._ready.pop(key, None)) is not None:
+            self._restore_head(self._whole.get(key))
             ready.fire()
             self._decided()
+        if key not in self._entries:
+            self._whole.pop(key, None)
 
     def _note_whole(self, key: Key, spool: CompletedSpool, used: CompletedSpool | None) -> None:
         """Note the last spool of a journal, as long as all that were decided are whole."""
@@ -487,6 +509,15 @@ def _need_stores(entries: Sequence[_Entry], inventory: Iterable[pb.Fragment]) ->
         is_needed |= entry.needs_stores or not held.covers(ours.begin, ours.end)
         entry.needs_stores = False
     return is_needed
+
+
+def _is_dispensable(entry: _Entry, held: CoverSet) -> bool:
+    """Return True if others continued a journal, and have every byte of our spool.
+
+    The journal's bytes are theirs, whatever the comparison shows: a replica is complete without it.
+    """
+    ours = entry.spool.fragment
+    return entry.state is SpoolState.CONTESTED and held.covers(ours.begin, ours.end)
 
 
 def _digest_of(file: ContentFile, begin: int, end: int) -> bytes:

@@ -288,6 +288,58 @@ def test_a_replica_waits_while_spools_are_in_quarantine(root):
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(("content", "used"), [(WHOLE, [(0, len(WHOLE))]), (b"other", [])])
+def test_a_replica_begins_without_what_others_have_and_cannot_read_yet(root, content, used):
+    """They have it in a store that fails."""
+    is_failing = True
+
+    def digest(begin, end):
+        if is_failing:
+            raise UnavailableError("the store fails")
+        return hashlib.sha1(content).digest()
+
+    async def scenario():
+        nonlocal is_failing
+        with SpoolDirectory(root) as directory:
+            inventory = ScriptedInventory([fragment(0, 100, store="file:///")], digest=digest)
+            made = Made(directory, inventory, restores_head=True)
+            directory.forget_head(JOURNAL)
+            _, ready = made.quarantine.take(JOURNAL, REVISION)
+            running = asyncio.ensure_future(made.quarantine.run())
+            await until(lambda: inventory.asked > 2)
+            assert ready.fired
+            taken, ready = made.quarantine.take(JOURNAL, REVISION)
+            assert (list(taken), ready.fired, made.uploaded) == ([], True, [])
+            is_failing = False
+            await asyncio.wait_for(running, 10)
+            assert made.spans == used
+            assert directory.head(JOURNAL, create_revision=REVISION, cluster_id=CLUSTER) is None
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "theirs", [[fragment(0, 4)], [fragment(0, 4), fragment(5, 100)], [fragment(4, 100)]]
+)
+def test_a_replica_waits_for_what_others_lack(root, theirs):
+    def digest(begin, end):
+        raise UnavailableError("the store fails")
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            inventory = ScriptedInventory(theirs, digest=digest, stored=[OSError("it fails")])
+            made = Made(directory, inventory)
+            directory.forget_head(JOURNAL)
+            _, ready = made.quarantine.take(JOURNAL, REVISION)
+            running = asyncio.ensure_future(made.quarantine.run())
+            await until(lambda: inventory.asked > 3)
+            assert not ready.fired
+            running.cancel()
+            await asyncio.wait([running])
+
+    asyncio.run(scenario())
+
+
 def test_a_shorter_copy_elsewhere_supersedes_nothing_until_the_journal_is_continued(root):
     """It is clear only when somebody goes on: without us, or with us."""
 
