@@ -11,6 +11,7 @@ while its store fails.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.broker.slot import InvalidatedError, Signal
@@ -115,48 +116,50 @@ async def await_health(
     if invalidated.fired:
         raise InvalidatedError
     loop = asyncio.get_running_loop()
+    deadline = started_at + WAIT_MAX_S
     while True:
-        patience_s = started_at + WAIT_MAX_S - loop.time()
+        now = loop.time()
         health = _health(stores, store)
         if (
             health is None
             or health.error is None
-            or (head_is_known and is_dispensable(health, loop.time(), has_peers=has_peers))
+            or (head_is_known and is_dispensable(health, now, has_peers=has_peers))
         ):
             if head_is_known or index.first_refresh.is_set():
                 return
-            if index.refresh_failure is not None and patience_s <= 0:
+            if index.refresh_failure is not None and now >= deadline:
                 raise StoreUnhealthyError(store or "", index.refresh_failure)
             # Of a listing that takes its time there is no failure: it is waited for.
-            limit_s = max(patience_s, _LISTING_CHECK_S)
-            await _first_of(invalidated, limit_s, index=index)
+            await _first_of(invalidated, max(deadline, now + _LISTING_CHECK_S), index=index)
             continue
         assert store is not None
-        failing_s = 0.0
-        if health.failing_since is not None and loop.time() - health.checked_at < FRESH_S:
-            failing_s = loop.time() - health.failing_since
+        gives_up_at = deadline
+        if health.failing_since is not None and now - health.checked_at < FRESH_S:
+            gives_up_at = min(deadline, health.failing_since + FAILING_MAX_S)
             if health.consecutive_failures >= FAILURES_MAX:
-                failing_s = FAILING_MAX_S
-        if failing_s >= FAILING_MAX_S or patience_s <= 0:
+                gives_up_at = now
+        if now >= gives_up_at:
             raise StoreUnhealthyError(store, health.error)
-        await _first_of(invalidated, min(patience_s, FAILING_MAX_S - failing_s), health=health)
+        await _first_of(invalidated, gives_up_at, health=health)
 
 
 async def _first_of(
     invalidated: Signal,
-    timeout_s: float | None,
+    until: float,
     *,
     index: Index | None = None,
     health: StoreHealth | None = None,
 ) -> None:
-    """Wait for the index's first refresh or the store's next check, or the invalidation."""
+    """Wait for the first refresh, the next check or the invalidation, until a loop time at most."""
     waits: list[asyncio.Future[object]] = [asyncio.ensure_future(invalidated.wait())]
     if index is not None:
         waits.append(asyncio.ensure_future(index.first_refresh.wait()))
     if health is not None:
         waits.append(asyncio.ensure_future(health.changed()))
     try:
-        await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for wait in waits:
             wait.cancel()

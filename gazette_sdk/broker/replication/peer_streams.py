@@ -56,9 +56,10 @@ class PeerStreams:
             await asyncio.wait([task])
         except asyncio.CancelledError:  # nobody wants the call's outcome any more
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
+            task.cancel()
+            await asyncio.wait([task])  # it reads from what our caller closes next
             raise
         finally:
-            task.cancel()  # does nothing to a call that has ended
             error = self._calls[name].pop(task)
             if not self._calls[name]:
                 del self._calls[name]

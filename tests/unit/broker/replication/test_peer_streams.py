@@ -64,6 +64,28 @@ def test_the_error_of_a_call_that_its_caller_gave_up_is_not_reported():
     run(scenario())
 
 
+def test_a_call_has_ended_when_its_caller_gave_it_up():
+    """It may read from a generator that the caller closes next."""
+
+    async def scenario():
+        streams, ended = PeerStreams(), []
+
+        async def slow_to_end():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0.01)
+                ended.append(True)
+
+        call = asyncio.ensure_future(streams.until_gone(PEERS[0], slow_to_end()))
+        await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([call])
+        assert ended
+
+    run(scenario())
+
+
 def test_a_call_to_a_peer_ends_when_the_peer_has_left():
     async def scenario():
         streams = PeerStreams()
