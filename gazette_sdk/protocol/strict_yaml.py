@@ -34,6 +34,7 @@ __all__ = [
     "list_of",
     "mapping",
     "name_of",
+    "problem_of",
     "string",
 ]
 
@@ -68,12 +69,22 @@ def compose(text: str | bytes) -> Value | None:
     try:
         root: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:
-        raise ValidationError(f"not YAML: {error}", kind="yaml_parse") from None
+        raise ValidationError(f"not YAML: {problem_of(error)}", kind="yaml_parse") from None
     except RecursionError:
         raise ValidationError("not YAML: nested too deeply", kind="yaml_parse") from None
     if root is not None:
         _check_aliases(root, {})
     return root
+
+
+def problem_of(error: Exception) -> str:
+    """Return the place and the problem of an error of the parser, in one line."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"position {error.position}: {error.reason}"
+    return str(error)
 
 
 def _check_aliases(value: yaml.Node, counts: dict[int, int]) -> int:

@@ -27,6 +27,7 @@ from gazette_sdk.errors import GazetteError, ValidationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import validate_journal
 from gazette_sdk.protocol.routes import JOURNAL_LIMIT_MOST, validate_process_id
+from gazette_sdk.protocol.strict_yaml import problem_of
 
 __all__ = [
     "ClusterDescription",
@@ -188,7 +189,7 @@ def parse_description(text: str | bytes) -> ClusterDescription:
     try:
         cluster = _Cluster.model_validate(yaml.load(text, Loader=_Loader))  # noqa: S506 - is safe
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValidationError(f"the description is not YAML: {error}") from None
+        raise ValidationError(f"the description is not YAML: {problem_of(error)}") from None
     except PydanticValidationError as error:
         problem = error.errors()[0]
         place = ".".join(str(part) for part in problem["loc"]) or "it"

@@ -217,9 +217,9 @@ def test_errors_below_a_directory_say_where():
         ),
         ("replication: 0x\n", "wrong_type", "replication", "expected an integer"),
         ("delete: 2020-99-99\n", "wrong_type", "delete", "expected true or false"),
-        ("a: [\n", "yaml_parse", "", "not YAML"),
+        ("a: [\n", "yaml_parse", "", "not YAML: line 2, column 1: "),
         ("a: b\n---\nc: d\n", "yaml_parse", "", "not YAML"),
-        ("name: \x01\n", "yaml_parse", "", "not YAML"),
+        ("name: \x01\n", "yaml_parse", "", "not YAML: position 6: special characters"),
         ("children: &loop\n- children: *loop\n", "wrong_type", None, "nested deeper"),
     ],
 )
