@@ -119,6 +119,7 @@ class Made:
         goes_on=lambda: False,
         has_history=True,
         continued_by=(),
+        waits=lambda: False,
     ):
         self.uploaded = []
         self.replica = None
@@ -136,6 +137,7 @@ class Made:
             restores_head=lambda _: restores_head,
             goes_on=lambda _: goes_on(),
             continued_by=lambda _: continued_by,
+            waits=lambda _: waits(),
             unverified=directory.unverified_heads(),
         )
 

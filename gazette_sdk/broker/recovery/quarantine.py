@@ -11,8 +11,9 @@ not uploaded. `states` has the transitions; this module performs their effects:
   have other bytes. They are asked again when the journal's route changes, and after a pause.
 - Stores are not asked if the brokers have every byte of a journal's spools: what is stored would
   change nothing. So a broker joins its journals again while their stores fail.
-- A replica waits for these decisions, except for contested spools of which others have every byte
-  and which cannot be compared now: it begins without them, as at a broker that has nothing.
+- A replica waits for these decisions, except for contested spools that cannot be compared now: if
+  others have every byte of them, or the journal waits for those who continued it. It begins without
+  these spools, as at a broker that has nothing.
 - When all spools of a journal are in use, and each of them is whole, its head is restored.
 
 Contested spools are recorded on disk before the revision from which the next start reads Etcd's
@@ -29,7 +30,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from gazette_sdk.broker.recovery.peer_inventory import PeerInventory
 from gazette_sdk.broker.recovery.reconcile import Closing, closing_of, compare, is_ahead
@@ -93,6 +94,21 @@ class _Entry:
         return effect
 
 
+class _Elsewhere(NamedTuple):
+    """Content of a journal outside of this broker's quarantine.
+
+    Attributes:
+        inventory: what others have, asked for after ``head``, and what we use ourselves.
+        head: offset at which those go on who continued the journal without this broker. They have
+            learned all that was acknowledged. ``None`` if nobody did, or it is not known.
+        are_stores_listed: True if the inventory has what is stored.
+    """
+
+    inventory: list[pb.Fragment]
+    head: int | None
+    are_stores_listed: bool
+
+
 class Quarantine:
     """Recovered spools of a broker which are not used yet. It belongs to the event loop.
 
@@ -110,6 +126,7 @@ class Quarantine:
         goes_on: returns True if brokers are there which may continue a journal without us: bytes
             behind all that they have may become theirs at any time.
         continued_by: returns the members of a journal's last route if this broker is none of them.
+        waits: returns True if a journal waits for members of its last route, who are away.
         decided: called when nothing of a journal is in quarantine any more.
     """
 
@@ -126,6 +143,7 @@ class Quarantine:
         restores_head: Callable[[str], bool] = lambda _: False,
         goes_on: Callable[[str], bool] = lambda _: False,
         continued_by: Callable[[str], Sequence[pb.ProcessSpec.ID]] = lambda _: (),
+        waits: Callable[[str], bool] = lambda _: False,
         decided: Callable[[], None] = lambda: None,
         unverified: Iterable[Head] = (),
     ) -> None:
@@ -138,6 +156,7 @@ class Quarantine:
         self._restores_head = restores_head
         self._goes_on = goes_on
         self._continued_by = continued_by
+        self._waits = waits
         self._decided = decided
         self._woken = asyncio.Event()
         self._whole: dict[Key, CompletedSpool | None] = {}  # last one, if all of them are whole
@@ -161,7 +180,7 @@ class Quarantine:
 
         Returns:
             the spools, and a signal that fires, or has fired, when the replica may begin: no spool
-            of the journal is in quarantine that may have what others lack.
+            of the journal is in quarantine without which it is not complete.
         """
         key = (journal, create_revision)
         taken = self._usable.pop(key, [])
@@ -213,7 +232,7 @@ class Quarantine:
                 pause_s = min(pause_s * 2, PAUSE_S_MAX)
 
     def holds(self, journal: str, create_revision: int) -> bool:
-        """Return True if a spool of a journal is in quarantine that may have what others lack."""
+        """Return True if a replica of a journal waits for what is in quarantine."""
         return (journal, create_revision) in self._ready
 
     def observe(self, changes: Iterable[Change]) -> None:
@@ -256,77 +275,90 @@ class Quarantine:
             self._unverified.discard(key)
             self._put_back(key, [])
             return
+        others = self._continued_by(key[0])
+        if others and self._waits(key[0]):
+            self._put_aside(key)
+            raise UnavailableError("the brokers that continued it are away", journal=key[0])
         asked = list(self._entries.get(key, ()))
+        await self._decide_about(key, asked, await self._ask(key, asked, others))
+
+    async def _ask(
+        self, key: Key, asked: Sequence[_Entry], others: Sequence[pb.ProcessSpec.ID]
+    ) -> _Elsewhere:
+        """Ask brokers, and stores if need be, what they have of a journal.
+
+        Args:
+            key: the journal.
+            asked: its spools.
+            others: those who continued it without this broker.
+
+        Raises:
+            GazetteError: one of them did not answer.
+            OSError: likewise.
+        """
         is_verifying = key in self._unverified
         end = max((entry.spool.fragment.end for entry in asked), default=0)
         # With what begins at their end: then they close a gap. Behind a head: everything.
         limit = sys.maxsize if is_verifying else end + 1
         async with asyncio.timeout(ASK_TIMEOUT_S):
             # The head first: whatever others have in front of it, the inventory has.
-            others = self._continued_by(key[0])
             head = await self._inventory.head(key[0], others) if others else None
             inventory = await self._inventory.fragments_of_brokers(key[0], limit)
             are_stores_listed = _need_stores(asked, inventory) or is_verifying
             if are_stores_listed:
                 inventory += await self._inventory.fragments_of_stores(key[0], limit)
+        return _Elsewhere(inventory, head, are_stores_listed)
+
+    async def _decide_about(self, key: Key, asked: Sequence[_Entry], elsewhere: _Elsewhere) -> None:
         # A replica may have taken some meanwhile. None does from here on.
         found = self._pop(key)
         entries = [entry for entry in found if entry in asked]
         held_since = [entry for entry in found if entry not in asked]  # their turn comes later
         # Of overlapping spools of our own the later one has the journal's bytes.
         entries.sort(key=lambda entry: serial_of(entry.spool.file.path))
-        held = CoverSet(inventory)
+        held = CoverSet(elsewhere.inventory)
         dispensable: list[_Entry] = []
         failure: Exception | None = None
         self._deciding.add(key)
         try:
             while entries:
-                entry = entries[-1]
                 try:
-                    used = await self._advance(
-                        entry, inventory, head, are_stores_listed=are_stores_listed
-                    )
+                    used = await self._advance(entries[-1], elsewhere)
                 except (GazetteError, OSError) as error:
-                    if not _is_dispensable(entry, held):
+                    if not _is_dispensable(entries[-1], held):
                         raise
                     failure = error
                     dispensable.append(entries.pop())
                     continue
                 self._note_whole(key, entries.pop().spool, used)
                 if used is not None:
-                    inventory.append(used.fragment)
+                    elsewhere.inventory.append(used.fragment)
                     self._use(key, used)
             if failure is not None:
                 raise failure
             if key in self._unverified and not held_since:
                 self._unverified.discard(key)
-                self._judge_head(key, inventory)
+                self._judge_head(key, elsewhere.inventory)
         finally:
             self._deciding.discard(key)
             self._put_back(key, [*entries, *held_since], dispensable)
 
-    async def _advance(
-        self,
-        entry: _Entry,
-        inventory: Sequence[pb.Fragment],
-        head: int | None,
-        *,
-        are_stores_listed: bool,
-    ) -> CompletedSpool | None:
-        """Perform the effects of a spool's transitions to its end. Return the usable part.
+    def _put_aside(self, key: Key) -> None:
+        """Let a replica begin without the contested spools of a journal."""
+        entries = self._pop(key)
+        contested = [entry for entry in entries if entry.state is SpoolState.CONTESTED]
+        others = [entry for entry in entries if entry.state is not SpoolState.CONTESTED]
+        self._put_back(key, others, contested)
 
-        Args:
-            entry: the spool.
-            inventory: what others have, asked for after ``head``.
-            head: offset at which those go on who continued the journal without this broker. They
-                have learned all that was acknowledged. ``None`` if nobody did, or it is not known.
-            are_stores_listed: True if the inventory has what is stored.
+    async def _advance(self, entry: _Entry, elsewhere: _Elsewhere) -> CompletedSpool | None:
+        """Perform the effects of a spool's transitions to its end. Return the usable part.
 
         Raises:
             GazetteError: it cannot be decided yet.
             OSError: likewise.
         """
         spool = entry.spool
+        inventory, head, are_stores_listed = elsewhere
         journal, create_revision = spool.fragment.journal, spool.create_revision
         is_alone = is_ahead(spool.fragment, inventory) and (head or 0) < spool.fragment.end
         if (

@@ -36,11 +36,11 @@ when Etcd has a synchronized route of it which this broker is not a member of, a
 members as the journal requires; the spools written before are *contested* from then on, over
 restarts too (the file ``forgotten`` records it). While a spool is uncontested or contested it is in
 *quarantine*: it is in no index and not uploaded. A replica of the journal begins its own spool only
-when nothing of the journal is in quarantine, or nothing but contested spools of which others have
-every byte. A head that was removed is written again when all contested spools are in use, each of
-them whole, and this broker is a member of the last route known (`last_routes`). For want of a
-history a head becomes *unverified*: it is used only if nobody else has bytes behind it, too. Until
-that is known it is in quarantine, as a spool is, also without any spool.
+when nothing of the journal is in quarantine but contested spools which others have, or which only
+brokers that are away can judge. A head that was removed is written again when all contested spools
+are in use, each of them whole, and this broker is a member of the last route known (`last_routes`).
+For want of a history a head becomes *unverified*: it is used only if nobody else has bytes behind
+it, too. Until that is known it is in quarantine, as a spool is, also without any spool.
 
 ===========  ==========================================  ==============================  ===========
 state        input                                       effect                          next state

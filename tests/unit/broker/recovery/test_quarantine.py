@@ -318,6 +318,31 @@ def test_a_replica_begins_without_what_others_have_and_cannot_read_yet(root, con
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(("content", "used"), [(WHOLE, [(0, len(WHOLE))]), (b"other", [])])
+def test_nothing_is_decided_while_those_who_continued_the_journal_are_away(root, content, used):
+    """They may have acknowledged other bytes there, and only they know it."""
+    are_away = True
+
+    async def scenario():
+        nonlocal are_away
+        with SpoolDirectory(root) as directory:
+            inventory = ScriptedInventory([], digest=hashlib.sha1(content).digest())
+            made = Made(directory, inventory, continued_by=[OTHER], waits=lambda: are_away)
+            directory.forget_head(JOURNAL)
+            _, ready = made.quarantine.take(JOURNAL, REVISION)
+            running = asyncio.ensure_future(made.quarantine.run())
+            await until(lambda: ready.fired)
+            await asyncio.sleep(0.2)
+            assert (made.uploaded, inventory.asked) == ([], 0)
+            assert not made.quarantine.holds(JOURNAL, REVISION)
+            inventory.answers = [[fragment(0, 100)]]
+            are_away = False
+            await asyncio.wait_for(running, 10)
+            assert made.spans == used
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     "theirs", [[fragment(0, 4)], [fragment(0, 4), fragment(5, 100)], [fragment(4, 100)]]
 )
