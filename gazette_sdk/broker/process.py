@@ -364,6 +364,7 @@ class Broker:
             restores_head=history.was_member,
             goes_on=self._last_routes.goes_on,
             continued_by=history.continued_by,
+            other_members=history.other_members,
             waits=lambda journal: bool(self._last_routes.absent_brokers(journal)),
             decided=self._waiting_journals.wake,
             unverified=spools.unverified_heads(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
@@ -15,6 +16,9 @@ __all__ = ["current_revision", "wait_until"]
 
 RETRY_PAUSE_S = 0.1
 """Pause before Etcd is reached again."""
+
+CHECK_S = 0.25
+"""Pause between checks while no key changes."""
 
 DIAL_TIMEOUT_S = 2.0
 """Limit of reaching one member of Etcd, before another is tried."""
@@ -29,7 +33,7 @@ async def wait_until(
 
     Args:
         endpoint: returns the URL of a member of Etcd that runs.
-        condition: returns True if the keys meet it.
+        condition: returns True if the keys meet it. It may depend on the state of processes, too.
     """
     while True:
         try:
@@ -41,7 +45,9 @@ async def wait_until(
                 watch = asyncio.create_task(keyspace.watch(etcd, delay_s=0))
                 try:
                     while not condition(keyspace):
-                        await keyspace.wait_for_update()
+                        with contextlib.suppress(TimeoutError):
+                            async with asyncio.timeout(CHECK_S):
+                                await keyspace.wait_for_update()
                     return
                 finally:
                     watch.cancel()

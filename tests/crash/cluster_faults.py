@@ -125,11 +125,11 @@ class Stage:
             try:
                 cluster.wait_until_ready(SERVES_AGAIN_S / 2)
             except TimeoutError:
-                # A broker that lost its lease has ended meanwhile.
                 if time.monotonic() > deadline:
                     raise
             else:
-                break
+                if len(self.running) == len(cluster.brokers):  # none lost its lease meanwhile
+                    break
 
     def check(self) -> None:
         """Compare what all brokers and the store have with all that is known, without load."""

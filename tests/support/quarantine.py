@@ -120,6 +120,7 @@ class Made:
         has_history=True,
         continued_by=(),
         waits=lambda: False,
+        other_members=lambda: (),
     ):
         self.uploaded = []
         self.replica = None
@@ -137,6 +138,7 @@ class Made:
             restores_head=lambda _: restores_head,
             goes_on=lambda _: goes_on(),
             continued_by=lambda _: continued_by,
+            other_members=lambda _: continued_by or other_members(),
             waits=lambda _: waits(),
             unverified=directory.unverified_heads(),
         )

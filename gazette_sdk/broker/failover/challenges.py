@@ -68,6 +68,16 @@ class Challenges:
 
     async def run(self) -> None:
         """Answer challenges, until cancelled. Etcd may forbid it: then leases decide alone."""
+        try:
+            await self._run()
+        finally:
+            answering = list(self._answering)
+            for task in answering:
+                task.cancel()
+            if answering:
+                await asyncio.wait(answering)
+
+    async def _run(self) -> None:
         outage = Outage(_log, "watch of fail-over challenges")
         while True:
             try:

@@ -203,16 +203,23 @@ class EtcdHistory:
         return route is not None and self._former_id in route.members
 
     def continued_by(self, journal: str) -> Sequence[pb.ProcessSpec.ID]:
-        """Return the members of a journal's last route if this broker is none of them.
+        """Return the members of a journal's last route if this broker is none of them."""
+        route = self._last_routes.route(journal)
+        if route is None or self._local_id in route.members or self.was_member(journal):
+            return ()
+        return self.other_members(journal)
+
+    def other_members(self, journal: str) -> Sequence[pb.ProcessSpec.ID]:
+        """Return the other members of a journal's last route.
 
         They have, or have learned of, every acknowledged byte. None are returned for routes of one
         member: with replication 1 the bytes of the broker before may have been acknowledged.
         """
         route = self._last_routes.route(journal)
-        members = route.members if route is not None else ()
-        if len(members) < 2 or self._local_id in members or self.was_member(journal):
+        if route is None or len(route.members) < 2:
             return ()
-        return members
+        ours = (self._local_id, self._former_id)
+        return [member for member in route.members if member not in ours]
 
     def _is_sure(self, journal: str) -> bool:
         """Return True if :meth:`was_member` holds, also if other implementations wrote routes."""

@@ -126,6 +126,7 @@ class Quarantine:
         goes_on: returns True if brokers are there which may continue a journal without us: bytes
             behind all that they have may become theirs at any time.
         continued_by: returns the members of a journal's last route if this broker is none of them.
+        other_members: returns the other members of a journal's last route in any case.
         waits: returns True if a journal waits for members of its last route, who are away.
         decided: called when nothing of a journal is in quarantine any more.
     """
@@ -143,6 +144,7 @@ class Quarantine:
         restores_head: Callable[[str], bool] = lambda _: False,
         goes_on: Callable[[str], bool] = lambda _: False,
         continued_by: Callable[[str], Sequence[pb.ProcessSpec.ID]] = lambda _: (),
+        other_members: Callable[[str], Sequence[pb.ProcessSpec.ID]] = lambda _: (),
         waits: Callable[[str], bool] = lambda _: False,
         decided: Callable[[], None] = lambda: None,
         unverified: Iterable[Head] = (),
@@ -156,6 +158,7 @@ class Quarantine:
         self._restores_head = restores_head
         self._goes_on = goes_on
         self._continued_by = continued_by
+        self._other_members = other_members
         self._waits = waits
         self._decided = decided
         self._woken = asyncio.Event()
@@ -275,12 +278,20 @@ class Quarantine:
             self._unverified.discard(key)
             self._put_back(key, [])
             return
-        others = self._continued_by(key[0])
-        if others and self._waits(key[0]):
+        if self._waits(key[0]) and self._continued_by(key[0]):
             self._put_aside(key)
             raise UnavailableError("the brokers that continued it are away", journal=key[0])
         asked = list(self._entries.get(key, ()))
-        await self._decide_about(key, asked, await self._ask(key, asked, others))
+        others = self._others(key, asked)
+        elsewhere = await self._ask(key, asked, others)
+        if self._others(key, asked) != others:
+            raise UnavailableError("others have just continued it", journal=key[0])
+        await self._decide_about(key, asked, elsewhere)
+
+    def _others(self, key: Key, asked: Sequence[_Entry]) -> Sequence[pb.ProcessSpec.ID]:
+        """Return the brokers that continued a journal without this one, also if it is back."""
+        is_contested = any(self._directory.is_contested(entry.spool) for entry in asked)
+        return list((self._other_members if is_contested else self._continued_by)(key[0]))
 
     async def _ask(
         self, key: Key, asked: Sequence[_Entry], others: Sequence[pb.ProcessSpec.ID]

@@ -343,6 +343,33 @@ def test_nothing_is_decided_while_those_who_continued_the_journal_are_away(root,
     asyncio.run(scenario())
 
 
+def test_those_who_continue_the_journal_during_a_decision_are_asked_for_their_head(root):
+    """They had learned the end of a spool whose last bytes nobody else has."""
+
+    def digest(begin, end):
+        return hashlib.sha1(WHOLE[begin:end]).digest()
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            others = []
+
+            class Continuing(ScriptedInventory):
+                async def fragments_of_brokers(self, journal, end):
+                    if not others:
+                        others.append(OTHER)
+                        directory.forget_head(JOURNAL)
+                    return await super().fragments_of_brokers(journal, end)
+
+            inventory = Continuing([fragment(0, 4)], digest=digest)
+            inventory.head_offset = len(WHOLE)
+            made = Made(directory, inventory, other_members=lambda: others)
+            await asyncio.wait_for(made.quarantine.run(), 10)
+            assert inventory.asked == 2
+            assert made.spans == [(0, len(WHOLE))]
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize(
     "theirs", [[fragment(0, 4)], [fragment(0, 4), fragment(5, 100)], [fragment(4, 100)]]
 )
