@@ -355,7 +355,8 @@ class Quarantine:
             self._put_back(key, [*entries, *held_since], dispensable)
 
     def _put_aside(self, key: Key) -> None:
-        """Let a replica begin without the contested spools of a journal."""
+        """Let a replica begin without the contested spools, and the head, of a journal."""
+        self._unverified.discard(key)  # it was for a member of the last route
         entries = self._pop(key)
         contested = [entry for entry in entries if entry.state is SpoolState.CONTESTED]
         others = [entry for entry in entries if entry.state is not SpoolState.CONTESTED]
