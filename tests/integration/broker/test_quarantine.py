@@ -178,6 +178,31 @@ def test_a_broker_joins_again_while_the_store_fails(etcd, tmp_path, monkeypatch)
     story(etcd, tmp_path, monkeypatch, script)
 
 
+def test_nothing_is_stored_while_all_who_went_on_are_away(etcd, tmp_path, monkeypatch):
+    """Nobody who is there knows what they acknowledged at these offsets."""
+
+    async def script(story):
+        await story.begin("broker-1", "broker-2", replication=2)
+        await story.crash_in_the_middle()
+        await story.go_on("broker-2", "broker-3")
+        await story.crash("broker-2")
+        await story.crash("broker-3")
+        await story.start("broker-1")
+        await story.start("broker-4")
+        await story.cluster.assign(JOURNAL, "broker-4", "broker-1")
+        await asyncio.sleep(1.5)
+        assert max(story.stored()) <= (BEGIN, HEAD)
+        assert story.quarantined
+        await story.start("broker-2")
+        async with asyncio.timeout(LIMIT_S):
+            while (await story["broker-2"].append(JOURNAL, b"!")).status != pb.OK:
+                await asyncio.sleep(0.05)
+        await story.decided()
+        await story.stays(FIRST + NEXT + b"!", "broker-1", "broker-2")
+
+    story(etcd, tmp_path, monkeypatch, script)
+
+
 def test_a_spool_that_is_contested_during_the_start_is_not_used(etcd, tmp_path, monkeypatch):
     async def script(story):
         await story.begin("broker-1", "broker-2", replication=2)
