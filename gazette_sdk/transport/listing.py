@@ -13,11 +13,14 @@ from typing import Self
 
 from gazette_sdk.contexts import AsyncClosable
 from gazette_sdk.errors import (
+    CallCancelledError,
     CallError,
     ClosedError,
     ConfigurationError,
+    DeadlineExceededError,
     GazetteError,
     JournalNotFoundError,
+    UnavailableError,
     for_status,
 )
 from gazette_sdk.outage import Outage
@@ -29,6 +32,7 @@ from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.target import ANYWHERE, Target
 
 __all__ = [
+    "NO_ANSWER",
     "WatchedList",
     "apply_in_batches",
     "apply_journals",
@@ -37,6 +41,9 @@ __all__ = [
     "list_journals",
     "store_health",
 ]
+
+NO_ANSWER = (CallCancelledError, DeadlineExceededError, UnavailableError)
+"""Errors of a call that no broker answered: none was reached, or it was too late, or stopped."""
 
 logger = logging.getLogger(__name__)
 

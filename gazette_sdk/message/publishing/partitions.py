@@ -25,7 +25,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.listing import WatchedList, get_journal
+from gazette_sdk.transport.listing import NO_ANSWER, WatchedList, get_journal
 
 __all__ = ["Watches"]
 
@@ -137,8 +137,8 @@ class Watches:
             self._check_open()
             try:
                 found = await self._look_up(journal, ATTEMPT_S)
-            except (UnavailableError, TimeoutError) as error:
-                outage.failed(error if isinstance(error, UnavailableError) else self._no_answer())
+            except (*NO_ANSWER, TimeoutError) as error:
+                outage.failed(str(error) or self._no_answer())
             else:
                 outage.ended()
                 return found

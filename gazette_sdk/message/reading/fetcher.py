@@ -38,7 +38,7 @@ from gazette_sdk.protocol.names import strip_meta
 from gazette_sdk.protocol.selectors import journal_selector
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
-from gazette_sdk.transport.listing import WatchedList, list_journals
+from gazette_sdk.transport.listing import NO_ANSWER, WatchedList, list_journals
 from gazette_sdk.transport.loop import home_loop, is_running, sdk_loop
 from gazette_sdk.transport.read.reader import OffsetJumpError
 from gazette_sdk.transport.read.retry_reader import RetryReader
@@ -263,7 +263,7 @@ class Fetcher:
         while True:
             try:
                 listed = await self._list(selector)
-            except UnavailableError as error:
+            except NO_ANSWER as error:
                 outage.failed(error)
             else:
                 outage.ended()

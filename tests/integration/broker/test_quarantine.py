@@ -195,7 +195,7 @@ def test_nothing_is_stored_while_all_who_went_on_are_away(etcd, tmp_path, monkey
         assert story.quarantined
         await story.start("broker-2")
         async with asyncio.timeout(LIMIT_S):
-            while (await story["broker-2"].append(JOURNAL, b"!")).status != pb.OK:
+            while (await story["broker-2"].append(JOURNAL, b"!")).status != pb.OK:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         await story.decided()
         await story.stays(FIRST + NEXT + b"!", "broker-1", "broker-2")

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from gazette_sdk import JsonMessage
 from gazette_sdk.errors import (
+    CallCancelledError,
     ConfigurationError,
+    DeadlineExceededError,
     DecodeError,
     JournalNotFoundError,
     UnavailableError,
@@ -378,7 +380,8 @@ def test_an_input_that_follows_waits_for_brokers_to_be_reached(monkeypatch, capl
     history = History()
     history.outside(1)
     transport = served(history)
-    listing, failures = transport.list, [UnavailableError("no broker")] * 2
+    kinds = (UnavailableError, CallCancelledError, DeadlineExceededError)
+    listing, failures = transport.list, [kind("no broker") for kind in kinds]
 
     async def fail_at_first(request):
         if failures:

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from gazette_sdk.errors import (
     BackPressureError,
+    CallCancelledError,
     ClosedError,
+    DeadlineExceededError,
     MappingError,
     NotAllowedError,
     UnavailableError,
@@ -241,7 +243,8 @@ class Unreachable(MemoryTransport):
     async def list(self, request):
         if self.failures is None or self.failures > 0:
             self.failures = self.failures and self.failures - 1
-            raise UnavailableError("no broker")
+            kinds = (UnavailableError, CallCancelledError, DeadlineExceededError)
+            raise kinds[(self.failures or 0) % 3]("no broker")
         async for response in super().list(request):
             yield response
 
