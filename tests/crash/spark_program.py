@@ -7,7 +7,6 @@ query that fails, which it starts again.
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -16,18 +15,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from gazette_spark import GazetteDataSource
+from support.spark_session import start_session
 
 
 def main(text: str) -> None:
     options = json.loads(text)
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "OFF")
-        .config("spark.sql.shuffle.partitions", "2")
-        .getOrCreate()
-    )
+    spark = start_session("local[2]", **{"spark.log.level": "OFF"})
     spark.dataSource.register(GazetteDataSource)
     queries = [start(spark, Path(directory), options) for directory in options["directories"]]
     if options["ends"]:
@@ -66,5 +59,4 @@ def start(spark: SparkSession, directory: Path, options: dict) -> StreamingQuery
 
 
 if __name__ == "__main__":
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     main(sys.argv[1])

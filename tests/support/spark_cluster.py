@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -17,6 +16,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyspark
+
+from gazette_spark import GazetteDataSource
+from support.spark_faults import FaultyDataSource, executor_pid
+from support.spark_session import start_session
 
 T = TypeVar("T")
 
@@ -53,23 +56,8 @@ def _start(home: str) -> None:
     searched = [tests, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(searched)
     os.environ["SPARK_HOME"] = home
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    from gazette_spark import GazetteDataSource  # noqa: PLC0415 - the environment comes first
-    from support.spark_faults import FaultyDataSource  # noqa: PLC0415
-
-    session = (
-        pyspark.sql.SparkSession.builder.master("local-cluster[2,1,1024]")
-        .appName("gazette cluster tests")
-        .config("spark.executor.memory", "512m")
-        .config("spark.local.dir", home)
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "ERROR")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.session.timeZone", "UTC")
-        .getOrCreate()
-    )
+    memory = {"spark.executor.memory": "512m", "spark.local.dir": home}
+    session = start_session("local-cluster[2,1,1024]", **memory)
     session.dataSource.register(GazetteDataSource)
     session.dataSource.register(FaultyDataSource)
 
@@ -107,8 +95,6 @@ def copy_stream(source: Mapping[str, str], schema: str, target: Mapping[str, str
 
 def processes_of_tasks() -> list[tuple[int, int]]:
     """Return the ids of the executors in which tasks run, and of the driver."""
-    from support.spark_faults import executor_pid  # noqa: PLC0415
-
     context = _session().sparkContext
     pids = context.parallelize(range(8), 8).map(lambda _: executor_pid()).distinct().collect()
     return [(pid, os.getpid()) for pid in pids]

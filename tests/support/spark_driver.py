@@ -19,6 +19,9 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as sf
 
+from support.spark_faults import FaultyDataSource
+from support.spark_session import start_session
+
 HOSTS = ("127.0.0.1", "127.0.0.2")
 
 SPECULATION = {
@@ -40,19 +43,13 @@ def main(text: str) -> None:
 
 
 def session(master: str, conf: dict[str, str]) -> SparkSession:
-    builder = SparkSession.builder.master(master)
-    conf = {"spark.ui.enabled": "false", "spark.log.level": "ERROR", **conf}
-    for name, value in conf.items():
-        builder = builder.config(name, value)
-    spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
-    from support.spark_faults import FaultyDataSource  # noqa: PLC0415 - the session comes first
-
+    spark = start_session(master, **conf)
     spark.dataSource.register(FaultyDataSource)
     return spark
 
 
 def stream(options: dict[str, str], files: str, rows: str) -> None:
-    spark = session("local[2]", {"spark.sql.shuffle.partitions": "2"})
+    spark = session("local[2]", {})
     copied = spark.readStream.format("json").schema(rows).load(files)
     writer = copied.writeStream.format("faulty").options(**options)
     writer.trigger(availableNow=True).start().awaitTermination()
