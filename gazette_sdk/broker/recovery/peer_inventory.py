@@ -115,20 +115,23 @@ class PeerInventory:
 
         Returns:
             the greatest end of their spools; ``None`` if one of them does not tell it, since it is
-            of another implementation, or none of them is a member.
+            of another implementation. Also ``None`` if they have nothing and are fewer than the
+            journal requires: their disks may be new.
 
         Raises:
             GazetteError: a broker did not answer, or does not know yet where it goes on.
         """
         resolution = await self._resolve(journal)
+        assert resolution.spec is not None
         present = resolution.header.route.members
         asked = [self._spool_end_of(resolution, each) for each in members if each in present]
-        greatest = None
+        greatest = 0
         for end in await asyncio.gather(*asked):
             if end is None:
                 return None
-            greatest = max(end, greatest or 0)
-        return greatest
+            greatest = max(end, greatest)
+        required = desired_replication(resolution.spec, self._max_replication)
+        return greatest if greatest or len(asked) >= required else None
 
     async def _spool_end_of(self, resolution: Resolution, member: pb.ProcessSpec.ID) -> int | None:
         request = pb.ReadRequest(

@@ -14,7 +14,9 @@ not uploaded. `states` has the transitions; this module performs their effects:
 - A replica waits for these decisions, except for contested spools that cannot be compared now: if
   others have every byte of them, or the journal waits for those who continued it. It begins without
   these spools, as at a broker that has nothing.
-- When all spools of a journal are in use, and each of them is whole, its head is restored.
+- When all spools of a journal are in use, and each of them is whole, its head is restored: if this
+  broker is a member of the last route, or if as many members of that as the journal requires have
+  nothing: then nothing was acknowledged, and the journal may as well begin with these spools.
 
 Contested spools are recorded on disk before the revision from which the next start reads Etcd's
 history; see :meth:`SpoolDirectory.forget_head`. So a stop or a crash at any time leaves them in
@@ -107,6 +109,11 @@ class _Elsewhere(NamedTuple):
     inventory: list[pb.Fragment]
     head: int | None
     are_stores_listed: bool
+
+    @property
+    def is_empty(self) -> bool:
+        """True if those who continued the journal, and the stores, have nothing of it."""
+        return self.head == 0 and not self.inventory
 
 
 class Quarantine:
@@ -328,6 +335,7 @@ class Quarantine:
         # Of overlapping spools of our own the later one has the journal's bytes.
         entries.sort(key=lambda entry: serial_of(entry.spool.file.path))
         held = CoverSet(elsewhere.inventory)
+        begins_here = elsewhere.is_empty
         dispensable: list[_Entry] = []
         failure: Exception | None = None
         self._deciding.add(key)
@@ -352,7 +360,7 @@ class Quarantine:
                 self._judge_head(key, elsewhere.inventory)
         finally:
             self._deciding.discard(key)
-            self._put_back(key, [*entries, *held_since], dispensable)
+            self._put_back(key, [*entries, *held_since], dispensable, begins_here=begins_here)
 
     def _put_aside(self, key: Key) -> None:
         """Let a replica begin without the contested spools, and the head, of a journal."""
@@ -486,9 +494,21 @@ class Quarantine:
         return entries
 
     def _put_back(
-        self, key: Key, entries: list[_Entry], dispensable: Sequence[_Entry] = ()
+        self,
+        key: Key,
+        entries: list[_Entry],
+        dispensable: Sequence[_Entry] = (),
+        *,
+        begins_here: bool = False,
     ) -> None:
-        """Return undecided entries. Without any but dispensable ones a replica may begin."""
+        """Return undecided entries. Without any but dispensable ones a replica may begin.
+
+        Args:
+            key: the journal.
+            entries: without which a replica is not complete.
+            dispensable: the others.
+            begins_here: the journal has no bytes but those of our spools.
+        """
         needed = [*entries, *self._entries.pop(key, ())]  # some are held since
         is_needed = bool(needed) or key in self._unverified
         if is_needed or dispensable:
@@ -496,7 +516,8 @@ class Quarantine:
         if dispensable:
             self._whole[key] = None  # the head that a replica begins without them is another one
         if not is_needed and (ready := self._ready.pop(key, None)) is not None:
-            self._restore_head(self._whole.get(key))
+            if begins_here or self._restores_head(key[0]):
+                self._restore_head(self._whole.get(key))
             ready.fire()
             self._decided()
         if key not in self._entries:
@@ -530,7 +551,7 @@ class Quarantine:
 
     def _restore_head(self, last: CompletedSpool | None) -> None:
         """Restore the head of a journal whose spools are all in use."""
-        if last is None or not self._restores_head(last.fragment.journal):
+        if last is None:
             return
         try:
             head = self._directory.restore_head(last)

@@ -108,7 +108,6 @@ def test_a_member_without_an_answer_is_given_up_and_not_asked_again_at_once():
     ("ends", "head"),
     [
         ({"fast": 7, "silent": 0}, 7),
-        ({"fast": 0, "silent": 0}, 0),
         ({"fast": 7, "silent": None}, None),  # of another implementation
     ],
 )
@@ -120,10 +119,21 @@ def test_the_head_is_the_greatest_end_of_the_spools_of_those_asked(ends, head):
     asyncio.run(scenario())
 
 
+def test_members_as_many_as_the_journal_requires_tell_that_it_is_empty():
+    made = inventory(ScriptedSpools(fast=0, silent=0), FAST, SILENT, answer_timeout_s=10.0)
+    assert asyncio.run(made.head("a/journal", [FAST, SILENT])) == 0
+
+
 def test_only_members_tell_the_head():
     made = inventory(ScriptedSpools(fast=7), FAST, LOCAL, answer_timeout_s=10.0)
     assert asyncio.run(made.head("a/journal", [FAST, SILENT])) == 7
     assert asyncio.run(made.head("a/journal", [SILENT])) is None
+
+
+def test_fewer_members_than_the_journal_requires_do_not_tell_that_it_is_empty():
+    """Their disks may be new."""
+    made = inventory(ScriptedSpools(fast=0), FAST, LOCAL, answer_timeout_s=10.0)
+    assert asyncio.run(made.head("a/journal", [FAST, SILENT])) is None
 
 
 def test_the_head_of_a_member_with_spools_in_quarantine_is_not_known_yet():

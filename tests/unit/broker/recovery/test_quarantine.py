@@ -455,6 +455,35 @@ def test_a_spool_that_ends_behind_all_is_used_if_others_go_on_behind_it(root, ot
 
 
 @pytest.mark.parametrize(
+    ("others_have", "head", "restored"),
+    [
+        ([], 0, True),
+        ([], None, False),  # they may have nothing for another reason
+        ([fragment(len(WHOLE), 100)], 0, False),
+    ],
+)
+def test_a_journal_of_which_those_who_continued_it_have_nothing_begins_with_our_spools(
+    root, others_have, head, restored
+):
+    """It answered INDEX_HAS_GREATER_OFFSET, as its primary's head is behind what it lists."""
+
+    async def scenario():
+        with SpoolDirectory(root) as directory:
+            inventory = ScriptedInventory(others_have)
+            inventory.head_offset = head
+            made = Made(directory, inventory, goes_on=lambda: True, continued_by=[OTHER])
+            made.replica = SimpleNamespace(index=Index())
+            directory.forget_head(JOURNAL)
+            await asyncio.wait_for(made.quarantine.run(), 10)
+            found = directory.head(JOURNAL, create_revision=REVISION, cluster_id=CLUSTER)
+            assert (found is not None) == restored
+            if restored:
+                assert found.end == len(WHOLE)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
     ("others_have", "is_in_last_route", "restored"),
     [
         ([], True, True),
