@@ -52,16 +52,17 @@ class Cutter:
         """Length of the incomplete frame at :attr:`offset`."""
         return len(self._pending)
 
-    def feed(self, chunk: bytes) -> Cut:
-        """Cut the next chunk, and keep an incomplete frame for the next call."""
+    def feed(self, *pieces: bytes) -> Cut:
+        """Cut the next content, in pieces, and keep an incomplete frame for the next call."""
         buffer: Buffer
-        if not self._pending:
-            buffer = chunk
-        elif isinstance(self._pending, bytearray):
-            self._pending += chunk
+        if isinstance(self._pending, bytearray):
+            for piece in pieces:
+                self._pending += piece
             buffer = self._pending
+        elif not self._pending and len(pieces) == 1:
+            buffer = pieces[0]
         else:
-            buffer = self._pending + chunk
+            buffer = b"".join((self._pending, *pieces))
         return self._cut(buffer, final=False)
 
     def finish(self) -> Cut:

@@ -27,12 +27,10 @@ __all__ = ["JournalRange", "pieces_since", "range_of", "ranges_of", "uncommitted
 
 _log = logging.getLogger(__name__)
 
-RANGE_BYTES = 64 << 20
+RANGE_BYTES = 128 << 20
 """Adjacent fragments are joined to ranges of up to this size, because each task has the cost of a
-worker's start. Fragments that are split, are split to ranges of this size."""
-
-SPLIT_BYTES = 128 << 20
-"""Larger fragments are split, where lines can be found in their middle."""
+worker's start. Larger fragments are split, where lines can be found in their middle. Spark's own
+sources have the same limit, ``spark.sql.files.maxPartitionBytes``."""
 
 
 @dataclass
@@ -182,7 +180,7 @@ def _is_splittable(fragment: pb.Fragment) -> bool:
     return (
         fragment.compression_codec == pb.NONE
         and bool(fragment.mod_time)
-        and fragment.end - fragment.begin > SPLIT_BYTES
+        and fragment.end - fragment.begin > RANGE_BYTES
     )
 
 

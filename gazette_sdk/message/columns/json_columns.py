@@ -96,6 +96,7 @@ class JsonColumns:
         self._data_fields = fields
         self._strict = strict
         self._wants_uuids = "_uuid" in schema.names
+        self._parses_uuids = strict or not {"_uuid", "_time", "_flags"}.isdisjoint(schema.names)
         # Without any field lines are parsed nevertheless: they may be no objects.
         self._fields = pa.schema(fields or [pa.field("_", pa.null())])
         # A column of the UUID's own key is parsed like any other.
@@ -112,7 +113,8 @@ class JsonColumns:
             )
         placed = placed_uuids(lines, self._place) if self._place is not None else None
         if placed is not None:
-            stamps = parse_text_uuids(placed.texts)
+            parses = self._parses_uuids
+            stamps = parse_text_uuids(placed.texts) if parses else Stamps.none(len(lines))
             if stamps is not None:
                 return self._parse_placed(lines, placed, stamps)
         return self._parse_any(lines)

@@ -286,7 +286,7 @@ class BatchReader(Generic[T]):
         if isinstance(error, TornFrameError) and decoder.offset == error.offset:
             return  # at the end of content: the rest of the frame may be appended yet
         self._delivery.passed(journal, decoder.offset)
-        self._feed(journal, decoder, b"")
+        self._feed(journal, decoder)
 
     def _raise_or_skip(self, error: FramingError) -> None:
         # A plain FramingError has no end, and cannot be skipped.
@@ -306,7 +306,7 @@ class BatchReader(Generic[T]):
             if queue is self._replay:
                 self._accept_replayed(item)
             elif type(item) is Content:
-                self._feed(item.journal, self._decoders[item.journal], item.joined())
+                self._feed(item.journal, self._decoders[item.journal], *item.pieces)
             else:
                 self._accept_event(item)
         except Exception as error:
@@ -335,8 +335,8 @@ class BatchReader(Generic[T]):
         else:
             self._finish()
 
-    def _feed(self, journal: str, decoder: ContentDecoder[T], content: bytes) -> None:
-        found, error = decoder.feed(content)
+    def _feed(self, journal: str, decoder: ContentDecoder[T], *pieces: bytes) -> None:
+        found, error = decoder.feed(*pieces)
         self._delivery.add(found)
         self._pending = None if error is None else (journal, decoder, error)
 
@@ -396,11 +396,11 @@ class BatchReader(Generic[T]):
         assert decoder is not None
         assert wanted is not None
         if isinstance(item, Content):
-            found, error = decoder.feed(item.joined())
+            found, error = decoder.feed(*item.pieces)
             self._delivery.add_replayed(found)
             while error is not None:
                 self._raise_replayed(error)
-                found, error = decoder.feed(b"")
+                found, error = decoder.feed()
                 self._delivery.add_replayed(found)
         elif isinstance(item, Jumped):
             self._raise_replayed(decoder.jump(item.offset))

@@ -67,10 +67,6 @@ class Content:
         self.length_bytes = len(content)
         self.pieces = [content]
 
-    def joined(self) -> bytes:
-        """Return all pieces as one."""
-        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
-
 
 @dataclass(frozen=True, slots=True)
 class Jumped:

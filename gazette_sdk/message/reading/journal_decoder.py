@@ -80,17 +80,17 @@ class ContentDecoder(abc.ABC, Generic[T]):
             cut: at least one frame.
         """
 
-    def feed(self, content: bytes) -> tuple[Run[T], FramingError | None]:
-        """Decode the next content.
+    def feed(self, *pieces: bytes) -> tuple[Run[T], FramingError | None]:
+        """Decode the next content, in pieces.
 
         Returns:
             All messages that became whole, and the error behind them, if any: then :attr:`offset`
-            is behind the content that the error is about, and ``feed(b"")`` goes on there.
+            is behind the content that the error is about, and ``feed()`` goes on there.
         """
         if self._rest is not None or self._behind is not None:
-            assert not content, "what stands behind an error comes first"
+            assert not any(pieces), "what stands behind an error comes first"
             return self._selected(*self._decode_rest())
-        return self._selected(*self._decode_cut(self._cutter.feed(content)))
+        return self._selected(*self._decode_cut(self._cutter.feed(*pieces)))
 
     def finish(self) -> tuple[Run[T], FramingError | None]:
         """Decode the last content, behind which the journal has no more for now.

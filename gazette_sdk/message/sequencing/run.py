@@ -59,6 +59,12 @@ class Stamps(NamedTuple):
     clocks: npt.NDArray[np.uint64]
     flags: npt.NDArray[np.uint16]
 
+    @classmethod
+    def none(cls, count: int) -> Stamps:
+        """Return the parts of messages without UUIDs."""
+        producers, clocks = np.zeros((2, count), np.uint64)
+        return cls(producers, clocks, np.zeros(count, np.uint16))
+
     def first(self, count: int) -> Stamps:
         """Return the parts of the first UUIDs."""
         return Stamps(self.producers[:count], self.clocks[:count], self.flags[:count])
@@ -209,7 +215,7 @@ _OCTETS = _octets()
 NO_OFFSETS = np.empty(0, np.int64)
 """Offsets of no messages."""
 
-NO_STAMPS = Stamps(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(0, np.uint16))
+NO_STAMPS = Stamps.none(0)
 """Parts of no UUIDs."""
 
 

@@ -46,13 +46,13 @@ def spans(found: JournalContent, pruning: Pruning | None = None, **given: str):
 
 
 def test_adjacent_fragments_are_joined_to_ranges_of_tasks():
-    found = content(*((i * 20 * MIB, (i + 1) * 20 * MIB) for i in range(7)))
+    found = content(*((i * 40 * MIB, (i + 1) * 40 * MIB) for i in range(7)))
     assert spans(found, isolation="uncommitted") == [
-        (0, 60 * MIB),
-        (60 * MIB, 120 * MIB),
-        (120 * MIB, 140 * MIB),
+        (0, 120 * MIB),
+        (120 * MIB, 240 * MIB),
+        (240 * MIB, 280 * MIB),
     ]
-    assert spans(found) == [(0, 140 * MIB)]
+    assert spans(found) == [(0, 280 * MIB)]
 
 
 def test_overlapping_fragments_are_read_once_and_ranges_do_not_span_gaps():
@@ -80,7 +80,7 @@ def test_only_large_uncompressed_lines_are_split():
     parts = spans(content(*large, codec=pb.NONE), isolation="uncommitted")
     assert parts[0][0] == 0
     assert parts[-1][1] == 300 * MIB
-    assert len(parts) == 5
+    assert len(parts) == 3
     assert spans(content(*large), isolation="uncommitted") == large
     binary = {"framing": "application/x-protobuf-fixed", "isolation": "uncommitted"}
     assert spans(content(*large, codec=pb.NONE), **binary) == large
@@ -90,8 +90,7 @@ def test_only_large_uncompressed_lines_are_split():
 def test_the_parts_of_a_split_fragment_hold_each_line_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(planning, "SPLIT_BYTES", 500)
-    monkeypatch.setattr(planning, "RANGE_BYTES", 150)
+    monkeypatch.setattr(planning, "RANGE_BYTES", 500)
     history = random_history(random.Random(3), "a/part", 60)
     store_history(tmp_path, history, [20, len(history.messages)])
     rows = batch_rows(tmp_path, isolation="uncommitted")
@@ -99,7 +98,7 @@ def test_the_parts_of_a_split_fragment_hold_each_line_once(
 
 
 def test_filters_leave_out_journals_and_ranges():
-    found = content(*((i * 60 * MIB, (i + 1) * 60 * MIB) for i in range(3)))
+    found = content(*((i * 120 * MIB, (i + 1) * 120 * MIB) for i in range(3)))
     read = {"isolation": "uncommitted"}
 
     def kept(*filters):
@@ -110,9 +109,9 @@ def test_filters_leave_out_journals_and_ranges():
     assert kept(EqualTo(("_journal",), "a/part")) == kept(In(("_journal",), ("a/part",))) == every
     assert kept(EqualTo(("_journal",), "a/other")) == []
     assert kept(StringStartsWith(("_journal",), "b/")) == []
-    assert kept(GreaterThan(("_offset",), 70 * MIB)) == every[1:]
-    assert kept(LessThanOrEqual(("_offset",), 70 * MIB)) == every[:2]
-    assert kept(EqualTo(("_offset",), 70 * MIB)) == every[1:2]
+    assert kept(GreaterThan(("_offset",), 130 * MIB)) == every[1:]
+    assert kept(LessThanOrEqual(("_offset",), 130 * MIB)) == every[:2]
+    assert kept(EqualTo(("_offset",), 130 * MIB)) == every[1:2]
     stored = dt.datetime.fromtimestamp(OLD, dt.UTC)
     assert kept(GreaterThan(("_time",), stored)) == every
     assert kept(GreaterThan(("_time",), stored + dt.timedelta(minutes=2))) == []

@@ -21,7 +21,7 @@ def new_queue(bytes_max: int = 1000, *limits: int) -> ContentQueue:
 def shown(item):
     """Name and content of an item, or name and offset."""
     if isinstance(item, Content):
-        return (item.journal, item.joined())
+        return (item.journal, b"".join(item.pieces))
     return (item.journal, item.offset) if isinstance(item, Jumped) else None
 
 
@@ -87,7 +87,7 @@ def test_content_is_bounded_and_its_writer_goes_on_when_it_was_taken(piece_bytes
         item = queue.pop()
         if isinstance(item, Finished):
             break
-        length += len(item.joined())
+        length += len(b"".join(item.pieces))
     assert length == 200 * piece_bytes
     assert max(most) < 20 + piece_bytes
     assert writing.done()
