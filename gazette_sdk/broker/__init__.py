@@ -12,5 +12,6 @@ reading order:
 - `recovery`: heads and spools of an earlier process: verified, in quarantine, used or truncated.
 - `fragments`: the index of a journal's bytes, listings of its stores, and uploads.
 - `api`: the fronts: in process, stream transport, gRPC, HTTP and JSON.
-- `config`, `process`: a whole broker: start, drain, stop. `metrics`: its counters.
+- `config`, `process`: a whole broker: start, drain, stop. `departure`: the last one leaves.
+  `metrics`: their counters.
 """

@@ -13,18 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
 
 from gazette_sdk.broker.api.in_process import InProcessTransport
 from gazette_sdk.broker.append.append import Appends
-from gazette_sdk.broker.append.assignments import withdraw_routes
 from gazette_sdk.broker.append.pulse import Pulses
 from gazette_sdk.broker.config import BrokerConfig
+from gazette_sdk.broker.departure import Departure, is_alone, until_alone
 from gazette_sdk.broker.failover.failover import Failover
-from gazette_sdk.broker.fragments.listed import listed_journals
 from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.fragments.refresh import refresh_index
 from gazette_sdk.broker.fragments.unstored import UnstoredCopies
@@ -76,12 +73,6 @@ directory."""
 PERSIST_AGAIN_S = 1.0
 """Bound of the uploads after the broker left the cluster, if the first bound was reached."""
 
-LISTED_TIMEOUT_S = 10.0
-"""Bound of the wait for listings that show what was stored, when the last broker leaves."""
-
-WITHDRAWAL_TIMEOUT_S = 2.0
-"""Bound of withdrawing the routes of journals when the last broker leaves."""
-
 RECONNECT_BACKOFF_MAX_S = 0.5
 """Longest pause before a lost peer is dialled again."""
 
@@ -115,6 +106,7 @@ class Broker:
     _last_routes: LastRoutes
     _waiting_journals: WaitingJournals
     _route_recorder: RouteRecorder
+    _departure: Departure
 
     def __init__(self, config: BrokerConfig, peers: Transport | None = None) -> None:
         if config.file_only and config.file_root is None:
@@ -370,6 +362,15 @@ class Broker:
             unverified=spools.unverified_heads(),
         )
         self._route_recorder = RouteRecorder(etcd, self.keyspace, records, self._last_routes)
+        self._departure = Departure(
+            etcd,
+            self.keyspace,
+            self._id,
+            stores=stores,
+            persister=self.persister,
+            record_route=records.change,
+            is_undecided=lambda *key: self._quarantine.holds(*key) or self._unagreed.holds(*key),
+        )
         records.mirror.observers += [
             lambda: self._unagreed.observe(records.changed_journals()),
             self._waiting_journals.wake,
@@ -440,8 +441,8 @@ class Broker:
             self.persister.set_exiting()
             if not await self._persist(persist_timeout_s):
                 persist_timeout_s = min(persist_timeout_s, PERSIST_AGAIN_S)
-            elif is_closed and self._is_alone():
-                await self._withdraw_routes(await self._unlisted(replicas))
+            elif is_closed and is_alone(self.keyspace, self._id):
+                await self._departure.withdraw_routes(replicas)
         if self._history is not None:
             self._history.flush()
         # The journals that we led are complete and stored, so others may continue them. Of the
@@ -471,67 +472,11 @@ class Broker:
         if self._spools is not None:
             await asyncio.to_thread(self._spools.close)
 
-    def _is_alone(self) -> bool:
-        """Return True if no other broker is a member that could take journals."""
-        return not any(
-            (entry.zone, entry.suffix) != (self._id.zone, self._id.suffix)
-            and entry.value.journal_limit > 0
-            for entry in self.keyspace.members()
-        )
-
     async def _end_when_alone(self) -> None:
-        while not self._is_alone():
-            await self.keyspace.wait_for_update()
+        await until_alone(self.keyspace, self._id)
         if not self.ended.done():
             _log.info("no other broker can take the journals over: all content is stored instead")
             self._member.end()
-
-    async def _unlisted(self, replicas: Sequence[Replica]) -> AbstractSet[str]:
-        """Return the journals that we led whose stores do not list all of their content soon."""
-        assert self._stores is not None
-        storeless = self.persister.storeless
-        ends = {
-            replica.journal: head.end
-            for replica in replicas
-            if replica.is_primary
-            and replica.journal not in storeless
-            and (head := replica.storage.head) is not None
-            and head.end > replica.index.listed_end
-        }
-        unlisted = ends.keys() - await listed_journals(
-            ends, self._stores, self.keyspace.item, LISTED_TIMEOUT_S
-        )
-        for journal in sorted(unlisted):
-            _log.warning(
-                "%s waits for this broker to come back: its stores do not list its content up to "
-                "its end, %d", journal, ends[journal],
-            )  # fmt: skip
-        return unlisted
-
-    async def _withdraw_routes(self, unlisted: AbstractSet[str]) -> None:
-        """Withdraw the routes of journals that we led alone: all of their content is stored.
-
-        Not of ``unlisted`` ones: others would go on before the end of their content.
-        """
-        assert self._etcd is not None
-        storeless = self.persister.storeless
-        routes = [
-            (item, entry)
-            for entry in self.keyspace.local_assignments(self._id.zone, self._id.suffix)
-            if entry.slot == 0
-            and entry.value.members
-            and entry.item not in storeless
-            and entry.item not in unlisted
-            and len(self.keyspace.assignments(entry.item)) == 1
-            and (item := self.keyspace.item(entry.item)) is not None
-            and not self._quarantine.holds(entry.item, item.create_revision)
-            and not self._unagreed.holds(entry.item, item.create_revision)
-        ]
-        try:
-            async with asyncio.timeout(WITHDRAWAL_TIMEOUT_S):
-                await withdraw_routes(self._etcd, routes, self._records.change)
-        except (EtcdError, TimeoutError) as error:
-            _log.warning("journals wait for this broker to come back: %s", error or "no answer")
 
     async def _shut_down_replicas(self, *, primaries: bool) -> bool:
         """Wait for replicas that end. Return False if one did not in time."""
@@ -552,7 +497,7 @@ class Broker:
 
     async def _persist(self, timeout_s: float) -> bool:
         """Upload what is left. Return True if all was uploaded in time."""
-        if self._is_alone():
+        if is_alone(self.keyspace, self._id):
             self._unagreed.upload_all()
         try:
             async with asyncio.timeout(timeout_s):

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from gazette_sdk.broker import process
+from gazette_sdk.broker import departure
 from gazette_sdk.broker.append.assignments import write_route
 from gazette_sdk.broker.fragments import refresh
 from gazette_sdk.broker.recovery.last_routes import LastRoutes
@@ -294,7 +294,7 @@ def test_a_journal_waits_if_the_store_does_not_list_its_last_content(
         return found if is_listed else [each for each in found if each.end <= len(b"first,")]
 
     monkeypatch.setattr(refresh, "_list", lagging)
-    monkeypatch.setattr(process, "LISTED_TIMEOUT_S", 10.0 if is_late else 0.5)
+    monkeypatch.setattr(departure, "LISTED_TIMEOUT_S", 10.0 if is_late else 0.5)
     is_stopping = False
 
     async def scenario():
