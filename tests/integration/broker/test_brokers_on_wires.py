@@ -288,6 +288,20 @@ def test_a_proxied_append_without_commit_is_rolled_back(wired):
     run(scenario())
 
 
+@pytest.mark.parametrize("more", [(b"more", COMMIT), (COMMIT,)], ids=["content", "a commit"])
+def test_a_proxied_append_that_goes_on_behind_its_commit_is_rolled_back(more, wired):
+    async def scenario():
+        async with wired() as cluster:
+            one, two = await elsewhere(cluster)
+            append = stream(pb.AppendRequest(journal=JOURNAL), b"lost", COMMIT, *more)
+            with pytest.raises(GazetteError, match="after the empty message"):
+                await one.transport.append(append)
+            assert (await one.append(JOURNAL, b"kept")).commit.begin == 0
+            assert await two.read(JOURNAL) == b"kept"
+
+    run(scenario())
+
+
 def test_a_call_whose_time_is_over_ends_at_the_broker_it_was_passed_to(wired):
     async def scenario():
         async with wired() as cluster:

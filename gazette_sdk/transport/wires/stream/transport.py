@@ -274,19 +274,28 @@ async def _sending(
 
 
 async def _send_append(call: OpenCall, requests: AsyncIterator[AppendItem]) -> bool:
-    """Send the requests of an append. Return True if it needs no rollback."""
+    """Send the requests of an append. Return True if it needs no rollback.
+
+    END commits, and says that nothing follows. So it is sent when the requests have ended.
+
+    Raises:
+        CallError: something follows the empty message, which means to commit.
+    """
     committed = False
     async for item in requests:
         if call.over:
             return True
+        if committed:
+            raise CallError("append: expected the end of the stream after the empty message")
         if isinstance(item, bytes):
             await send_piece(call, item)
         elif item.ByteSize():
             call.send_message(item.SerializeToString())
             await call.drained()
         else:
-            call.send_end()
             committed = True
+    if committed:
+        call.send_end()
     return committed or call.over
 
 
