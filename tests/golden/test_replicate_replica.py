@@ -1,0 +1,119 @@
+"""Golden recordings: what a replica answers to a primary of another implementation."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.service import RPCS_BY_NAME
+from gazette_sdk.transport.loop import run
+from support.golden import (
+    TIMEOUT_S,
+    GoldenBroker,
+    Outcome,
+    connected,
+    names,
+    recorded,
+    running,
+    spec_of,
+)
+from support.golden_compare import Replay
+
+RECORDING = "replicate_real_replica"
+JOURNAL = "replica/one"
+PRIMARY = pb.BrokerSpec(
+    process_spec=pb.ProcessSpec(
+        id=pb.ProcessSpec.ID(zone="zone-f", suffix="fake-1"), endpoint="http://127.0.0.1:28088"
+    ),
+    journal_limit=100,
+)
+
+
+class HandMadePrimary:
+    """A Replicate stream whose requests are sent one by one."""
+
+    def __init__(self, broker: GoldenBroker, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        method = broker.client.channel.stream_stream(RPCS_BY_NAME["Replicate"].path)
+        self._call = method(iter(self._requests.get, None), timeout=timeout_s)
+        self.outcome = Outcome()
+
+    def send(self, request: bytes) -> None:
+        self._requests.put(request)
+
+    def half_close(self) -> None:
+        self._requests.put(None)
+
+    def receive(self) -> bool:
+        """Wait for a response, or for the end of the stream."""
+        try:
+            self.outcome.responses.append(next(self._call))
+        except (StopIteration, grpc.RpcError):
+            return False
+        return True
+
+    def finish(self) -> Outcome:
+        while self.receive():
+            pass
+        self.outcome.code, self.outcome.message = self._call.code().name, self._call.details()
+        self.half_close()
+        return self.outcome
+
+
+class Replicated(Replay):
+    """Replay of the recorded streams, in their order."""
+
+    def trace(self, case: dict[str, Any]) -> None:
+        sends = [step for step in case["trace"] if step["event"] == "send"]
+        requests = iter(self.requests("Replicate", {"requests": sends}))
+        stream = HandMadePrimary(
+            self.broker, timeout_s=1.0 if case["code"] == "DEADLINE_EXCEEDED" else TIMEOUT_S
+        )
+        for step in case["trace"]:
+            match step["event"]:
+                case "send":
+                    stream.send(next(requests))
+                case "recv":
+                    stream.receive()
+                case "half_close":
+                    stream.half_close()
+        responses = [step for step in case["trace"] if step["event"] == "recv"]
+        self.judge("Replicate", case | {"responses": responses}, stream.finish())
+
+
+@pytest.fixture(scope="module")
+def replay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicated]:
+    with running(tmp_path_factory.mktemp("replica")) as broker:
+        run(_hold_slot_1(broker), TIMEOUT_S)
+        found = Replicated(broker)
+        for case in recorded(RECORDING):
+            if "trace" in case:
+                found.trace(case)
+            else:
+                found.run("Read", case)
+        yield found
+
+
+async def _hold_slot_1(broker: GoldenBroker) -> None:
+    etcd: Etcd = await connected(broker.etcd_server)
+    keyspace = broker.keyspace
+    item = keyspace.item_key(JOURNAL)
+    root = item.removesuffix(b"/items/" + JOURNAL.encode())
+    await etcd.put(root + b"/members/zone-f#fake-1", PRIMARY.SerializeToString())
+    for holder in ("zone-f#fake-1#0", "zone-a#broker-1#1"):
+        await etcd.put(root + f"/assign/{JOURNAL}#{holder}".encode(), b"")
+    await etcd.put(item, spec_of(JOURNAL, replication=2).SerializeToString())
+    while broker.served.broker.resolver.replica(JOURNAL) is None:
+        await keyspace.wait_for_update()
+    await etcd.aclose()
+
+
+@pytest.mark.parametrize("name", names(RECORDING))
+def test_a_replica_answers_as_recorded(replay: Replicated, name: str) -> None:
+    replay.check(name)
