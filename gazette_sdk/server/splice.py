@@ -177,7 +177,8 @@ class _Side(asyncio.BufferedProtocol):
         self._expiry = asyncio.get_running_loop().call_later(
             HALF_CLOSED_TIMEOUT_S, self._abort_both
         )
-        return not self.other._ended  # noqa: SLF001 - of this class
+        # TLS cannot be half-closed: its transport closes now, and warns of any other wish.
+        return self.transport.can_write_eof() and not self.other._ended  # noqa: SLF001 - its class
 
     def _abort_both(self) -> None:
         self.other.transport.abort()

@@ -1,7 +1,9 @@
 import asyncio
 import hashlib
+import logging
 import os
 import socket
+import ssl
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -11,15 +13,16 @@ from gazette_sdk.server import splice
 from gazette_sdk.server.listener import Listener, PortProtocol
 from gazette_sdk.server.splice import READ_BYTES, Splicer
 from gazette_sdk.transport.loop import run
+from support.certificates import Authority
 from support.spools import open_files, until
 
 
 @asynccontextmanager
-async def spliced(path: Path, behind):
+async def spliced(path: Path, behind, *, tls: ssl.SSLContext | None = None):
     """A port whose connections are spliced to a Unix socket, where ``behind`` serves."""
     server = await asyncio.start_unix_server(behind, path)
     splicer = Splicer(path)
-    listener = Listener()
+    listener = Listener(tls=tls)
     listener.add(PortProtocol("splice", (b"X",), splicer))
     listener.bind("127.0.0.1", 0)
     await listener.start()
@@ -57,6 +60,32 @@ def test_bytes_arrive_unchanged_in_both_directions_with_a_half_close(tmp_path):
             await until(lambda: len(splicer.fronts) == 0)
 
     run(scenario(), 30)
+
+
+def test_a_client_that_ends_its_tls_is_no_warning(tmp_path, caplog):
+    certificate = Authority(tmp_path).issue()
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate.cert_file, certificate.key_file)
+    trusting = ssl.create_default_context(cafile=str(tmp_path / "test-CA.pem"))
+
+    def call(port: int) -> bytes:
+        with (
+            socket.create_connection(("127.0.0.1", port), 20) as plain,
+            trusting.wrap_socket(plain, server_hostname="127.0.0.1") as client,
+        ):
+            client.sendall(b"X")
+            answer = client.recv(1)
+            client.unwrap()
+            return answer
+
+    async def scenario():
+        async with spliced(tmp_path / "s", _echo, tls=tls) as (port, splicer):
+            assert await asyncio.to_thread(call, port) == b"X"
+            await until(lambda: len(splicer.fronts) == 0)
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario(), 30)
+    assert caplog.messages == []
 
 
 def test_a_slow_reader_holds_the_sender_back_and_gets_everything(tmp_path):
