@@ -75,6 +75,14 @@ class ConsumerBrokerSettings(BrokerClientSettings):
             env="CACHE_SIZE",
         ),
     ] = DEFAULT_SIZE
+    file_root: Annotated[
+        str,
+        Option(
+            "FileRoot",
+            "Directory of the brokers' file:// stores on this machine: their fragments are read "
+            "from it; empty to read them through brokers",
+        ),
+    ] = ""
 
 
 CONSUMER = Group(

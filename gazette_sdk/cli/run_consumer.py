@@ -18,10 +18,12 @@ from gazette_sdk.cli.consumer_settings import (
     CONSUMER,
     CONSUMER_BROKER,
     CONSUMER_ETCD,
+    ConsumerBrokerSettings,
     ConsumerEtcdSettings,
     ConsumerSettings,
 )
 from gazette_sdk.cli.failure import report
+from gazette_sdk.cli.journals.selection import file_root_of
 from gazette_sdk.cli.program import FAILED
 from gazette_sdk.cli.serving import Identity, serve_until_drained
 from gazette_sdk.cluster.member_process import EtcdConfig
@@ -36,6 +38,7 @@ from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.dev_etcd import etcd_of_dev
 from gazette_sdk.shard.consumer.process import StuckShardsError
 from gazette_sdk.shard.consumer.served import ServedConsumer
+from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.wires.tls import Tls
 
@@ -79,13 +82,7 @@ async def run(invocation: Invocation) -> None:
     _log.info("consumer configuration", extra={"version": invocation.version, **configuration})
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     server = configured_server(settings, invocation.settings(DEBUG))
-    transport = connect(
-        address,
-        zone=settings.zone,
-        cache_size=broker.cache_size,
-        cache_ttl_s=broker.cache_ttl_s,
-        **broker.connect_options(),
-    )
+    transport = transport_of(broker, address, settings.zone)
     with StopSignal() as stop:
         async with aclosing(transport):
             consumer = ServedConsumer(
@@ -119,6 +116,28 @@ def _leave(error: StuckShardsError) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     os._exit(FAILED)
+
+
+def transport_of(broker: ConsumerBrokerSettings, address: str, zone: str) -> Transport:
+    """Return the transport that the options of a consumer describe. It opens no connection yet.
+
+    Args:
+        broker: options of the connection.
+        address: URL of a broker.
+        zone: availability zone of the consumer.
+
+    Raises:
+        ConfigurationError: a certificate or a key is invalid, or the file root is no directory.
+    """
+    transport = connect(
+        address,
+        zone=zone,
+        cache_size=broker.cache_size,
+        cache_ttl_s=broker.cache_ttl_s,
+        **broker.connect_options(),
+    )
+    transport.file_root = file_root_of(broker.file_root, "--broker.file-root")
+    return transport
 
 
 def configuration_of(

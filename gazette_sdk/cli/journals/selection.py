@@ -137,14 +137,18 @@ async def select(transport: Transport, selection: Selection) -> list[pb.ListResp
     return [each for each in listing.journals if not is_fully_suspended(each.spec)]
 
 
-def file_root_of(path: str) -> Path | None:
-    """Return the directory of the option ``--file-root``, or None if it is not given.
+def file_root_of(path: str, option: str = "--file-root") -> Path | None:
+    """Return the directory of an option, or None if it is not given.
+
+    Args:
+        path: the option's value.
+        option: its name.
 
     Raises:
         ConfigurationError: it is no directory.
     """
     if path and not Path(path).is_dir():
-        raise ConfigurationError(f"--file-root: {path} is no directory")
+        raise ConfigurationError(f"{option}: {path} is no directory")
     return Path(path) if path else None
 
 

@@ -96,7 +96,6 @@ class ShardParts:
         directory: directory below which each shard makes its own.
         lookups: bound of concurrent look-ups of hints and logs.
         openings: bound of stores that are opened at once.
-        file_root: local directory of ``file://`` fragment stores, if brokers share this machine.
         new_on_step: returns, for a shard's id, what its runner calls at each step of a commit.
     """
 
@@ -109,7 +108,6 @@ class ShardParts:
     directory: Path
     lookups: asyncio.Semaphore
     openings: asyncio.Semaphore
-    file_root: Path | None = None
     new_on_step: Callable[[str], OnStep] | None = None
 
 
@@ -274,11 +272,7 @@ class LocalShard:
         """Play the log, until the primary has it handed off."""
         hints = await self._step("beginRecovery", self._load_hints())
         playback = Playback(
-            self._parts.transport,
-            hints,
-            self._directory,
-            workers=self._parts.workers,
-            file_root=self._parts.file_root,
+            self._parts.transport, hints, self._directory, workers=self._parts.workers
         )
         self._run(self._await_tailing(playback), "tailing")
         self._playback.set_result(playback)

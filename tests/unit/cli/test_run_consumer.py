@@ -5,8 +5,12 @@ import sys
 import pytest
 
 from gazette_sdk.cli.application import import_application
-from gazette_sdk.cli.consumer_settings import ConsumerEtcdSettings, ConsumerSettings
-from gazette_sdk.cli.run_consumer import configuration_of
+from gazette_sdk.cli.consumer_settings import (
+    ConsumerBrokerSettings,
+    ConsumerEtcdSettings,
+    ConsumerSettings,
+)
+from gazette_sdk.cli.run_consumer import configuration_of, transport_of
 from gazette_sdk.errors import ConfigurationError
 
 MODULE = """
@@ -70,6 +74,17 @@ def test_options_become_a_configuration():
     )
     assert (config.etcd.endpoint, config.etcd.lease_ttl_s) == ("http://etcd:2379", 3)
     assert (str(config.directory), config.workers, config.etcd_prefix) == ("/shards", 3, "")
+
+
+def test_stored_fragments_are_read_below_the_file_root(tmp_path):
+    def root_of(path):
+        options = ConsumerBrokerSettings(file_root=str(path))
+        return transport_of(options, "http://localhost:1", "here").file_root
+
+    assert root_of(tmp_path) == tmp_path
+    assert root_of("") is None
+    with pytest.raises(ConfigurationError, match=r"--broker\.file-root: .*missing is no directory"):
+        root_of(tmp_path / "missing")
 
 
 def test_malformed_keys_are_refused():
