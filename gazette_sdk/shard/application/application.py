@@ -159,11 +159,13 @@ class Application(Generic[M, S]):
     def finished(self, txn: Transaction[S], commit: CommitFuture) -> Any:
         """Act on the end of a transaction: it has started to commit, or has failed.
 
-        Called once for each transaction whose ``begin`` returned.
+        Called once for each transaction whose ``begin`` returned, also where the shard ends within
+        it.
 
         Args:
             txn: the transaction.
-            commit: future of the commit.
+            commit: future of the commit, which ends only after this call: do not wait for it here,
+                but give it a callback, or to somebody else.
         """
 
     def stop(self) -> None:

@@ -217,6 +217,10 @@ class TransactionMachine:
         self.prior = Prior.COMMITTING
         self.current = Current.EMPTY
 
+    def abandoned(self) -> None:
+        """Note that the current transaction has ended, and does not commit."""
+        self.current = Current.EMPTY
+
     def committed(self) -> None:
         """Note that the prior transaction is committed."""
         assert self.prior is Prior.COMMITTING, "a transaction is committed once"

@@ -215,6 +215,9 @@ class Runner:
             self._send_stored(checkpoint)
             while True:
                 await self._step()
+        except BaseException as error:
+            await self._end_failed(error if isinstance(error, Exception) else self._ended())
+            raise
         finally:
             await self._close()
 
@@ -384,6 +387,7 @@ class Runner:
         self._txn.is_open = False
         if self.machine.current is Current.EMPTY:
             return
+        self.machine.abandoned()  # so that the hook is called once
         commit: CommitFuture = concurrent.futures.Future()
         commit.set_exception(failure)
         await self._call_hook("finished", commit)
@@ -465,13 +469,16 @@ class Runner:
 
     async def _close(self) -> None:
         """Fail what is not committed, and close input and output."""
-        self._fail_commit(ClosedError(f"{self._shard.id} has ended before this commit"))
+        self._fail_commit(self._ended())
         self.progress.end()
         self._metrics.end()
         try:
             await self._close_input()
         finally:
             await self._output.aclose()
+
+    def _ended(self) -> ClosedError:
+        return ClosedError(f"{self._shard.id} has ended before this commit")
 
 
 def _have_succeeded(futures: Collection[AnyFuture]) -> bool:

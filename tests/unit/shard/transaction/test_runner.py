@@ -466,6 +466,41 @@ def test_a_shard_that_is_cancelled_acknowledges_nothing(tmp_path):
     run(scenario())
 
 
+@pytest.mark.parametrize("kind", [Traced, TracedAsync])
+def test_a_transaction_that_is_cancelled_is_finished_with_a_failure(kind, tmp_path):
+    async def scenario():
+        application = kind()
+        world = World(tmp_path, application, min_txn_s=WAIT_S)
+        world.add(ORDERS[0])
+        task = asyncio.create_task(world.runner.run())
+        await until(lambda: application.calls == ["begin", "ada"])
+        await stopped(task)
+        assert application.calls == ["begin", "ada", "finished"]
+        assert isinstance(application.futures[0].exception(0), ClosedError)
+        assert world.log.appends == []
+
+    run(scenario())
+
+
+def test_a_transaction_whose_commit_cannot_start_is_finished_once(tmp_path):
+    async def scenario():
+        application = Traced()
+        world = World(tmp_path, application)
+
+        def refuse_acknowledgements(intents, after):
+            raise UnavailableError("a journal has failed")
+
+        world.output.acknowledge = refuse_acknowledgements
+        world.add(*ORDERS)
+        async with asyncio.timeout(WAIT_S):
+            with pytest.raises(UnavailableError, match="a journal has failed"):
+                await world.runner.run()
+        assert application.calls.count("finished") == 1
+        assert isinstance(application.futures[0].exception(0), UnavailableError)
+
+    run(scenario())
+
+
 def test_a_transaction_runs_for_its_least_time(tmp_path):
     async def scenario():
         world = World(tmp_path, Traced(), min_txn_s=0.2)
