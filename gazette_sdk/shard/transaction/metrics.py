@@ -108,6 +108,9 @@ def _samples(metric: Counter | Gauge) -> Iterator[Sample]:
 
 REGISTRY.register(_DeprecatedMetrics())
 
+_newest: dict[str, ShardMetrics] = {}
+"""By shard, the run that began last: one that ends late must not remove its gauges."""
+
 
 class ShardMetrics:
     """Metrics of one primary run of a shard.
@@ -164,6 +167,7 @@ class ShardMetrics:
 
     def start(self, offsets: Mapping[str, int]) -> None:
         """Begin with the offsets of a checkpoint, by source journal."""
+        _newest[self._shard] = self
         self._heads = dict(offsets)
         for journal, offset in offsets.items():
             _READ_HEAD.labels(self._shard, journal).set(offset)
@@ -189,6 +193,9 @@ class ShardMetrics:
 
     def end(self) -> None:
         """Remove the gauges: another process may have the shard now. Counters stay."""
+        if _newest.get(self._shard) is not self:
+            return
+        del _newest[self._shard]
         for journal in self._heads:
             for gauge in (_READ_HEAD, _READ_LAG):
                 with contextlib.suppress(KeyError):

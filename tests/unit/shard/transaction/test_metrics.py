@@ -55,6 +55,18 @@ def test_gauges_end_with_the_shard_and_counters_stay(metrics):
     assert sample("transactions_total") is not None
 
 
+def test_a_run_that_ends_late_leaves_the_gauges_of_the_next_one(metrics):
+    metrics.start({"a/journal": 100})
+    following = ShardMetrics(SHARD, lambda _: 3)
+    following.start({"a/journal": 120})
+    metrics.end()
+    assert sample("read_head", journal="a/journal") == 120
+    assert sample("read_lag_bytes", journal="a/journal") == 3
+    following.end()
+    assert sample("read_head", journal="a/journal") is None
+    assert sample("read_lag_bytes", journal="a/journal") is None
+
+
 def test_time_is_counted_by_phase(metrics):
     phases = ["10-not-running", "20-consuming", "30-stalled", "40-preparing", "50-committing"]
     before = {phase: seconds(phase) for phase in phases}
