@@ -14,7 +14,6 @@ import inspect
 import logging
 import secrets
 import shutil
-import tempfile
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -74,6 +73,9 @@ T = TypeVar("T")
 
 AUTHOR_MAX = (1 << 32) - 1
 """Greatest number of a recorder."""
+
+NAME_CHARACTERS_MAX = 48
+"""Characters of a shard's id in the name of its directory, which has 255 bytes at most."""
 
 USE_TIMEOUT_S = 10.0
 """Bound of the wait for calls that use the store, when a shard ends."""
@@ -145,9 +147,9 @@ class LocalShard:
         self._full_name = parts.keyspace.item_key(entry.id).decode()
         self._assignment: ShardAssignment | None = None
         self._lifecycle = Lifecycle()
-        self._directory = Path(
-            tempfile.mkdtemp(prefix=entry.id.rpartition("/")[2][:64] + "-", dir=parts.directory)
-        )
+        # It is made on a worker, so that a full disk fails this shard, and not the mirror of Etcd.
+        tail = entry.id.rpartition("/")[2][:NAME_CHARACTERS_MAX]
+        self._directory = parts.directory / f"{tail}-{secrets.token_hex(8)}"
         self._reports = StatusReports(parts.etcd, parts.keyspace, self.id, parts.local_id)
         self._to_report = asyncio.Event()
         self._up = ShardUp(self.id)
@@ -271,6 +273,7 @@ class LocalShard:
     async def _play(self) -> None:
         """Play the log, until the primary has it handed off."""
         hints = await self._step("beginRecovery", self._load_hints())
+        await self._step("beginRecovery", self._on_worker(self._make_directory))
         playback = Playback(
             self._parts.transport, hints, self._directory, workers=self._parts.workers
         )
@@ -344,6 +347,8 @@ class LocalShard:
                 self._ready.set_result(True)
             await self._step("runTransactions", self._runner.run())
         finally:
+            if self._runner is not None:
+                await self._runner.aclose()
             if self._hints_writer is not None:
                 await self._hints_writer.aclose()
             if appends is not None:
@@ -360,7 +365,7 @@ class LocalShard:
             full_name=self._full_name,
             transport=parts.transport,
         )
-        self.store = await self._step("newStore", self._on_worker(application.new_store, handle))
+        await self._step("newStore", self._on_worker(self._new_store, handle))
         if recorder is not None:
             self._hints_writer = HintsWriter(recorder, self._store_hints)
         self._runner = Runner(
@@ -378,6 +383,14 @@ class LocalShard:
             on_step=None if parts.new_on_step is None else parts.new_on_step(self.id),
             on_completed=self._completed,
         )
+
+    def _new_store(self, handle: Shard) -> None:
+        """Make the store. On a worker: it is kept, to be destroyed, also if nobody waits for it."""
+        self._make_directory()
+        self.store = self._parts.application.new_store(handle)
+
+    def _make_directory(self) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _new_input(self, checkpoint: Checkpoint) -> SourceInput:
         spec, application = self.spec, self._parts.application
@@ -435,13 +448,15 @@ class LocalShard:
         self._playback.cancel()
         self._up.remove()
         store, self.store = self.store, None
-        if store is not None:
-            destroy = store.destroy
-            if inspect.iscoroutinefunction(destroy):
-                await destroy()
-            else:
-                await self._on_worker(destroy)
-        await self._on_worker(partial(shutil.rmtree, self._directory, ignore_errors=True))
+        try:
+            if store is not None:
+                destroy = store.destroy
+                if inspect.iscoroutinefunction(destroy):
+                    await destroy()
+                else:
+                    await self._on_worker(destroy)
+        finally:
+            await self._on_worker(partial(shutil.rmtree, self._directory, ignore_errors=True))
 
     def _failed(self, error: Exception) -> None:
         """Fail the shard, unless it has failed or is being stopped."""

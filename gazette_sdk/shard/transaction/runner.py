@@ -94,7 +94,8 @@ class PriorTransaction:
 class Runner:
     """Runner of one shard's transactions, for one primary run.
 
-    Belongs to one event loop. Call :meth:`restore`, then :meth:`run`.
+    Belongs to one event loop. Call :meth:`restore`, then :meth:`run`, and :meth:`aclose` where
+    `run` is not called.
 
     Args:
         application: the application; its hooks are called.
@@ -219,7 +220,7 @@ class Runner:
             await self._end_failed(error if isinstance(error, Exception) else self._ended())
             raise
         finally:
-            await self._close()
+            await self.aclose()
 
     def interrupt(self) -> None:
         """End the waits of a worker, before :meth:`run` is cancelled, which waits for its call."""
@@ -467,8 +468,8 @@ class Runner:
         if source is not None:
             await source.aclose()
 
-    async def _close(self) -> None:
-        """Fail what is not committed, and close input and output."""
+    async def aclose(self) -> None:
+        """Fail what is not committed, and close input and output. :meth:`run` ends with it."""
         self._fail_commit(self._ended())
         self.progress.end()
         self._metrics.end()

@@ -3,20 +3,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 
+import pytest
+
+from gazette_sdk import shard as api
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace
 from gazette_sdk.cluster.item_keyspace import ItemEntry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.shard.consumer import shard as module
 from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
+from gazette_sdk.testing.handler_runs import MemoryOutput
 from support.etcd import run
-from support.order_totals import totals
+from support.order_totals import Order, totals
+
+WAIT_S = 20.0
 
 
-def a_shard(directory):
+def a_shard(directory, shard="orders/part-000", **given):
     parts = ShardParts(
-        application=totals,
+        application=given.pop("application", totals),
         transport=None,
         etcd=None,
         keyspace=ConsumerKeySpace("/app"),
@@ -25,10 +32,11 @@ def a_shard(directory):
         directory=directory,
         lookups=asyncio.Semaphore(1),
         openings=asyncio.Semaphore(1),
+        **given,
     )
-    spec = cpb.ShardSpec(id="orders/part-000")
+    spec = cpb.ShardSpec(id=shard)
     entry = ItemEntry(
-        key=b"/app/items/orders/part-000",
+        key=b"/app/items/" + shard.encode(),
         value=spec,
         create_revision=1,
         mod_revision=1,
@@ -82,3 +90,119 @@ def test_a_shard_that_cannot_end_tells_what_it_waits_for(tmp_path, monkeypatch, 
 
     run(scenario())
     assert "a shard cannot end yet: orders/part-000:" in caplog.text
+
+
+@pytest.mark.parametrize("shard", ["orders/part-000", "orders/" + "\U00010400" * 120])
+def test_the_directory_of_a_shard_is_its_own_and_private(shard, tmp_path):
+    async def scenario():
+        local = a_shard(tmp_path / "removed", shard, application=application_of(api.JsonStore))
+        local.is_primary = True
+        local.start()
+        await until(lambda: local.store is not None)
+        (directory,) = (tmp_path / "removed").iterdir()
+        assert local.store._directory == directory
+        assert directory.stat().st_mode & 0o777 == 0o700
+        await local.shut_down()
+        assert not list((tmp_path / "removed").iterdir())
+
+    run(scenario())
+
+
+def test_a_directory_that_cannot_be_made_fails_the_shard_and_not_its_process(tmp_path):
+    (tmp_path / "file").write_text("")
+
+    async def scenario():
+        local = a_shard(tmp_path / "file")
+        local.is_primary = True
+        local.start()
+        await until(lambda: local.status.code == cpb.ReplicaStatus.FAILED)
+        assert "Not a directory" in local.status.errors[0]
+        await local.shut_down()
+
+    run(scenario())
+
+
+class Noted(api.JsonStore):
+    destroyed = False
+    refuses = None
+
+    def restore(self):
+        if self.refuses == "restore":
+            raise ValueError("the store is broken")
+        return super().restore()
+
+    def destroy(self):
+        self.destroyed = True
+        if self.refuses == "destroy":
+            raise ValueError("the store is broken")
+
+
+def application_of(store):
+    return api.handler(message=Order, store=store, name="test")(lambda txn, order: None)
+
+
+def test_a_store_that_is_made_while_its_shard_ends_is_destroyed(tmp_path):
+    async def scenario():
+        begun, released, made = asyncio.Event(), threading.Event(), []
+        loop = asyncio.get_running_loop()
+
+        def new_store(directory):
+            loop.call_soon_threadsafe(begun.set)
+            assert released.wait(WAIT_S)
+            made.append(Noted(directory))
+            return made[0]
+
+        local = a_shard(tmp_path, application=application_of(new_store))
+        local.is_primary = True
+        local.start()
+        async with asyncio.timeout(WAIT_S):
+            await begun.wait()
+        ending = asyncio.create_task(local.shut_down())
+        await asyncio.sleep(0)
+        released.set()
+        await ending
+        assert made[0].destroyed
+
+    run(scenario())
+
+
+def test_the_output_of_a_store_that_is_not_restored_is_closed(tmp_path, monkeypatch):
+    class ClosedOutput(MemoryOutput):
+        closed = False
+
+        async def aclose(self):
+            self.closed = True
+
+    output = ClosedOutput()
+    monkeypatch.setattr(module, "Output", lambda _: output)
+    monkeypatch.setattr(Noted, "refuses", "restore")
+
+    async def scenario():
+        local = a_shard(tmp_path, application=application_of(Noted))
+        local.is_primary = True
+        local.start()
+        await until(lambda: local.status.code == cpb.ReplicaStatus.FAILED)
+        await local.shut_down()
+        assert output.closed
+
+    run(scenario())
+
+
+def test_the_directory_is_removed_also_if_the_store_fails_to_close(tmp_path, monkeypatch):
+    monkeypatch.setattr(Noted, "refuses", "destroy")
+
+    async def scenario():
+        local = a_shard(tmp_path)
+        local._directory.mkdir(exist_ok=True)
+        local.store = Noted(local._directory)
+        with pytest.raises(ValueError, match="the store is broken"):
+            await local.shut_down()
+        assert not list(tmp_path.iterdir())
+
+    run(scenario())
+
+
+async def until(holds):
+    async with asyncio.timeout(WAIT_S):
+        while not holds():  # noqa: ASYNC110 - what is waited for is another's state
+            await asyncio.sleep(0.001)
