@@ -30,6 +30,7 @@ from gazette_sdk.shard.recovery.file_change import (
 __all__ = ["RocksFiles"]
 
 _CURRENT, _IDENTITY = "CURRENT", "IDENTITY"
+_STAGE = ".stage"
 _IGNORED = frozenset({"LOCK", "LOG", "rocksdict-config.json", _CURRENT, _IDENTITY})
 SCAN_TIMEOUT_S = 60.0
 """After so long a scan gives up; it takes 0.3 ms, and finds changed names in one of three."""
@@ -62,8 +63,10 @@ class RocksFiles:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._recorded: dict[str, _File] = {}
-        # Of an opening that was cut short, RocksDB removes the temporary files.
+        # Of an opening that was cut short, RocksDB removes the temporary files. Other consumers may
+        # stage new tables, and die before these are linked; their log would be kept for ever.
         left_over = {file.name for file in directory.glob("*.dbtmp")}
+        left_over |= {f"{_STAGE}/{file.name}" for file in directory.glob(f"{_STAGE}/*")}
         for name in self._names() | left_over:
             status = (directory / name).stat()
             self._recorded[name] = _File(status.st_ino, status.st_size)

@@ -8,6 +8,7 @@ import pytest
 from gazette_sdk.errors import ClosedError, ConfigurationError, DecodeError, ShardStoreError
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.shard.recovery.file_change import RemoveFile
 from gazette_sdk.shard.stores import codec, rocks_store
 from gazette_sdk.shard.stores.rocks_store import RocksStore
 from gazette_sdk.testing import store_contract
@@ -230,6 +231,27 @@ def test_messages_of_protobuf_and_other_layouts_are_values(tmp_path) -> None:
     assert list(store.family("l").items(prefix=("a",))) == [(("a", 1), pb.Label(name="x"))]
     assert store["n"] == 300
     store.destroy()
+
+
+def test_files_that_others_staged_and_never_linked_are_removed_from_the_log(tmp_path) -> None:
+    store = opened(Counts(tmp_path))
+    store["a"] = 1
+    store.start_commit(checkpoint_of(1))
+    store.destroy()
+    (tmp_path / ".stage").mkdir()
+    (tmp_path / ".stage" / "7-000012.sst").write_bytes(b"half a table")
+    again = Counts(tmp_path)
+    again.restore()
+    removed = [
+        change.path
+        for change in again.start_commit(checkpoint_of(2))
+        if isinstance(change, RemoveFile)
+    ]
+    assert "/.stage/7-000012.sst" in removed
+    assert not any(
+        isinstance(change, RemoveFile) for change in again.start_commit(checkpoint_of(3))
+    )
+    again.destroy()
 
 
 def test_a_directory_that_is_no_database_is_refused(tmp_path) -> None:
