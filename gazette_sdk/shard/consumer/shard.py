@@ -184,6 +184,12 @@ class LocalShard:
         """Note the shard's keys. A promoted standby becomes the primary."""
         del assignments  # the mirror has ours
         self.spec = item.value
+        if self._runner is not None:
+            self._runner.machine.change_limits(
+                min_s=to_seconds(item.value.min_txn_duration),
+                max_s=to_seconds(item.value.max_txn_duration),
+                waits_for_acks=not item.value.disable_wait_for_ack,
+            )
         self._assignment = self._local_assignment() or self._assignment
         is_promoted = is_primary and not self.is_primary
         self.is_primary = is_primary
@@ -356,11 +362,11 @@ class LocalShard:
 
     async def _open(self, recorder: Recorder | None, log: RecoveryLog | None) -> None:
         """Open the store, and make the runner of its transactions."""
-        parts, spec = self._parts, self.spec
+        parts = self._parts
         application = parts.application
         handle = self.handle = Shard(
             id=self.id,
-            spec=spec,
+            spec=self.spec,
             directory=self._directory,
             full_name=self._full_name,
             transport=parts.transport,
@@ -368,6 +374,7 @@ class LocalShard:
         await self._step("newStore", self._on_worker(self._new_store, handle))
         if recorder is not None:
             self._hints_writer = HintsWriter(recorder, self._store_hints)
+        spec = self.spec  # of now: `update` does not change a runner that is not made yet
         self._runner = Runner(
             application,
             handle,

@@ -101,6 +101,7 @@ class TransactionMachine:
 
     __slots__ = (
         "_aborts",
+        "_limits",
         "_max_s",
         "_min_s",
         "_overlaps_commit",
@@ -117,9 +118,11 @@ class TransactionMachine:
     def __init__(
         self, *, min_s: float, max_s: float, waits_for_acks: bool, overlaps_commit: bool
     ) -> None:
-        self._min_s = min_s
-        self._max_s = max_s
-        self._waits_for_acks = waits_for_acks
+        self._limits = self._min_s, self._max_s, self._waits_for_acks = (
+            min_s,
+            max_s,
+            waits_for_acks,
+        )
         self._overlaps_commit = overlaps_commit
         self._aborts = False
         self.current = Current.EMPTY
@@ -192,6 +195,10 @@ class TransactionMachine:
 
     # ------------------------------------------------------------------ inputs
 
+    def change_limits(self, *, min_s: float, max_s: float, waits_for_acks: bool) -> None:
+        """Change limits from the next transaction on. Any thread. See the class for them."""
+        self._limits = min_s, max_s, waits_for_acks
+
     def consumed(self, now: float) -> None:
         """Note the first message of a transaction, which is about to be consumed.
 
@@ -203,6 +210,7 @@ class TransactionMachine:
         assert self._overlaps_commit or self.prior is not Prior.COMMITTING, "the store overlaps not"
         self.current = Current.OPEN
         self.began = now
+        self._min_s, self._max_s, self._waits_for_acks = self._limits
 
     def close(self) -> None:
         """Consume nothing more: the store is full, a message was deferred, or the time is over."""

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import logging
 import threading
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,18 +36,20 @@ def a_shard(directory, shard="orders/part-000", **given):
         openings=asyncio.Semaphore(1),
         **given,
     )
-    spec = cpb.ShardSpec(id=shard)
-    entry = ItemEntry(
+    return LocalShard(an_entry(shard), parts)
+
+
+def an_entry(shard):
+    return ItemEntry(
         key=b"/app/items/" + shard.encode(),
-        value=spec,
+        value=cpb.ShardSpec(id=shard),
         create_revision=1,
         mod_revision=1,
         version=1,
         lease=0,
         raw=b"",
-        id=spec.id,
+        id=shard,
     )
-    return LocalShard(entry, parts)
 
 
 def test_calls_that_use_a_store_too_long_are_named_when_it_is_closed(tmp_path, monkeypatch, caplog):
@@ -139,6 +143,28 @@ class Noted(api.JsonStore):
 
 def application_of(store):
     return api.handler(message=Order, store=store, name="test")(lambda txn, order: None)
+
+
+def test_a_changed_spec_changes_the_limits_of_a_running_primary(tmp_path):
+    async def scenario():
+        local = a_shard(tmp_path)
+        local._runner = SimpleNamespace(machine=RecordedLimits())
+        spec = cpb.ShardSpec(id=local.id, disable_wait_for_ack=True)
+        spec.min_txn_duration.FromMilliseconds(250)
+        spec.max_txn_duration.FromSeconds(3)
+        local.update(replace(an_entry(local.id), value=spec), [], is_primary=False)
+        assert local._runner.machine.limits == {
+            "min_s": 0.25,
+            "max_s": 3.0,
+            "waits_for_acks": False,
+        }
+
+    run(scenario())
+
+
+class RecordedLimits:
+    def change_limits(self, **limits):
+        self.limits = limits
 
 
 def test_a_store_that_is_made_while_its_shard_ends_is_destroyed(tmp_path):

@@ -515,6 +515,28 @@ def test_a_transaction_runs_for_its_least_time(tmp_path):
     run(scenario())
 
 
+def test_changed_durations_hold_from_the_next_transaction_on(tmp_path):
+    async def scenario():
+        application = Traced()
+        world = World(tmp_path, application, min_txn_s=WAIT_S)
+        world.runner.machine.change_limits(min_s=0.0, max_s=1.0, waits_for_acks=True)
+        world.add(ORDERS[0])
+        task = asyncio.create_task(world.runner.run())
+        await until(lambda: len(world.log.appends) == 1)
+        world.add(ORDERS[1])
+        await until(lambda: application.calls[-1] == "bob")
+        world.runner.machine.change_limits(min_s=WAIT_S, max_s=1.0, waits_for_acks=True)
+        world.log.appends[0].set_result(11)
+        await until(lambda: len(world.log.appends) == 2)
+        world.add(ORDERS[2])
+        world.log.appends[1].set_result(22)
+        await until(lambda: world.runner.progress.read_through == {JOURNAL: 2})
+        assert len(world.log.appends) == 2
+        await stopped(task)
+
+    run(scenario())
+
+
 def test_stored_acknowledgements_are_sent_before_the_first_commit(tmp_path):
     class Owing(JsonStore):
         def restore(self):
