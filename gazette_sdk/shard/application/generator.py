@@ -12,13 +12,18 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
-from gazette_sdk.errors import ClosedError, EtcdTransactionFailedError, GazetteError
+from gazette_sdk.errors import (
+    ClosedError,
+    EtcdTransactionFailedError,
+    GazetteError,
+    ValidationError,
+)
 from gazette_sdk.journals.changes import apply_in_transactions, list_named
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.shard.application.application import Application
-from gazette_sdk.shard.application.sources import generated
+from gazette_sdk.shard.application.sources import Generated, generated
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import WatchedList
@@ -106,9 +111,23 @@ class ShardGenerator:
 
         Raises:
             EtcdTransactionFailedError: another process has created some; list what exists again.
+            ValidationError: the name of a journal is too long. All others have their shards.
             GazetteError: the creation failed.
         """
-        wanted = generated(self._application, journals, await self._existing())
+        existing = await self._existing()
+        wanted, refused = Generated([], []), None
+        for journal in sorted(journals, key=lambda spec: spec.name.encode()):
+            try:
+                found = generated(self._application, [journal], existing)
+            except ValidationError as error:
+                refused = refused or ValidationError(
+                    f"the journal {journal.name} gets no shard, as its name or the application's is"
+                    f" too long: {error}",
+                    journal=journal.name,
+                )
+            else:
+                wanted.shards.extend(found.shards)
+                wanted.logs.extend(found.logs)
         logs = await list_named(self._transport, [log.name for log in wanted.logs])
         changes = [
             pb.ApplyRequest.Change(upsert=log, expect_mod_revision=0)
@@ -118,6 +137,8 @@ class ShardGenerator:
         await apply_in_transactions(self._transport, changes)
         for begin in range(0, len(wanted.shards), CREATED_AT_ONCE):
             await self._create(wanted.shards[begin : begin + CREATED_AT_ONCE])
+        if refused is not None:
+            raise refused
 
 
 async def _repeat(changed: Callable[[], Awaitable[None]], wake: asyncio.Event) -> None:

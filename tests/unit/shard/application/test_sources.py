@@ -103,6 +103,30 @@ def test_names_that_are_too_long_are_refused():
         generated(declared(), [journal("orders/" + "x" * 500)])
 
 
+def test_a_name_that_is_too_long_does_not_keep_others_from_their_shards():
+    class Remote(JsonStore):
+        is_recorded = False
+
+    application = shard.handler(message=Order, store=Remote, name="t")(lambda txn, order: None)
+    created = []
+
+    async def existing():
+        return ()
+
+    async def create(specs):
+        created.extend(spec.id for spec in specs)
+
+    async def scenario():
+        generator = ShardGenerator(application, None, None, existing=existing, create=create)
+        names = ["orders/z", "orders/" + "x" * 510, "orders/a"]
+        with pytest.raises(ValidationError, match="invalid length") as caught:
+            await generator.generate([journal(name) for name in names])
+        assert caught.value.journal == names[1]
+
+    asyncio.run(scenario())
+    assert created == ["t/orders/a", "t/orders/z"]
+
+
 def test_selectors_of_sources():
     assert source_selector(declared(sources=None)) is None
     assert source_selector(declared()) == declared().source_selector
