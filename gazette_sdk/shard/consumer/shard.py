@@ -344,7 +344,7 @@ class LocalShard:
                 assert self._runner is not None
                 restoring = self._runner.restore()
                 await self._step("completeRecovery: store.RestoreCheckpoint", restoring)
-            if recovered is not None and recovered.log == self._log:
+            if recovered is not None and self._has_own_log(recovered.log):
                 await store_recovered_hints(
                     self._parts.etcd, self.spec, hints, self._local_assignment
                 )
@@ -419,8 +419,15 @@ class LocalShard:
 
     async def _store_hints(self, hints: rpb.FSMHints) -> None:
         assignment = self._local_assignment()
-        if assignment is not None:
+        if assignment is not None and self._has_own_log(hints.log):
             await store_recorded_hints(self._parts.etcd, self.spec, hints, assignment)
+
+    def _has_own_log(self, log: str) -> bool:
+        """Return True if a log is still the shard's own: a changed spec may name another, or none.
+
+        Hints of another log under the shard's keys would fail its next recovery.
+        """
+        return log == recovery_log(self.spec)
 
     # -------------------------------------------------------------- end, failure
 

@@ -14,6 +14,7 @@ from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace
 from gazette_sdk.cluster.item_keyspace import ItemEntry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
+from gazette_sdk.protocol import recoverylog_pb2 as rpb
 from gazette_sdk.shard.consumer import shard as module
 from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
 from gazette_sdk.testing.handler_runs import MemoryOutput
@@ -165,6 +166,18 @@ def test_a_changed_spec_changes_the_limits_of_a_running_primary(tmp_path):
 class RecordedLimits:
     def change_limits(self, **limits):
         self.limits = limits
+
+
+@pytest.mark.parametrize("log_prefix", ["", "other/logs"])
+def test_hints_of_a_log_that_the_spec_no_longer_names_are_not_stored(tmp_path, log_prefix):
+    async def scenario():
+        local = a_shard(tmp_path)  # its `etcd` is None: a transaction would raise
+        local._log = "recovery/orders/part-000"
+        local._local_assignment = object
+        local.spec.recovery_log_prefix = log_prefix
+        await local._store_hints(rpb.FSMHints(log=local._log))
+
+    run(scenario())
 
 
 def test_a_store_that_is_made_while_its_shard_ends_is_destroyed(tmp_path):
