@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable
@@ -52,6 +53,7 @@ class AsyncConsumer:
                 assert decision.until is not None, "consuming has an end"
                 deadline = min(decision.until, time.monotonic() + LOOP_SLICE_S)
                 if consumer.note(await self.consume(deadline)):
+                    await asyncio.sleep(0)  # hooks that never wait would keep the event loop
                     return None
             elif decision.action is Action.START_COMMIT:
                 return await self.prepare()

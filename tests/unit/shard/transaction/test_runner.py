@@ -6,6 +6,8 @@ import asyncio
 import concurrent.futures
 import itertools
 import threading
+import time
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -497,6 +499,29 @@ def test_a_transaction_whose_commit_cannot_start_is_finished_once(tmp_path):
                 await world.runner.run()
         assert application.calls.count("finished") == 1
         assert isinstance(application.futures[0].exception(0), UnavailableError)
+
+    run(scenario())
+
+
+def test_others_get_the_event_loop_while_coroutines_consume_a_long_batch(tmp_path):
+    turns = []
+
+    async def work(txn, order):
+        turns.append(turned)
+        time.sleep(0.001)  # noqa: ASYNC251 - computes
+
+    turned = 0
+
+    async def scenario():
+        nonlocal turned
+        world = World(tmp_path, declared(work))
+        world.add(*[Order("ada", index) for index in range(100)])
+        task = asyncio.create_task(world.runner.run())
+        while not world.log.appends:
+            await asyncio.sleep(0)
+            turned += 1
+        assert max(Counter(turns).values()) < 50
+        await stopped(task)
 
     run(scenario())
 
