@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Iterable, Iterator
 
 from gazette_sdk.cli.client import open_consumer
 from gazette_sdk.cli.command import Invocation
@@ -22,8 +23,8 @@ _log = logging.getLogger(__name__)
 TIMEOUT_S = 10.0
 """Longest time of the command."""
 
-SHARDS_MAX = 100
-"""Shards in one request, which is one transaction of Etcd."""
+ASSIGNMENTS_MAX = 100
+"""Assignments of the shards in one request. It is one transaction of Etcd, with 128 operations."""
 
 
 async def run(invocation: Invocation) -> None:
@@ -55,11 +56,11 @@ async def _unassign(
         if not settings.failed
         or any(status.code == cpb.ReplicaStatus.FAILED for status in shard.status)
     }
-    ids, rows = list(known), list[list[str]]()
+    rows: list[list[str]] = []
     try:
-        for begin in range(0, len(ids), SHARDS_MAX):
+        for batch in _batches(known.values()):
             request = cpb.UnassignRequest(
-                shards=ids[begin : begin + SHARDS_MAX],
+                shards=batch,
                 only_failed=settings.failed,
                 dry_run=settings.dry_run,
             )
@@ -72,6 +73,21 @@ async def _unassign(
             sys.stdout.flush()
     if not rows:
         _log.warning("no shard is to be unassigned", extra={"selector": settings.selector})
+
+
+def _batches(shards: Iterable[cpb.ListResponse.Shard]) -> Iterator[list[str]]:
+    """Yield the ids of shards that have a bounded number of assignments together."""
+    batch: list[str] = []
+    count = 0
+    for shard in shards:
+        held = max(1, len(shard.status))
+        if batch and count + held > ASSIGNMENTS_MAX:
+            yield batch
+            batch, count = [], 0
+        batch.append(shard.spec.id)
+        count += held
+    if batch:
+        yield batch
 
 
 def _former(shard: cpb.ListResponse.Shard) -> str:
