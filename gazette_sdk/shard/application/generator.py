@@ -14,7 +14,9 @@ from typing import Any
 
 from gazette_sdk.errors import (
     ClosedError,
+    ConfigurationError,
     EtcdTransactionFailedError,
+    EtcdUnavailableError,
     GazetteError,
     ValidationError,
 )
@@ -74,12 +76,23 @@ class ShardGenerator:
         self._outage = Outage(_log, f"creation of shards of {application.full_name}")
 
     async def run(self) -> None:
-        """Create shards until cancelled; return at once if there is no selector."""
+        """Create shards until cancelled; return at once if there is no selector.
+
+        Raises:
+            GazetteError: a watch has ended for good.
+        """
         if self._selector is None:
             return
+        try:
+            await self._follow(self._selector)
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from group
+
+    async def _follow(self, selector: pb.LabelSelector) -> None:
+        """Create shards whenever journals or shards change."""
         wake = asyncio.Event()
         async with (
-            WatchedList(self._transport, self._selector) as watched,
+            WatchedList(self._transport, selector) as watched,
             asyncio.TaskGroup() as tasks,
         ):
             tasks.create_task(_repeat(watched.changed, wake))
@@ -142,12 +155,12 @@ class ShardGenerator:
 
 
 async def _repeat(changed: Callable[[], Awaitable[None]], wake: asyncio.Event) -> None:
-    """Wake the generator after each change."""
+    """Wake the generator after each change, until the watch ends for good."""
     while True:
         try:
             await changed()
-        except ClosedError:
-            raise
+        except (ClosedError, ConfigurationError, EtcdUnavailableError):
+            raise  # every further call would raise it at once
         except GazetteError as error:
             _log.debug("the watch of journals goes on by itself: %s", error)
         else:

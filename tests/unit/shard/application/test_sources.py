@@ -11,11 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gazette_sdk import JsonMessage, shard
-from gazette_sdk.errors import EtcdTransactionFailedError, ValidationError
+from gazette_sdk.errors import (
+    ClosedError,
+    ConfigurationError,
+    EtcdTransactionFailedError,
+    EtcdUnavailableError,
+    ValidationError,
+)
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import validate_journal_spec
 from gazette_sdk.protocol.labels import label_set, value_of
 from gazette_sdk.protocol.shard_spec import validate_shard_id
+from gazette_sdk.shard.application import generator
 from gazette_sdk.shard.application.generator import ShardGenerator
 from gazette_sdk.shard.application.sources import generated, shard_id, source_selector
 from gazette_sdk.shard.stores.json_store import JsonStore
@@ -117,10 +124,10 @@ def test_a_name_that_is_too_long_does_not_keep_others_from_their_shards():
         created.extend(spec.id for spec in specs)
 
     async def scenario():
-        generator = ShardGenerator(application, None, None, existing=existing, create=create)
+        made = ShardGenerator(application, None, None, existing=existing, create=create)
         names = ["orders/z", "orders/" + "x" * 510, "orders/a"]
         with pytest.raises(ValidationError, match="invalid length") as caught:
-            await generator.generate([journal(name) for name in names])
+            await made.generate([journal(name) for name in names])
         assert caught.value.journal == names[1]
 
     asyncio.run(scenario())
@@ -175,9 +182,62 @@ def test_logs_are_created_before_shards(loses):
     async def existing():
         return shards
 
-    generator = ShardGenerator(declared(), transport, None, existing=existing, create=create)
+    made = ShardGenerator(declared(), transport, None, existing=existing, create=create)
     journals = [journal("orders/a"), journal("orders/b")]
     for _ in range(2):
         with pytest.raises(EtcdTransactionFailedError) if loses else contextlib.nullcontext():
-            asyncio.run(generator.generate(journals))
+            asyncio.run(made.generate(journals))
     assert shards == ([] if loses else ["totals/orders/a", "totals/orders/b"])
+
+
+class Ended:
+    """Watch that has ended for good: each wait for it fails at once."""
+
+    snapshot = None
+
+    def __init__(self, error):
+        self.error = error
+        self.waits = 0
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
+        pass
+
+    async def changed(self):
+        self.waits += 1
+        assert self.waits < 10, "the event loop stands still"
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [ClosedError("closed"), ConfigurationError("no TLS"), EtcdUnavailableError("ended")]
+)
+@pytest.mark.parametrize("of_journals", [True, False])
+def test_a_watch_that_has_ended_for_good_ends_the_generator(monkeypatch, error, of_journals):
+    ended = Ended(error)
+
+    async def existing():
+        return ()
+
+    async def never():
+        await asyncio.Event().wait()
+
+    async def scenario():
+        if of_journals:
+            monkeypatch.setattr(generator, "WatchedList", lambda *_: ended)
+        made = ShardGenerator(
+            declared(),
+            Listing(),
+            declared().source_selector,
+            existing=existing,
+            create=None,
+            until_changed=never if of_journals else ended.changed,
+        )
+        async with asyncio.timeout(20):
+            with pytest.raises(type(error)) as caught:
+                await made.run()
+        assert caught.value is error
+
+    asyncio.run(scenario())
