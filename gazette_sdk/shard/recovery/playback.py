@@ -120,7 +120,8 @@ class Playback:
         """Length of all files."""
         if self._player is None:
             return 0
-        return sum(node.size_bytes for node in self._player.fsm.live_nodes.values())
+        nodes = list(self._player.fsm.live_nodes.values())  # at once: a worker may be changing them
+        return sum(node.size_bytes for node in nodes)
 
     async def run(self) -> None:
         """Play until the files are complete, after :meth:`finish` or :meth:`hand_off`.
