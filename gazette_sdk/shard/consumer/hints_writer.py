@@ -40,17 +40,19 @@ class HintsWriter:
         """
         self._write_if_due(is_idle=False)
         if self._timer is None:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(HINTS_PAUSE_S, self._timer_fired, is_idle)
+            self._set_timer(is_idle)
+
+    def _set_timer(self, is_idle: Callable[[], bool]) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(HINTS_PAUSE_S, self._timer_fired, is_idle)
 
     def _timer_fired(self, is_idle: Callable[[], bool]) -> None:
         self._timer = None
-        if not is_idle():
-            return  # the end of the transaction that runs sets the timer again
-        self._write_if_due(is_idle=True)
+        if is_idle():
+            self._write_if_due(is_idle=True)
         if self._schedule.is_due(time.monotonic() + HINTS_PAUSE_S, self._head, 0, is_idle=True):
-            # Not written, as the last ones were too recent or are being written: later then.
-            self.consider(is_idle=is_idle)
+            # Not written, as the shard is busy, or the last ones were too recent: later then.
+            self._set_timer(is_idle)
 
     @property
     def _head(self) -> int:
@@ -71,6 +73,7 @@ class HintsWriter:
             await self._store(hints)
         except EtcdError as error:
             # They are advice: without them recovery reads more. The next ones are soon due.
+            self._schedule.failed(time.monotonic())
             _log.warning("hints of %s are not stored: %s", hints.log, error)
         else:
             self._schedule.stored(time.monotonic(), head)

@@ -122,7 +122,7 @@ class HintsSchedule:
     """
 
     def __init__(self, now: float, write_head: int) -> None:
-        self._stored_at = now
+        self._stored_at = self._tried_at = now
         self._stored_head = write_head
 
     def is_due(self, now: float, write_head: int, bytes_live: int, *, is_idle: bool) -> bool:
@@ -136,7 +136,7 @@ class HintsSchedule:
         """
         growth = write_head - self._stored_head
         age_s = now - self._stored_at
-        if growth <= 0 or age_s < HINTS_PAUSE_S:
+        if growth <= 0 or now - self._tried_at < HINTS_PAUSE_S:
             return False
         return (
             is_idle or age_s >= HINTS_PERIOD_S or growth >= max(bytes_live / 2, HINTS_GROWTH_BYTES)
@@ -144,5 +144,9 @@ class HintsSchedule:
 
     def stored(self, now: float, write_head: int) -> None:
         """Note that hints were stored."""
-        self._stored_at = now
+        self._stored_at = self._tried_at = now
         self._stored_head = write_head
+
+    def failed(self, now: float) -> None:
+        """Note that hints could not be stored: they are due again after a pause."""
+        self._tried_at = now

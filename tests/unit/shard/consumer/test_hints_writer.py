@@ -122,3 +122,38 @@ def test_a_store_that_fails_is_tried_again(clock):
         await made.writer.aclose()
 
     run(scenario())
+
+
+def test_a_timer_that_fires_while_input_is_looked_at_is_set_again(clock):
+    async def scenario():
+        made = Setup()
+        made.recorder.write_head += 10
+        await made.consider()
+        clock.now += HINTS_PAUSE_S
+        await made.fire_timer()  # a worker polls input that begins no transaction
+        made.idle = True
+        await made.fire_timer()
+        assert made.stored == ["log at 1010"]
+        await made.fire_timer()
+        assert made.writer._timer is None
+        await made.writer.aclose()
+
+    run(scenario())
+
+
+def test_a_store_that_fails_at_once_is_not_tried_with_every_transaction(clock, caplog):
+    async def scenario():
+        made = Setup()
+        made.error = EtcdError("permission denied")
+        clock.now += HINTS_PAUSE_S
+        made.recorder.write_head += HINTS_GROWTH_BYTES
+        for _ in range(50):
+            await made.consider()
+        assert len(caplog.records) == 1
+        clock.now += HINTS_PAUSE_S
+        for _ in range(50):
+            await made.consider()
+        assert len(caplog.records) == 2
+        await made.writer.aclose()
+
+    run(scenario())
