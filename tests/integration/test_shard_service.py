@@ -16,6 +16,7 @@ from gazette_sdk.cluster.etcd import prefix_end
 from gazette_sdk.errors import (
     CallError,
     DeadlineExceededError,
+    EtcdUnavailableError,
     ShardStatusError,
     UnauthenticatedError,
     UnavailableError,
@@ -329,6 +330,35 @@ async def test_hints_rotate_as_in_the_vectors(etcd):
         assert not await store_recorded_hints(a.etcd, spec, hints_of(9), stale)
         await store_recovered_hints(a.etcd, spec, hints_of(9), assignment)  # nobody's any more
         assert (await load_hints(a.etcd, spec)).backups == [None, None]
+
+
+@scenario
+async def test_a_rotation_whose_answer_was_lost_is_not_done_twice(etcd):
+    async with two_processes(etcd) as (a, _):
+        spec = shard_spec("shard-A", hint_backups=2)
+        await put_shard(a.etcd, spec)
+        await assign(a.etcd, "shard-A", "aaaa", 0)
+        await a.settle()
+
+        class LosesAnswers:
+            lost = 0
+
+            async def txn(self, compares, then, otherwise=()):
+                result = await a.etcd.txn(compares, then, otherwise)
+                if compares and not self.lost:
+                    self.lost += 1
+                    raise EtcdUnavailableError("no answer")
+                return result
+
+        def assignment():
+            return local_assignment(a.keyspace, "shard-A", process_id("aaaa"))
+
+        await store_recovered_hints(a.etcd, spec, hints_of(1), assignment)
+        losing = LosesAnswers()
+        await store_recovered_hints(losing, spec, hints_of(2), assignment)
+        assert losing.lost == 1
+        stored = await load_hints(a.etcd, spec)
+        assert [seq_no_of(hints) for hints in stored.backups] == [2, 1]
 
 
 @scenario

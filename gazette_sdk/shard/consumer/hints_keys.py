@@ -99,11 +99,13 @@ async def store_recovered_hints(
     """
     keys = backup_hint_keys(spec)
     attempt = 0
+    is_in_doubt = False
     while keys and (entry := assignment()) is not None:
         try:
-            if await _rotate(etcd, keys, fsm_hints.to_json(hints), entry):
+            if await _rotate(etcd, keys, fsm_hints.to_json(hints), entry, is_in_doubt=is_in_doubt):
                 return
         except EtcdError as error:
+            is_in_doubt = True
             _log.warning(
                 "recovered hints are not stored yet",
                 extra={"shard": spec.id, "err": str(error), "attempt": attempt},
@@ -113,9 +115,16 @@ async def store_recovered_hints(
 
 
 async def _rotate(
-    etcd: Etcd, keys: Sequence[str], recovered: bytes, assignment: ShardAssignment
+    etcd: Etcd,
+    keys: Sequence[str],
+    recovered: bytes,
+    assignment: ShardAssignment,
+    *,
+    is_in_doubt: bool,
 ) -> bool:
     known = await _read(etcd, keys)
+    if is_in_doubt and (newest := known[0]) is not None and newest.value == recovered:
+        return True  # an attempt whose answer was lost: twice, it would push out an older backup
     values = fsm_hints.rotate(recovered, [None if kv is None else kv.value for kv in known])
     touched = list(zip(keys, known, values, strict=False))
     result = await etcd.txn(
