@@ -321,11 +321,10 @@ class LocalShard:
     async def _lead(self) -> None:
         """Take over, open the store, and run transactions."""
         self._advance(Input.PROMOTED)
-        recovered: Recovered | None = None
-        recorder: Recorder | None = None
-        log: RecoveryLog | None = None
-        appends: AppendService | None = None
-        try:
+        async with contextlib.AsyncExitStack() as closing:
+            recovered: Recovered | None = None
+            recorder: Recorder | None = None
+            log: RecoveryLog | None = None
             if self._log:
                 author = 1 + secrets.randbelow(AUTHOR_MAX)
                 playback = await asyncio.shield(self._playback)
@@ -335,14 +334,14 @@ class LocalShard:
                     recovered.fsm, log=self._log, author=author, write_head=recovered.write_head
                 )
                 appends = AppendService(self._parts.transport)
+                closing.push_async_callback(appends.aclose)
                 log = RecoveryLog(appends.appender(self._log), self._log, author)
                 if recorder.opening:
                     recorder.appended(await log.take_over(recorder.opening))
             self._advance(Input.RECOVERED)
             async with self._parts.openings:
-                await self._open(recorder, log)
-                assert self._runner is not None
-                restoring = self._runner.restore()
+                runner = await self._open(recorder, log, closing)
+                restoring = runner.restore()
                 await self._step("completeRecovery: store.RestoreCheckpoint", restoring)
             if recovered is not None and self._has_own_log(recovered.log):
                 await store_recovered_hints(
@@ -351,16 +350,14 @@ class LocalShard:
             self._advance(Input.RESTORED)
             if not self._ready.done():
                 self._ready.set_result(True)
-            await self._step("runTransactions", self._runner.run())
-        finally:
-            if self._runner is not None:
-                await self._runner.aclose()
-            if self._hints_writer is not None:
-                await self._hints_writer.aclose()
-            if appends is not None:
-                await appends.aclose()
+            await self._step("runTransactions", runner.run())
 
-    async def _open(self, recorder: Recorder | None, log: RecoveryLog | None) -> None:
+    async def _open(
+        self,
+        recorder: Recorder | None,
+        log: RecoveryLog | None,
+        closing: contextlib.AsyncExitStack,
+    ) -> Runner:
         """Open the store, and make the runner of its transactions."""
         parts = self._parts
         application = parts.application
@@ -374,8 +371,9 @@ class LocalShard:
         await self._step("newStore", self._on_worker(self._new_store, handle))
         if recorder is not None:
             self._hints_writer = HintsWriter(recorder, self._store_hints)
+            closing.push_async_callback(self._hints_writer.aclose)
         spec = self.spec  # of now: `update` does not change a runner that is not made yet
-        self._runner = Runner(
+        runner = self._runner = Runner(
             application,
             handle,
             self.store,
@@ -390,6 +388,8 @@ class LocalShard:
             on_step=None if parts.new_on_step is None else parts.new_on_step(self.id),
             on_completed=self._completed,
         )
+        closing.push_async_callback(runner.aclose)
+        return runner
 
     def _new_store(self, handle: Shard) -> None:
         """Make the store. On a worker: it is kept, to be destroyed, also if nobody waits for it."""
