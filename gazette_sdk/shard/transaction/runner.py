@@ -22,6 +22,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import inspect
+import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -59,6 +60,8 @@ from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.append.pending import AnyFuture
 
 __all__ = ["Runner"]
+
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -217,7 +220,10 @@ class Runner:
             while True:
                 await self._step()
         except BaseException as error:
-            await self._end_failed(error if isinstance(error, Exception) else self._ended())
+            try:
+                await self._end_failed(error if isinstance(error, Exception) else self._ended())
+            except HookFailedError:  # what failed first is raised
+                _log.exception("a hook of shard %s failed behind its failure", self._shard.id)
             raise
         finally:
             await self.aclose()
@@ -257,7 +263,8 @@ class Runner:
             self.machine.restarted()
             await self._read_on(await self.restore())
         else:
-            await self._fail()
+            assert self.machine.failure is not None, "a failure was reported"
+            raise self.machine.failure
 
     # ---------------------------------------------------------- consume, commit
 
@@ -273,7 +280,11 @@ class Runner:
         self._metrics.turned(time.monotonic() - began, self._consumer.preparing_s)
         if prepared is not None:
             self._start_commit(prepared)
-            await self._call_finished()
+            assert self._prior is not None, "a commit has started"
+            try:
+                await self._call_finished(self._prior.commit)
+            except HookFailedError as error:
+                self.machine.failed(error)
 
     async def _turn_on_worker(self) -> PreparedCommit | None:
         return await self._on_worker(self._consumer.turn)
@@ -298,15 +309,16 @@ class Runner:
         self._on_step(CommitStep.LOG_SENT)
         self._wake_by([*prior.durable, *prior.acknowledgements.values()])
 
-    async def _call_finished(self) -> None:
-        """Call the hook ``finished``, with the future of the commit."""
-        assert self._prior is not None, "a commit has started"
+    async def _call_finished(self, commit: CommitFuture) -> None:
+        """Call the hook ``finished``, with the future of the commit.
+
+        Raises:
+            HookFailedError: it raised.
+        """
         try:
-            await self._call_hook("finished", self._prior.commit)
-        except Exception as error:  # noqa: BLE001 - any of the application's exceptions
-            failure = HookFailedError("finished", error)
-            failure.__cause__ = error
-            self.machine.failed(failure)
+            await self._call_hook("finished", commit)
+        except Exception as error:
+            raise HookFailedError("finished", error) from error
 
     async def _take_prior(self) -> None:
         """Tell the machine how far the prior transaction has come."""
@@ -376,22 +388,19 @@ class Runner:
         self.machine.restarted()
         await self._read_on(await self.restore())
 
-    async def _fail(self) -> None:
-        """End with the failure that was reported."""
-        failure = self.machine.failure
-        assert failure is not None, "a failure was reported"
-        await self._end_failed(failure)
-        raise failure
-
     async def _end_failed(self, failure: BaseException) -> None:
-        """Close the current transaction, and call the hook ``finished`` if it had begun."""
+        """Close the current transaction, and call the hook ``finished`` if it had begun.
+
+        Raises:
+            HookFailedError: the hook raised.
+        """
         self._txn.is_open = False
         if self.machine.current is Current.EMPTY:
             return
         self.machine.abandoned()  # so that the hook is called once
         commit: CommitFuture = concurrent.futures.Future()
         commit.set_exception(failure)
-        await self._call_hook("finished", commit)
+        await self._call_finished(commit)
 
     def _fail_commit(self, error: Exception) -> None:
         """Fail the future of an unfinished commit: nothing that waits for it is sent."""

@@ -222,6 +222,26 @@ def test_a_hook_that_raises_fails_the_shard(kind, hook, text, is_finished):
         assert (caught.value.journal, caught.value.offset) == (JOURNAL, 0)
 
 
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_a_failure_is_not_hidden_by_that_of_the_hook_finished(on_error, caplog):
+    class Failing(Traced):
+        def consume(self, txn, order):
+            raise KeyError("bad")
+
+        def finished(self, txn, commit):
+            raise RuntimeError("worse")
+
+    application = Failing()
+    application.on_error = on_error
+    with pytest.raises((HandlerFailedError, HookFailedError)) as caught:
+        run_handler(application, ORDERS)
+    if on_error == "fail":
+        assert "consume: KeyError: 'bad'" in str(caught.value)
+        assert "RuntimeError: worse" in caplog.text
+    else:
+        assert str(caught.value) == "finished: RuntimeError: worse"
+
+
 def refuse(*bad):
     def consume(txn, order):
         add(txn, order)  # what a bad record has changed and published is undone
