@@ -17,7 +17,7 @@ from typing import TypeAlias
 from gazette_sdk.broker.replica import Replica
 from gazette_sdk.broker.resolver import StoppingError
 from gazette_sdk.broker.slot import Signal
-from gazette_sdk.errors import STATUS_NAMES, GazetteError
+from gazette_sdk.errors import GazetteError, for_status
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.authorization import Capability, Claims
 from gazette_sdk.protocol.selectors import journal_selector
@@ -95,15 +95,19 @@ class Pulses:
             period_s = PULSE_PERIOD_S * (0.9 + 0.2 * self.jitter())
             if replica.is_primary:
                 mode = pulse_mode(undisturbed, auto_suspend=self.auto_suspend)
-                if await self._pulse(replica.journal, mode):
+                if await self._pulse(replica.journal, mode, is_settled=undisturbed > 0):
                     failures = 0
                 else:
                     failures += 1
                     period_s = min(period_s, PULSE_RETRY_S * 2.0 ** min(failures - 1, 10))
             undisturbed = 0 if await _is_woken(replica, signal, period_s) else undisturbed + 1
 
-    async def _pulse(self, journal: str, mode: int) -> bool:
-        """Make one pulse. Return False if it failed without a response."""
+    async def _pulse(self, journal: str, mode: int, *, is_settled: bool) -> bool:
+        """Make one pulse. Return False if it failed without a response.
+
+        Too few replicas are worth a warning only of a journal whose assignments are settled: each
+        new journal gets its replicas one by one.
+        """
         request = pb.AppendRequest(
             journal=journal,
             do_not_proxy=True,
@@ -122,11 +126,11 @@ class Pulses:
             _log.warning("a pulse of %s failed: %s", journal, error)
             return False
         if response.status not in _EXPECTED:
-            _log.warning(
-                "a pulse of %s was answered %s %s",
-                journal,
-                STATUS_NAMES[response.status],
-                response.store_health_error,
+            is_passing = response.status == pb.INSUFFICIENT_JOURNAL_BROKERS and not is_settled
+            _log.log(
+                logging.INFO if is_passing else logging.WARNING,
+                "a pulse failed: %s",
+                for_status(response.status, response.store_health_error, journal=journal),
             )
         return True
 

@@ -108,6 +108,7 @@ def test_only_primaries_pulse(monkeypatch):
         (pb.JOURNAL_NOT_FOUND, False),
         (pb.NOT_JOURNAL_PRIMARY_BROKER, False),
         (StoppingError("stopping"), False),
+        (pb.INSUFFICIENT_JOURNAL_BROKERS, False),  # as of each new journal
         (pb.INDEX_HAS_GREATER_OFFSET, True),
         (pb.FRAGMENT_STORE_UNHEALTHY, True),
         (CallError("a peer is gone"), True),
@@ -124,6 +125,23 @@ def test_expected_outcomes_are_quiet(outcome, is_worth_a_warning, caplog):
     with caplog.at_level(logging.WARNING):
         run(scenario())
     assert bool(caplog.records) == is_worth_a_warning
+
+
+def test_too_few_replicas_of_a_settled_journal_are_warned_of(monkeypatch, caplog):
+    monkeypatch.setattr(pulse_module, "PULSE_PERIOD_S", 0.01)
+
+    async def scenario():
+        recorder, replica = Recorder(pb.INSUFFICIENT_JOURNAL_BROKERS), FakeReplica()
+        running = asyncio.ensure_future(Pulses(recorder.append, auto_suspend=False).run(replica))
+        await recorder.reach(2)
+        replica.signal.fire()
+        await running
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario())
+    (text,) = {record.getMessage() for record in caplog.records}
+    assert "a/journal: INSUFFICIENT_JOURNAL_BROKERS; " in text
+    assert "lower its replication" in text
 
 
 def test_a_pulse_is_bounded(monkeypatch, caplog):
