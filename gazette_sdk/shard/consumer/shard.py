@@ -57,6 +57,7 @@ from gazette_sdk.shard.recovery.log import RecoveryLog
 from gazette_sdk.shard.recovery.playback import Playback, Recovered
 from gazette_sdk.shard.recovery.recorder import Recorder
 from gazette_sdk.shard.transaction.consume import OnStep
+from gazette_sdk.shard.transaction.failure import error_of_code
 from gazette_sdk.shard.transaction.input import Input as SourceInput
 from gazette_sdk.shard.transaction.output import Output
 from gazette_sdk.shard.transaction.runner import Runner
@@ -477,7 +478,11 @@ class LocalShard:
         if self._lifecycle.is_ended:
             return
         self._lifecycle.advance(Input.ERROR)
-        _log.error("shard failed", extra={"shard": self.id, "err": str(error)}, exc_info=error)
+        _log.error(
+            "shard failed",
+            extra={"shard": self.id, "err": str(error)},
+            exc_info=error_of_code(error.__cause__ if isinstance(error, ShardStepError) else error),
+        )
         self._show(failed_status([str(error) or type(error).__name__]))
         self.stopping()
         self._cancel(task for task in self._tasks if task is not self._reporting)

@@ -34,7 +34,13 @@ from gazette_sdk.shard.application.application import DeadLetters, OnError
 from gazette_sdk.shard.transaction.base import BadRecord
 from gazette_sdk.shard.transaction.transaction import Transaction
 
-__all__ = ["BadRecords", "DeadLetter", "HandlerFailedError", "HookFailedError"]
+__all__ = [
+    "BadRecords",
+    "DeadLetter",
+    "HandlerFailedError",
+    "HookFailedError",
+    "error_of_code",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -87,6 +93,17 @@ class HandlerFailedError(GazetteError):
         )
         self.envelope = envelope
         self.error = error
+
+
+def error_of_code(error: BaseException | None) -> BaseException | None:
+    """Return the exception whose traceback says where code is to be fixed.
+
+    That is the exception of a handler or a hook, or one that nobody expected. Of other errors the
+    text says everything: None.
+    """
+    if isinstance(error, HandlerFailedError | HookFailedError):
+        return error.__cause__
+    return None if isinstance(error, GazetteError) else error
 
 
 @dataclass

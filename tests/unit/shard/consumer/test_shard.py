@@ -12,11 +12,14 @@ import pytest
 from gazette_sdk import shard as api
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace
 from gazette_sdk.cluster.item_keyspace import ItemEntry
+from gazette_sdk.errors import DecodeError, JournalNotFoundError
+from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol import recoverylog_pb2 as rpb
 from gazette_sdk.shard.consumer import shard as module
-from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
+from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts, ShardStepError
+from gazette_sdk.shard.transaction.failure import HandlerFailedError, HookFailedError
 from gazette_sdk.testing.handler_runs import MemoryOutput
 from support.etcd import run
 from support.order_totals import Order, totals
@@ -66,6 +69,45 @@ def test_calls_that_use_a_store_too_long_are_named_when_it_is_closed(tmp_path, m
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "the store of orders/part-000 is closed under 1 calls" in record.getMessage()
+
+
+def handler_failure(error):
+    envelope = Envelope("orders/part-000", 8, 16, {})
+    failure = HandlerFailedError(envelope, error)
+    failure.__cause__ = error
+    return failure
+
+
+NO_NUMBER = ValueError("no number")
+UNEXPECTED = ZeroDivisionError("unexpected")
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (JournalNotFoundError(journal="orders/part-000"), None),
+        (DecodeError("the message at offset 8 cannot be decoded"), None),
+        (handler_failure(NO_NUMBER), NO_NUMBER),
+        (HookFailedError("consume", RuntimeError("deferred")), None),
+        (UNEXPECTED, UNEXPECTED),
+    ],
+)
+def test_only_code_that_is_to_be_fixed_is_shown_by_a_traceback(tmp_path, caplog, error, shown):
+    async def scenario():
+        shard = a_shard(tmp_path)
+
+        async def work():
+            raise error
+
+        with pytest.raises(ShardStepError) as failed:
+            await shard._step("runTransactions", work())
+        shard._failed(failed.value)
+        await shard.shut_down()
+
+    run(scenario())
+    (record,) = caplog.records
+    assert record.err.startswith("runTransactions: ")
+    assert (record.exc_info or (None, None))[1] is shown
 
 
 def test_a_shard_that_cannot_end_tells_what_it_waits_for(tmp_path, monkeypatch, caplog):
