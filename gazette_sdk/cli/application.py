@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def import_application(place: str) -> Application[Any, Any]:
     except Exception as error:
         raise ConfigurationError(
             f"the module {module_name} cannot be imported: {type(error).__name__}: {error}"
+            f"{_line_of(error)}{_remedy(module_name)}"
         ) from error
     found: Any = module
     for part in name.split("."):
@@ -40,8 +42,28 @@ def import_application(place: str) -> Application[Any, Any]:
     if isinstance(found, type) and issubclass(found, Application):
         found = found()
     if not isinstance(found, Application):
+        there = [each for each, value in vars(module).items() if isinstance(value, Application)]
         raise ConfigurationError(
             f"{place} is no application; name a function decorated with shard.handler, or a "
-            "subclass of shard.Application"
+            "subclass of shard.Application" + (f", such as {', '.join(there)}" if there else "")
         )
     return found
+
+
+def _line_of(error: Exception) -> str:
+    """Return the line at which an import failed, unless the text of the error has it."""
+    if isinstance(error, SyntaxError):
+        return ""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename != __file__ and "importlib" not in frame.filename
+    ]
+    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+
+
+def _remedy(module_name: str) -> str:
+    if Path(module_name).suffix == ".py" and Path(module_name).exists():
+        dotted = ".".join(Path(module_name).with_suffix("").parts)
+        return f"; name the module, as in {dotted}:APPLICATION, and not its file"
+    return ""

@@ -33,7 +33,8 @@ number = 7
 @pytest.fixture
 def module(tmp_path, monkeypatch):
     (tmp_path / "made_for_a_test.py").write_text(MODULE)
-    (tmp_path / "broken_for_a_test.py").write_text("import nothing_of_this_name")
+    (tmp_path / "broken_for_a_test.py").write_text("\nimport nothing_of_this_name")
+    (tmp_path / "malformed_for_a_test.py").write_text("\ndef (")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield "made_for_a_test"
@@ -52,10 +53,13 @@ def test_an_application_is_a_decorated_function_or_a_class(module):
         (":counts", "write MODULE:APPLICATION"),
         ("made_for_a_test:", "write MODULE:APPLICATION"),
         ("made_for_a_test:number", "is no application"),
-        ("made_for_a_test:missing", "is no application"),
+        ("made_for_a_test:missing", "is no application; .* such as counts$"),
         ("made_for_a_test:counts.missing", "is no application"),
         ("missing_module:counts", "No module named 'missing_module'"),
         ("broken_for_a_test:counts", "No module named 'nothing_of_this_name'"),
+        ("broken_for_a_test:counts", r"/broken_for_a_test.py, line 2\)$"),
+        ("malformed_for_a_test:counts", r"invalid syntax \(malformed_for_a_test.py, line 2\)$"),
+        ("made_for_a_test.py:counts", "as in made_for_a_test:APPLICATION, and not its file$"),
     ],
 )
 def test_what_is_no_application_is_refused(module, place, text):
