@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ from gazette_sdk.server.process import Server
 from gazette_sdk.server.stream_server import Answer, StreamMethod
 from gazette_sdk.server.tls import server_context
 from gazette_sdk.transport.wires.stream import ChosenTransport, StreamTransport
-from gazette_sdk.transport.wires.stream.dialing import NotStreamError
+from gazette_sdk.transport.wires.stream.dialing import NotStreamError, TlsContext, dial
 from gazette_sdk.transport.wires.tls import Tls
 from support.certificates import Authority
 from support.scripted_broker import header, in_loop
@@ -76,6 +77,19 @@ async def test_a_server_without_alpn_is_asked_by_the_preface(files):
         StreamTransport(server.address, tls=files.tls) as transport,
     ):
         assert await apply(transport) == APPLIED
+
+
+@in_loop
+async def test_a_server_without_tls_is_told(files):
+    async def close(reader, writer):
+        await reader.read(1)
+        writer.close()
+
+    server = await asyncio.start_server(close, "127.0.0.1")
+    address = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    with pytest.raises(UnavailableError, match="the broker: the connection was closed"):
+        await dial(address, "the broker", TlsContext(files.tls), 10, asyncio.Protocol)
+    server.close()
 
 
 @in_loop

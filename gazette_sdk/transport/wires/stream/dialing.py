@@ -42,6 +42,9 @@ ALPN = "gzt/1"
 PROTOCOLS = (ALPN, "h2")
 """Names to offer in TLS: a server that does not speak the first shows it by the second."""
 
+_CLOSED = "the connection was closed, as by a server that does not serve TLS"
+"""Text of an error without one: asyncio raises it for connections that end in the handshake."""
+
 
 class NotStreamError(UnavailableError):
     """Something answers at the address, and does not speak the stream transport."""
@@ -194,7 +197,8 @@ def _connect_errors(where: str) -> Iterator[None]:
     except ConnectionRefusedError as error:
         raise UnavailableError(f"cannot connect to {where}: Connection refused") from error
     except OSError as error:
-        raise UnavailableError(f"cannot connect to {where}: {error.strerror or error}") from error
+        reason = error.strerror or str(error) or _CLOSED
+        raise UnavailableError(f"cannot connect to {where}: {reason}") from error
 
 
 @contextlib.contextmanager
