@@ -15,8 +15,8 @@ In reading order:
 - ``command``: commands; ``program``: parsing of command lines; ``usage``: help texts;
   ``failure``: error messages; ``configuration``: ``print-config``; ``completion``: scripts for
   shells; ``settings``: options of ``print-config``, ``dev`` and ``attach-uuids``
-- ``client``: connections to brokers; ``concurrency``: concurrent calls; ``formats``: tables, JSON
-  and protobuf text; ``progress``: progress bars
+- ``client``: connections to brokers; ``concurrency``: concurrent calls; ``documents``: YAML
+  documents; ``formats``: tables, JSON and protobuf text; ``progress``: progress bars
 - ``journals``: the commands of ``gazctl journals``; ``edit_loop``: editing of specs
 - ``attach_uuids``: ``gazctl attach-uuids``
 - ``serve``: ``gazette serve``; ``dev``: ``gazette dev``; ``bench``: ``gazette bench``

@@ -8,6 +8,7 @@ from pathlib import Path
 from gazette_sdk.cli.allocator.report import report_json, write_report
 from gazette_sdk.cli.allocator.settings import SIMULATE, SimulateSettings
 from gazette_sdk.cli.command import Invocation
+from gazette_sdk.cli.documents import load
 from gazette_sdk.cli.journals.apply import request_of
 from gazette_sdk.cluster.allocator.description import (
     ClusterDescription,
@@ -40,7 +41,7 @@ async def run(invocation: Invocation) -> None:
     """
     settings = invocation.settings(SIMULATE)
     if settings.cluster:
-        description = parse_description(_read(settings.cluster))
+        description = load(settings.cluster, parse_description)
     else:
         etcd = with_secrets(ETCD, invocation.settings(ETCD))
         description = await _live(etcd, settings.max_replication)
@@ -59,10 +60,6 @@ async def run(invocation: Invocation) -> None:
         sys.stdout.write(report_json(simulation).decode() + "\n")
     else:
         write_report(simulation, sys.stdout, is_verbose=settings.verbose)
-
-
-def _read(path: str) -> bytes:
-    return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
 
 
 def _write(path: str, text: str) -> None:
@@ -107,14 +104,13 @@ def change_of(settings: SimulateSettings, description: ClusterDescription) -> Cl
         description: the cluster, whose greatest limit is that of brokers that join.
 
     Raises:
-        ConfigurationError: an option is malformed.
-        ValidationError: the file of specs is malformed.
+        ConfigurationError: an option, or the file of specs, is malformed.
     """
     limit = max((member.limit for member in description.members), default=DEFAULT_LIMIT)
     upserted: dict[str, int] = {}
     deleted: list[str] = []
     if settings.specs:
-        for each in request_of(_read(settings.specs)).changes:
+        for each in load(settings.specs, request_of).changes:
             if each.delete:
                 deleted.append(each.delete)
             else:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TextIO
 
 from gazette_sdk.cli.client import open_broker
 from gazette_sdk.cli.command import Invocation
+from gazette_sdk.cli.documents import load
 from gazette_sdk.cli.failure import CommandFailedError
 from gazette_sdk.cli.formats import proto_text
 from gazette_sdk.cli.journals.outcomes import OutcomeFormat, show_outcomes
 from gazette_sdk.cli.journals.settings import APPLY
-from gazette_sdk.errors import CallError, StatusError
+from gazette_sdk.errors import CallError, StatusError, ValidationError
 from gazette_sdk.journals.changes import TXN_CHANGES_MAX, AppliedChange, apply_changes
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace, rpc
@@ -28,16 +28,12 @@ _log = logging.getLogger(__name__)
 async def run(invocation: Invocation) -> None:
     """Apply the specs of a file, or print the request."""
     settings = invocation.settings(APPLY)
-    request = request_of(_read(settings.specs))
+    request = load(settings.specs, request_of)
     if settings.dry_run:
         sys.stdout.write(proto_text(request))
         return
     async with open_broker(invocation) as transport:
         await apply_and_show(transport, request.changes, settings.max_txn_size, settings.format)
-
-
-def _read(path: str) -> bytes:
-    return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
 
 
 def request_of(text: str | bytes) -> pb.ApplyRequest:
@@ -47,6 +43,8 @@ def request_of(text: str | bytes) -> pb.ApplyRequest:
         ValidationError: the document or a change is malformed.
     """
     root = journalspace.parse(text)
+    if root == journalspace.Node():
+        raise ValidationError("the document is empty; describe journals by their specs")
     root.validate()
     journalspace.push_down(root)
     request = journalspace.to_apply_request(root)

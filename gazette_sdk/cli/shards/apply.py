@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Literal, TextIO
 
 import orjson
 
 from gazette_sdk.cli.client import SHARDS_BROKER_CLIENT, SHARDS_ZONE, open_broker, open_consumer
 from gazette_sdk.cli.command import Invocation
+from gazette_sdk.cli.documents import load
 from gazette_sdk.cli.failure import CommandFailedError
 from gazette_sdk.cli.formats import proto_text, write_table
 from gazette_sdk.cli.shards.settings import APPLY
@@ -37,7 +37,7 @@ Existing = Mapping[str, cpb.ListResponse.Shard]
 async def run(invocation: Invocation) -> None:
     """Apply the specs of a file, or print the request."""
     settings = invocation.settings(APPLY)
-    request = request_of(_read(settings.specs))
+    request = load(settings.specs, request_of)
     if not request.changes:
         return
     if settings.dry_run:
@@ -45,10 +45,6 @@ async def run(invocation: Invocation) -> None:
         sys.stdout.write(proto_text(request))
         return
     await apply_and_show(invocation, request, settings.max_txn_size, settings.format)
-
-
-def _read(path: str) -> bytes:
-    return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
 
 
 def request_of(text: str | bytes) -> cpb.ApplyRequest:

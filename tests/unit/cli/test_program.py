@@ -237,8 +237,30 @@ def test_a_refused_value_states_the_limit(gazette):
 def test_a_required_option_is_satisfied_by_the_ini_file_but_not_that_of_edit(gazctl):
     ini = gazctl.directory / "gazctl.ini"
     ini.write_text("[journals.read]\nSelector = a b c\n[journals.edit]\nSelector = a b c\n")
-    assert "could not match 'a b c'" in gazctl("journals", "read").stderr
+    problem = gazctl("journals", "read").stderr
+    assert "could not match 'a b c'" in problem
+    assert "such as topic=orders" in problem
     assert "--selector was not given" in gazctl("journals", "edit").stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "text", "problem"),
+    [
+        (
+            ["journals", "apply"],
+            "name: shop/orders\nreplicaton: 1\n",
+            "line 2: unknown key 'replicaton'",
+        ),
+        (["journals", "apply"], "", "the document is empty; describe journals"),
+        (["shards", "apply"], "shards: [\n", "not YAML: line 2"),
+    ],
+)
+def test_a_malformed_document_is_named(gazctl, command, text, problem):
+    (gazctl.directory / "specs.yaml").write_text(text)
+    outcome = gazctl(*command, "--specs", "specs.yaml")
+    assert outcome.status == 1
+    assert outcome.stderr.startswith(f"gazctl: specs.yaml: {problem}")
+    assert f"gazctl: standard input: {problem}" in gazctl(*command, stdin=text.encode()).stderr
 
 
 def test_print_config_is_an_ini_file_with_the_same_effect(gazctl):
