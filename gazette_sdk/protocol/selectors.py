@@ -73,7 +73,8 @@ def _match(text: str, place: int) -> tuple[re.Match[str], bool]:
         if match := form.match(text, place):
             return match, included
     raise ValidationError(
-        f"could not match {text[place:]!r} to a label selector expression",
+        f"could not match {text[place:]!r} to a label selector expression, such as topic=orders, "
+        "zone in (a,b) or !draft; names of labels have at least two characters",
         kind="unmatched_expression",
     )
 
@@ -88,7 +89,8 @@ def _values(groups: dict[str, str | None]) -> Iterator[str]:
         item = _ITEM.match(listed, place)
         if item is None:
             raise ValidationError(
-                f"could not match {listed[place:]!r} to a label selector set item",
+                f"could not match {listed[place:]!r} to a label selector set item, such as a of "
+                "zone in (a,b)",
                 kind="unmatched_set_item",
             )
         yield item["value"]
