@@ -131,7 +131,9 @@ _CONTROLS = (
     _control(
         "drain",
         "Drain brokers of a running `gazette dev`",
-        "They move their journals to other brokers and end, as by SIGTERM.",
+        "They move their journals to other brokers and end, as by SIGTERM. As many others must run "
+        "as the journals have replicas: of `gazette dev --brokers 3`, whose journals have three, "
+        "no broker can leave, and the command gives up after a minute.",
     ),
     _control(
         "start",

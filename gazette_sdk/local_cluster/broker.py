@@ -278,8 +278,8 @@ class LocalBroker:
             return
         if not child.join(timeout_s):
             raise TimeoutError(
-                f"{self.name} has not drained within {timeout_s:g} s: other brokers need room for "
-                "its journals"
+                f"{self.name} has not drained within {timeout_s:g} s, and goes on: as many other "
+                "brokers must run as its journals have replicas, and have room"
             )
         if child.status != 0:
             raise GazetteError(f"{self.name} {_ended(child)}{self._tail()}")
