@@ -479,8 +479,10 @@ class LocalShard:
             return
         self._lifecycle.advance(Input.ERROR)
         _log.error(
-            "shard failed",
-            extra={"shard": self.id, "err": str(error)},
+            "shard %s failed: %s",
+            self.id,
+            error,
+            extra={"shard": self.id},
             exc_info=error_of_code(error.__cause__ if isinstance(error, ShardStepError) else error),
         )
         self._show(failed_status([str(error) or type(error).__name__]))

@@ -106,7 +106,7 @@ def test_only_code_that_is_to_be_fixed_is_shown_by_a_traceback(tmp_path, caplog,
 
     run(scenario())
     (record,) = caplog.records
-    assert record.err.startswith("runTransactions: ")
+    assert record.getMessage().startswith("shard orders/part-000 failed: runTransactions: ")
     assert (record.exc_info or (None, None))[1] is shown
 
 
