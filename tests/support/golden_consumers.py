@@ -52,7 +52,7 @@ WAIT_S = 60.0
 
 
 class Gold(shard.Application[dict[str, Any], shard.JsonStore[dict[str, int]]]):
-    """Sums by key. A message that says so makes it fail."""
+    """Sums by key. A message that says so makes it fail, or sleep."""
 
     message, store, name = dict, shard.JsonStore[dict[str, int]], "gold"
     _to_output = staticmethod(mapping.modulo("topic=gold-out", key=lambda total: total["Key"]))
@@ -60,6 +60,8 @@ class Gold(shard.Application[dict[str, Any], shard.JsonStore[dict[str, int]]]):
     def consume(self, txn, message):
         if message.get("Do") == "fail":
             raise RuntimeError("told to fail")
+        if message.get("Do") == "sleep":
+            time.sleep(message["Ms"] / 1000)
         sums, key = txn.store.state, message["Key"]
         sums[key] = sums.get(key, 0) + message["N"]
         txn.publish({"Key": key, "Total": sums[key]}, mapping=self._to_output)
@@ -155,7 +157,7 @@ class GoldenConsumers:
     def wait_for_keys(self, wanted: Mapping[str, str]) -> dict[str, KeyValue]:
         """Wait until these keys are there with these states, and no others but primary hints.
 
-        All processes know of them then.
+        All processes among them know of them then.
         """
         deadline = time.monotonic() + WAIT_S
         while True:
@@ -169,14 +171,13 @@ class GoldenConsumers:
                 break
             assert time.monotonic() < deadline, f"{states} where {wanted} is to be"
             time.sleep(0.02)  # between two looks
-        for name in self.processes:
-            self._wait_for_mirror(name)
+        for name, process in self.processes.items():
+            if process.is_running and f"members/local#{name}" in wanted:
+                self._wait_for_mirror(name)
         return keys
 
     def _wait_for_mirror(self, name: str) -> None:
-        """Wait until a process, if it runs, has the present revision."""
-        if not self.processes[name].is_running:
-            return
+        """Wait until a process has the present revision."""
         etcd = run(self._etcd.range(b"/gold/x"), WAIT_S).header
         header = pb.Header(process_id=pb.ProcessSpec.ID(zone="local", suffix=name), etcd=etcd)
         request = cpb.StatRequest(shard="none", header=header)
