@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from gazette_sdk.errors import MappingError
+from gazette_sdk.errors import ConfigurationError, MappingError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
 from gazette_sdk.protocol.names import validate_journal
@@ -32,6 +32,7 @@ __all__ = [
     "Mapping",
     "Partitions",
     "SelectorMapping",
+    "check_mapping",
     "checked_journal",
     "direct",
     "fnv1a32",
@@ -275,6 +276,19 @@ class _KeyedMapping(SelectorMapping):
             known.update(zip(added, indexes, strict=True))
         self._known = (partitions, known)
         return known
+
+
+def check_mapping(mapping: object) -> None:
+    """Refuse what is no mapping, such as the name of a journal.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if not callable(mapping) and not isinstance(mapping, SelectorMapping):
+        raise ConfigurationError(
+            f"mapping={mapping!r} is no mapping; for one journal use mapping.direct(NAME), for the"
+            " journals of a selector mapping.random(SELECTOR) or mapping.modulo(SELECTOR, key=…)"
+        )
 
 
 def checked_journal(journal: object, mapping: object) -> str:

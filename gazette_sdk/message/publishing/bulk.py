@@ -19,7 +19,7 @@ from gazette_sdk.framing import JsonLines
 from gazette_sdk.message.clock import TICK
 from gazette_sdk.message.kinds import validator_of
 from gazette_sdk.message.kinds.base import Spliced
-from gazette_sdk.message.mapping import Direct, SelectorMapping, checked_journal
+from gazette_sdk.message.mapping import Direct, SelectorMapping, check_mapping, checked_journal
 from gazette_sdk.message.publishing.outbox import Outbox
 from gazette_sdk.message.publishing.producer import Sequences
 from gazette_sdk.message.publishing.receipt import BatchReceipt
@@ -52,6 +52,7 @@ def publish_batch(
     chosen = sender.mapping if mapping is None else mapping
     if chosen is None:
         raise no_mapping()
+    check_mapping(chosen)
     batch = _Batch(sender, messages, chosen, sequences)
     if not (sender.deferred.calls and sender.is_on_loop):
         slices = batch.slices()

@@ -17,7 +17,7 @@ from gazette_sdk.errors import (
     MappingError,
 )
 from gazette_sdk.message.clock import Clock
-from gazette_sdk.message.mapping import SelectorMapping
+from gazette_sdk.message.mapping import SelectorMapping, check_mapping
 from gazette_sdk.message.publishing.bulk import publish_batch
 from gazette_sdk.message.publishing.ending import (
     PreparedTransaction,
@@ -106,6 +106,8 @@ class Publisher:
         delivery_timeout_s: float | None = DELIVERY_TIMEOUT_S,
         mapping_timeout_s: float = MAPPING_TIMEOUT_S,
     ) -> None:
+        if mapping is not None:
+            check_mapping(mapping)
         if when_full not in {"block", "raise"}:
             raise ConfigurationError(f"when_full={when_full!r}: use 'block' or 'raise'")
         if delivery_timeout_s is not None and delivery_timeout_s <= 0:
@@ -140,6 +142,7 @@ class Publisher:
 
         Raises:
             ValidationError: the message's class can carry no UUID, or it cannot be encoded.
+            ConfigurationError: ``mapping`` is no mapping.
             MappingError: it maps to no journal.
             FramingError: the journal's content type has no framing.
             BackPressureError: too much is pending, and waiting is not wanted or not possible.

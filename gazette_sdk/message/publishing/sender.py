@@ -18,7 +18,13 @@ from gazette_sdk.errors import BackPressureError, ClosedError, MappingError
 from gazette_sdk.message.clock import Clock
 from gazette_sdk.message.flags import OUTSIDE_TXN
 from gazette_sdk.message.kinds import validator_of
-from gazette_sdk.message.mapping import Mapping, Partitions, SelectorMapping, checked_journal
+from gazette_sdk.message.mapping import (
+    Mapping,
+    Partitions,
+    SelectorMapping,
+    check_mapping,
+    checked_journal,
+)
 from gazette_sdk.message.publishing.connection import PublisherConnection, loop_of
 from gazette_sdk.message.publishing.deferred import Deferred
 from gazette_sdk.message.publishing.outbox import NEWLINE, Outbox
@@ -235,6 +241,7 @@ class Sender:
         """Return the outbox of a message's journal; None if that must be awaited.
 
         Raises:
+            ConfigurationError: ``mapping`` is no mapping.
             MappingError: the message maps to no journal.
             FramingError: the journal's content type has no framing.
         """
@@ -244,7 +251,11 @@ class Sender:
                 return None
             journal = mapping.pick(message, partitions)
             return self.outboxes.get(journal) or self.open_listed(journal, partitions)
-        journal = mapping(message)
+        try:
+            journal = mapping(message)
+        except TypeError:
+            check_mapping(mapping)
+            raise
         if type(journal) is not str or journal not in self.outboxes:
             return self.outbox_of(checked_journal(journal, mapping))
         return self.outboxes[journal]
@@ -300,6 +311,7 @@ class Sender:
         chosen = self.mapping if mapping is None else mapping
         if chosen is None or self.is_on_loop:
             return
+        check_mapping(chosen)
         if isinstance(chosen, SelectorMapping):
             if chosen.selector in self._listed:
                 return

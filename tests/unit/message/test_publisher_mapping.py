@@ -8,10 +8,7 @@ from operator import itemgetter
 import pytest
 
 from gazette_sdk import Publisher, mapping
-from gazette_sdk.errors import (
-    FramingError,
-    MappingError,
-)
+from gazette_sdk.errors import ConfigurationError, FramingError, MappingError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import run
 from support.memory_transport import MemoryTransport
@@ -60,6 +57,35 @@ def test_without_any_mapping_there_is_a_clear_error(transport):
         pytest.raises(MappingError, match="there is no mapping"),
     ):
         publisher.publish({"a": 1})
+
+
+def test_what_is_no_mapping_is_refused_when_the_publisher_is_made():
+    with pytest.raises(ConfigurationError, match=r"mapping='a/journal' is .*mapping\.direct"):
+        Publisher(mapping="a/journal")
+
+
+@pytest.mark.parametrize(
+    "publish",
+    [
+        lambda publisher: publisher.publish({"a": 1}, mapping="a/journal"),
+        lambda publisher: publisher.publish_batch([{"a": 1}], mapping="a/journal"),
+        lambda publisher: run(publisher.apublish({"a": 1}, mapping="a/journal")),
+    ],
+)
+def test_what_is_no_mapping_is_refused_with_a_message(transport, publish):
+    with (
+        Publisher(transport=transport) as publisher,
+        pytest.raises(ConfigurationError, match=r"is no mapping; .*mapping\.direct"),
+    ):
+        publish(publisher)
+
+
+def test_a_mapping_that_raises_a_type_error_keeps_it(transport):
+    with (
+        Publisher(lambda message: message["to"] + 1, transport=transport) as publisher,
+        pytest.raises(TypeError, match="can only concatenate"),
+    ):
+        publisher.publish({"to": "a/journal"})
 
 
 def test_new_partitions_are_used(transport, on_loop):
