@@ -66,6 +66,7 @@ GAZCTL = Program(
         "shards": (CONSUMER_CLIENT, SHARDS_BROKER_CLIENT, SHARDS_ZONE, _SHARDS_LOGGING),
     },
     aliases=ADDRESS_ALIASES,
+    sibling="gazette_sdk.cli.gazette:GAZETTE",
 )
 
 

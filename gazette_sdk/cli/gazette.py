@@ -234,6 +234,7 @@ GAZETTE = Program(
     ini="gazette.ini",
     ini_guests=(_BROKER_OF_CONSUMERS,),
     aliases=ADDRESS_ALIASES,
+    sibling="gazette_sdk.cli.gazctl:GAZCTL",
 )
 
 

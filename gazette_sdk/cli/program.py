@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import gazette_sdk
@@ -52,6 +53,8 @@ class Program:
         shared: options of all commands whose first word is the key. They may stand before or
             behind the words that follow.
         aliases: environment variables, each with the variable that replaces it if it is not set.
+        sibling: import path ``package.module:PROGRAM`` of the other program, which may have a
+            command that this one lacks; empty for none.
     """
 
     name: str
@@ -61,6 +64,7 @@ class Program:
     ini_guests: tuple[Group[Any], ...] = ()
     shared: Mapping[str, tuple[Group[Any], ...]] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
+    sibling: str = ""
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
         """Run the command that a command line names.
@@ -121,7 +125,7 @@ class Program:
         if parsed.wants_help:
             self._print_help(command_help(self.name, command, shared))
             return 0
-        _check_count(command, parsed.positional)
+        self._check_count(command, parsed.positional)
         invocation = Invocation(
             self.name,
             self.version,
@@ -177,10 +181,32 @@ class Program:
         problem = "a command must be given"
         if unknown:
             problem = f"unknown command `{' '.join(words)}`"
-            if found := nearest(" ".join(words), [each.name for each in self.commands]):
-                problem += f"; did you mean `{found}`?"
+            behind = arguments[arguments.index(words[-1]) + 1 :]
+            problem += self._meant([*words, *takewhile(_is_word, behind)])
         sys.stderr.write(f"{self.name}: {problem}\n\n{text}{self._version_line()}")
         return FAILED
+
+    def _meant(self, typed: list[str]) -> str:
+        """Return text that asks for a command like the words typed; empty if there is none."""
+        found = _nearest_words(self.commands, typed)
+        if not found and self.sibling:
+            module, _, name = self.sibling.partition(":")
+            other: Program = getattr(importlib.import_module(module), name)
+            if words := _nearest_words(other.commands, typed):
+                found = [other.name, *words]
+        return "" if found == typed[: len(found)] else f"; did you mean `{' '.join(found)}`?"
+
+    def _check_count(self, command: Command, arguments: Sequence[str]) -> None:
+        if len(arguments) < command.arguments_min:
+            raise ConfigurationError(
+                f"`{command.name}` needs {command.arguments}; --help shows how it is called"
+            )
+        if command.arguments_max is not None and len(arguments) > command.arguments_max:
+            meant = self._meant([*command.name.split(), *arguments])
+            raise ConfigurationError(
+                f"`{command.name}` takes no argument {arguments[command.arguments_max]!r}"
+                f"{meant or '; --help shows how it is called'}"
+            )
 
     def _print_help(self, text: str) -> None:
         sys.stdout.write(text)
@@ -198,16 +224,21 @@ class Program:
         return environ
 
 
-def _check_count(command: Command, arguments: Sequence[str]) -> None:
-    if len(arguments) < command.arguments_min:
-        raise ConfigurationError(
-            f"`{command.name}` needs {command.arguments}; --help shows how it is called"
-        )
-    if command.arguments_max is not None and len(arguments) > command.arguments_max:
-        raise ConfigurationError(
-            f"`{command.name}` takes no argument {arguments[command.arguments_max]!r}; "
-            "--help shows how it is called"
-        )
+def _is_word(argument: str) -> bool:
+    return not argument.startswith("-")
+
+
+def _nearest_words(commands: Sequence[Command], typed: Sequence[str]) -> list[str]:
+    """Return the words of a command's name that are most like the words typed, as far as any is."""
+    names = [command.name.split() for command in commands]
+    found: list[str] = []
+    for word in typed:
+        names = [name for name in names if name[: len(found)] == found and len(name) > len(found)]
+        nearest_word = nearest(word, [name[len(found)] for name in names])
+        if not nearest_word:
+            break
+        found.append(nearest_word)
+    return found
 
 
 def _configure_log(invocation: Invocation) -> bool:

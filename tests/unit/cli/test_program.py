@@ -53,7 +53,11 @@ def test_help_of_a_program_lists_its_commands(gazctl, arguments):
         (["journals", "lst"], "unknown command `journals lst`; did you mean `journals list`?"),
         (["journals"], "a command must be given"),
         (["nope"], "unknown command `nope`"),
-        (["journals", "nope"], "unknown command `journals nope`"),
+        (["journals", "nope"], "unknown command `journals nope`\n"),
+        (["jurnals", "list"], "unknown command `jurnals`; did you mean `journals list`?"),
+        (["journal", "read", "a/b", "-n1"], "; did you mean `journals read`?"),
+        (["jurnals"], "; did you mean `journals`?"),
+        (["dev", "--port", "80"], "unknown command `dev`; did you mean `gazette dev`?"),
     ],
 )
 def test_without_a_command_help_goes_to_standard_error(gazctl, arguments, problem):
@@ -62,6 +66,21 @@ def test_without_a_command_help_goes_to_standard_error(gazctl, arguments, proble
     assert problem in outcome.stderr
     assert "Commands:" in outcome.stderr
     assert "version" in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["journals", "list"], "unknown command `journals`; did you mean `gazctl journals list`?"),
+        (["jurnals", "lst"], "unknown command `jurnals`; did you mean `gazctl journals list`?"),
+        (["dev", "kil", "broker-1"], "takes no argument 'kil'; did you mean `dev kill`?"),
+        (["dev", "other"], "takes no argument 'other'; --help shows how it is called"),
+    ],
+)
+def test_a_mistyped_command_names_the_one_that_is_like_it(gazette, arguments, problem):
+    outcome = gazette(*arguments)
+    assert (outcome.status, outcome.stdout) == (1, b"")
+    assert problem in outcome.stderr
 
 
 @pytest.mark.parametrize(
