@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import importlib
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from typing import Any
 
-from gazette_sdk.errors import ConfigurationError
+import gazette_sdk
+from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.shard.application.application import Application
 
 __all__ = ["import_application"]
+
+_PACKAGE = str(Path(gazette_sdk.__file__).parent)
+
+_INSTALLED = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
+"""Directories of Python and of installed packages."""
 
 
 def import_application(place: str) -> Application[Any, Any]:
@@ -40,7 +47,14 @@ def import_application(place: str) -> Application[Any, Any]:
     for part in name.split("."):
         found = getattr(found, part, None)
     if isinstance(found, type) and issubclass(found, Application):
-        found = found()
+        try:
+            found = found()
+        except GazetteError:
+            raise
+        except Exception as error:
+            raise ConfigurationError(
+                f"{place} cannot be made: {type(error).__name__}: {error}{_line_of(error)}"
+            ) from error
     if not isinstance(found, Application):
         there = [each for each, value in vars(module).items() if isinstance(value, Application)]
         raise ConfigurationError(
@@ -51,15 +65,24 @@ def import_application(place: str) -> Application[Any, Any]:
 
 
 def _line_of(error: Exception) -> str:
-    """Return the line at which an import failed, unless the text of the error has it."""
+    """Return the line of the user's code that failed, unless the text of the error has it.
+
+    It is the innermost line outside of this package, of Python and of installed packages; in an
+    application that is an installed package, the innermost one outside of this package.
+    """
     if isinstance(error, SyntaxError):
         return ""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename != __file__ and "importlib" not in frame.filename
+        if "importlib" not in frame.filename and not _is_below(frame.filename, _PACKAGE)
     ]
-    return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    own = [frame for frame in frames if not _is_below(frame.filename, *_INSTALLED)] or frames
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
+def _is_below(filename: str, *directories: str) -> bool:
+    return any(Path(filename).is_relative_to(directory) for directory in directories)
 
 
 def _remedy(module_name: str) -> str:

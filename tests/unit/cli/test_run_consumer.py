@@ -26,7 +26,23 @@ class Sums(shard.Application):
     def consume(self, txn, message):
         pass
 
+class Failing(Sums):
+    def __init__(self):
+        super().__init__()
+        self.limits = {}["limits"]
+
 number = 7
+"""
+
+MISUSED = """
+import json
+import dataclasses
+from gazette_sdk import shard
+
+def declare(**options):
+    return shard.handler(message=dict, **options)(print)
+
+{}
 """
 
 
@@ -65,6 +81,30 @@ def test_an_application_is_a_decorated_function_or_a_class(module):
 def test_what_is_no_application_is_refused(module, place, text):
     with pytest.raises(ConfigurationError, match=text):
         import_application(place)
+
+
+@pytest.mark.parametrize(
+    ("statement", "text"),
+    [
+        ("@shard.handler(message=dict, store=None)\ndef f(t, m): pass", "f declares no .* line 9"),
+        ("@shard.handler(message=dict)\ndef f(txn, m): pass", r"TypeError: .*'store'.* line 9"),
+        ("declare(store=shard.JsonStore, sources='a b c')", "'a b c'.* line 7"),
+        ("declare(store=shard.JsonStore, on_error='drop')", "use 'fail'.* line 7"),
+        ("dataclasses.dataclass(5)", r"AttributeError: .* line 9"),
+        ("json.loads('[')", r"JSONDecodeError: .* line 9"),
+    ],
+)
+def test_the_line_of_a_failed_import_is_the_users(module, tmp_path, statement, text):
+    (tmp_path / "misused_for_a_test.py").write_text(MISUSED.format(statement))
+    with pytest.raises(ConfigurationError, match=text) as caught:
+        import_application("misused_for_a_test:f")
+    assert str(caught.value).count("misused_for_a_test.py") == 1
+
+
+def test_the_line_of_an_application_that_cannot_be_made_is_the_users(module):
+    text = r"KeyError: 'limits' \(.*made_for_a_test.py, line 17\)$"
+    with pytest.raises(ConfigurationError, match=text):
+        import_application("made_for_a_test:Failing")
 
 
 def test_options_become_a_configuration():
