@@ -306,6 +306,12 @@ class Fetcher:
         """Fetch the journals of a selector as they are created and deleted."""
         async with WatchedList(self._transport, selector) as watched:
             await self._first_listing(watched)
+            if watched.snapshot is not None and not watched.snapshot.journals:
+                _log.warning(
+                    "no journal matches %s; the reader waits for one: create it, or check the"
+                    " selector and the address of the broker",
+                    self._plan.text,
+                )
             fetches: dict[tuple[str, int], asyncio.Task[None]] = {}
             is_new = False
             async with asyncio.TaskGroup() as group:

@@ -24,6 +24,7 @@ from gazette_sdk.journals.changes import apply_in_transactions, list_named
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
+from gazette_sdk.protocol.selectors import format_selector
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.sources import Generated, generated
 from gazette_sdk.transport.backoff import pause
@@ -99,11 +100,20 @@ class ShardGenerator:
             if self._until_changed is not None:
                 tasks.create_task(_repeat(self._until_changed, wake))
             attempt = 0
+            is_noted = False
             while True:
                 await wake.wait()
                 wake.clear()
                 if watched.snapshot is None or not self._leads():
                     continue
+                if not watched.snapshot.journals and not is_noted:
+                    is_noted = True
+                    _log.warning(
+                        "no journal matches the sources of %s, %s; it waits for one: create it, or"
+                        " check the sources and the address of the broker",
+                        self._application.full_name,
+                        format_selector(selector),
+                    )
                 try:
                     await self.generate([each.spec for each in watched.snapshot.journals])
                 except GazetteError as error:

@@ -19,8 +19,10 @@ from gazette_sdk.errors import (
     FramingError,
     TornFrameError,
 )
+from gazette_sdk.message.reading import fetcher
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import run
+from support.log_records import on_record
 from support.memory_transport import MemoryTransport
 from support.readers import Order, fill, line, numbers
 from support.vectors import group
@@ -269,6 +271,19 @@ def test_a_blocking_reader_follows_write_heads_and_new_journals(transport, on_lo
         assert taker.take(1) == [("t/two", 4)]
     taker.close()
     assert set(taker.reader.offsets) == {"t/one", "t/two"}
+
+
+def test_a_blocking_reader_without_journals_says_what_it_waits_for(transport, on_loop, caplog):
+    warned = threading.Event()
+    with on_record(fetcher.__name__, warned.set):
+        taker = Background(Reader(dict, "topic=t", transport=transport, block=True))
+        assert warned.wait(WAIT_S)
+    on_loop(fill, transport, "t/one", 1, topic="t")
+    assert taker.take(1) == [("t/one", 1)]
+    on_loop(transport.delete, "t/one")
+    taker.close()
+    [record] = caplog.records
+    assert "no journal matches topic=t; the reader waits for one" in record.getMessage()
 
 
 def test_reading_from_the_end_sees_what_is_appended_and_all_of_new_journals(transport, on_loop):
