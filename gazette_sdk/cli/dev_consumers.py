@@ -34,7 +34,9 @@ async def find_consumer(broker: str) -> str | None:
         EtcdError: Etcd does not answer.
     """
     try:
-        address = await asyncio.to_thread(etcd_of_dev, broker, remedy=_REMEDY)
+        address = await asyncio.to_thread(
+            etcd_of_dev, broker, remedy=_REMEDY, broker_remedy=_REMEDY
+        )
     except ConfigurationError:
         return None
     endpoints = await _endpoints(address)

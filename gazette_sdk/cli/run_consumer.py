@@ -54,6 +54,8 @@ QUIT_GRACE_S = 2.0
 
 ETCD_REMEDY = "set --etcd.address (or ETCD_ADDRESS)"
 
+BROKER_REMEDY = "set --broker.address (or GAZETTE_ADDRESS)"
+
 
 async def run(invocation: Invocation) -> None:
     """Run shards until SIGTERM or SIGINT, then drain. After SIGQUIT there is no drain.
@@ -73,7 +75,9 @@ async def run(invocation: Invocation) -> None:
     address = check_address(broker.address, "with --broker.address or in GAZETTE_ADDRESS")
     authority_for(settings.auth_keys)  # report malformed keys before binding a port
     if not etcd.address:
-        found = await asyncio.to_thread(etcd_of_dev, address, remedy=ETCD_REMEDY)
+        found = await asyncio.to_thread(
+            etcd_of_dev, address, remedy=ETCD_REMEDY, broker_remedy=BROKER_REMEDY
+        )
         etcd = etcd.model_copy(update={"address": found})
     groups: tuple[Group[Any], ...] = (CONSUMER, CONSUMER_ETCD, CONSUMER_BROKER, DEBUG)
     configuration = {

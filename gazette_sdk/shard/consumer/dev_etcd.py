@@ -15,18 +15,20 @@ TIMEOUT_S = 5.0
 """Limit of asking a broker for its Etcd."""
 
 
-def etcd_of_dev(address: str, *, remedy: str) -> str:
+def etcd_of_dev(address: str, *, remedy: str, broker_remedy: str) -> str:
     """Ask the broker of ``gazette dev``, or of an embedded cluster, for the address of its Etcd.
 
     Args:
-        address: address of the broker.
+        address: address of the broker; empty for a broker without one.
         remedy: text that says how to give the address of another Etcd.
+        broker_remedy: text that says how to give the address of another broker.
 
     Raises:
         ConfigurationError: the broker is another one, or does not answer.
     """
     if not address.startswith(("http://", "https://")):
-        raise ConfigurationError(f"the broker at {address} is not asked for its Etcd; {remedy}")
+        where = f"the broker at {address}" if address else "a broker without an address"
+        raise ConfigurationError(f"{where} is not asked for its Etcd; {remedy}")
     try:
         with urlopen(f"{address.rstrip('/')}/v1/dev", timeout=TIMEOUT_S) as response:  # noqa: S310 - http only
             found: object = json.load(response).get("etcd")
@@ -39,8 +41,8 @@ def etcd_of_dev(address: str, *, remedy: str) -> str:
         raise ConfigurationError(f"the broker at {address} answers {error}; {remedy}") from error
     except (URLError, OSError, ValueError, AttributeError) as error:
         raise ConfigurationError(
-            f"the broker at {address} cannot be asked for its Etcd: {error}; start it, or set "
-            "--broker.address (or GAZETTE_ADDRESS)"
+            f"the broker at {address} cannot be asked for its Etcd: {error}; start it, or "
+            f"{broker_remedy}"
         ) from error
     if not isinstance(found, str) or not found:
         raise ConfigurationError(f"the broker at {address} does not tell its Etcd; {remedy}")

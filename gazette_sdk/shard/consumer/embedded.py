@@ -43,6 +43,8 @@ _log = logging.getLogger(__name__)
 
 ETCD_REMEDY = "give its address as etcd="
 
+BROKER_REMEDY = "give another one as transport=connect(URL) (or set GAZETTE_ADDRESS)"
+
 START_TIMEOUT_S = 60.0
 """Limit of a start, which takes less than a second."""
 
@@ -154,7 +156,10 @@ class EmbeddedConsumer(sdk_loop.LoopStartable):
             if self._transport is None:
                 self._transport = connect()
             etcd = self._etcd or await asyncio.to_thread(
-                etcd_of_dev, getattr(self._transport, "address", ""), remedy=ETCD_REMEDY
+                etcd_of_dev,
+                getattr(self._transport, "address", ""),
+                remedy=ETCD_REMEDY,
+                broker_remedy=BROKER_REMEDY,
             )
             served = self._served = self._make(self._transport, etcd)
             authority = served.consumer.authority

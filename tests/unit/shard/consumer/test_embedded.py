@@ -213,9 +213,18 @@ def test_the_broker_is_asked_for_etcd(cluster, monkeypatch):
     asyncio.run(work())
 
 
+def test_a_broker_that_does_not_answer_is_named_with_the_parameter(monkeypatch):
+    monkeypatch.setenv("GAZETTE_ADDRESS", "http://localhost:1")
+    with pytest.raises(ConfigurationError, match=r"localhost:1 .*transport=connect") as caught:
+        EmbeddedConsumer(Totals("asking")).start()
+    assert "--" not in str(caught.value)
+
+
 def test_a_consumer_that_cannot_start_says_why_and_leaves_nothing(cluster):
     consumer = EmbeddedConsumer(Totals("starting"), transport=cluster.transport)
-    with pytest.raises(ConfigurationError, match="give its address as etcd="):
+    with pytest.raises(
+        ConfigurationError, match=r"without an address .* give its address as etcd="
+    ):
         consumer.start()
     with pytest.raises(ClosedError, match="start"):
         _ = consumer.address
