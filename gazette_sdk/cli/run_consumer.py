@@ -74,7 +74,8 @@ async def run(invocation: Invocation) -> None:
     broker = invocation.settings(CONSUMER_BROKER)
     address = check_address(broker.address, "with --broker.address or in GAZETTE_ADDRESS")
     authority_for(settings.auth_keys)  # report malformed keys before binding a port
-    if not etcd.address:
+    is_of_dev = not etcd.address
+    if is_of_dev:
         found = await asyncio.to_thread(
             etcd_of_dev, address, remedy=ETCD_REMEDY, broker_remedy=BROKER_REMEDY
         )
@@ -101,7 +102,9 @@ async def run(invocation: Invocation) -> None:
                 f"List them: gazctl shards list --consumer.address {consumer.endpoint}\n"
             )
             sys.stdout.flush()
-            identity = Identity(settings.zone, settings.id, etcd.address, "consumer", "shards")
+            identity = Identity(
+                settings.zone, settings.id, etcd.address, "consumer", "shards", is_of_dev=is_of_dev
+            )
             try:
                 await serve_until_drained(consumer, stop, identity)
             finally:

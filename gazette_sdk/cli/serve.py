@@ -63,21 +63,26 @@ async def run(invocation: Invocation) -> None:
     AUDIT.setLevel(logging.INFO)  # --broker.audit decides on records, not --log.level
     server = configured_server(settings, invocation.settings(DEBUG))
     _warn_of_open_access(settings)
+    is_of_dev = DEV_VARIABLE in invocation.environ
     with StopSignal() as stop:
         broker = ServedBroker(
             server,
             lambda endpoint: configuration_of(settings, etcd, endpoint),
             allow_origins=settings.allow_origin,
-            tells_etcd=DEV_VARIABLE in invocation.environ,
+            tells_etcd=is_of_dev,
         )
         reloading = asyncio.create_task(_reloaded_files(broker, given).run())
         try:
             config = broker.broker.config
-            await serve_until_drained(
-                broker,
-                stop,
-                Identity(config.zone, config.suffix, config.etcd_endpoint, "broker", "journals"),
+            identity = Identity(
+                config.zone,
+                config.suffix,
+                config.etcd_endpoint,
+                "broker",
+                "journals",
+                is_of_dev=is_of_dev,
             )
+            await serve_until_drained(broker, stop, identity)
         except BaseException:
             await broker.stop()  # content that is not stored yet stays in the spool directory
             raise

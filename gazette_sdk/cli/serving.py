@@ -51,6 +51,7 @@ class Identity:
         etcd_endpoint: of its Etcd.
         kind: what it is called: ``broker`` or ``consumer``.
         items: what it serves: ``journals`` or ``shards``.
+        is_of_dev: True if its Etcd is that of ``gazette dev``.
     """
 
     zone: str
@@ -58,6 +59,7 @@ class Identity:
     etcd_endpoint: str
     kind: str
     items: str
+    is_of_dev: bool = False
 
 
 async def serve_until_drained(member: ServedMember, stop: StopSignal, identity: Identity) -> None:
@@ -83,7 +85,9 @@ async def serve_until_drained(member: ServedMember, stop: StopSignal, identity: 
             return  # nothing is served yet
         await starting
         if warning := safety_warning(member.etcd_version):
-            _log.warning(warning, extra={"address": identity.etcd_endpoint})
+            # The newest wheel of etcd, which `gazette dev` runs, is of such a version.
+            level = logging.DEBUG if identity.is_of_dev else logging.WARNING
+            _log.log(level, warning, extra={"address": identity.etcd_endpoint})
         _log.info("serving", extra={"endpoint": member.endpoint, **extra})
         ended = member.ended
         await asyncio.wait([ended, signalled], return_when=asyncio.FIRST_COMPLETED)
