@@ -21,7 +21,6 @@ The rooms, from the ground up; each package's own docstring lists its modules:
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -77,6 +76,8 @@ def __getattr__(name: str) -> object:
 
 def _installed_version() -> str:
     """Return the version in the metadata of the distribution; of a bare checkout, a word."""
+    import importlib.metadata  # noqa: PLC0415 - slow to import, and seldom used
+
     try:
         return importlib.metadata.version("gazette-sdk")
     except importlib.metadata.PackageNotFoundError:

@@ -11,6 +11,7 @@ import gRPC.
 
 In reading order:
 
+- ``entry``: what the scripts ``gazette`` and ``gazctl`` call
 - ``gazctl`` and ``gazette``: the two programs, each a table of commands
 - ``command``: commands; ``program``: parsing of command lines; ``usage``: help texts;
   ``failure``: error messages; ``configuration``: ``print-config``; ``completion``: scripts for

@@ -14,6 +14,7 @@ from typing import Any
 
 import gazette_sdk
 from gazette_sdk.cli.command import Command, Invocation
+from gazette_sdk.cli.entry import INTERRUPTED
 from gazette_sdk.cli.failure import TimedOutError, report
 from gazette_sdk.cli.usage import command_help, program_help
 from gazette_sdk.errors import ConfigurationError, GazetteError
@@ -28,16 +29,13 @@ from gazette_sdk.server.options import (
 from gazette_sdk.server.settings import LoggingSettings
 from gazette_sdk.server.spinning_selector import new_loop
 
-__all__ = ["FAILED", "INTERRUPTED", "TIMED_OUT", "Program"]
+__all__ = ["FAILED", "TIMED_OUT", "Program"]
 
 FAILED = 1
 """Exit status of a command that failed, and of a wrong command line."""
 
 TIMED_OUT = 124
 """Exit status of a command that ``--timeout`` ended, as of timeout(1)."""
-
-INTERRUPTED = 130
-"""Exit status of a command that Ctrl-C ended, as in shells."""
 
 
 @dataclass(frozen=True)
