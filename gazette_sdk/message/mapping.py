@@ -24,7 +24,7 @@ from gazette_sdk.errors import ConfigurationError, MappingError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
 from gazette_sdk.protocol.names import validate_journal
-from gazette_sdk.protocol.selectors import parse_selector
+from gazette_sdk.protocol.selectors import parse_selector, topic_hint
 
 __all__ = [
     "Direct",
@@ -192,7 +192,7 @@ class SelectorMapping:
             raise MappingError(
                 f"no journal matches the selector {self.selector!r} (empty ListResponse); create"
                 " one with `Journals().create`, `gazctl journals create` or `gazctl journals"
-                " apply`, or check its labels"
+                f" apply`, or check its labels{topic_hint(self.selector)}"
             )
         return partitions.names
 

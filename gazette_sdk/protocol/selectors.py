@@ -22,6 +22,7 @@ __all__ = [
     "matches_journal",
     "parse_selector",
     "rewrite_prefix",
+    "topic_hint",
     "validate_selector",
 ]
 
@@ -47,6 +48,8 @@ _FORMS = tuple(
     )
 )
 _ITEM = re.compile(_VALUE + _END)
+
+_OPERATORS = frozenset("=!,() ")
 
 
 def parse_selector(text: str) -> pb.LabelSelector:
@@ -246,6 +249,16 @@ def rewrite_prefix(selector: pb.LabelSelector) -> pb.LabelSelector:
             name = NAME if renamed else label.name
             add(target, name + _PREFIX_SUFFIX if renamed or label.prefix else name, label.value)
     return rewritten
+
+
+def topic_hint(text: str) -> str:
+    """Return text on selecting a topic, for errors about a selector that selects no journal.
+
+    Args:
+        text: the selector. Only for a mere word, which may be meant as a topic, is there a hint.
+    """
+    is_word = _OPERATORS.isdisjoint(text) and "/part-" not in text
+    return f"; the journals of a topic are selected by 'topic={text}'" if is_word and text else ""
 
 
 def validate_selector(selector: pb.LabelSelector, path: str = "") -> None:

@@ -35,7 +35,7 @@ from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
 from gazette_sdk.protocol.names import strip_meta
-from gazette_sdk.protocol.selectors import journal_selector
+from gazette_sdk.protocol.selectors import journal_selector, topic_hint
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import NO_ANSWER, WatchedList, list_journals
@@ -282,7 +282,8 @@ class Fetcher:
         """Fetch the journals of a selector up to their write heads."""
         journals = await self._list(selector)
         if not journals:
-            raise JournalNotFoundError(f"no journal matches {self._plan.text!r}")
+            text = self._plan.text
+            raise JournalNotFoundError(f"no journal matches {text!r}{topic_hint(text)}")
         await self._fetch_all([(journal, self._asked(journal)) for journal in journals])
 
     async def _fetch_all(self, journals: list[tuple[pb.ListResponse.Journal, str]]) -> None:
@@ -309,8 +310,9 @@ class Fetcher:
             if watched.snapshot is not None and not watched.snapshot.journals:
                 _log.warning(
                     "no journal matches %s; the reader waits for one: create it, or check the"
-                    " selector and the address of the broker",
+                    " selector and the address of the broker%s",
                     self._plan.text,
+                    topic_hint(self._plan.text),
                 )
             fetches: dict[tuple[str, int], asyncio.Task[None]] = {}
             is_new = False

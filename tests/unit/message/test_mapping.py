@@ -87,6 +87,13 @@ def test_without_partitions_nothing_maps(made):
     assert "topic=x" in str(caught.value)
 
 
+def test_a_word_without_partitions_may_be_meant_as_a_topic():
+    with pytest.raises(MappingError, match=r"selected by 'topic=shop/orders'$"):
+        mapping.random("shop/orders").pick(None, partitions([]))
+    with pytest.raises(MappingError, match=r"or check its labels$"):
+        mapping.random("shop/orders/part-000").pick(None, partitions([]))
+
+
 def test_partitions_are_sorted_by_the_bytes_of_their_names():
     assert partitions(["b/é", "b/z", "a/x", "b/Z"]).names == ("a/x", "b/Z", "b/z", "b/é")
 

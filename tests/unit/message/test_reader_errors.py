@@ -83,7 +83,11 @@ def test_a_class_of_another_form_is_refused_by_the_journal(transport):
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [({"selector": "topic=none"}, "topic=none"), ({"name": "no/journal"}, "no/journal")],
+    [
+        ({"selector": "topic=none"}, r"topic=none'\)"),
+        ({"selector": "none"}, "'none'; .* selected by 'topic=none'"),
+        ({"name": "no/journal"}, "no/journal"),
+    ],
 )
 def test_where_no_journal_matches_there_is_an_error(transport, arguments, text):
     with pytest.raises(JournalNotFoundError, match=text):
