@@ -16,7 +16,7 @@ from gazette_sdk.journals.creation import create_journals
 from gazette_sdk.journals.journal import Journal
 from gazette_sdk.journals.options import JournalOptions, apply_options, check_options
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.base import Transport, check_transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.listing import list_journals
 from gazette_sdk.transport.loop import on_loop, run
@@ -45,9 +45,13 @@ class Journals:
     Args:
         transport: how to reach the cluster; by default each call connects to ``GAZETTE_ADDRESS``.
         timeout_s: limit of a call, in seconds.
+
+    Raises:
+        ConfigurationError: ``transport`` is none.
     """
 
     def __init__(self, transport: Transport | None = None, *, timeout_s: float = TIMEOUT_S) -> None:
+        check_transport(transport)
         self._transport = transport
         self._timeout_s = timeout_s
 

@@ -13,11 +13,20 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 
 from gazette_sdk.contexts import AsyncClosable
+from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.append.route import AppendRoute, TaskRoute
 from gazette_sdk.transport.target import ANYWHERE, AppendItem, ReadItem, ReplicateItem, Target
 
-__all__ = ["ANYWHERE", "AppendItem", "ReadItem", "ReplicateItem", "Target", "Transport"]
+__all__ = [
+    "ANYWHERE",
+    "AppendItem",
+    "ReadItem",
+    "ReplicateItem",
+    "Target",
+    "Transport",
+    "check_transport",
+]
 
 
 class Transport(AsyncClosable):
@@ -89,3 +98,17 @@ class Transport(AsyncClosable):
     @abc.abstractmethod
     async def aclose(self) -> None:
         """Close its connections. Calls under way are cancelled."""
+
+
+def check_transport(transport: object) -> None:
+    """Refuse what is no transport, such as the address of a broker.
+
+    Args:
+        transport: the transport that the user gave; None for none.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if transport is not None and not isinstance(transport, Transport):
+        remedy = f"connect({transport!r})" if isinstance(transport, str) else "what connect() made"
+        raise ConfigurationError(f"{transport!r} is no transport; use transport={remedy}")

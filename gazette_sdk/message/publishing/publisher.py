@@ -30,7 +30,7 @@ from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt, Receip
 from gazette_sdk.message.publishing.sender import AnyMapping, Sender, open_senders
 from gazette_sdk.message.publishing.transaction import Transaction
 from gazette_sdk.transport.append.pending import PendingAppend, all_ended, any_ended
-from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.base import Transport, check_transport
 from gazette_sdk.transport.loop import on_loop
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ class Publisher:
     ) -> None:
         if mapping is not None:
             check_mapping(mapping)
+        check_transport(transport)
         if when_full not in {"block", "raise"}:
             raise ConfigurationError(f"when_full={when_full!r}: use 'block' or 'raise'")
         if delivery_timeout_s is not None and delivery_timeout_s <= 0:

@@ -29,7 +29,7 @@ from gazette_sdk.message.reading.plan import Offsets, OnMissing, plan_of
 from gazette_sdk.message.reading.since import decoders_since
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.message.sequencing.sequencer import Sequencer
-from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.base import Transport, check_transport
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -135,6 +135,7 @@ class Reader(Closable, AsyncClosable, Generic[M]):
         ring_size: int = RING_SIZE,
     ) -> None:
         _check(isolation, checkpoint, on_error, acknowledgements=acknowledgements)
+        check_transport(transport)
         self._type = message_type
         restored = (
             Checkpoint.from_bytes(checkpoint) if isinstance(checkpoint, bytes) else checkpoint

@@ -32,7 +32,7 @@ from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.dev_etcd import etcd_of_dev
 from gazette_sdk.shard.consumer.served import ServedConsumer
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.base import Transport
+from gazette_sdk.transport.base import Transport, check_transport
 from gazette_sdk.transport.connect import connect
 
 __all__ = ["EmbeddedConsumer"]
@@ -79,6 +79,9 @@ class EmbeddedConsumer(sdk_loop.LoopStartable):
         lease_ttl_s: lifetime of its lease in Etcd, in seconds: behind a pause that is longer,
             others have its shards.
         config: further fields of :class:`~gazette_sdk.shard.consumer.config.ConsumerConfig`.
+
+    Raises:
+        ConfigurationError: ``transport`` is none.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class EmbeddedConsumer(sdk_loop.LoopStartable):
         lease_ttl_s: int = 20,
         **config: Any,
     ) -> None:
+        check_transport(transport)
         self._application = application
         self._given_transport = transport
         self._transport = transport
