@@ -205,6 +205,10 @@ class _KeyedMapping(SelectorMapping):
         key: returns the key of a message.
         choose: returns an index for a hash and the journals.
         choose_many: returns indices for an array of hashes and the journals.
+
+    Raises:
+        ConfigurationError: the key is no function.
+        ValidationError: the selector is malformed.
     """
 
     __slots__ = ("_choose_by_hash", "_choose_by_hashes", "_key", "_known")
@@ -216,6 +220,7 @@ class _KeyedMapping(SelectorMapping):
         choose: Callable[[int, Partitions], int],
         choose_many: Callable[[_Hashes, Partitions], npt.NDArray[Any]],
     ) -> None:
+        _check_key(key)
         super().__init__(
             selector,
             lambda message, partitions: choose(fnv1a32(key_bytes(key(message))), partitions),
@@ -276,6 +281,19 @@ class _KeyedMapping(SelectorMapping):
             known.update(zip(added, indexes, strict=True))
         self._known = (partitions, known)
         return known
+
+
+def _check_key(key: object) -> None:
+    """Refuse a key that is no function, such as the name of a field.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if not callable(key):
+        raise ConfigurationError(
+            f"key={key!r} is no function of a message; use key=attrgetter({key!r}), or"
+            f" key=itemgetter({key!r}) where messages are dicts (from operator)"
+        )
 
 
 def check_mapping(mapping: object) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.errors import MappingError, ValidationError
+from gazette_sdk.errors import ConfigurationError, MappingError, ValidationError
 from gazette_sdk.message import mapping
 from gazette_sdk.message.mapping import Partitions, fnv1a32, key_bytes
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -85,6 +85,12 @@ def test_without_partitions_nothing_maps(made):
     with pytest.raises(MappingError, match="empty ListResponse") as caught:
         made.pick("key", partitions([]))
     assert "topic=x" in str(caught.value)
+
+
+@pytest.mark.parametrize("made", [mapping.modulo, mapping.rendezvous])
+def test_the_name_of_a_field_is_no_key(made):
+    with pytest.raises(ConfigurationError, match=r"attrgetter\('customer'\)"):
+        made("topic=x", key="customer")
 
 
 def test_a_word_without_partitions_may_be_meant_as_a_topic():
