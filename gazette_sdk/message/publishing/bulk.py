@@ -6,7 +6,7 @@ of a matrix: all in loops of C. All messages are checked before the first one is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -83,9 +83,10 @@ class _Batch:
             self._table = table_of(messages)
             self.count: int = self._table.num_rows
             return
-        if isinstance(messages, Mapping | str | bytes):
+        if isinstance(messages, Mapping | str | bytes) or not isinstance(messages, Iterable):
             raise ValidationError(
-                f"a batch is a list of messages, or columns, and not one {type(messages).__name__}",
+                f"a batch is a list of messages, or columns, and not one {type(messages).__name__}"
+                "; publish() takes one message",
                 kind="batch",
             )
         self._messages = messages if isinstance(messages, list | tuple) else list(messages)

@@ -106,6 +106,7 @@ def plan_of(
         ConfigurationError: they do not go together, or are not known.
         ValidationError: the selector, or the name, is malformed.
     """
+    _check_types(selector, name, offsets)
     if (selector is None) == (name is None):
         raise ConfigurationError(
             "a Reader takes either a selector or a name: give one, such as Reader(dict, 'topic=t')"
@@ -148,6 +149,25 @@ def plan_of(
         raise ConfigurationError(f"on_missing={on_missing!r}: use 'raise', 'begin' or 'end'")
     names = () if name is None else (name,)
     return Plan(wanted, names, text, block, begin, by_journal, ends, since, on_missing=on_missing)
+
+
+def _check_types(selector: object, name: object, offsets: object) -> None:
+    """Refuse arguments of other types, which are likely to stand in each other's places.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    for text in (selector, name):
+        if text is not None and not isinstance(text, str):
+            raise ConfigurationError(
+                f"{text!r} is no selector or name: give the class of messages first, and then a"
+                " selector, such as Reader(dict, 'topic=t')"
+            )
+    if offsets is not None and not isinstance(offsets, str | Mapping | datetime):
+        raise ConfigurationError(
+            f"offsets={offsets!r}: use 'begin', 'end', a mapping from journals to offsets, or a"
+            " datetime"
+        )
 
 
 def _is_name(text: str) -> bool:

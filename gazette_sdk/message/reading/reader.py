@@ -367,7 +367,7 @@ class Reader(Closable, AsyncClosable, Generic[M]):
 
 def _check(
     isolation: str,
-    checkpoint: Checkpoint | bytes | None,
+    checkpoint: object,
     on_error: OnError,
     *,
     acknowledgements: bool,
@@ -378,6 +378,10 @@ def _check(
         raise ConfigurationError(
             "an uncommitted reader takes no checkpoint, and delivers acknowledgements anyway:"
             " leave checkpoint= and acknowledgements= off, and give offsets="
+        )
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint | bytes):
+        raise ConfigurationError(
+            f"checkpoint={checkpoint!r}: use what reader.checkpoint() returned, or its to_bytes()"
         )
     if not callable(on_error) and on_error not in {"raise", "skip"}:
         raise ConfigurationError(f"on_error={on_error!r}: use 'raise', 'skip' or a function")

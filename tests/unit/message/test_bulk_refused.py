@@ -27,7 +27,8 @@ from support.published import TO, WAIT_S, Own, bare
         ([{"n": 1}, "text"], ValidationError, "str can carry no message UUID"),
         ([{"n": 1}, None], ValidationError, "NoneType"),
         ({"n": 1}, ValidationError, "not one dict"),
-        ("text", ValidationError, "not one str"),
+        ("text", ValidationError, "not one str; publish"),
+        (Own(1), ValidationError, "not one Own"),
     ],
 )  # fmt: skip
 def test_if_one_message_is_refused_none_is_published(transport, messages, error, text):
