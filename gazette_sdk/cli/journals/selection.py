@@ -54,8 +54,16 @@ class Selection:
         missing = [name for name in self.names if name not in listed]
         if missing:
             raise CommandFailedError(
-                f"no such journal: {', '.join(missing)}; `gazctl journals list` shows all"
+                f"no such journal: {', '.join(missing)}; {_topic_remedy(missing[0])}"
+                "`gazctl journals list` shows all"
             )
+
+
+def _topic_remedy(name: str) -> str:
+    """Return how to select the journals of a topic that was given instead of a journal."""
+    if "/" in name:
+        return ""
+    return f"`-l {name if '=' in name else f'topic={name}'}` selects the journals of a topic; "
 
 
 class _Selects(Protocol):

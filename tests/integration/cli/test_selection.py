@@ -74,6 +74,14 @@ def test_a_missing_journal_is_no_success(tool, topic, command):
     assert outcome.stderr.count("\n") == 1
     outcome = tool("journals", command, "--name", f"{topic}/absent", stdin=b"")
     assert (outcome.status, outcome.stdout) == (1, b"")
+    assert "topic=" not in outcome.stderr
+
+
+@pytest.mark.parametrize("label", ["", "topic="])
+def test_a_topic_instead_of_a_journal_is_told_how_it_is_selected(tool, topic, label):
+    outcome = tool("journals", "read", f"{label}{topic}")
+    assert (outcome.status, outcome.stdout) == (1, b"")
+    assert f"no such journal: {label}{topic}; `-l topic={topic}` selects" in outcome.stderr
 
 
 def test_write_heads_and_sizes_are_listed_where_they_are_wanted(tool, topic):
