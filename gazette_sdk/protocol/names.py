@@ -72,7 +72,11 @@ def validate_token(value: str, path: str, least: int, most: int) -> None:
     """
     _validate_length(value, path, least, most)
     if not _TOKEN(value):
-        raise ValidationError(f"not a valid token ({value!r})", kind="invalid_token", path=path)
+        raise ValidationError(
+            f"not a valid token ({value!r}); use letters, numbers and -_+/.",
+            kind="invalid_token",
+            path=path,
+        )
 
 
 def validate_path_characters(value: str, path: str, least: int, most: int) -> None:
@@ -84,7 +88,9 @@ def validate_path_characters(value: str, path: str, least: int, most: int) -> No
     _validate_length(value, path, least, most)
     if not _PATH(value):
         raise ValidationError(
-            f"not made of path characters ({value!r})", kind="invalid_token", path=path
+            f"not made of path characters ({value!r}); use letters, numbers and -_+/.=%",
+            kind="invalid_token",
+            path=path,
         )
 
 

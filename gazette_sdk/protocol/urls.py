@@ -137,7 +137,10 @@ def parse_store_url(url: str) -> StoreURL:
     """
     parts = _split(url, "")
     if not parts.scheme:
-        raise ValidationError(f"not absolute ({url!r})", kind="not_absolute")
+        raise ValidationError(
+            f"not absolute ({url!r}); a store is a URL such as s3://bucket/prefix/ or file:///",
+            kind="not_absolute",
+        )
     named = _NAMED_BY[parts.scheme](parts) if parts.scheme in _NAMED_BY else None
     if named is None:
         raise ValidationError(

@@ -64,7 +64,7 @@ def one_error(kind, *texts):
         ("ends/", "must be a clean path ('ends/': no `//`, no `.`, no trailing `/`)"),
         ("two//slashes", "must be a clean path ('two//slashes'"),
         ("up/../and/down", "must be a clean path ('up/../and/down'"),
-        ("with space", "not made of path characters ('with space')"),
+        ("with space", "not made of path characters ('with space'); use letters,"),
         ("abc", "invalid length (3; expected 4 <= length <= 512 bytes)"),
         ("x" * 600, "invalid length (600; expected 4 <= length <= 512 bytes)"),
     ],
