@@ -195,9 +195,10 @@ class Router:
             self.routes.invalidate(journal)
         if peer != SERVICE or target.member is not None:
             return error
+        hint = " (`gazette dev` starts one)" if "//localhost:" in self._address else ""
         return UnavailableError(
-            f"{error}; check that a broker runs at {self._address}, or set GAZETTE_ADDRESS to the "
-            "address of one",
+            f"{error}; check that a broker runs at {self._address}{hint}, or set GAZETTE_ADDRESS "
+            "to the address of one",
             journal=journal,
         )
 
