@@ -8,7 +8,13 @@ from gazette_sdk.framing.csv import Csv
 from gazette_sdk.framing.fixed import FixedProtobuf
 from gazette_sdk.framing.json_lines import JsonLines
 
-__all__ = ["framing_for", "register"]
+__all__ = ["NO_FRAMING_REMEDY", "framing_for", "register"]
+
+NO_FRAMING_REMEDY = (
+    "give the journal a content type with a framing, as with Journals().update(NAME,"
+    " content_type='application/x-ndjson') for JSON lines, or register a framing"
+)
+"""End of errors about a journal whose content type has no framing."""
 
 _RECOVERY_LOG = "application/x-gazette-recoverylog"
 

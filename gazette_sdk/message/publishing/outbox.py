@@ -6,6 +6,7 @@ from typing import Any
 
 from gazette_sdk.errors import FramingError, ValidationError
 from gazette_sdk.framing import JsonLines, framing_for
+from gazette_sdk.framing.registry import NO_FRAMING_REMEDY
 from gazette_sdk.message.kinds import kind_of
 from gazette_sdk.message.kinds.base import Kind
 from gazette_sdk.message.uuid import Stamp
@@ -48,9 +49,7 @@ class Outbox:
             self.framing = framing_for(content_type)
         except FramingError as error:
             raise FramingError(
-                f"{self.journal}: {error}; give the journal a content-type label which has a"
-                " framing, or register one",
-                journal=self.journal,
+                f"{self.journal}: {error}; {NO_FRAMING_REMEDY}", journal=self.journal
             ) from error
         self.tail = appender.queue.tail
         self.is_lines = type(self.framing) is JsonLines

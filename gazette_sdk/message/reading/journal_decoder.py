@@ -16,6 +16,7 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.framing import Cut, Cutter, Frames, Framing, framing_for
+from gazette_sdk.framing.registry import NO_FRAMING_REMEDY
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.kinds import Decoded, Kind, kind_of
 from gazette_sdk.message.reading.content_queue import Opened
@@ -293,9 +294,7 @@ def framing_and_kind(
         return framing, kind_of(message_type, framing.form, needs_uuid=sequenced)
     except FramingError as error:
         raise FramingError(
-            f"{journal}: determining framing: {error}; give the journal a content-type"
-            " label which has a framing, or register one",
-            journal=journal,
+            f"{journal}: determining framing: {error}; {NO_FRAMING_REMEDY}", journal=journal
         ) from error
     except ValidationError as error:
         reason = f"{journal}: {error.reason}"

@@ -199,6 +199,7 @@ def test_a_journal_without_content_type_is_named(transport):
     with pytest.raises(FramingError) as caught:
         list(Reader(dict, name="a/journal", transport=transport))
     assert case["error"] in str(caught.value)
+    assert "content_type='application/x-ndjson'" in str(caught.value)
     assert caught.value.journal == "a/journal"
 
 
