@@ -24,7 +24,7 @@ from gazette_sdk.journals.changes import apply_in_transactions, list_named
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.protocol.selectors import format_selector
+from gazette_sdk.protocol.selectors import format_selector, topic_hint
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.sources import Generated, generated
 from gazette_sdk.transport.backoff import pause
@@ -110,9 +110,10 @@ class ShardGenerator:
                     is_noted = True
                     _log.warning(
                         "no journal matches the sources of %s, %s; it waits for one: create it, or"
-                        " check the sources and the address of the broker",
+                        " check the sources and the address of the broker%s",
                         self._application.full_name,
                         format_selector(selector),
+                        "".join(map(topic_hint, self._application.source_names)),
                     )
                 try:
                     await self.generate([each.spec for each in watched.snapshot.journals])
