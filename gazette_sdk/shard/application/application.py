@@ -321,6 +321,7 @@ class Application(Generic[M, S]):
                 f"{name}: on_error={self.on_error!r}; use 'fail', 'skip' or"
                 " shard.dead_letters('JOURNAL')"
             )
+        _check_store(name, self.store)
         self._validate_sources(name)
         self._validate_hooks(name)
 
@@ -337,7 +338,8 @@ class Application(Generic[M, S]):
                 ) from error
 
     def _validate_hooks(self, name: str) -> None:
-        """Refuse a mixture of ``def`` and ``async def``."""
+        """Refuse a wrong signature, and a mixture of ``def`` and ``async def``."""
+        _check_signature(name, self.consume)
         wanted = self.is_async
         for hook in _HOOKS:
             if _is_inherited(self, hook):
@@ -352,6 +354,39 @@ class Application(Generic[M, S]):
                 f"{name}: its store works with `async def` hooks only; define them so, or use"
                 " another store"
             )
+
+
+def _check_store(name: str, store: object) -> None:
+    """Refuse what makes no store, such as ``dict``.
+
+    Raises:
+        ConfigurationError: it makes none.
+    """
+    is_built_in = isinstance(store, type) and store.__module__ == "builtins"
+    if is_built_in or not (store is None or callable(store) or hasattr(store, "for_shard")):
+        raise ConfigurationError(
+            f"{name}: store={store!r} is no store; use shard.JsonStore, shard.RocksStore,"
+            " shard.SqliteStore, a shard.SqlStore, or a class of your own with their methods"
+        )
+
+
+def _check_signature(name: str, consume: Callable[..., Any]) -> None:
+    """Refuse a function that cannot be called with a transaction and a message.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    try:
+        signature = inspect.signature(consume)
+    except ValueError:
+        return  # a function in C may have none
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{name}{signature} cannot be called with a transaction and a message: {error}; declare"
+            " it with (txn, message)"
+        ) from error
 
 
 def _is_inherited(application: Application[Any, Any], hook: str) -> bool:

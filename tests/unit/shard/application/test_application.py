@@ -79,6 +79,8 @@ def test_a_module_that_runs_as_main_needs_a_name():
     [
         ({"message": None}, "class of messages"),
         ({"store": None}, "no store"),
+        ({"store": dict}, r"totals: store=<class 'dict'> is no store; use shard\.JsonStore"),
+        ({"store": "rocks"}, "store='rocks' is no store"),
         ({"min_txn_s": -1}, "min_txn_s"),
         ({"max_txn_s": 0}, "max_txn_s"),
         ({"hot_standbys": -1}, "hot_standbys"),
@@ -92,6 +94,36 @@ def test_a_module_that_runs_as_main_needs_a_name():
 def test_values_that_cannot_be_used_are_refused(declared, text):
     with pytest.raises((ConfigurationError, ValidationError), match=text):
         made(**declared)
+
+
+def test_a_function_takes_a_transaction_and_a_message():
+    declare = shard.handler(message=Order, store=Store)
+    with pytest.raises(ConfigurationError, match=r"one\(order\) cannot .*\(txn, message\)$"):
+
+        @declare
+        def one(order):
+            """Nothing."""
+
+    with pytest.raises(ConfigurationError, match=r"three\(txn, order, more\) .*'more'"):
+
+        @declare
+        async def three(txn, order, more):
+            """Nothing."""
+
+    @declare
+    def with_default(txn, order, more=None):
+        """Nothing."""
+
+    declare(print)
+
+    class Method(shard.Application):
+        message, store = Order, Store
+
+        def consume(self, order):
+            """Nothing."""
+
+    with pytest.raises(ConfigurationError, match=r"Method\(order\)"):
+        Method()
 
 
 def test_dead_letters_need_a_journal():
