@@ -48,8 +48,7 @@ class Program:
         commands: its commands.
         ini: name of its INI file.
         ini_guests: options that other programs read from the same INI file.
-        shared: options of all commands whose first word is the key. They may stand before or
-            behind the words that follow.
+        shared: options of all commands whose first word is the key. They may stand anywhere.
         aliases: environment variables, each with the variable that replaces it if it is not set.
         sibling: import path ``package.module:PROGRAM`` of the other program, which may have a
             command that this one lacks; empty for none.
@@ -154,7 +153,7 @@ class Program:
         rest, words = list(arguments), list[str]()
         while any(each.name.split()[: len(words)] == words for each in self.commands):
             exact = next((each for each in self.commands if each.name.split() == words), None)
-            groups = self.shared.get(words[0], ()) if words else ()
+            groups = self.shared.get(words[0], ()) if words else self.all_groups()
             place = first_positional((*exact.groups, *groups) if exact else groups, rest)
             if place is None:
                 break

@@ -134,8 +134,9 @@ def test_a_mistake_is_one_line_and_status_1(gazctl, arguments, problem):
     assert outcome.stderr.count("\n") == 1
 
 
-def test_options_of_parent_commands_stand_on_either_side(gazctl):
+def test_options_of_parent_commands_stand_anywhere(gazctl):
     for arguments in (
+        ["--broker.address", "http://a:1", "journals", "apply", "--dry-run"],
         ["journals", "--broker.address", "http://a:1", "apply", "--dry-run"],
         ["journals", "--broker.address=http://a:1", "--zone", "z", "apply", "--dry-run"],
         ["journals", "apply", "--dry-run", "--broker.address", "http://a:1"],
