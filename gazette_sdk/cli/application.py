@@ -32,7 +32,9 @@ def import_application(place: str) -> Application[Any, Any]:
     """
     module_name, colon, name = place.partition(":")
     if not module_name or not colon or not name:
-        raise ConfigurationError(f"{place!r} names no application; write MODULE:APPLICATION")
+        raise ConfigurationError(
+            f"{place!r} names no application; write MODULE:APPLICATION, such as orders:totals"
+        )
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

@@ -40,9 +40,11 @@ def etcd_of_dev(address: str, *, remedy: str, broker_remedy: str) -> str:
             ) from error
         raise ConfigurationError(f"the broker at {address} answers {error}; {remedy}") from error
     except (URLError, OSError, ValueError, AttributeError) as error:
+        reason = error.reason if isinstance(error, URLError) else error
+        text = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
         raise ConfigurationError(
-            f"the broker at {address} cannot be asked for its Etcd: {error}; start it, or "
-            f"{broker_remedy}"
+            f"the broker at {address} cannot be asked for its Etcd: {text}; start it, as by "
+            f"`gazette dev`, or {broker_remedy}"
         ) from error
     if not isinstance(found, str) or not found:
         raise ConfigurationError(f"the broker at {address} does not tell its Etcd; {remedy}")

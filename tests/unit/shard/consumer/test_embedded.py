@@ -215,7 +215,9 @@ def test_the_broker_is_asked_for_etcd(cluster, monkeypatch):
 
 def test_a_broker_that_does_not_answer_is_named_with_the_parameter(monkeypatch):
     monkeypatch.setenv("GAZETTE_ADDRESS", "http://localhost:1")
-    with pytest.raises(ConfigurationError, match=r"localhost:1 .*transport=connect") as caught:
+    with pytest.raises(
+        ConfigurationError, match=r"localhost:1 .*: Connection refused; .*transport=connect"
+    ) as caught:
         EmbeddedConsumer(Totals("asking")).start()
     assert "--" not in str(caught.value)
 
