@@ -249,16 +249,28 @@ class EmbeddedCluster(sdk_loop.LoopStartable):
 
     async def _resumed(self) -> None:
         """Wait until the journals of an earlier run are served again, with a limit."""
-        keyspace = self._brokers[0].broker.keyspace
+        replication = {
+            item.id: desired_replication(item.value)
+            for item in self._brokers[0].broker.keyspace.items()
+        }
+        count = self._broker_count
+        if short := [name for name, wanted in replication.items() if wanted > count]:
+            most = max(replication.values())
+            _log.warning(
+                "%d journals, such as %s, want more replicas than the cluster has brokers, and"
+                " take no appends: start it with %d brokers (`gazette dev --brokers %d`), or lower"
+                " their replication with `gazctl journals edit`",
+                len(short),
+                short[0],
+                most,
+                most,
+            )
         try:
             async with asyncio.timeout(RESUME_TIMEOUT_S):
-                for item in list(keyspace.items()):
-                    await self._served(item.id)
+                for name in replication.keys() - set(short):
+                    await self._served(name)
         except TimeoutError:
-            _log.warning(
-                "some journals are not served after %.0f s: they may require more brokers",
-                RESUME_TIMEOUT_S,
-            )
+            _log.warning("some journals are not served after %.0f s", RESUME_TIMEOUT_S)
 
     async def _keep(self, index: int) -> None:
         """Replace a broker each time when it lost its lease.
