@@ -23,16 +23,16 @@ Gazette is running at {address}
 {others}Everything is kept in {data}; Ctrl-C stops it. `gazette dev` continues with that data.
 
   Create a journal:
-    gazctl journals create{flag} examples/foobar --partitions 0
+    gazctl journals create{flag} examples/hello --partitions 0
 
   Append to it and read it:
-    echo '{{"hello": "world"}}' | curl -X PUT --data-binary @- {address}/examples/foobar
-    curl "{address}/examples/foobar?offset=0"
-    gazctl journals read{flag} -l name=examples/foobar
+    echo '{{"hello": "world"}}' | curl -X PUT --data-binary @- {address}/examples/hello
+    curl "{address}/examples/hello?offset=0"
+    gazctl journals read{flag} -l name=examples/hello
 
 {controls}  From Python{where}:
     from gazette_sdk import Reader
-    for envelope in Reader(dict, "name=examples/foobar", block=False):
+    for envelope in Reader(dict, "name=examples/hello", block=False):
         print(envelope.message)
 """
 

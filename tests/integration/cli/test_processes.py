@@ -101,7 +101,7 @@ def test_what_it_prints_works(tmp_path):
         ["sh", "-c", shell], env=environ, capture_output=True, timeout=TIMEOUT_S, check=True
     )
     created, content = found.stdout.split(b'{"', 1)
-    assert b"examples/foobar" in created
+    assert b"examples/hello" in created
     assert b"created" in created
     assert b'{"' + content == b'{"hello": "world"}\n' * 2
     python = "\n".join(line[4:] for line in text[text.index("    from gaz") :].splitlines())
