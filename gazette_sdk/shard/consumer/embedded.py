@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Self, TypeVar
 
 from gazette_sdk.cluster.member_process import EtcdConfig
-from gazette_sdk.errors import ClosedError, GazetteError
+from gazette_sdk.errors import ClosedError, ConfigurationError, GazetteError
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Authority
 from gazette_sdk.server.http import is_local_name
@@ -81,7 +81,7 @@ class EmbeddedConsumer(sdk_loop.LoopStartable):
         config: further fields of :class:`~gazette_sdk.shard.consumer.config.ConsumerConfig`.
 
     Raises:
-        ConfigurationError: ``transport`` is none.
+        ConfigurationError: ``application`` or ``transport`` is none.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class EmbeddedConsumer(sdk_loop.LoopStartable):
         **config: Any,
     ) -> None:
         check_transport(transport)
+        _check_application(application)
         self._application = application
         self._given_transport = transport
         self._transport = transport
@@ -272,3 +273,16 @@ class EmbeddedConsumer(sdk_loop.LoopStartable):
                 self._application.full_name,
                 error,
             )
+
+
+def _check_application(application: object) -> None:
+    """Refuse what is no application, such as its class.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    if not isinstance(application, Application):
+        raise ConfigurationError(
+            f"{application!r} is no application; give a function decorated with shard.handler, or"
+            " an object of a subclass of shard.Application"
+        )

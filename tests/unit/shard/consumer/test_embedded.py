@@ -213,6 +213,12 @@ def test_the_broker_is_asked_for_etcd(cluster, monkeypatch):
     asyncio.run(work())
 
 
+@pytest.mark.parametrize("given", [Totals, print, "orders:totals"])
+def test_what_is_no_application_is_refused(given):
+    with pytest.raises(ConfigurationError, match="is no application; give a function decorated"):
+        EmbeddedConsumer(given)
+
+
 def test_a_broker_that_does_not_answer_is_named_with_the_parameter(monkeypatch):
     monkeypatch.setenv("GAZETTE_ADDRESS", "http://localhost:1")
     with pytest.raises(
