@@ -118,9 +118,14 @@ class FragmentStoreTransport(Transport):
     # ----------------------------------------------------------------- journals
 
     async def list(self, request: pb.ListRequest) -> AsyncGenerator[pb.ListResponse, None]:
-        """Yield journals whose fragments are in the store. A watch lists again at intervals."""
+        """Yield journals whose fragments are in the store. A watch lists again at intervals.
+
+        Raises:
+            ValidationError: they are selected by a label that they do not have here.
+        """
         rpc.validate(request)
         selector = rewrite_prefix(request.selector)
+        self._check_labels(selector)
         last: list[bytes] | None = None
         self._revision = max(self._revision, request.watch_resume.etcd.revision + 1)
         while True:
@@ -136,6 +141,16 @@ class FragmentStoreTransport(Transport):
             if not request.watch:
                 return
             await asyncio.sleep(self._refresh_interval_s)
+
+    def _check_labels(self, selector: pb.LabelSelector) -> None:
+        """Refuse a label that only brokers know, such as a topic: it would select nothing."""
+        for label in selector.include.labels:
+            if label.value and label.name not in {labels.NAME, labels.CONTENT_TYPE}:
+                raise ValidationError(
+                    f"{self.url} is a fragment store, whose journals have no label {label.name!r};"
+                    " select them by name=NAME or prefix=DIRECTORY/",
+                    kind="no_labels",
+                )
 
     def _listing(self, specs: Sequence[pb.JournalSpec]) -> pb.ListResponse:
         return pb.ListResponse(

@@ -145,6 +145,15 @@ async def test_fragments_removed_after_they_were_listed_are_passed_over(tmp_path
 
 
 @in_loop
+async def test_labels_that_only_brokers_know_are_refused(tmp_path):
+    store(tmp_path, "orders/part-000", 0, b"x")
+    async with at(tmp_path) as transport:
+        with pytest.raises(errors.ValidationError, match=r"no label 'topic'; .* prefix=DIRECTORY/"):
+            await list_journals(transport, "topic=orders")
+        assert (await list_journals(transport, "prefix=orders/")).journals
+
+
+@in_loop
 async def test_journals_are_the_directories_with_fragments(tmp_path):
     store(tmp_path, "topic/orders/part-000", 0, b"x", codec=pb.GZIP)
     store(tmp_path, "topic/orders/part-001", 0, b"x")
