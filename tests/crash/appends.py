@@ -9,6 +9,7 @@ or unknown, because the answer was lost (it is there whole, or not at all).
 from __future__ import annotations
 
 import random
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
@@ -77,11 +78,26 @@ def append_over_http(url: str, content: bytes, timeout_s: float = 30.0) -> int:
 
 
 def read_over_http(url: str, timeout_s: float = 30.0) -> bytes:
-    """The journal's content, from offset 0 to its head."""
-    try:
-        with urllib.request.urlopen(f"{url}?offset=0", timeout=timeout_s) as response:
-            return response.read()
-    except urllib.error.HTTPError as error:
-        if error.code == 416:  # nothing has been appended
-            return b""
-        raise
+    """The journal's content, from offset 0 to its write head.
+
+    What one broker alone held when it was cut off reaches the others after the next appends: until
+    then, their content ends there.
+
+    Raises:
+        TimeoutError: the content still ends before the write head.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            with urllib.request.urlopen(f"{url}?offset=0", timeout=timeout_s) as response:
+                content: bytes = response.read()
+                head = int(response.headers["X-Write-Head"])
+        except urllib.error.HTTPError as error:
+            if error.code == 416:  # nothing has been appended
+                return b""
+            raise
+        if len(content) >= head:
+            return content
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{url} ends at offset {len(content)}, and its head is {head}")
+        time.sleep(0.1)

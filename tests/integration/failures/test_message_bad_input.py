@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from gazette_sdk import JsonMessage, Publisher, Reader
+from gazette_sdk import JsonMessage, Publisher, Reader, connect
 from gazette_sdk.errors import (
     DecodeError,
     DesyncError,
@@ -25,7 +25,7 @@ from gazette_sdk.message import mapping
 from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
 from gazette_sdk.message.kinds import kind_of
 from gazette_sdk.message.uuid import Stamp, build_uuid, new_producer_id
-from integration.failures.journals import append, spec, within
+from integration.failures.journals import append, run, spec, wait_until_stored, within
 from integration.failures.reading import messages
 from support.protobuf_messages import Gram
 
@@ -298,7 +298,7 @@ def test_a_journal_without_framing_is_reported_to_readers_and_publishers(
     def is_clear(error):
         assert type(error) is FramingError
         assert error.journal == name
-        for told in (name, f"unrecognized content-type ({content_type})", "content-type label"):
+        for told in (name, f"unrecognized content-type ({content_type})", "content_type="):
             assert told in str(error)
         assert "\n" not in str(error)
 
@@ -317,6 +317,20 @@ def test_a_journal_without_framing_is_reported_to_readers_and_publishers(
         with pytest.raises(FramingError) as caught:
             publisher.publish_batch([{"number": 1}])
         is_clear(caught.value)
+
+
+def test_a_store_read_directly_needs_its_content_type(cluster, name):
+    cluster.apply(spec(name, length=1024))
+    for _ in range(2):
+        append(cluster.transport, name, b"{}\n" * 512)
+    wait_until_stored(cluster, name)
+    store = connect(f"file://{cluster.fragments}")
+    with within(5), Reader(dict, name=name, transport=store) as reader:
+        found, error = messages(reader)
+    run(store.aclose())
+    assert found == []
+    assert isinstance(error, FramingError)
+    assert "content-type" in str(error)
 
 
 @pytest.mark.parametrize("kind", ["csv", "protobuf"])
