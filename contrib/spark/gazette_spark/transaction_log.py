@@ -62,7 +62,7 @@ ACKNOWLEDGED_AT_ONCE = 32
 """Journals whose acknowledgements are written at the same time."""
 
 NOT_FOUND_ATTEMPTS_MAX = 5
-"""A log that was just created may not have reached its broker yet."""
+"""A journal that was just created may not be known to its broker yet."""
 
 
 def intents_text(intents: AckIntents) -> str:
@@ -206,17 +206,18 @@ class TransactionLog:
 
         async def write(journal: str, content: bytes) -> bool:
             async with limit:
-                try:
-                    return (await self._append(journal, content)).is_clean
-                except JournalNotFoundError:
-                    logger.warning(
-                        "%s was deleted: messages of transaction %s of %s that were written to it"
-                        " are gone",
-                        journal,
-                        record.number,
-                        self.journal,
-                    )
-                    return True
+                for attempt in range(NOT_FOUND_ATTEMPTS_MAX):
+                    try:
+                        return (await self._append(journal, content)).is_clean
+                    except JournalNotFoundError:
+                        await pause(attempt)
+            logger.warning(
+                "%s was deleted: messages of transaction %s of %s that were written to it are gone",
+                journal,
+                record.number,
+                self.journal,
+            )
+            return True
 
         written = await asyncio.gather(
             *(write(journal, bytes(content)) for journal, content in frames.items()),

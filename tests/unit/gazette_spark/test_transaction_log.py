@@ -263,6 +263,16 @@ def test_a_journal_that_was_deleted_is_passed_over_with_a_warning(transport, log
     assert lines(transport)[-1] == {"done": 0, "clean": True}
 
 
+def test_a_broker_that_does_not_know_a_new_journal_yet_is_asked_again(transport, log, caplog):
+    work(log.commit(stream(0), [], 0))
+    # look, decide, look, acknowledge
+    transport.append_faults = [None, None, None, pb.JOURNAL_NOT_FOUND]
+    work(log.commit(stream(1), [intents_of_job("own")], 1))
+    assert acks(transport) == ["own"]
+    assert lines(transport)[-1] == {"done": 1, "clean": True}
+    assert "was deleted" not in caplog.text
+
+
 def test_an_acknowledgement_that_was_sent_twice_is_not_clean(transport, log):
     work(log.commit(stream(0), [], 0))
     # look, decide, look, acknowledge
