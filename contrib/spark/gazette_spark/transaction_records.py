@@ -181,7 +181,8 @@ class LogTail:
             return True
         if self.number is None or (self.is_undone and self.number not in self.records):
             return False
-        if number is not None and number < min(self.records, default=self.number):
+        oldest = min(self.records, default=self.number + 1)
+        if number is not None and number <= self.number and number < oldest:
             return False
         return since is None or self.begin <= since
 

@@ -15,7 +15,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import on_sdk_loop, run
 from gazette_spark import transaction_log
 from gazette_spark.transaction_log import TransactionLog, intents_text
-from gazette_spark.transaction_records import Commit, WriterKind, line_of
+from gazette_spark.transaction_records import Commit, Fate, WriterKind, fate_of, line_of
 from support.memory_transport import MemoryTransport
 
 LOG = "gazette-spark/transactions/a-query"
@@ -380,6 +380,14 @@ def test_a_long_log_is_read_from_its_end(transport, log):
     tail = work(log.read(1))
     assert tail.begin == 0
     assert work(log.read()).begin > 0
+
+
+def test_the_record_of_an_earlier_transaction_is_read_though_it_is_long(transport, log):
+    work(log.commit(stream(0), [], 0))
+    work(log.commit(stream(1), [intents_of_job("own")] * 4000, 1))
+    assert len(transport.journals[LOG].content) > 2 * transaction_log.WINDOW_BYTES
+    tail = work(log.read(1))
+    assert fate_of(tail, 1, "", intents_of_job("own")) is Fate.ACKNOWLEDGED
 
 
 def test_without_journals_to_write_no_log_is_created(log):
