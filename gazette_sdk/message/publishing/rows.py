@@ -80,9 +80,24 @@ def table_of(messages: Any) -> pa.Table:
 
 
 def rows_of(table: pa.Table, begin: int, count: int) -> Rows:
-    """Rows of a table, in order. The column ``UUID`` is left out: each row gets one of its own."""
+    """Rows of a table, in order. The column ``UUID`` is left out: each row gets one of its own.
+
+    Raises:
+        ValidationError: a column has a value that no Python object is for.
+    """
     part = table.slice(begin, count)
-    columns = {name: _values(part.column(name)) for name in part.column_names if name != _UUID}
+    columns: dict[str, list[Any]] = {}
+    for name in part.column_names:
+        if name == _UUID:
+            continue
+        try:
+            columns[name] = _values(part.column(name))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValidationError(
+                f"a value of column {name!r}, of type {part.column(name).type}, cannot be written:"
+                f" {error}; cast the column to string, or leave these rows out",
+                kind="columns",
+            ) from error
     made = _row_class(tuple(columns))
     rows = Rows(map(made, *columns.values())) if columns else Rows(made() for _ in range(count))
     rows.columns = columns
@@ -120,10 +135,25 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
     kind = column.type
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         return _nanosecond_texts(column)
-    if pa.types.is_map(kind):
-        return [None if pairs is None else dict(pairs) for pairs in column.to_pylist()]
     values: list[Any] = column.to_pylist()
+    if "map<" in str(kind):
+        return [_with_objects(value, kind) for value in values]
     return values
+
+
+def _with_objects(value: Any, kind: pa.DataType) -> Any:
+    """Return a value whose maps, which are lists of pairs, are dictionaries at any depth."""
+    import pyarrow as pa  # noqa: PLC0415 - only where columns are given
+
+    if value is None:
+        return None
+    if pa.types.is_map(kind):
+        return {key: _with_objects(item, kind.item_type) for key, item in value}
+    if isinstance(value, list):
+        return [_with_objects(item, kind.value_type) for item in value]
+    if pa.types.is_struct(kind):
+        return {field.name: _with_objects(value[field.name], field.type) for field in kind}
+    return value
 
 
 def _nanosecond_texts(column: pa.ChunkedArray) -> list[str | None]:

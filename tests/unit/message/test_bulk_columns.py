@@ -82,6 +82,41 @@ def test_columns_are_written_as_rows(transport):
     assert set(empty.values()) == {None}
 
 
+def test_maps_are_objects_at_any_depth(transport):
+    transport.create("a/journal")
+    counts = pa.map_(pa.string(), pa.int64())
+    nested = {
+        "list": pa.array([[[("k", 1)], None], None], pa.list_(counts)),
+        "struct": pa.array(
+            [{"m": [("k", 1)], "n": 2}, None], pa.struct([("m", counts), ("n", pa.int64())])
+        ),
+        "map": pa.array([[("a", [("k", 1)])], []], pa.map_(pa.string(), counts)),
+    }
+    with Publisher(TO, transport=transport) as publisher:
+        publisher.publish_batch(pa.record_batch(nested)).result(WAIT_S)
+    assert bare(transport, "a/journal") == [
+        {"list": [{"k": 1}, None], "struct": {"m": {"k": 1}, "n": 2}, "map": {"a": {"k": 1}}},
+        {"list": None, "struct": None, "map": {}},
+    ]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([10**18], pa.timestamp("us", "UTC")),
+        pa.array([[([1], 1)]], pa.map_(pa.list_(pa.int64()), pa.int64())),
+    ],
+    ids=["time after the year 9999", "map with lists as keys"],
+)
+def test_a_value_that_python_cannot_hold_is_refused_with_its_column(transport, column):
+    transport.create("a/journal")
+    with (
+        Publisher(TO, transport=transport) as publisher,
+        pytest.raises(ValidationError, match=r"a value of column 'odd', of type .*cast the column"),
+    ):
+        publisher.publish_batch(pa.record_batch({"odd": column}))
+
+
 KEYS = [
     itemgetter("customer"),
     attrgetter("customer"),
