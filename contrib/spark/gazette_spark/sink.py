@@ -8,6 +8,7 @@ there is nothing to undo, and ``abort`` may come behind a commit that failed hal
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,11 +23,14 @@ from pyspark.sql.datasource import (
 )
 
 from gazette_sdk.errors import ConfigurationError, GazetteError
+from gazette_sdk.transport import Transport
 from gazette_sdk.transport import loop as sdk_loop
+from gazette_sdk.transport.backoff import pause
+from gazette_sdk.transport.listing import NO_ANSWER
 from gazette_spark.connection import open_transport
 from gazette_spark.failure import clear_errors
 from gazette_spark.producers import TaskTransaction, lend_publisher
-from gazette_spark.rows import row_form
+from gazette_spark.rows import RowForm, row_form
 from gazette_spark.transaction_log import TransactionLog, intents_of, intents_text
 from gazette_spark.transaction_records import Commit, WriterKind
 from gazette_spark.write_options import UNNAMED, WriteOptions, log_name
@@ -34,6 +38,9 @@ from gazette_spark.write_options import UNNAMED, WriteOptions, log_name
 __all__ = ["GazetteBatchWriter", "GazetteStreamWriter", "PreparedCommit"]
 
 logger = logging.getLogger(__name__)
+
+PATIENCE_S = 30.0
+"""A task waits as long for brokers that are started again, as a Publisher does for its journals."""
 
 PRODUCERS_WARN = 4
 """With more producers in one journal, committed readers read it several times."""
@@ -142,8 +149,8 @@ def _write(
 ) -> PreparedCommit:
     rows = length_bytes = 0
     with clear_errors(), lend_publisher(options.url) as lent:
+        form = sdk_loop.run(_patient_form(lent.transport, options))
         is_repeated = lent.settle(transaction)
-        form = sdk_loop.run(row_form(lent.transport, options))
         with lent.publisher.transaction(mapping=form.mapping) as txn:
             for batch in batches:
                 if batch.num_rows:
@@ -155,6 +162,24 @@ def _write(
     return PreparedCommit(
         transaction, intents_text(prepared.intents), rows, length_bytes, is_repeated
     )
+
+
+async def _patient_form(transport: Transport, options: WriteOptions) -> RowForm:
+    """Return the form of messages. A restart of the brokers is waited for, as far as it is short.
+
+    Raises:
+        GazetteError: no broker answered in time, or the journals cannot be written.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    attempt = 0
+    while True:
+        try:
+            return await row_form(transport, options)
+        except NO_ANSWER:
+            if time.monotonic() > deadline:
+                raise
+        await pause(attempt)
+        attempt += 1
 
 
 def _commit(

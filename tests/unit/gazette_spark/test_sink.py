@@ -1,0 +1,66 @@
+"""Tasks of the sink, without Spark: how long they wait for brokers."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as st
+
+from gazette_sdk.errors import UnavailableError
+from gazette_spark import producers, sink
+from gazette_spark.producers import TaskTransaction
+from gazette_spark.sink import GazetteBatchWriter, PreparedCommit
+from gazette_spark.write_options import WriteOptions
+from support.memory_transport import MemoryTransport
+
+SCHEMA = st.StructType([st.StructField("n", st.LongType())])
+STREAM = TaskTransaction("gazette-spark/transactions/a-query", 3, "")
+
+
+class Restarting(MemoryTransport):
+    """A cluster whose brokers do not answer the first listings."""
+
+    failures = 0
+
+    async def list(self, request):
+        if self.failures:
+            self.failures -= 1
+            raise UnavailableError("cannot connect to the brokers")
+        async for response in super().list(request):
+            yield response
+
+
+@pytest.fixture
+def transport(monkeypatch) -> Restarting:
+    made = Restarting()
+    made.create("a/target", topic="target")
+    monkeypatch.setattr(producers, "open_transport", lambda _url: made)
+    monkeypatch.setattr(sink, "open_transport", lambda _url: made)
+    monkeypatch.setattr(producers, "_idle", {})
+    return made
+
+
+def write(transaction: TaskTransaction) -> PreparedCommit:
+    options = WriteOptions.parse({"journals": "topic=target"}, SCHEMA, is_stream=True)
+    return sink._write(options, transaction, iter([pa.record_batch({"n": [1, 2]})]))
+
+
+def test_a_task_waits_for_brokers_that_are_started_again(transport):
+    transport.failures = 3
+    assert write(STREAM).rows == 2
+    assert transport.content_of("a/target").count(b"\n") == 2
+
+
+def test_a_task_gives_up_brokers_that_do_not_come_back_and_says_which(transport, monkeypatch):
+    monkeypatch.setattr(sink, "PATIENCE_S", 0.1)
+    transport.failures = 1000
+    with pytest.raises(UnavailableError, match="cannot connect to the brokers"):
+        write(STREAM)
+    assert transport.closed
+
+
+def test_a_batch_write_without_brokers_fails_before_its_tasks(transport):
+    transport.failures = 1
+    options = WriteOptions.parse({"journals": "topic=target"}, SCHEMA, is_stream=False)
+    with pytest.raises(UnavailableError, match="cannot connect to the brokers"):
+        GazetteBatchWriter(options)
