@@ -4,11 +4,14 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.errors import ConfigurationError
 from gazette_spark.pipelines import BackfilledFiles, backfill
+from gazette_spark.pipelines.backfill import _application_id
+from support.spark_writes import committed
 
 pytest_plugins = ["support.spark"]
 
@@ -66,6 +69,47 @@ def test_a_back_fill_that_ended_between_transactions_is_completed_by_the_next_ru
     assert Counter((row["cents"], row["customer"]) for row in orders) == Counter(rows)
     journals = {row["customer"]: row["_journal"] for row in orders}
     assert all(journals[row["customer"]] == row["_journal"] for row in orders)
+
+
+@pytest.mark.timeout(300)
+def test_all_columns_and_rows_of_each_file_are_published_and_lines_that_are_none_are_refused(
+    spark: SparkSession, gazette: EmbeddedCluster, tmp_path: Path
+):
+    gazette.apply(SPECS)
+    target = {"address": gazette.address, "journals": "topic=orders"}
+
+    def run(name: str, **options: str) -> None:
+        backfill(spark, str(tmp_path / name), target, **options)
+
+    spark.sql("select 1 a").write.parquet(str(tmp_path / "columns"))
+    spark.sql("select 2 a, 3 b").write.mode("append").parquet(str(tmp_path / "columns"))
+    run("columns")
+    found = committed(gazette, "topic=orders")
+    assert sorted(found, key=lambda row: row["a"]) == [{"a": 1, "b": None}, {"a": 2, "b": 3}]
+
+    (tmp_path / "names").mkdir()
+    for number, name in enumerate(["part1", "part[1]", "part?", "{part}"]):
+        (tmp_path / "names" / f"{name}.json").write_text(f'{{"n": {number}}}')
+    run("names", format="json", schema="n long")
+    found = committed(gazette, "topic=orders")
+    assert sorted(row["n"] for row in found if "n" in row) == [0, 1, 2, 3]
+
+    (tmp_path / "lines").mkdir()
+    for line in ('{"n": 5, "tor', '{"n": "five"}'):
+        (tmp_path / "lines" / "bad.json").write_text(f'{{"n": 4}}\n{line}\n')
+        with pytest.raises(Py4JJavaError, match=r"reading file file:.*/lines/bad\.json"):
+            run("lines", format="json", schema="n long")
+    assert committed(gazette, "topic=orders") == found
+
+
+def test_a_run_is_that_of_the_same_transactions_and_cluster_whatever_its_address():
+    files = [(f"/files/{name}", 1) for name in "abc"]
+    target = {"address": "http://broker-1:8080", "journals": "topic=orders"}
+    own = _application_id([files[:2], files[2:]], target)
+    assert own == _application_id([files[:2], files[2:]], {"journals": "topic=orders"})
+    # The second transaction of the first run has file c, and here b: it must not pass for it.
+    assert own != _application_id([files[:1], files[1:2], files[2:]], target)
+    assert own != _application_id([files[:2], files[2:]], {**target, "journals": "topic=others"})
 
 
 def test_a_directory_without_files_is_refused(spark: SparkSession, tmp_path: Path):

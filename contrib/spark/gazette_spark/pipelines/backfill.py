@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,6 +20,9 @@ from gazette_sdk.errors import ConfigurationError
 from gazette_spark.pipelines.lake import Lake
 
 __all__ = ["BackfilledFiles", "backfill"]
+
+READ_OPTIONS = {"mode": "FAILFAST", "mergeSchema": "true"}
+"""A row that cannot be read is an error, and columns that only some files have are read."""
 
 TRANSACTION_BYTES = 1 << 30
 """Size of a transaction's files. What is published is read by others when it is complete."""
@@ -57,23 +61,26 @@ def backfill(
         target: options of the data source ``gazette`` for writing: ``journals``, ``key``.
         format: format of the files.
         schema: schema of the rows; by default that of the files.
-        transaction_bytes: greatest size of the files of a transaction of several files.
+        transaction_bytes: greatest size of the files of a transaction of several files. Another
+            size makes other transactions, which publish the files once more.
         on_transaction: called with the result of each transaction when it is committed.
 
     Raises:
         ConfigurationError: there are no files.
+        PySparkException: a row cannot be read, or its transaction failed. Those before stay.
     """
     found = sorted(Lake(spark, files).files())
     if not found:
         raise ConfigurationError(f"there are no files to publish in {files}")
     transactions: list[BackfilledFiles] = []
-    application = _application_id(found, target)
-    reader = spark.read.format(format)
+    groups = _groups(found, transaction_bytes)
+    application = _application_id(groups, target)
+    reader = spark.read.format(format).options(**READ_OPTIONS)
     if schema is not None:
         reader = reader.schema(schema)
-    for number, group in enumerate(_groups(found, transaction_bytes)):
+    for number, group in enumerate(groups):
         (
-            reader.load([url for url, _ in group])
+            reader.load([_escaped(url) for url, _ in group])
             .write.format("gazette")
             .options(**target, txnAppId=application, txnVersion=str(number))
             .mode("append")
@@ -86,10 +93,19 @@ def backfill(
     return transactions
 
 
-def _application_id(files: Sequence[tuple[str, int]], target: Mapping[str, str]) -> str:
-    """Return the writer's id: equal for equal files and targets."""
-    text = json.dumps([files, sorted(target.items())])
+def _application_id(groups: Sequence[Sequence[tuple[str, int]]], target: Mapping[str, str]) -> str:
+    """Return the writer's id: equal for equal files of each transaction, and equal journals.
+
+    A cluster has many addresses, and its logs tell what it has.
+    """
+    options = sorted(each for each in target.items() if each[0].lower() != "address")
+    text = json.dumps([groups, options])
     return f"backfill-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _escaped(url: str) -> str:
+    """Return the URL of a file as a pattern that matches only this file."""
+    return re.sub(r"[\\{}\[\]*?]", r"\\\g<0>", url)
 
 
 def _groups(files: Sequence[tuple[str, int]], limit_bytes: int) -> list[list[tuple[str, int]]]:
