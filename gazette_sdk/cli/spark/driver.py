@@ -1,20 +1,26 @@
 """Program that ``spark-submit`` runs: one pipeline, its progress and its summary.
 
-Its argument is a JSON array of the pipeline's name, the format of the summary, and its options.
+Its argument is a JSON array of the pipeline's name, the format of the summary, its options, and a
+directory for its outcome: ``spark-submit`` mixes what a program writes to standard output and to
+standard error. The files are ``summary`` and, if it failed, ``failure``.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, astuple, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from gazette_sdk.cli.formats import iec_bytes, write_table
+from gazette_sdk.cli.failure import explain
+from gazette_sdk.cli.formats import NONE, iec_bytes, write_table
 from gazette_sdk.cli.spark.settings import (
     BackfillSettings,
     CompactSettings,
@@ -28,9 +34,13 @@ from gazette_spark import GazetteDataSource, pipelines
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = ["main"]
+__all__ = ["main", "reason_of"]
 
 METADATA = "_journal string, _offset long, _uuid string, _time timestamp"
+
+_PREFIX = re.compile(r"^(Caused by)?: ")
+_CODE = re.compile(r" *SQLSTATE: .*")
+"""What Spark writes in front of a message, and behind it."""
 
 R = TypeVar("R", bound="DataclassInstance")
 
@@ -39,29 +49,36 @@ Rows = tuple[Sequence[str], Sequence[Sequence[Any]]]
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a pipeline and print its summary; return the exit status."""
-    name, output, options = json.loads(arguments[0])
+    """Run a pipeline and write its outcome; return the exit status."""
+    name, output, options, directory = json.loads(arguments[0])
     spark = SparkSession.builder.getOrCreate()
     try:
         spark.dataSource.register(GazetteDataSource)
-        (headers, rows), status = PIPELINES[name](spark, options)
-    except (GazetteError, PySparkException) as error:
-        sys.stderr.write(f"gazette spark {name}: {_last_line(error)}\n")
-        return 1
+        (headers, rows), failure = PIPELINES[name](spark, options)
+        with Path(directory, "summary").open("w", encoding="utf-8") as file:
+            _write_summary(output, headers, rows, file)
+    except (GazetteError, PySparkException, Py4JError) as error:
+        failure = reason_of(error)
     finally:
         spark.stop()
+    if failure:
+        Path(directory, "failure").write_text(failure, encoding="utf-8")
+    return 1 if failure else 0
+
+
+def _write_summary(
+    output: str, headers: Sequence[str], rows: Sequence[Sequence[Any]], file: TextIO
+) -> None:
     if output == "json":
         for row in rows:
             record = dict(zip(headers, row, strict=True))
-            sys.stdout.write(f"{json.dumps(record, default=str)}\n")
-    else:
-        write_table(
-            headers, [[_cell(*cell) for cell in zip(headers, row, strict=True)] for row in rows]
-        )
-    return status
+            file.write(f"{json.dumps(record, default=str)}\n")
+        return
+    cells = [[_cell(*cell) for cell in zip(headers, row, strict=True)] for row in rows]
+    write_table(headers, cells, file)
 
 
-def _export(spark: SparkSession, options: Mapping[str, Any]) -> tuple[Rows, int]:
+def _export(spark: SparkSession, options: Mapping[str, Any]) -> tuple[Rows, str]:
     settings = ExportSettings.model_validate(options)
     schema = f"{settings.columns}, {METADATA}" if settings.columns else None
     return _told(
@@ -73,7 +90,7 @@ def _export(spark: SparkSession, options: Mapping[str, Any]) -> tuple[Rows, int]
     )
 
 
-def _compact(spark: SparkSession, options: Mapping[str, Any]) -> tuple[Rows, int]:
+def _compact(spark: SparkSession, options: Mapping[str, Any]) -> tuple[Rows, str]:
     settings = CompactSettings.model_validate(options)
     return _told(
         pipelines.CompactedHour,
@@ -82,7 +99,7 @@ def _compact(spark: SparkSession, options: Mapping[str, Any]) -> tuple[Rows, int
     )
 
 
-def _backfill(spark: SparkSession, options: Mapping[str, Any]) -> tuple[Rows, int]:
+def _backfill(spark: SparkSession, options: Mapping[str, Any]) -> tuple[Rows, str]:
     settings = BackfillSettings.model_validate(options)
     return _told(
         pipelines.BackfilledFiles,
@@ -102,7 +119,7 @@ def _told(
     kind: type[R],
     line: Callable[[R], str],
     run: Callable[[Callable[[R], None]], Sequence[R]],
-) -> tuple[Rows, int]:
+) -> tuple[Rows, str]:
     """Run a pipeline that tells each of its results; return the table of all.
 
     Args:
@@ -111,10 +128,10 @@ def _told(
         run: runs the pipeline, which calls a function with each result.
     """
     results = run(lambda result: _progress(line(result)))
-    return ([each.name for each in fields(kind)], [astuple(result) for result in results]), 0
+    return ([each.name for each in fields(kind)], [astuple(result) for result in results]), ""
 
 
-def _reconcile(spark: SparkSession, options: Mapping[str, Any]) -> tuple[Rows, int]:
+def _reconcile(spark: SparkSession, options: Mapping[str, Any]) -> tuple[Rows, str]:
     settings = ReconcileSettings.model_validate(options)
     result = pipelines.reconcile(
         _read(spark, settings.source(), settings.columns),
@@ -125,20 +142,20 @@ def _reconcile(spark: SparkSession, options: Mapping[str, Any]) -> tuple[Rows, i
     for sample in result.samples:
         _progress(json.dumps(sample.asDict(), default=str))
     counts = {name: value for name, value in asdict(result).items() if name != "samples"}
-    return (list(counts), [list(counts.values())]), 0 if result.is_equal else 1
+    return (list(counts), [list(counts.values())]), "" if result.is_equal else "they differ"
 
 
-def _word_count(spark: SparkSession, options: Mapping[str, Any]) -> tuple[Rows, int]:
+def _word_count(spark: SparkSession, options: Mapping[str, Any]) -> tuple[Rows, str]:
     settings = WordCountSettings.model_validate(options)
     messages = _read(spark, settings.source(), settings.columns or f"{settings.column} string")
     counts = pipelines.word_count(messages, column=settings.column)
     if settings.output:
         counts.write.parquet(settings.output)
         counts = spark.read.parquet(settings.output).orderBy("count", ascending=False)
-    return (["word", "count"], [list(row) for row in counts.limit(settings.top).collect()]), 0
+    return (["word", "count"], [list(row) for row in counts.limit(settings.top).collect()]), ""
 
 
-PIPELINES: Mapping[str, Callable[[SparkSession, Mapping[str, Any]], tuple[Rows, int]]] = {
+PIPELINES: Mapping[str, Callable[[SparkSession, Mapping[str, Any]], tuple[Rows, str]]] = {
     "export": _export,
     "compact": _compact,
     "backfill": _backfill,
@@ -153,6 +170,8 @@ def _read(spark: SparkSession, source: Mapping[str, str], columns: str) -> DataF
 
 
 def _cell(header: str, value: Any) -> str:
+    if value is None:
+        return NONE
     return iec_bytes(value) if header.startswith("size") else str(value)
 
 
@@ -161,10 +180,20 @@ def _progress(line: str) -> None:
     sys.stderr.flush()
 
 
-def _last_line(error: BaseException) -> str:
-    """Return the line of an error of Spark that names the cause."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else repr(error)
+def reason_of(error: BaseException) -> str:
+    """Return the line of an error which names its cause.
+
+    Spark's messages are pages of text: a traceback of Python, whose last line is the cause; stack
+    traces of Java, with a line for each cause; and plans and states of queries behind a line.
+    """
+    if isinstance(error, GazetteError):
+        return explain(error)
+    _, _, text = str(error).rpartition("Traceback (most recent call last):\n")
+    lines = [line for line in text.splitlines() if line and not line[0].isspace()]
+    causes = [line for line in lines if "An error occurred while calling" not in line]
+    others = [line for line in causes[1:] if line.startswith("Caused by: ")]
+    found = [_PREFIX.sub("", _CODE.sub("", line)) for line in [*causes[:1], *others]]
+    return "; ".join(dict.fromkeys(found)) or explain(error)
 
 
 if __name__ == "__main__":

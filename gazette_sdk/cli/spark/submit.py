@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.failure import CommandFailedError
@@ -23,23 +24,31 @@ def run(invocation: Invocation) -> None:
 
     Raises:
         ConfigurationError: PySpark or Java is missing.
-        CommandFailedError: the pipeline failed. It has reported the reason itself.
+        CommandFailedError: the pipeline failed.
     """
     [group] = [group for group in invocation.groups if group is not SPARK]
     spark = invocation.settings(SPARK)
     pipeline = group.title.rpartition(".")[2]
     conf = {"spark.log.level": "ERROR", **parse_pairs("--conf", spark.conf)}
-    command = [
-        *(_spark_submit(), "--master", spark.master, "--name", f"gazette {pipeline}"),
-        *(part for pair in conf.items() for part in ("--conf", "=".join(pair))),
-        *invocation.arguments,
-        str(Path(__file__).with_name("driver.py")),
-        json.dumps([pipeline, spark.format, invocation.settings(group).model_dump()]),
-    ]
+    options = invocation.settings(group).model_dump()
     environ = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    status = subprocess.run(command, env={**environ, **os.environ}, check=False).returncode  # noqa: S603 - our own
-    if status:
-        raise CommandFailedError(f"the pipeline {pipeline} failed (spark-submit: status {status})")
+    with TemporaryDirectory(prefix="gazette-spark-") as directory:
+        command = [
+            *(_spark_submit(), "--master", spark.master, "--name", f"gazette {pipeline}"),
+            *(part for pair in conf.items() for part in ("--conf", "=".join(pair))),
+            *invocation.arguments,
+            str(Path(__file__).with_name("driver.py")),
+            json.dumps([pipeline, spark.format, options, directory]),
+        ]
+        status = subprocess.run(  # noqa: S603 - our own
+            command, env={**environ, **os.environ}, stdout=sys.stderr, check=False
+        ).returncode
+        summary, failure = Path(directory, "summary"), Path(directory, "failure")
+        if summary.exists():
+            sys.stdout.write(summary.read_text(encoding="utf-8"))
+        if status:
+            reason = failure.read_text(encoding="utf-8") if failure.exists() else "see above"
+            raise CommandFailedError(f"{pipeline}: {reason} (spark-submit: status {status})")
 
 
 def _spark_submit() -> str:
