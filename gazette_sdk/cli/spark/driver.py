@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
@@ -52,6 +54,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run a pipeline and write its outcome; return the exit status."""
     name, output, options, directory = json.loads(arguments[0])
     spark = SparkSession.builder.getOrCreate()
+    # Ctrl-C reaches the JVM, too, which PySpark's own handler would ask to cancel its jobs.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         spark.dataSource.register(GazetteDataSource)
         (headers, rows), failure = PIPELINES[name](spark, options)
@@ -60,9 +64,11 @@ def main(arguments: Sequence[str]) -> int:
     except (GazetteError, PySparkException, Py4JError) as error:
         failure = reason_of(error)
     finally:
-        spark.stop()
+        with suppress(Py4JError, OSError):  # the JVM may have ended
+            spark.stop()
     if failure:
-        Path(directory, "failure").write_text(failure, encoding="utf-8")
+        with suppress(FileNotFoundError):  # the command was interrupted, and removed it
+            Path(directory, "failure").write_text(failure, encoding="utf-8")
     return 1 if failure else 0
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import NoReturn
 
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.failure import CommandFailedError
@@ -32,6 +35,7 @@ def run(invocation: Invocation) -> None:
     conf = {"spark.log.level": "ERROR", **parse_pairs("--conf", spark.conf)}
     options = invocation.settings(group).model_dump()
     environ = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    signal.signal(signal.SIGTERM, _end)
     with TemporaryDirectory(prefix="gazette-spark-") as directory:
         command = [
             *(_spark_submit(), "--master", spark.master, "--name", f"gazette {pipeline}"),
@@ -49,6 +53,11 @@ def run(invocation: Invocation) -> None:
         if status:
             reason = failure.read_text(encoding="utf-8") if failure.exists() else "see above"
             raise CommandFailedError(f"{pipeline}: {reason} (spark-submit: status {status})")
+
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    """End the process by a signal, and ``spark-submit``, which would go on without it."""
+    sys.exit(128 + number)
 
 
 def _spark_submit() -> str:

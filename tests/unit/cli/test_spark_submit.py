@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -72,3 +74,16 @@ def test_the_last_line_is_the_reason(start, work: str, reason: str):
     output, errors = run.communicate(timeout=WAIT_S)
     assert (run.returncode, output) == (1, "")
     assert errors.splitlines()[-1] == f"gazette: compact: {reason} (spark-submit: status 1)"
+
+
+def test_a_command_that_is_terminated_leaves_nothing_at_work(start, tmp_path: Path):
+    mark = tmp_path / "pid"
+    run = start(f"pathlib.Path({str(mark)!r}).write_text(str(os.getpid())); time.sleep(600)")
+    deadline = time.monotonic() + WAIT_S
+    while not (mark.exists() and mark.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    run.send_signal(signal.SIGTERM)
+    assert run.wait(WAIT_S) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()), 0)
