@@ -10,8 +10,12 @@ from pyspark.sql import types as st
 
 from gazette_sdk.errors import ConfigurationError, ValidationError
 from gazette_sdk.message import mapping
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.labels import CONTENT_TYPE, MANAGED_BY, label_set
 from gazette_sdk.protocol.names import strip_meta, validate_journal
+from gazette_sdk.protocol.selectors import matches_journal, rewrite_prefix
 from gazette_spark.options import DEFAULT_ADDRESS, load_message
+from gazette_spark.transaction_log import MANAGER
 
 __all__ = [
     "METADATA_COLUMNS",
@@ -36,6 +40,8 @@ KNOWN = frozenset(
 )
 
 _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
+
+_BROKER_SCHEMES = frozenset({"http", "https", "unix"})
 
 _KEY_TYPES = (
     st.StringType,
@@ -88,9 +94,10 @@ class WriteOptions:
             ConfigurationError: an option is unknown, missing, or has a wrong value.
         """
         options = {key.lower(): value for key, value in given.items()}
-        if "store" in options:
+        url = options.get("address") or os.environ.get("GAZETTE_ADDRESS", DEFAULT_ADDRESS)
+        if "store" in options or url.partition("://")[0] not in _BROKER_SCHEMES:
             raise ConfigurationError(
-                "gazette: only brokers write; give 'address' instead of 'store'"
+                "gazette: only brokers write; give the 'address' of one, and no 'store'"
             )
         unknown = sorted(set(options) - KNOWN - _OF_SPARK)
         if unknown:
@@ -102,7 +109,7 @@ class WriteOptions:
             raise ConfigurationError("gazette: the option 'journals' is missing: a label selector")
         app, version = _transaction(options, is_stream=is_stream)
         parsed = cls(
-            url=options.get("address") or os.environ.get("GAZETTE_ADDRESS", DEFAULT_ADDRESS),
+            url=url,
             journals=options["journals"],
             key=options.get("key", ""),
             message=options.get("message", ""),
@@ -117,15 +124,28 @@ class WriteOptions:
     def _check(self, schema: st.StructType) -> None:
         if not self.columns:
             raise ConfigurationError("gazette: there is no column to write")
+        if twice := [name for name in self.columns if self.columns.count(name) > 1]:
+            raise ConfigurationError(
+                f"gazette: columns have the same name, {twice[0]!r}; rename or drop one of them"
+            )
         if self.key:
             check_key(self.key, self.columns, schema)
         if self.message:
             load_message(self.message)
-        log_name(self.transaction_log, self.app or UNNAMED)
         try:
-            mapping.random(self.journals)
+            selector = mapping.random(self.journals).label_selector
         except ValidationError as error:
             raise ConfigurationError(f"gazette: journals {self.journals!r}: {error}") from error
+        # As commits create it. Rows in a log would stop its writer for good.
+        log = pb.JournalSpec(
+            name=log_name(self.transaction_log, self.app or UNNAMED),
+            labels=label_set([(MANAGED_BY, MANAGER), (CONTENT_TYPE, "application/x-ndjson")]),
+        )
+        if matches_journal(rewrite_prefix(selector), log):
+            raise ConfigurationError(
+                f"gazette: journals {self.journals!r} are also transaction logs, as {log.name};"
+                f" add ',{MANAGED_BY}!={MANAGER}'"
+            )
 
 
 def log_name(prefix: str, writer: str) -> str:

@@ -51,7 +51,10 @@ def test_names_of_options_have_no_case():
         ({"journals": ""}, "the option 'journals' is missing: a label selector"),
         ({"journals": "a b c"}, "journals 'a b c': "),
         ({"topic": "copies"}, "unknown option 'topic' of a write; known are address, journals"),
-        ({"store": "s3://bucket/"}, "only brokers write; give 'address' instead of 'store'"),
+        ({"store": "s3://bucket/"}, "only brokers write; give the 'address' of one"),
+        ({"address": "file:///there/"}, "only brokers write; give the 'address' of one"),
+        ({"journals": "prefix=gazette-spark/"}, "logs, as gazette-spark/transactions/batch; add"),
+        ({"journals": "content-type=application/x-ndjson"}, "are also transaction logs"),
         ({"key": "city"}, "key 'city' is none of the columns that are written: n, customer, at"),
         ({"key": "_journal"}, "key '_journal' is none of the columns that are written"),
         ({"key": "at"}, "key 'at' has type timestamp; a key is a string, binary or an integer"),
@@ -80,6 +83,17 @@ def test_a_stream_is_known_by_its_query():
     parse(JOURNALS | {"checkpointLocation": "/there"}, is_stream=True)
     with pytest.raises(ConfigurationError, match="txnAppId and txnVersion are for batch writes"):
         parse(JOURNALS | {"txnAppId": "x", "txnVersion": "1"}, is_stream=True)
+
+
+def test_a_selector_may_leave_transaction_logs_out():
+    selector = "content-type=application/x-ndjson,app.gazette.dev/managed-by!=gazette-spark"
+    assert parse({"journals": selector}).journals == selector
+
+
+def test_columns_of_one_name_are_refused():
+    schema = st.StructType([SCHEMA["n"], SCHEMA["n"]])
+    with pytest.raises(ConfigurationError, match="columns have the same name, 'n'"):
+        WriteOptions.parse(JOURNALS, schema, is_stream=False)
 
 
 def test_metadata_columns_alone_are_nothing_to_write():
