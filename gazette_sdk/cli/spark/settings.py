@@ -18,6 +18,7 @@ __all__ = [
     "DELETE_LOGS",
     "EXPORT",
     "LIST_LOGS",
+    "NO_PYSPARK",
     "RECONCILE",
     "SPARK",
     "TRANSACTIONS",
@@ -34,6 +35,8 @@ __all__ = [
     "SparkSettings",
     "WordCountSettings",
 ]
+
+NO_PYSPARK = "PySpark is not installed; pip install 'gazette-sdk[spark]'"
 
 _ADDRESS = Option(
     "Address", "Address of a broker, which executors reach, too", env="GAZETTE_ADDRESS"

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from gazette_sdk.cli.command import Invocation
 from gazette_sdk.cli.failure import CommandFailedError
-from gazette_sdk.cli.spark.settings import SPARK, parse_pairs
+from gazette_sdk.cli.spark.settings import NO_PYSPARK, SPARK, parse_pairs
 from gazette_sdk.errors import ConfigurationError
 
 __all__ = ["run"]
@@ -72,5 +72,5 @@ def _spark_submit() -> str:
         return str(Path(home) / "bin" / "spark-submit")
     found = find_spec("pyspark")
     if found is None or found.origin is None:
-        raise ConfigurationError("PySpark is not installed; pip install 'gazette-sdk[spark]'")
+        raise ConfigurationError(NO_PYSPARK)
     return str(Path(found.origin).parent / "bin" / "spark-submit")
