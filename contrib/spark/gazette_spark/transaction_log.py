@@ -163,15 +163,16 @@ class TransactionLog:
             ConfigurationError: the log has records.
         """
         while True:
-            tail = await self._look(None, None)
+            tail = await self._look(after, None)
+            if tail.number == after and not tail.records:
+                return
             if tail.number is not None:
                 raise ConfigurationError(
                     f"{self.journal} has records, the last of transaction {tail.number}; delete"
                     " the journal first, if you are sure that nobody needs it"
                 )
             entry = {"done": after, "clean": False} if tail.head else HEADER
-            if await self._append_line(tail.head, entry) and tail.head:
-                return
+            await self._append_line(tail.head, entry)
 
     async def read(self, number: int | None = None, since: int | None = None) -> LogTail:
         """Return the end of the log, which is appended to by nobody at this moment.

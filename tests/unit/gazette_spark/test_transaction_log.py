@@ -317,6 +317,16 @@ def test_a_missing_log_stops_a_query_until_it_is_created(transport, log):
         work(log.create(7))
 
 
+def test_a_log_is_created_though_the_answer_is_lost(transport, log):
+    # look: none, look, header, look, done
+    transport.append_faults = [None, None, None, None, "lost"]
+    work(log.create(6))
+    assert lines(transport) == [{"log": 1}, {"done": 6, "clean": False}]
+    work(log.create(6))
+    with pytest.raises(GazetteError, match="has records, the last of transaction 6"):
+        work(log.create(7))
+
+
 def test_a_log_that_lost_its_end_stops_a_query(transport, log):
     work(log.commit(stream(0), [], 0))
     with pytest.raises(GazetteError, match="ends with 0, and the query is at micro-batch 2"):
