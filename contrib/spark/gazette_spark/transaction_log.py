@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gazette_sdk.errors import (
+    CallError,
     ConfigurationError,
     DeliveryTimeoutError,
     GazetteError,
     JournalNotFoundError,
+    UnauthenticatedError,
     WrongAppendOffsetError,
 )
 from gazette_sdk.journals import Journals
@@ -271,14 +273,21 @@ class TransactionLog:
         request = pb.AppendRequest(journal=journal, offset=offset)
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                response = await append(self._transport, request, [content], pause=again)
+                while True:
+                    try:
+                        response = await append(self._transport, request, [content], pause=again)
+                    except UnauthenticatedError:
+                        raise
+                    except CallError:  # brokers that stop refuse appends without a status
+                        await again(attempts)
+                    else:
+                        return _Written(response.commit.end, is_clean=attempts == 1)
         except TimeoutError:
             raise DeliveryTimeoutError(
                 f"{journal}: no answer to an append within {TIMEOUT_S:g} s; check the brokers with"
                 " `gazctl journals list`, and start the job again",
                 journal=journal,
             ) from None
-        return _Written(response.commit.end, is_clean=attempts == 1)
 
     async def _read_window(self, begin: int, end: int) -> LogTail:
         """Return the whole lines between two offsets, of which the second ends a line."""

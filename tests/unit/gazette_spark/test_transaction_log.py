@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from gazette_sdk.errors import GazetteError, JournalNotFoundError, UnavailableError
+from gazette_sdk.errors import CallError, GazetteError, JournalNotFoundError, UnavailableError
 from gazette_sdk.message import AckIntents
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import on_sdk_loop, run
@@ -280,6 +280,28 @@ def test_an_acknowledgement_that_was_sent_twice_is_not_clean(transport, log):
     work(log.commit(stream(1), [intents_of_job("own")], 1))
     assert acks(transport) == ["own", "own"]
     assert lines(transport)[-1] == {"done": 1, "clean": False}
+
+
+class Stopping(MemoryTransport):
+    """A cluster whose brokers stop: they refuse some appends without a status."""
+
+    refused = 0
+
+    async def append(self, requests, target=None):
+        if self.refused:
+            self.refused -= 1
+            raise CallError("this broker is stopping")
+        return await super().append(requests)
+
+
+def test_a_commit_waits_for_brokers_that_refuse_appends_without_a_status():
+    transport = Stopping()
+    transport.create("a/target", topic="target")
+    log = TransactionLog(transport, LOG, "topic=target")
+    work(log.commit(stream(0), [], 0))
+    transport.refused = 3
+    work(log.commit(stream(1), [intents_of_job("own")], 1))
+    assert acks(transport) == ["own"]
 
 
 @pytest.mark.parametrize("position", [1, 4])
