@@ -317,7 +317,7 @@ class TransactionLog:
                 offset=begin,
             ) from jump
         content = b"".join(pieces)
-        skipped = content.index(b"\n") + 1 if begin > 0 else 0
+        skipped = content.find(b"\n") + 1 if begin > 0 else 0
         return parse_tail(self.journal, content[skipped:], begin + skipped)
 
     async def _create_journal(self) -> None:

@@ -422,6 +422,13 @@ def test_the_record_of_an_earlier_transaction_is_read_though_it_is_long(transpor
     assert fate_of(tail, 1, "", intents_of_job("own")) is Fate.ACKNOWLEDGED
 
 
+def test_long_content_of_another_kind_is_refused_by_the_name_of_the_log(transport, log):
+    work(log.commit(stream(0), [], 0))
+    transport.journals[LOG].content += bytes(2 * transaction_log.WINDOW_BYTES)
+    with pytest.raises(GazetteError, match="a-query has a line that is none of a transaction log"):
+        work(log.commit(stream(1), [], 0))
+
+
 def test_without_journals_to_write_no_log_is_created(log):
     log = TransactionLog(MemoryTransport(), LOG, "topic=none")
     with pytest.raises(JournalNotFoundError, match="no journal matches 'topic=none'"):
