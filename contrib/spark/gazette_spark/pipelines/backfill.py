@@ -16,7 +16,9 @@ from typing import Literal
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
-from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.errors import ConfigurationError, JournalNotFoundError
+from gazette_sdk.transport import loop as sdk_loop
+from gazette_spark import transactions as logs
 from gazette_spark.pipelines.lake import Lake
 
 __all__ = ["BackfilledFiles", "backfill"]
@@ -63,7 +65,8 @@ def backfill(
         schema: schema of the rows; by default that of the files.
         transaction_bytes: greatest size of the files of a transaction of several files. Another
             size makes other transactions, which publish the files once more.
-        on_transaction: called with the result of each transaction when it is committed.
+        on_transaction: called with the result of each transaction when it is committed, also of
+            those that an earlier run has committed.
 
     Raises:
         ConfigurationError: there are no files.
@@ -78,14 +81,16 @@ def backfill(
     reader = spark.read.format(format).options(**READ_OPTIONS)
     if schema is not None:
         reader = reader.schema(schema)
+    published = _published(application, target)
     for number, group in enumerate(groups):
-        (
-            reader.load([_escaped(url) for url, _ in group])
-            .write.format("gazette")
-            .options(**target, txnAppId=application, txnVersion=str(number))
-            .mode("append")
-            .save()
-        )
+        if number >= published:
+            (
+                reader.load([_escaped(url) for url, _ in group])
+                .write.format("gazette")
+                .options(**target, txnAppId=application, txnVersion=str(number))
+                .mode("append")
+                .save()
+            )
         result = BackfilledFiles(number, len(group), sum(size for _, size in group))
         transactions.append(result)
         if on_transaction is not None:
@@ -101,6 +106,19 @@ def _application_id(groups: Sequence[Sequence[tuple[str, int]]], target: Mapping
     options = sorted(each for each in target.items() if each[0].lower() != "address")
     text = json.dumps([groups, options])
     return f"backfill-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _published(application: str, target: Mapping[str, str]) -> int:
+    """Return the number of transactions that earlier runs have published; completes the last."""
+    options = {name.lower(): value for name, value in target.items()}
+    names = {"address": "address", "transactionlog": "transaction_log"}
+    where = {names[name]: value for name, value in options.items() if name in names}
+    try:
+        logs.complete(application, **where)
+        last = sdk_loop.run(logs.astate(application, **where)).transaction
+    except JournalNotFoundError:
+        return 0
+    return 0 if last is None else last + 1
 
 
 def _escaped(url: str) -> str:
