@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -128,6 +129,13 @@ class WriteOptions:
             raise ConfigurationError(
                 f"gazette: columns have the same name, {twice[0]!r}; rename or drop one of them"
             )
+        for name in self.columns:
+            kind = schema[name].dataType.simpleString()
+            if re.search("interval (year|month)", kind):  # Python has no type for it
+                raise ConfigurationError(
+                    f"gazette: column {name!r} has type {kind}, which cannot be written; cast it to"
+                    " string or to a number of months"
+                )
         if self.key:
             check_key(self.key, self.columns, schema)
         if self.message:

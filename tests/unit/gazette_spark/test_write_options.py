@@ -96,6 +96,13 @@ def test_columns_of_one_name_are_refused():
         WriteOptions.parse(JOURNALS, schema, is_stream=False)
 
 
+def test_intervals_of_months_are_refused_by_their_column():
+    nested = st.StructType([st.StructField("span", st.YearMonthIntervalType())])
+    schema = st.StructType([SCHEMA["n"], st.StructField("odd", st.ArrayType(nested))])
+    with pytest.raises(ConfigurationError, match=r"column 'odd' has type array<.*cast it"):
+        WriteOptions.parse(JOURNALS, schema, is_stream=False)
+
+
 def test_metadata_columns_alone_are_nothing_to_write():
     schema = st.StructType([SCHEMA["_journal"], SCHEMA["_offset"]])
     with pytest.raises(ConfigurationError, match="there is no column to write"):
