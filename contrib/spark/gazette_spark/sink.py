@@ -7,6 +7,7 @@ there is nothing to undo, and ``abort`` may come behind a commit that failed hal
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import uuid
@@ -22,7 +23,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from gazette_sdk.errors import ConfigurationError, GazetteError
+from gazette_sdk.errors import ConfigurationError, GazetteError, MappingError
 from gazette_sdk.transport import Transport
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.backoff import pause
@@ -154,7 +155,8 @@ def _write(
         with lent.publisher.transaction(mapping=form.mapping) as txn:
             for batch in batches:
                 if batch.num_rows:
-                    txn.publish_batch(form.messages(batch))
+                    with _naming_key(options.key):
+                        txn.publish_batch(form.messages(batch))
                     rows += batch.num_rows
                     length_bytes += batch.nbytes
             prepared = txn.prepare()
@@ -162,6 +164,17 @@ def _write(
     return PreparedCommit(
         transaction, intents_text(prepared.intents), rows, length_bytes, is_repeated
     )
+
+
+@contextlib.contextmanager
+def _naming_key(column: str) -> Iterator[None]:
+    """Let the error of a row without a key name the column."""
+    try:
+        yield
+    except MappingError as error:
+        if column:
+            error.add_note(f"the key is the column {column!r}: fill its nulls, or filter them out")
+        raise
 
 
 async def _patient_form(transport: Transport, options: WriteOptions) -> RowForm:

@@ -1,4 +1,4 @@
-"""Tasks of the sink, without Spark: how long they wait for brokers."""
+"""Tasks of the sink, without Spark: how long they wait for brokers, and how they fail."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as st
 
-from gazette_sdk.errors import UnavailableError
+from gazette_sdk.errors import MappingError, UnavailableError
 from gazette_spark import producers, sink
 from gazette_spark.producers import TaskTransaction
 from gazette_spark.sink import GazetteBatchWriter, PreparedCommit
@@ -40,9 +40,10 @@ def transport(monkeypatch) -> Restarting:
     return made
 
 
-def write(transaction: TaskTransaction) -> PreparedCommit:
-    options = WriteOptions.parse({"journals": "topic=target"}, SCHEMA, is_stream=True)
-    return sink._write(options, transaction, iter([pa.record_batch({"n": [1, 2]})]))
+def write(transaction: TaskTransaction, *numbers: int | None) -> PreparedCommit:
+    options = WriteOptions.parse({"journals": "topic=target", "key": "n"}, SCHEMA, is_stream=True)
+    batch = pa.record_batch({"n": pa.array(numbers or (1, 2), pa.int64())})
+    return sink._write(options, transaction, iter([batch]))
 
 
 def test_a_task_waits_for_brokers_that_are_started_again(transport):
@@ -64,3 +65,8 @@ def test_a_batch_write_without_brokers_fails_before_its_tasks(transport):
     options = WriteOptions.parse({"journals": "topic=target"}, SCHEMA, is_stream=False)
     with pytest.raises(UnavailableError, match="cannot connect to the brokers"):
         GazetteBatchWriter(options)
+
+
+def test_the_error_of_a_row_without_a_key_names_the_column(transport):
+    with pytest.raises(MappingError, match=r"message 1 of the batch: .*the key is the column 'n'"):
+        write(STREAM, 1, None)
