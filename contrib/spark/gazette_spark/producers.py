@@ -26,6 +26,9 @@ __all__ = ["TaskTransaction", "WorkerPublisher", "lend_publisher"]
 PREPARED_MAX = 256
 """Prepared transactions whose fate a worker waits for; producers of older ones are given up."""
 
+SEARCH_BYTES_MAX = 4 << 20
+"""What a task reads of a log to learn fates; producers of transactions before it are given up."""
+
 CLOSE_TIMEOUT_S = 5.0
 """Bound of the wait for what the publisher of a failed task has not sent."""
 
@@ -88,7 +91,8 @@ class WorkerPublisher:
         numbers = [number for each, _ in past if (number := each.number) is not None]
         log = TransactionLog(self.transport, current.log, "")
         try:
-            tail = sdk_loop.run(log.read(min(numbers, default=None)))
+            oldest = min(numbers, default=None)
+            tail = sdk_loop.run(log.read(oldest, bytes_max=SEARCH_BYTES_MAX))
         except JournalNotFoundError:  # nothing was ever decided
             return False
         for transaction, prepared in past:

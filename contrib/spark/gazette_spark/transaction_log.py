@@ -176,12 +176,15 @@ class TransactionLog:
             entry = {"done": after, "clean": False} if tail.head else HEADER
             await self._append_line(tail.head, entry)
 
-    async def read(self, number: int | None = None, since: int | None = None) -> LogTail:
+    async def read(
+        self, number: int | None = None, since: int | None = None, *, bytes_max: int | None = None
+    ) -> LogTail:
         """Return the end of the log, which is appended to by nobody at this moment.
 
         Args:
             number: a transaction to look for; None for the last one.
             since: an offset, behind which all records are returned.
+            bytes_max: bound of the search for the number; None for none.
 
         Raises:
             JournalNotFoundError: there is no log.
@@ -191,7 +194,8 @@ class TransactionLog:
         window = WINDOW_BYTES
         while True:
             tail = await self._read_window(max(0, barrier.end - window), barrier.end)
-            if tail.is_enough(number, since):
+            is_far = bytes_max is not None and window >= bytes_max
+            if tail.is_enough(None if is_far else number, since):
                 return tail
             window *= 4
 

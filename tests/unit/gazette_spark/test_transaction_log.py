@@ -412,6 +412,9 @@ def test_a_long_log_is_read_from_its_end(transport, log):
     tail = work(log.read(1))
     assert tail.begin == 0
     assert work(log.read()).begin > 0
+    bounded = work(log.read(1, bytes_max=2 * transaction_log.WINDOW_BYTES))
+    assert bounded.number == 401
+    assert tail.head > bounded.begin > 0
 
 
 def test_the_record_of_an_earlier_transaction_is_read_though_it_is_long(transport, log):
