@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +21,9 @@ from gazette_sdk.cli.spark.settings import NO_PYSPARK, SPARK, parse_pairs
 from gazette_sdk.errors import ConfigurationError
 
 __all__ = ["run"]
+
+STOP_TIMEOUT_S = 10.0
+"""Bound of the wait for Spark to remove its temporary files."""
 
 
 def run(invocation: Invocation) -> None:
@@ -35,7 +39,6 @@ def run(invocation: Invocation) -> None:
     conf = {"spark.log.level": "ERROR", **parse_pairs("--conf", spark.conf)}
     options = invocation.settings(group).model_dump()
     environ = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
-    signal.signal(signal.SIGTERM, _end)
     with TemporaryDirectory(prefix="gazette-spark-") as directory:
         command = [
             *(_spark_submit(), "--master", spark.master, "--name", f"gazette {pipeline}"),
@@ -44,9 +47,7 @@ def run(invocation: Invocation) -> None:
             str(Path(__file__).with_name("driver.py")),
             json.dumps([pipeline, spark.format, options, directory]),
         ]
-        status = subprocess.run(  # noqa: S603 - our own
-            command, env={**environ, **os.environ}, stdout=sys.stderr, check=False
-        ).returncode
+        status = _run_to_end(command, {**environ, **os.environ})
         summary, failure = Path(directory, "summary"), Path(directory, "failure")
         if summary.exists():
             sys.stdout.write(summary.read_text(encoding="utf-8"))
@@ -55,8 +56,22 @@ def run(invocation: Invocation) -> None:
             raise CommandFailedError(f"{pipeline}: {reason} (spark-submit: status {status})")
 
 
-def _end(number: int, _frame: FrameType | None) -> NoReturn:
-    """End the process by a signal, and ``spark-submit``, which would go on without it."""
+def _run_to_end(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a program and return its exit status. It ends with this one, and removes its files."""
+    signal.signal(signal.SIGTERM, _exit)
+    with subprocess.Popen(command, env=environ, stdout=sys.stderr) as program:  # noqa: S603 - our own
+        try:
+            return program.wait()
+        except BaseException:
+            program.terminate()
+            try:
+                program.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                program.kill()
+            raise
+
+
+def _exit(number: int, _frame: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
 
 
