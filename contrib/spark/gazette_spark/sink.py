@@ -7,9 +7,9 @@ there is nothing to undo, and ``abort`` may come behind a commit that failed hal
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
-import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,12 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from gazette_sdk.errors import ConfigurationError, GazetteError, MappingError
+from gazette_sdk.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    GazetteError,
+    MappingError,
+)
 from gazette_sdk.transport import Transport
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.backoff import pause
@@ -41,7 +46,7 @@ __all__ = ["GazetteBatchWriter", "GazetteStreamWriter", "PreparedCommit"]
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 30.0
-"""A task waits as long for brokers that are started again, as a Publisher does for its journals."""
+"""Bound of the listing of journals, as of a Publisher's. Tasks wait for brokers meanwhile."""
 
 PRODUCERS_WARN = 4
 """With more producers in one journal, committed readers read it several times."""
@@ -87,7 +92,7 @@ class GazetteBatchWriter(DataSourceArrowWriter):
 
         async def check() -> None:
             async with open_transport(options.url) as transport:
-                await row_form(transport, options)
+                await _form(transport, options, is_patient=False)
 
         with clear_errors():
             sdk_loop.run(check())
@@ -150,7 +155,7 @@ def _write(
 ) -> PreparedCommit:
     rows = length_bytes = 0
     with clear_errors(), lend_publisher(options.url) as lent:
-        form = sdk_loop.run(_patient_form(lent.transport, options))
+        form = sdk_loop.run(_form(lent.transport, options, is_patient=True))
         is_repeated = lent.settle(transaction)
         with lent.publisher.transaction(mapping=form.mapping) as txn:
             for batch in batches:
@@ -177,22 +182,34 @@ def _naming_key(column: str) -> Iterator[None]:
         raise
 
 
-async def _patient_form(transport: Transport, options: WriteOptions) -> RowForm:
-    """Return the form of messages. A restart of the brokers is waited for, as far as it is short.
+async def _form(transport: Transport, options: WriteOptions, *, is_patient: bool) -> RowForm:
+    """Return the form of messages.
+
+    Args:
+        transport: how to reach the journals.
+        options: options of the write.
+        is_patient: wait for brokers that are started again.
 
     Raises:
         GazetteError: no broker answered in time, or the journals cannot be written.
     """
-    deadline = time.monotonic() + PATIENCE_S
+    failure: GazetteError = DeadlineExceededError(
+        f"{options.url} did not answer within {PATIENCE_S:g} s; check the broker and its log"
+    )
     attempt = 0
-    while True:
-        try:
-            return await row_form(transport, options)
-        except NO_ANSWER:
-            if time.monotonic() > deadline:
-                raise
-        await pause(attempt)
-        attempt += 1
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    return await row_form(transport, options)
+                except NO_ANSWER as error:
+                    if not is_patient:
+                        raise
+                    failure = error
+                await pause(attempt)
+                attempt += 1
+    except TimeoutError:
+        raise failure from None
 
 
 def _commit(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as st
 
-from gazette_sdk.errors import MappingError, UnavailableError
+from gazette_sdk.errors import DeadlineExceededError, MappingError, UnavailableError
 from gazette_spark import producers, sink
 from gazette_spark.producers import TaskTransaction
 from gazette_spark.sink import GazetteBatchWriter, PreparedCommit
@@ -18,11 +20,14 @@ STREAM = TaskTransaction("gazette-spark/transactions/a-query", 3, "")
 
 
 class Restarting(MemoryTransport):
-    """A cluster whose brokers do not answer the first listings."""
+    """A cluster whose brokers do not answer the first listings, or freeze."""
 
     failures = 0
+    is_frozen = False
 
     async def list(self, request):
+        if self.is_frozen:
+            await asyncio.Event().wait()
         if self.failures:
             self.failures -= 1
             raise UnavailableError("cannot connect to the brokers")
@@ -58,6 +63,16 @@ def test_a_task_gives_up_brokers_that_do_not_come_back_and_says_which(transport,
     with pytest.raises(UnavailableError, match="cannot connect to the brokers"):
         write(STREAM)
     assert transport.closed
+
+
+def test_no_write_waits_for_frozen_brokers_without_end(transport, monkeypatch):
+    monkeypatch.setattr(sink, "PATIENCE_S", 0.1)
+    transport.is_frozen = True
+    with pytest.raises(DeadlineExceededError, match="did not answer within"):
+        write(STREAM)
+    options = WriteOptions.parse({"journals": "topic=target"}, SCHEMA, is_stream=False)
+    with pytest.raises(DeadlineExceededError, match="did not answer within"):
+        GazetteBatchWriter(options)
 
 
 def test_a_batch_write_without_brokers_fails_before_its_tasks(transport):
