@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from gazette_sdk import Publisher, mapping
 from gazette_sdk.embedded import EmbeddedCluster
+from gazette_sdk.errors import ConfigurationError
 from gazette_spark.pipelines import ExportedBatch, compact, export
 
 pytest_plugins = ["support.spark"]
@@ -60,3 +61,19 @@ def test_each_message_is_exported_once_though_a_batch_failed_behind_its_write(
     assert row["_journal"] == "shop/orders"
     assert str(row["date"]) == f"{row['_time']:%Y-%m-%d}"
     assert int(row["hour"]) == row["_time"].hour
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ("cents long", "the schema has no column '_time timestamp'"),
+        ("Date string, _time timestamp", "have a column 'Date', and so have the directories"),
+    ],
+)
+def test_columns_that_the_lake_cannot_have_are_refused_before_anything_is_written(
+    spark: SparkSession, gazette: EmbeddedCluster, tmp_path: Path, schema: str, reason: str
+):
+    source = {"address": gazette.address, "journals": "topic=orders"}
+    with pytest.raises(ConfigurationError, match=reason):
+        export(spark, source, str(tmp_path / "lake"), schema=schema)
+    assert not (tmp_path / "lake").exists()

@@ -8,16 +8,21 @@ overwrites its own directories, so that a crash leaves neither gaps nor duplicat
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everywhere in PySpark
 from pyspark.sql.types import StructType
 
+from gazette_sdk.errors import ConfigurationError
+
 __all__ = ["ExportedBatch", "export"]
 
 CHECKPOINT = "_checkpoint"
+
+DIRECTORIES = ("date", "hour", "batch")
+"""Columns by whose values rows lie in directories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,7 @@ def export(
         on_batch: called with the result of each batch when it is complete.
 
     Raises:
+        ConfigurationError: the schema has no ``_time``, or a column that directories have.
         StreamingQueryException: a batch failed. The next run continues with that batch.
     """
     batches: list[ExportedBatch] = []
@@ -74,7 +80,7 @@ def export(
             observed.withColumns({**_date_and_hour(), "batch": F.lit(batch)})
             .write.mode("overwrite")
             .option("partitionOverwriteMode", "dynamic")
-            .partitionBy("date", "hour", "batch")
+            .partitionBy(*DIRECTORIES)
             .parquet(lake)
         )
         found = seen.get
@@ -85,6 +91,7 @@ def export(
 
     reader = spark.readStream.format("gazette").options(**source)
     stream = (reader.schema(schema) if schema is not None else reader).load()
+    _check(stream.columns)
     query = (
         stream.writeStream.foreachBatch(write)
         .option("checkpointLocation", f"{lake.rstrip('/')}/{CHECKPOINT}")
@@ -93,6 +100,17 @@ def export(
     )
     query.awaitTermination()
     return batches
+
+
+def _check(columns: Sequence[str]) -> None:
+    """Check that the columns of directories, which are added, replace none of the messages."""
+    if "_time" not in columns:
+        raise ConfigurationError("the schema has no column '_time timestamp', by which rows lie")
+    if taken := [name for name in columns if name.lower() in DIRECTORIES]:
+        raise ConfigurationError(
+            f"the messages have a column {taken[0]!r}, and so have the directories of the lake:"
+            " give a schema without it"
+        )
 
 
 def _date_and_hour() -> dict[str, Column]:
