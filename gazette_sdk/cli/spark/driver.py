@@ -157,7 +157,9 @@ def _word_count(spark: SparkSession, options: Mapping[str, Any]) -> tuple[Rows, 
     counts = pipelines.word_count(messages, column=settings.column)
     if settings.output:
         counts.write.parquet(settings.output)
-        counts = spark.read.parquet(settings.output).orderBy("count", ascending=False)
+        counts = spark.read.parquet(settings.output).orderBy(
+            ["count", "word"], ascending=[False, True]
+        )
     return (["word", "count"], [list(row) for row in counts.limit(settings.top).collect()]), ""
 
 
