@@ -160,7 +160,7 @@ def _write(
         with lent.publisher.transaction(mapping=form.mapping) as txn:
             for batch in batches:
                 if batch.num_rows:
-                    with _naming_key(options.key):
+                    with _naming_key(batch, options.key):
                         txn.publish_batch(form.messages(batch))
                     rows += batch.num_rows
                     length_bytes += batch.nbytes
@@ -172,12 +172,12 @@ def _write(
 
 
 @contextlib.contextmanager
-def _naming_key(column: str) -> Iterator[None]:
+def _naming_key(batch: pa.RecordBatch, column: str) -> Iterator[None]:
     """Let the error of a row without a key name the column."""
     try:
         yield
     except MappingError as error:
-        if column:
+        if column and batch.column(column).null_count:
             error.add_note(f"the key is the column {column!r}: fill its nulls, or filter them out")
         raise
 
