@@ -55,18 +55,19 @@ class JournalFollower:
         snapshot = await self._watched.first_snapshot()
         return {journal.spec.name: journal for journal in snapshot.journals}
 
-    async def contents(self, needed: Mapping[str, int]) -> dict[str, JournalContent]:
+    async def contents(self, needed: Mapping[str, tuple[int, int]]) -> dict[str, JournalContent]:
         """Return the content of journals that exist, by name.
 
         Args:
-            needed: by journal, the offset from which its fragments are needed.
+            needed: by journal, the offset from which its fragments are needed, and the one up to
+                which it is known to have been written.
 
         Raises:
             GazetteError: they could not be listed.
         """
         listed = await self.journals()
         names = [name for name in needed if name in listed]
-        covers = await asyncio.gather(*(self._cover(name, needed[name]) for name in names))
+        covers = await asyncio.gather(*(self._cover(name, *needed[name]) for name in names))
         return {
             name: JournalContent(listed[name].spec, listed[name].create_revision, cover)
             for name, cover in zip(names, covers, strict=True)
@@ -92,14 +93,19 @@ class JournalFollower:
                 return 0  # deleted since it was listed, or without any content to read
         return max(found.write_head, found.offset)
 
-    async def _cover(self, name: str, needed: int) -> CoverSet | None:
-        """Return fragments of a journal from an offset on; None if it was deleted meanwhile."""
+    async def _cover(self, name: str, begin: int, end: int) -> CoverSet | None:
+        """Return fragments of a journal from an offset on; None if it was deleted meanwhile.
+
+        It waits for fragments up to ``end``. An idle journal whose content was removed has none,
+        and is not waited for if none is needed.
+        """
         ends_at = time.monotonic() + HEAD_LAG_MAX_S
         async with self._slots:
             try:
                 while True:
-                    cover = await self._listed(name, needed)
-                    if cover.end >= needed or time.monotonic() >= ends_at:
+                    cover = await self._listed(name, begin)
+                    is_idle = not cover and begin >= end
+                    if cover.end >= end or is_idle or time.monotonic() >= ends_at:
                         return cover
                     await pause(1)
             except JournalNotFoundError:

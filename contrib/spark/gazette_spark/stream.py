@@ -131,13 +131,17 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _latest(self, before: StreamOffset, limit_bytes: int | None) -> StreamOffset:
         listed = sdk_loop.run(self._following.journals())
         names = [name for name in listed if self._last_heads is None or name in self._last_heads]
-        needed = {name: self._needed(before.journals.get(name)) for name in names}
-        self._contents = sdk_loop.run(self._following.contents(needed))
+        self._contents = sdk_loop.run(
+            self._following.contents({name: _read_of(before.journals.get(name)) for name in names})
+        )
         begins: dict[str, Position] = {}
         pieces: dict[str, list[Piece]] = {}
         for name, content in self._contents.items():
-            begins[name] = self._begin(before.journals.get(name), content)
-            begin = begins[name].next
+            position = self._begin(before.journals.get(name), content)
+            begin = position.next
+            if name not in before.journals and (not content.cover or begin > content.cover.end):
+                continue  # nothing is written yet where it begins
+            begins[name] = position
             end = content.readable_end(begin)
             if self._last_heads is not None:
                 end = min(end, self._last_heads[name])
@@ -148,9 +152,6 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         journals.update({name: begins[name] for name in begins if name not in journals})
         journals.update(self._positions_at(ends, begins))
         return StreamOffset(self._options.isolation, journals)
-
-    def _needed(self, position: Position | None) -> int:
-        return 0 if position is None else position.replay_begin
 
     def _positions_at(
         self, ends: Mapping[str, int], begins: Mapping[str, Position]
@@ -170,7 +171,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ranges(self, name: str, before: Position | None, behind: Position) -> list[JournalRange]:
         content = self._contents.get(name)
         if content is None or content.cover.end < behind.next:
-            needed = {name: self._needed(before)}
+            needed = {name: (_read_of(before)[0], behind.next)}
             content = sdk_loop.run(self._following.contents(needed)).get(name)
         if content is None:
             self._lost(f"{name}: the journal was deleted, and its content with it", name, 0)
@@ -202,13 +203,12 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         name, cover = content.name, content.cover
         if before is None:
-            first = self._options.begin.offsets.get(name, 0)
-            wanted = pieces_since(content, first, None, self._options.begin.time)
-            begin = next((piece.begin for piece in wanted), max(first, cover.end))
-            return Position(begin, content.created)
+            return self._first(content)
         if before.created and content.created and before.created != content.created:
             self._lost(f"{name}: the journal was deleted, and created anew", name, before.next)
             return Position(cover.begin, content.created)
+        if not cover:
+            return before  # all was removed, and it is not known where the journal ends
         if cover.end < before.next:
             self._lost(
                 f"{name}: the journal ends at offset {cover.end}, and was read up to {before.next}",
@@ -217,7 +217,7 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             return Position(cover.begin, content.created)
         needed = before.replay_begin
-        if not cover or cover.begin <= needed:
+        if cover.begin <= needed:
             return before
         self._lost(
             f"{name}: content from offset {needed} to {cover.begin} was removed before it was read",
@@ -234,6 +234,13 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         state = Checkpoint({name: begin}, producers).to_bytes() if before.state else b""
         return Position(begin, before.created, state)
 
+    def _first(self, content: JournalContent) -> Position:
+        """Return the position at which a journal is read that was not seen before."""
+        first = self._options.begin.offsets.get(content.name, 0)
+        wanted = pieces_since(content, first, None, self._options.begin.time)
+        begin = next((piece.begin for piece in wanted), max(first, content.cover.end))
+        return Position(begin, content.created)
+
     def _lost(self, what: str, journal: str, offset: int) -> None:
         """Raise or log the loss of content, as the option ``failOnDataLoss`` says."""
         if not self._options.fails_on_data_loss:
@@ -246,3 +253,8 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             offset=offset,
         )
         raise error
+
+
+def _read_of(position: Position | None) -> tuple[int, int]:
+    """Return the offset from which a stream may read again, and the one up to which it read."""
+    return (0, 0) if position is None else (position.replay_begin, position.next)

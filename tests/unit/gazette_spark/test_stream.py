@@ -1,9 +1,11 @@
 """Streams without a Spark session: offsets, ranges and rows of micro-batches over file stores."""
 
+import asyncio
 import json
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gazette_sdk.errors import ConfigurationError, OffsetNotYetAvailableError
+from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import connect
+from gazette_sdk.transport import loop as sdk_loop
+from gazette_sdk.transport.fragment_store import FragmentStoreTransport
+from gazette_sdk.transport.target import ANYWHERE
 from gazette_spark import following
 from support.spark_stores import (
     Stream,
@@ -195,6 +201,98 @@ def test_a_transaction_whose_begin_was_removed_is_a_loss(tmp_path: Path, fails: 
             stream.plan()
     else:
         assert numbers(stream.rows(), "a/part") == [5, 6, 7, 8, 9, 12]
+
+
+def test_a_journal_whose_begin_is_not_written_yet_is_read_once_it_is(tmp_path: Path, prompt: None):
+    history = History("a/part")
+    for _ in range(30):
+        history.outside(1)
+    store_history(tmp_path, history, [10])
+    begin = history.messages[20].begin
+    stream = Stream(tmp_path, begin=json.dumps({"a/part": begin}))
+    assert stream.rows() == []
+    store_history(tmp_path, history, [10, 20, 30])
+    time.sleep(0.1)
+    assert numbers(stream.rows(), "a/part") == list(range(20, 30))
+
+
+class BrokersListing(FragmentStoreTransport):
+    """Fragments of a store as brokers list them: also of journals without any, with revisions."""
+
+    created = 7
+    wanted = "a/part"
+
+    def _listing(self, specs):
+        listing = super()._listing(specs or [self._spec(self.wanted, pb.NONE)])
+        for journal in listing.journals:
+            journal.create_revision = self.created
+        return listing
+
+    async def list_fragments(self, request, target=ANYWHERE):
+        response = await super().list_fragments(request, target)
+        if response.status == pb.JOURNAL_NOT_FOUND:
+            return pb.FragmentsResponse(status=pb.OK, header=self._header())
+        return response
+
+
+@pytest.fixture
+def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[BrokersListing]]:
+    opened = []
+
+    def open_listing(url: str) -> BrokersListing:
+        opened.append(BrokersListing(url, refresh_interval_s=0.05))
+        return opened[-1]
+
+    monkeypatch.setattr(BrokersListing, "created", 7)
+    monkeypatch.setattr(following, "open_transport", open_listing)
+    yield BrokersListing
+    for transport in opened:
+        sdk_loop.run(transport.aclose())
+
+
+def test_an_idle_journal_whose_content_was_read_and_removed_is_no_loss(
+    tmp_path: Path, brokers: type[BrokersListing]
+):
+    stream, history = stream_behind_ten(tmp_path)
+    assert numbers(stream.rows(), "a/part") == list(range(10, 30))
+    remove_fragments(tmp_path, 3)
+    for _ in range(2):
+        stream.restart()
+        assert stream.plan() is None
+    later = Stream(tmp_path)
+    assert later.plan() is None
+    for _ in range(10):
+        history.outside(1)
+    store_history(tmp_path, history, [30, 40])
+    remove_fragments(tmp_path, 1)
+    for each in (stream, later):
+        each.restart()
+        assert numbers(each.rows(restarts=True), "a/part") == list(range(30, 40))
+
+
+def test_a_head_that_lags_behind_what_was_read_is_waited_for_with_an_open_transaction(
+    tmp_path: Path, brokers: type[BrokersListing], monkeypatch: pytest.MonkeyPatch
+):
+    history = History("a/part")
+    history.pending(1)
+    for _ in range(20):
+        history.outside(2)
+    history.ack(1)
+    store_history(tmp_path, history, [10, 21, 22])
+    stream = Stream(tmp_path, maxBytesPerTrigger="1")
+    assert numbers(stream.next_rows() + stream.next_rows(), "a/part") == list(range(1, 21))
+    contents = {file: file.read_bytes() for file in sorted((tmp_path / "a/part").iterdir())[1:]}
+    for file in contents:
+        file.unlink()
+
+    async def pause(attempt: int) -> None:
+        for file, content in contents.items():
+            file.write_bytes(content)
+        await asyncio.sleep(0.05)  # until the listing is renewed
+
+    monkeypatch.setattr(following, "pause", pause)
+    stream.restart()
+    assert numbers(stream.rows(), "a/part") == [0]
 
 
 # ----------------------------------------------------------------- refused
