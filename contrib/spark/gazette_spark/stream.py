@@ -137,20 +137,21 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins: dict[str, Position] = {}
         pieces: dict[str, list[Piece]] = {}
         for name, content in self._contents.items():
-            position = self._begin(before.journals.get(name), content)
-            begin = position.next
-            if name not in before.journals and (not content.cover or begin > content.cover.end):
+            position = before.journals.get(name)
+            begin = self._begin(position, content)
+            if position is None and (not content.cover or begin.next > content.cover.end):
                 continue  # nothing is written yet where it begins
-            begins[name] = position
-            end = content.readable_end(begin)
+            begins[name] = begin
+            if position is not None and _is_moved(position, begin):
+                continue  # a micro-batch of its own, so that it is the same when it is run again
+            end = content.readable_end(begin.next)
             if self._last_heads is not None:
                 end = min(end, self._last_heads[name])
-            pieces[name] = list(content.pieces(begin, end))
+            pieces[name] = list(content.pieces(begin.next, end))
         ends = admitted(pieces, limit_bytes)
-        journals = dict(before.journals)
-        # A journal of which nothing is read keeps its position: the next offset tries again.
-        journals.update({name: begins[name] for name in begins if name not in journals})
-        journals.update(self._positions_at(ends, begins))
+        for name, end in ends.items():
+            self._check_gaps(self._contents[name], begins[name], end)
+        journals = {**before.journals, **begins, **self._positions_at(ends, begins)}
         return StreamOffset(self._options.isolation, journals)
 
     def _positions_at(
@@ -169,19 +170,35 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return dict(zip(ends, threads.map(at, ends), strict=True))
 
     def _ranges(self, name: str, before: Position | None, behind: Position) -> list[JournalRange]:
+        if before is not None and _is_moved(before, behind):
+            return []
         content = self._contents.get(name)
         if content is None or content.cover.end < behind.next:
             needed = {name: (_read_of(before)[0], behind.next)}
             content = sdk_loop.run(self._following.contents(needed)).get(name)
-        if content is None:
-            self._lost(f"{name}: the journal was deleted, and its content with it", name, 0)
+        if content is None or _is_other(behind, content):
+            self._lost(
+                f"{name}: the journal was deleted, and its content up to offset {behind.next} with"
+                " it",
+                name,
+                behind.next,
+            )
             return []
-        begin = self._begin(before, content)
-        if begin.next >= behind.next:
+        begin, end = self._begin(before, content), min(behind.next, content.cover.end)
+        if before is not None and _is_moved(before, begin):
             return []
+        if end < behind.next:
+            self._lost(
+                f"{name}: the journal ends at offset {end}, and the micro-batch at {behind.next}",
+                name,
+                end,
+            )
+        if begin.next >= end:
+            return []
+        self._check_gaps(content, begin, end)
         if self._options.isolation == "committed":
-            return [self._committed_range(content, begin, behind.next)]
-        return list(uncommitted_ranges(content, self._options, begin.next, behind.next))
+            return [self._committed_range(content, begin, end)]
+        return list(uncommitted_ranges(content, self._options, begin.next, end))
 
     def _committed_range(self, content: JournalContent, begin: Position, end: int) -> JournalRange:
         return range_of(
@@ -204,35 +221,27 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         name, cover = content.name, content.cover
         if before is None:
             return self._first(content)
-        if before.created and content.created and before.created != content.created:
+        if _is_other(before, content):
             self._lost(f"{name}: the journal was deleted, and created anew", name, before.next)
             return Position(cover.begin, content.created)
-        if not cover:
-            return before  # all was removed, and it is not known where the journal ends
+        needed = before.replay_begin
+        if not cover or (cover.begin <= needed and before.next <= cover.end):
+            return before  # without fragments it is not known where the journal ends
         if cover.end < before.next:
             self._lost(
                 f"{name}: the journal ends at offset {cover.end}, and was read up to {before.next}",
                 name,
                 before.next,
             )
-            return Position(cover.begin, content.created)
-        needed = before.replay_begin
-        if cover.begin <= needed:
-            return before
+            # Without a revision it may be another journal of the same name.
+            is_same = bool(content.created)
+            return self._moved(before, cover.end, content) if is_same else Position(cover.begin)
         self._lost(
             f"{name}: content from offset {needed} to {cover.begin} was removed before it was read",
             name,
             needed,
         )
-        producers = [
-            producer._replace(begin=max(producer.begin, cover.begin))
-            if producer.begin >= 0
-            else producer
-            for producer in before.producers
-        ]
-        begin = max(before.next, cover.begin)
-        state = Checkpoint({name: begin}, producers).to_bytes() if before.state else b""
-        return Position(begin, before.created, state)
+        return self._moved(before, max(before.next, cover.begin), content)
 
     def _first(self, content: JournalContent) -> Position:
         """Return the position at which a journal is read that was not seen before."""
@@ -240,6 +249,34 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         wanted = pieces_since(content, first, None, self._options.begin.time)
         begin = next((piece.begin for piece in wanted), max(first, content.cover.end))
         return Position(begin, content.created)
+
+    def _moved(self, before: Position, begin: int, content: JournalContent) -> Position:
+        """Return a position moved over content that was lost, with what is left of transactions."""
+        cover = content.cover
+        producers = [
+            producer._replace(
+                begin=max(producer.begin, cover.begin) if producer.begin < cover.end else -1
+            )
+            if producer.begin >= 0
+            else producer
+            for producer in before.producers
+        ]
+        state = Checkpoint({content.name: begin}, producers).to_bytes() if before.state else b""
+        return Position(begin, before.created, state)
+
+    def _check_gaps(self, content: JournalContent, begin: Position, end: int) -> None:
+        """Check that no content is missing of what is read, or read again.
+
+        Raises:
+            GazetteError: some is, and the stream fails then.
+        """
+        for gap in content.gaps(begin.replay_begin, end):
+            self._lost(
+                f"{content.name}: content from offset {gap[0]} to {gap[1]} was removed before it"
+                " was read",
+                content.name,
+                gap[0],
+            )
 
     def _lost(self, what: str, journal: str, offset: int) -> None:
         """Raise or log the loss of content, as the option ``failOnDataLoss`` says."""
@@ -258,3 +295,13 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def _read_of(position: Position | None) -> tuple[int, int]:
     """Return the offset from which a stream may read again, and the one up to which it read."""
     return (0, 0) if position is None else (position.replay_begin, position.next)
+
+
+def _is_other(position: Position, content: JournalContent) -> bool:
+    """Return True if a position is one of a journal that was deleted, and created anew since."""
+    return bool(position.created and content.created) and position.created != content.created
+
+
+def _is_moved(before: Position, behind: Position) -> bool:
+    """Return True if nothing lies between two positions, as content was lost there."""
+    return before.created != behind.created or behind.next < before.next

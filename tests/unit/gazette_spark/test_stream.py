@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import random
 import time
 from collections import Counter
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from gazette_sdk.errors import ConfigurationError, OffsetNotYetAvailableError
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -19,6 +21,7 @@ from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
 from gazette_sdk.transport.target import ANYWHERE
 from gazette_spark import following
+from support.fragment_files import fragment_of, store_fragment
 from support.spark_stores import (
     Stream,
     batch_rows,
@@ -203,6 +206,52 @@ def test_a_transaction_whose_begin_was_removed_is_a_loss(tmp_path: Path, fails: 
         assert numbers(stream.rows(), "a/part") == [5, 6, 7, 8, 9, 12]
 
 
+def remove_fragment(root: Path, at: int) -> None:
+    """Remove one fragment; the others are so old that readers do not wait for it."""
+    files = sorted((root / "a/part").iterdir())
+    files.pop(at).unlink()
+    for file in files:
+        os.utime(file, (time.time() - 7 * 3600,) * 2)
+
+
+@pytest.mark.parametrize("isolation", ["committed", "uncommitted"])
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_gap_in_what_was_not_read_is_a_loss(tmp_path: Path, isolation: str, fails: str):
+    stream, history = stream_behind_ten(tmp_path, isolation=isolation, failOnDataLoss=fails)
+    remove_fragment(tmp_path, 1)
+    if fails == "true":
+        first, last = history.messages[10].begin, history.messages[20].begin
+        with pytest.raises(
+            OffsetNotYetAvailableError,
+            match=f"a/part: content from offset {first} to {last} was removed .*failOnDataLoss",
+        ):
+            stream.plan()
+    else:
+        assert numbers(stream.rows(restarts=True), "a/part") == list(range(20, 30))
+
+
+@pytest.mark.parametrize("isolation", ["committed", "uncommitted"])
+@pytest.mark.parametrize("fails", ["true", "false"])
+@pytest.mark.parametrize("at", [1, 2])
+def test_content_that_is_gone_as_a_micro_batch_is_run_again_is_a_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolation: str, fails: str, at: int
+):
+    monkeypatch.setattr(following, "HEAD_LAG_MAX_S", 0)
+    stream, history = stream_behind_ten(tmp_path, isolation=isolation, failOnDataLoss=fails)
+    ends = ReadAllAvailable()
+    behind = json.dumps(stream.reader.latestOffset(json.loads(stream.offset), ends))
+    stream.restart()
+    remove_fragment(tmp_path, at)
+    if fails == "true":
+        gone = history.messages[at * 10].begin
+        with pytest.raises(OffsetNotYetAvailableError, match=f"a/part: .* offset {gone}.*fail"):
+            stream.rows_between(stream.offset, behind)
+    else:
+        rows = stream.rows_between(stream.offset, behind)
+        left = range(20, 30) if at == 1 else range(10, 20)
+        assert numbers(rows, "a/part") == list(left)
+
+
 def test_a_journal_whose_begin_is_not_written_yet_is_read_once_it_is(tmp_path: Path, prompt: None):
     history = History("a/part")
     for _ in range(30):
@@ -268,6 +317,50 @@ def test_an_idle_journal_whose_content_was_read_and_removed_is_no_loss(
     for each in (stream, later):
         each.restart()
         assert numbers(each.rows(restarts=True), "a/part") == list(range(30, 40))
+
+
+def test_a_journal_that_was_created_anew_is_read_once_over_restarts(
+    tmp_path: Path, brokers: type[BrokersListing]
+):
+    stream, _ = stream_behind_ten(tmp_path, failOnDataLoss="false")
+    remove_fragments(tmp_path, 3)
+    other = History("a/part")
+    for _ in range(25):
+        other.outside(2)
+    store_history(tmp_path, other, [5, 25])
+    brokers.created = 8
+    assert numbers(stream.rows(restarts=True), "a/part") == list(range(25))
+
+
+def test_a_micro_batch_of_a_journal_that_was_created_anew_since_reads_nothing_of_it(
+    tmp_path: Path, brokers: type[BrokersListing]
+):
+    stream, history = stream_behind_ten(tmp_path, failOnDataLoss="false")
+    planned = stream.plan()
+    assert planned is not None
+    stream.restart()
+    brokers.created = 8
+    assert stream.rows_between(*planned) == []
+    stream.offset = planned[1]
+    assert numbers(stream.rows(), "a/part") == list(range(len(history.messages)))
+
+
+def test_a_journal_that_lost_its_end_is_read_on_from_there(
+    tmp_path: Path, brokers: type[BrokersListing], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(following, "HEAD_LAG_MAX_S", 0)
+    stream, history = stream_behind_ten(tmp_path, failOnDataLoss="false")
+    assert numbers(stream.rows(), "a/part") == list(range(10, 30))
+    remove_fragment(tmp_path, 2)
+    stream.restart()
+    assert stream.rows(restarts=True) == []
+    for _ in range(5):
+        history.outside(1)
+    again = bytes(history.content[history.messages[30].begin :])
+    begin = history.messages[20].begin
+    store_fragment(tmp_path, fragment_of("a/part", begin, again), again)
+    stream.restart()
+    assert numbers(stream.rows(restarts=True), "a/part") == list(range(30, 35))
 
 
 def test_a_head_that_lags_behind_what_was_read_is_waited_for_with_an_open_transaction(
