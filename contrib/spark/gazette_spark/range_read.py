@@ -12,7 +12,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from gazette_sdk import Reader
-from gazette_sdk.errors import DecodeError, FramingError, GazetteError
+from gazette_sdk.errors import ConfigurationError, DecodeError, FramingError, GazetteError
 from gazette_sdk.message.reading.batch_reader import OnError
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -60,6 +60,13 @@ def read_range(
             " DROPMALFORMED"
         )
         raise
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+        # Fields of messages that do not fit have errors of the SDK.
+        raise ConfigurationError(
+            f"{part.journal}: a metadata column has another type in the schema ({error}); declare"
+            " _journal string, _offset long, _uuid string, _time timestamp,"
+            f" _labels map<string,string>, {options.corrupt_column} string"
+        ) from error
     finally:
         sdk_loop.run(transport.aclose())
 
@@ -137,7 +144,21 @@ class _Columns:
         self._corrupt_offsets: set[int | None] = set()
 
     def batches(self, decoded: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the columns that Spark wants of decoded batches, and of what is no message."""
+        """Yield the columns that Spark wants of decoded batches, and of what is no message.
+
+        Raises:
+            ConfigurationError: a column that must not be null is: Spark would take it for 0.
+        """
+        for batch in self._all_batches(decoded):
+            for field in self._requested:
+                if not field.nullable and batch.column(field.name).null_count:
+                    raise ConfigurationError(
+                        f"{self._part.journal}: column {field.name!r} is NOT NULL in the schema,"
+                        " and a message lacks it; leave NOT NULL out"
+                    )
+            yield batch
+
+    def _all_batches(self, decoded: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in decoded:
             requested = self._requested_of(batch)
             if requested.num_rows:

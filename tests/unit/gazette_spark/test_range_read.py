@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql.types import (
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
     LongType,
     MapType,
     StringType,
@@ -90,6 +94,34 @@ def test_labels_are_a_column_and_columns_come_as_they_are_asked_for(tmp_path: Pa
     assert row == {"_labels": [], "missing": None, "_journal": "a/part"}
     labels = StructType([StructField("_labels", MapType(StringType(), StringType()))])
     assert len(batch_rows(tmp_path, labels)) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("_offset", DecimalType(10, 2)),
+        ("_time", DoubleType()),
+        ("_journal", LongType()),
+        ("_labels", StringType()),
+        ("_corrupt_record", LongType()),
+    ],
+)
+def test_a_metadata_column_of_another_type_is_refused(corrupted: Path, name: str, kind: DataType):
+    schema = StructType([StructField("n", LongType()), StructField(name, kind)])
+    with pytest.raises(ConfigurationError, match=r"a/part: a metadata column .*_offset long"):
+        batch_rows(corrupted, schema, mode="PERMISSIVE")
+
+
+def test_a_null_in_a_column_that_is_not_null_is_refused(corrupted: Path, tmp_path: Path):
+    required = StructType([StructField("n", LongType(), nullable=False)])
+    with pytest.raises(ConfigurationError, match="a/part: column 'n' is NOT NULL"):
+        batch_rows(corrupted, required, mode="PERMISSIVE")
+    assert [row["n"] for row in batch_rows(corrupted, required, mode="DROPMALFORMED")] == [1, 2]
+    content = frame(1, 1, 160) + b'{"day":"2026-01-31"}\n'
+    store_fragment(tmp_path / "dates", fragment_of("a/part", 0, content), content)
+    dated = StructType([*required, StructField("day", DateType())])
+    with pytest.raises(ConfigurationError, match="a/part: column 'n' is NOT NULL"):
+        batch_rows(tmp_path / "dates", dated)
 
 
 # ------------------------------------------------------------------- bad input
