@@ -1,6 +1,8 @@
 """Filters that Spark pushes down: which ranges of journals no wanted row can be in. Pure.
 
 Ranges are left out, and no rows: every filter is handed back to Spark, which applies it again.
+A schema may give metadata columns other types, which may be less exact. Filters of those leave out
+nothing.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 from pyspark.sql.datasource import (
@@ -69,11 +72,14 @@ class Pruning:
         if isinstance(given, EqualTo | In):
             value: Any = given.value
             names = frozenset([value] if isinstance(given, EqualTo) else value)
-            self.journals = names if self.journals is None else self.journals & names
-        elif isinstance(given, StringStartsWith):
+            if all(isinstance(name, str | None) for name in names):
+                self.journals = names if self.journals is None else self.journals & names
+        elif isinstance(given, StringStartsWith) and isinstance(given.value, str):
             self.prefixes.append(given.value)
 
     def _add_offset(self, given: Filter) -> None:
+        if type(getattr(given, "value", None)) not in {int, Decimal}:
+            return
         if isinstance(given, EqualTo | GreaterThan | GreaterThanOrEqual):
             self.begin = max(self.begin, given.value)
         if isinstance(given, EqualTo | LessThan | LessThanOrEqual):
@@ -81,6 +87,8 @@ class Pruning:
 
     def _add_time(self, given: Filter) -> None:
         if isinstance(given, EqualTo | GreaterThan | GreaterThanOrEqual):
-            time: dt.datetime = given.value
+            time = given.value
+            if not isinstance(time, dt.datetime):
+                return
             time = time if time.tzinfo else time.replace(tzinfo=dt.UTC)
             self.since = time if self.since is None else max(self.since, time)

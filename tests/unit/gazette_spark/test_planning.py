@@ -3,6 +3,7 @@
 import datetime as dt
 import random
 import time
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,27 @@ def test_filters_leave_out_journals_and_ranges():
     stored = dt.datetime.fromtimestamp(OLD, dt.UTC)
     assert kept(GreaterThan(("_time",), stored)) == every
     assert kept(GreaterThan(("_time",), stored + dt.timedelta(minutes=2))) == []
+
+
+def test_filters_of_metadata_columns_of_other_types_leave_out_nothing():
+    found = content(*((i * 120 * MIB, (i + 1) * 120 * MIB) for i in range(3)))
+    every = spans(found, isolation="uncommitted")
+    for given in (
+        EqualTo(("_journal",), b"a/part"),
+        In(("_journal",), (b"a/part", None)),
+        GreaterThan(("_offset",), "130000000"),
+        GreaterThan(("_offset",), float("nan")),
+        LessThanOrEqual(("_offset",), float("nan")),
+        LessThanOrEqual(("_offset",), None),
+        LessThanOrEqual(("_offset",), False),
+        GreaterThan(("_time",), dt.date(2030, 1, 1)),
+        GreaterThan(("_time",), "2030-01-01"),
+        GreaterThan(("_time",), None),
+    ):
+        assert spans(found, Pruning.of([given]), isolation="uncommitted") == every
+    exact = Pruning.of([GreaterThan(("_offset",), Decimal("125829120.5"))])
+    assert spans(found, exact, isolation="uncommitted") == every[1:]
+    assert spans(found, Pruning.of([In(("_journal",), ("a/part", None))])) == spans(found)
 
 
 # ------------------------------------------------------------------ admission
