@@ -5,12 +5,32 @@ Options of a data frame stand in plans and in Spark's web pages, so no secret is
 
 from __future__ import annotations
 
+import itertools
 import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
+from gazette_sdk.errors import CallCancelledError, DeadlineExceededError, GazetteError
+from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import Transport, connect
+from gazette_sdk.transport.append.append import TRANSIENT
+from gazette_sdk.transport.backoff import pause
+from gazette_sdk.transport.listing import list_journals
 from gazette_sdk.transport.wires.tls import Tls
 
-__all__ = ["open_transport"]
+__all__ = ["STOPPING", "TRANSIENT_OR_STOPPING", "list_patiently", "open_transport", "patiently"]
+
+T = TypeVar("T")
+
+FAILING_MAX_S = 30.0
+"""Time for which a call of the driver that fails is made again."""
+
+STOPPING: tuple[type[GazetteError], ...] = (CallCancelledError, DeadlineExceededError)
+"""Errors of a broker that was reached, and stops or is late."""
+
+TRANSIENT_OR_STOPPING = (*TRANSIENT, *STOPPING)
+"""Errors of brokers that cannot be reached, are too few, or stop."""
 
 _BROKER_SCHEMES = ("http://", "https://", "unix://")
 
@@ -40,3 +60,36 @@ def open_transport(url: str | None) -> Transport:
         auth_keys=os.environ.get("BROKER_AUTH_KEYS", ""),
         auth_token=os.environ.get("BROKER_AUTH_TOKEN", ""),
     )
+
+
+async def list_patiently(transport: Transport, selector: pb.LabelSelector | str) -> pb.ListResponse:
+    """Return the journals that match a selector, also where a broker stops meanwhile.
+
+    Raises:
+        GazetteError: they could not be listed. Without any broker this is told at once.
+    """
+    return await patiently(lambda: list_journals(transport, selector), STOPPING)
+
+
+async def patiently(
+    call: Callable[[], Awaitable[T]],
+    repeated: tuple[type[GazetteError], ...] = TRANSIENT_OR_STOPPING,
+) -> T:
+    """Return the result of a call, which is made again for half a minute while it fails.
+
+    Args:
+        call: makes the call.
+        repeated: errors after which it is made again.
+
+    Raises:
+        GazetteError: it failed for so long, or by another error.
+    """
+    ends_at = time.monotonic() + FAILING_MAX_S
+    for attempt in itertools.count():
+        try:
+            return await call()
+        except repeated:
+            if time.monotonic() >= ends_at:
+                raise
+        await pause(attempt)
+    raise AssertionError

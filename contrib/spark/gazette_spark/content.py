@@ -14,8 +14,8 @@ from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
 from gazette_sdk.protocol.selectors import parse_selector
 from gazette_sdk.transport import Transport
 from gazette_sdk.transport.fragment_store import GAP_AGE_S
-from gazette_sdk.transport.listing import list_all_fragments, list_journals
-from gazette_spark.connection import open_transport
+from gazette_sdk.transport.listing import list_all_fragments
+from gazette_spark.connection import list_patiently, open_transport, patiently
 from gazette_spark.options import Options
 
 __all__ = ["JournalContent", "Piece", "content_of", "fragments_of", "list_content", "selector_of"]
@@ -119,7 +119,7 @@ async def content_of(transport: Transport, options: Options) -> list[JournalCont
         JournalNotFoundError: there is none.
         GazetteError: the broker, or the store, failed.
     """
-    listing = await list_journals(transport, parse_selector(selector_of(options)))
+    listing = await list_patiently(transport, parse_selector(selector_of(options)))
     if not listing.journals:
         raise JournalNotFoundError(
             f"no journal matches {options.journals!r} at {options.url}; check the option"
@@ -139,7 +139,7 @@ async def fragments_of(transport: Transport, journal: str, *, begin: int = 0) ->
     """Return the fragments of a journal that begin at an offset or behind it."""
     request = pb.FragmentsRequest(journal=journal, next_page_token=begin)
     try:
-        response = await list_all_fragments(transport, request)
+        response = await patiently(lambda: list_all_fragments(transport, request))
     except SuspendedError:
         return CoverSet()  # it holds nothing to read
     return CoverSet(fragment.spec for fragment in response.fragments)

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeVar
+from collections.abc import Mapping
 
 from gazette_sdk.errors import JournalNotFoundError, SuspendedError
 from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport.append.append import TRANSIENT
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.listing import WatchedList
 from gazette_sdk.transport.read.metadata import read_metadata
-from gazette_spark.connection import open_transport
+from gazette_spark.connection import STOPPING, open_transport, patiently
 from gazette_spark.content import CONCURRENT_LISTINGS_MAX, JournalContent, fragments_of, selector_of
 from gazette_spark.options import Options
 
 __all__ = ["JournalFollower"]
-
-T = TypeVar("T")
-
-FAILING_MAX_S = 30.0
-"""Time for which brokers that cannot be reached are called again before a stream fails."""
 
 HEAD_LAG_MAX_S = 5.0
 """Time for which a write head before the offset that was read is looked up again. A broker that
@@ -52,7 +44,7 @@ class JournalFollower:
             GazetteError: they could not be listed once.
         """
         self._watched.start()
-        snapshot = await self._watched.first_snapshot()
+        snapshot = await patiently(self._watched.first_snapshot, STOPPING)
         return {journal.spec.name: journal for journal in snapshot.journals}
 
     async def contents(self, needed: Mapping[str, tuple[int, int]]) -> dict[str, JournalContent]:
@@ -88,7 +80,7 @@ class JournalFollower:
     async def _head(self, name: str) -> int:
         async with self._slots:
             try:
-                found = await _patiently(lambda: read_metadata(self._transport, name, -1))
+                found = await patiently(lambda: read_metadata(self._transport, name, -1))
             except (JournalNotFoundError, SuspendedError):
                 return 0  # deleted since it was listed, or without any content to read
         return max(found.write_head, found.offset)
@@ -113,27 +105,11 @@ class JournalFollower:
 
     async def _listed(self, name: str, needed: int) -> CoverSet:
         begin = self._listed_from.get(name, 0)
-        cover = await self._fragments(name, begin)
+        cover = await fragments_of(self._transport, name, begin=begin)
         if begin and not (cover.begin <= needed <= cover.end and cover):
             # Fragments were replaced by larger ones, or removed.
-            cover = await self._fragments(name, 0)
+            cover = await fragments_of(self._transport, name)
         index, _ = cover.longest_overlap(max(needed - 1, 0))
         if index < len(cover):
             self._listed_from[name] = cover[index].begin
         return cover
-
-    async def _fragments(self, name: str, begin: int) -> CoverSet:
-        return await _patiently(lambda: fragments_of(self._transport, name, begin=begin))
-
-
-async def _patiently(call: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of a call, made again while brokers are away or a journal has too few."""
-    ends_at = time.monotonic() + FAILING_MAX_S
-    for attempt in itertools.count():
-        try:
-            return await call()
-        except TRANSIENT:
-            if time.monotonic() >= ends_at:
-                raise
-        await pause(attempt)
-    raise AssertionError

@@ -14,8 +14,7 @@ from gazette_sdk.message import mapping
 from gazette_sdk.message.mapping import Partitions
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.listing import list_journals
-from gazette_spark.connection import open_transport
+from gazette_spark.connection import list_patiently, open_transport
 from gazette_spark.failure import clear_errors
 from gazette_spark.write_options import check_key
 
@@ -49,7 +48,7 @@ def partition_by_journal(
 
     async def names() -> list[str]:
         async with open_transport(address) as transport:
-            listing = await list_journals(transport, journals)
+            listing = await list_patiently(transport, journals)
             return [journal.spec.name for journal in listing.journals]
 
     if _INDEX in df.columns:
