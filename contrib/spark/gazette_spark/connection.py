@@ -18,6 +18,7 @@ from gazette_sdk.transport.append.append import TRANSIENT
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.listing import list_journals
 from gazette_sdk.transport.wires.tls import Tls
+from gazette_spark.options import BROKER_SCHEMES
 
 __all__ = ["STOPPING", "TRANSIENT_OR_STOPPING", "list_patiently", "open_transport", "patiently"]
 
@@ -31,8 +32,6 @@ STOPPING: tuple[type[GazetteError], ...] = (CallCancelledError, DeadlineExceeded
 
 TRANSIENT_OR_STOPPING = (*TRANSIENT, *STOPPING)
 """Errors of brokers that cannot be reached, are too few, or stop."""
-
-_BROKER_SCHEMES = ("http://", "https://", "unix://")
 
 
 def open_transport(url: str | None) -> Transport:
@@ -48,7 +47,7 @@ def open_transport(url: str | None) -> Transport:
     Raises:
         ConfigurationError: the URL or a credential is malformed.
     """
-    if url is not None and not url.startswith(_BROKER_SCHEMES):
+    if url is not None and not url.startswith(BROKER_SCHEMES):
         return connect(url)
     given = {
         name: os.environ.get(f"BROKER_{name.upper()}", "")

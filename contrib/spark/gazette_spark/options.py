@@ -25,22 +25,22 @@ FRAMING_NAMES = MappingProxyType(
     {"json": "application/x-ndjson", "protobuf": "application/x-protobuf-fixed"}
 )
 
-KNOWN = frozenset(
-    {
-        "address",
-        "store",
-        "journals",
-        "framing",
-        "message",
-        "isolation",
-        "begin",
-        "end",
-        "fileroot",
-        "mode",
-        "columnnameofcorruptrecord",
-        "maxbytespertrigger",
-        "failondataloss",
-    }
+BROKER_SCHEMES = ("http://", "https://", "unix://")
+
+KNOWN = (
+    "address",
+    "store",
+    "journals",
+    "framing",
+    "message",
+    "isolation",
+    "begin",
+    "end",
+    "fileRoot",
+    "mode",
+    "columnNameOfCorruptRecord",
+    "maxBytesPerTrigger",
+    "failOnDataLoss",
 )
 
 _ISOLATIONS = ("committed", "uncommitted")
@@ -104,28 +104,26 @@ class Options:
             ConfigurationError: an option is unknown, missing, or has a wrong value.
         """
         options = {key.lower(): value for key, value in given.items()}
-        unknown = sorted(set(options) - KNOWN - {"path"})
+        unknown = sorted(set(options) - {name.lower() for name in KNOWN} - {"path"})
         if unknown:
             raise ConfigurationError(
-                f"gazette: unknown option {unknown[0]!r}; known are {', '.join(sorted(KNOWN))}"
+                f"gazette: unknown option {unknown[0]!r}; known are {', '.join(KNOWN)}"
             )
-        if "address" in options and "store" in options:
-            raise ConfigurationError("gazette: give 'address' or 'store', not both")
-        is_store = "store" in options
+        url, is_store = _place(options)
         journals = options.get("journals", "")
         if not journals:
             what = "a journal's name or a prefix ending in '/'" if is_store else "a label selector"
             raise ConfigurationError(f"gazette: the option 'journals' is missing: {what}")
         isolation = _one_of("isolation", options.get("isolation", "committed"), _ISOLATIONS)
         begin, end = (_bound(name, options.get(name, "")) for name in ("begin", "end"))
+        _check_order(begin, end)
         needs_uuid = isolation == "committed" or begin.time is not None or end.time is not None
         message = options.get("message", "")
         framing = options.get("framing", "")
         if message and issubclass(load_message(message, needs_uuid=needs_uuid), Message):
             framing = framing or "protobuf"
-        default = os.environ.get("GAZETTE_ADDRESS", DEFAULT_ADDRESS)
         return cls(
-            url=options["store"] if is_store else options.get("address", default),
+            url=url,
             is_store=is_store,
             journals=journals,
             content_type=FRAMING_NAMES.get(framing, framing),
@@ -183,6 +181,35 @@ def load_message(spec: str, *, needs_uuid: bool = True) -> type[Any]:
     except ValidationError as error:
         raise ConfigurationError(f"gazette: message {spec!r}: {error}") from error
     return found  # type: ignore[no-any-return] # validator_of refuses what is no class
+
+
+def _place(options: Mapping[str, str]) -> tuple[str, bool]:
+    """Return the URL of the broker or the fragment store, and True for a store."""
+    if "address" in options and "store" in options:
+        raise ConfigurationError("gazette: give 'address' or 'store', not both")
+    if "store" in options:
+        store = options["store"]
+        if store.lower().startswith(BROKER_SCHEMES):
+            raise ConfigurationError(f"gazette: store {store!r} is a broker; give it as 'address'")
+        return store, True
+    address = options.get("address") or os.environ.get("GAZETTE_ADDRESS") or DEFAULT_ADDRESS
+    if not address.lower().startswith(BROKER_SCHEMES):
+        raise ConfigurationError(
+            f"gazette: address {address!r} is no broker, whose address begins with"
+            f" {', '.join(BROKER_SCHEMES)}; give a fragment store as 'store'"
+        )
+    return address, False
+
+
+def _check_order(begin: Bound, end: Bound) -> None:
+    """Check that nothing begins behind its end."""
+    if begin.time is not None and end.time is not None and begin.time > end.time:
+        raise ConfigurationError(f"gazette: begin {begin.time} is behind end {end.time}")
+    for journal, offset in begin.offsets.items():
+        if offset > end.offsets.get(journal, offset):
+            raise ConfigurationError(
+                f"gazette: begin {offset} of {journal} is behind end {end.offsets[journal]}"
+            )
 
 
 def _one_of(name: str, value: str, known: tuple[str, ...]) -> str:

@@ -81,5 +81,7 @@ def test_that_there_is_no_broker_is_told_at_once(
     monkeypatch.setattr(failing, "list_failures", (UnavailableError("no broker"),) * 2)
     with pytest.raises(UnavailableError, match="no broker"):
         parts(store)
+    stream = Stream(store)
     with pytest.raises(UnavailableError, match="no broker"):
-        Stream(store).plan()
+        stream.plan()
+    stream.reader.stop()
