@@ -1,5 +1,6 @@
 """Pipelines over files: compaction, reconciliation and word count."""
 
+import datetime as dt
 import json
 from pathlib import Path
 
@@ -119,6 +120,41 @@ def test_without_a_key_messages_are_compared_by_their_content(spark: SparkSessio
     right = spark.createDataFrame([(2, None, "c", "r", 0), (1, 10, "d", "r", 9)], MESSAGES)
     assert reconcile(left, right, by=[]).is_equal
     assert reconcile(left, right.limit(1), by=[]).left_only == 1
+
+
+def test_keys_that_are_null_are_one_key(spark: SparkSession):
+    left = [(None, 10, "a", "l", 0), (None, 20, "b", "l", 9), (3, None, "c", "l", 18)]
+    right = [(None, 20, "d", "r", 0), (None, 10, "e", "r", 9), (3, 0, "f", "r", 18)]
+    result = reconcile(
+        spark.createDataFrame(left, MESSAGES), spark.createDataFrame(right, MESSAGES), by=["order"]
+    )
+    assert (result.equal, result.different, result.left_only, result.right_only) == (1, 1, 0, 0)
+    pair = reconcile(
+        spark.createDataFrame(left, MESSAGES),
+        spark.createDataFrame(right, MESSAGES),
+        by=["order", "cents"],
+    )
+    assert (pair.equal, pair.left_only, pair.right_only) == (2, 1, 1)
+    assert [tuple(sample) for sample in pair.samples] == [
+        (3, None, "left only", "l@18", None),
+        (3, 0, "right only", None, "r@18"),
+    ]
+
+
+def test_each_difference_of_content_is_found(spark: SparkSession):
+    names = "left string, `a.b` string, _state string, at timestamp, local timestamp_ntz"
+    at = dt.datetime(2026, 1, 31, 12, 0, 0, 123456)  # noqa: DTZ001 - of the session's zone
+    row = ("key", "x", "open", at, at)
+
+    def outcome_of(changed: tuple) -> tuple[int, int]:
+        one, other = (spark.createDataFrame([each], names) for each in (row, changed))
+        result = reconcile(one, other, by=["left"])
+        return result.equal, result.different
+
+    assert outcome_of(row) == (1, 0)
+    later = at.replace(microsecond=123457)
+    for place, value in ((1, "y"), (2, "done"), (3, later), (4, later)):
+        assert outcome_of((*row[:place], value, *row[place + 1 :])) == (0, 1)
 
 
 def test_sets_with_other_columns_or_without_the_key_are_refused(spark: SparkSession):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,10 +10,21 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - as everywhere in PySpark
 
 from gazette_sdk.errors import ConfigurationError
+from gazette_spark.write_options import METADATA_COLUMNS
 
 __all__ = ["Reconciliation", "reconcile"]
 
 SAMPLES = 20
+
+_PLACES = frozenset({"_end", "_flags"})
+"""Further columns that are no content, which a reader adds where a schema names them."""
+
+_EXACT = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""Options by which different rows have different JSON: by default times are cut to milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +74,12 @@ def reconcile(
         )
     if missing := [name for name in by if name not in left.columns]:
         raise ConfigurationError(f"the key's column {missing[0]!r} is not in the schema")
-    keys = list(by) or ["content"]
-    joined = (
-        _by_key(left, keys, "left")
-        .join(_by_key(right, keys, "right"), on=keys, how="full_outer")
-        .withColumn("outcome", _outcome())
-    )
+    names = list(by) or ["content"]
+    one, other = _by_key(left, by, "left"), _by_key(right, by, "right")
+    pairs = [(one[f"left_key_{at}"], other[f"right_key_{at}"]) for at in range(len(names))]
+    keys = [F.coalesce(*pair).alias(name) for pair, name in zip(pairs, names, strict=True)]
+    is_same_key = functools.reduce(Column.__and__, (a.eqNullSafe(b) for a, b in pairs))
+    joined = one.join(other, on=is_same_key, how="full_outer").withColumn("outcome", _outcome())
     joined.persist()
     try:
         outcomes = joined.groupBy("outcome").count().collect()
@@ -90,21 +102,28 @@ def reconcile(
     )
 
 
-def _by_key(rows: DataFrame, keys: Sequence[str], side: str) -> DataFrame:
+def _by_key(rows: DataFrame, by: Sequence[str], side: str) -> DataFrame:
     """Return a row a key: the sorted digests of its messages, and the place of one of them."""
-    columns = sorted(name for name in rows.columns if not name.startswith("_"))
+    columns = [_column(name) for name in sorted(set(rows.columns) - METADATA_COLUMNS - _PLACES)]
     place: Column = F.lit(side)
     if {"_journal", "_offset"} <= set(rows.columns):
         place = F.concat_ws("@", "_journal", F.col("_offset").cast("string"))
-    digest = F.sha2(F.to_json(F.struct(*columns), {"ignoreNullFields": "false"}), 256)
+    digest = F.sha2(F.to_json(F.struct(*columns), _EXACT), 256)
+    keys = [_column(name) for name in by] or [digest]
+    named = [key.alias(f"{side}_key_{at}") for at, key in enumerate(keys)]
     return (
-        rows.withColumn("content", digest)
-        .groupBy(*keys)
+        rows.select(*named, digest.alias("digest"), place.alias("place"))
+        .groupBy(*(f"{side}_key_{at}" for at in range(len(keys))))
         .agg(
-            F.sort_array(F.collect_list("content")).alias(f"{side}_digests"),
-            F.min(place).alias(side),
+            F.sort_array(F.collect_list("digest")).alias(f"{side}_digests"),
+            F.min("place").alias(side),
         )
     )
+
+
+def _column(name: str) -> Column:
+    """Return a column by its name, which may have dots."""
+    return F.col("`" + name.replace("`", "``") + "`")
 
 
 def _outcome() -> Column:
