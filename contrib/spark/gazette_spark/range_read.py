@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from gazette_sdk import Reader
+from gazette_sdk import JsonMessage, Reader
 from gazette_sdk.errors import ConfigurationError, DecodeError, FramingError, GazetteError
 from gazette_sdk.message.reading.batch_reader import OnError
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
@@ -98,8 +99,9 @@ def _reader(
     on_error: OnError,
 ) -> Reader[Any]:
     begin, end = span
+    message_type = options.message_type(part.journal, part.content_type)
     return Reader(
-        options.message_type(part.journal, part.content_type),
+        _JsonObject if message_type is dict else message_type,
         name=part.journal,
         transport=transport,
         isolation="committed" if options.isolation == "committed" else "uncommitted",
@@ -108,6 +110,11 @@ def _reader(
         end_offsets={part.journal: end},
         on_error=on_error,
     )
+
+
+@dataclass
+class _JsonObject(JsonMessage):
+    """JSON object of no known class. Its bytes are base64, as Spark writes them."""
 
 
 def _ignore(error: GazetteError) -> None:

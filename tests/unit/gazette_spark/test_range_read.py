@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
     DataType,
     DateType,
     DecimalType,
@@ -122,6 +124,17 @@ def test_a_null_in_a_column_that_is_not_null_is_refused(corrupted: Path, tmp_pat
     dated = StructType([*required, StructField("day", DateType())])
     with pytest.raises(ConfigurationError, match="a/part: column 'n' is NOT NULL"):
         batch_rows(tmp_path / "dates", dated)
+
+
+def test_binary_columns_of_json_are_base64_as_spark_writes_them(tmp_path: Path):
+    content = b'{"a":"YWL_","nested":{"b":["YQ==",null]}}\n{"a":null}\n'
+    store_fragment(tmp_path, fragment_of("a/part", 0, content), content)
+    nested = StructType([StructField("b", ArrayType(BinaryType()))])
+    schema = StructType([StructField("a", BinaryType()), StructField("nested", nested)])
+    assert batch_rows(tmp_path, schema) == [
+        {"a": b"ab\xff", "nested": {"b": [b"a", None]}},
+        {"a": None, "nested": None},
+    ]
 
 
 # ------------------------------------------------------------------- bad input
