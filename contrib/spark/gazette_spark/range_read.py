@@ -64,8 +64,8 @@ def read_range(
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         # Fields of messages that do not fit have errors of the SDK.
         raise ConfigurationError(
-            f"{part.journal}: a metadata column has another type in the schema ({error}); declare"
-            " _journal string, _offset long, _uuid string, _time timestamp,"
+            f"{part.journal}: a column cannot have its type in the schema ({error}); declare"
+            " metadata columns as _journal string, _offset long, _uuid string, _time timestamp,"
             f" _labels map<string,string>, {options.corrupt_column} string"
         ) from error
     finally:

@@ -85,7 +85,17 @@ def _by_key(
 
 
 def _csv_records(batch: pa.RecordBatch) -> list[CsvRecord]:
-    """Return rows as records whose first field is left for the UUID."""
+    """Return rows as records whose first field is left for the UUID.
+
+    Raises:
+        ValidationError: a column's values have no text.
+    """
+    for field in batch.schema:
+        if pa.types.is_nested(field.type) or pa.types.is_binary(field.type):
+            raise ValidationError(
+                f"gazette: column {field.name!r} cannot be written to a CSV journal: it is"
+                f" {field.type}; write base64() of binary columns, and to_json() of nested ones"
+            )
     columns = [
         ["" if value is None else str(value) for value in column.to_pylist()]
         for column in batch.columns

@@ -114,6 +114,10 @@ def test_rows_are_csv_records_and_protobuf_messages_where_their_journals_hold_th
     found = [e.message for e in Reader(list, "topic=records", transport=cluster.transport)]
     assert sorted(int(record[1]) for record in found) == list(range(30))
     assert {record[2] for record in found} == {f"customer {number}" for number in range(11)}
+    for value in ("binary('ab')", "array(1)", "map('k', 1)", "named_struct('x', 1)"):
+        with pytest.raises(PySparkException) as caught:
+            write(spark.sql(f"select 1 n, {value} v"), cluster, journals="topic=records")
+        assert "column 'v' cannot be written to a CSV journal" in last_line(caught.value)
 
     journals.create(
         "grams", partitions=2, replication=1, content_type="application/x-protobuf-fixed"

@@ -110,7 +110,7 @@ def test_labels_are_a_column_and_columns_come_as_they_are_asked_for(tmp_path: Pa
 )
 def test_a_metadata_column_of_another_type_is_refused(corrupted: Path, name: str, kind: DataType):
     schema = StructType([StructField("n", LongType()), StructField(name, kind)])
-    with pytest.raises(ConfigurationError, match=r"a/part: a metadata column .*_offset long"):
+    with pytest.raises(ConfigurationError, match=r"a/part: a column cannot .*_offset long"):
         batch_rows(corrupted, schema, mode="PERMISSIVE")
 
 
