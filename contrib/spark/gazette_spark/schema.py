@@ -94,13 +94,13 @@ def _protobuf_element(field: Any) -> st.DataType:
 
 
 def sample_of(contents: Iterable[JournalContent], options: Options) -> Iterator[dict[str, Any]]:
-    """Yield the first JSON messages of the first journals. It blocks.
+    """Yield the first JSON messages of the first journals that hold content. It blocks.
 
     Raises:
         ConfigurationError: a journal holds other messages than JSON.
         GazetteError: reading failed.
     """
-    for content in islice(contents, SAMPLE_JOURNALS):
+    for content in islice((each for each in contents if each.cover), SAMPLE_JOURNALS):
         if options.message_type(content.name, content.content_type(options)) is not dict:
             raise ConfigurationError(
                 f"gazette: {content.name} holds no JSON; give a schema with .schema(…)"
@@ -127,7 +127,7 @@ def fields_of_messages(messages: Iterable[dict[str, Any]]) -> list[st.StructFiel
     """Return the columns of JSON messages, without their UUIDs.
 
     Types are those that Spark infers for JSON: of numbers long or double, of objects structs, and
-    of what is always null string.
+    of what is always null string. Objects that are always empty have no column.
 
     Raises:
         ConfigurationError: there are no messages, or values of a key have different types.
@@ -145,9 +145,7 @@ def fields_of_messages(messages: Iterable[dict[str, Any]]) -> list[st.StructFiel
         )
     assert isinstance(found, st.StructType)
     reserved = {"uuid", *(field.name for field in METADATA_FIELDS)}
-    known = _without_nulls(found)
-    assert isinstance(known, st.StructType)
-    return [field for field in known.fields if field.name.lower() not in reserved]
+    return [field for field in _known(found.fields) if field.name.lower() not in reserved]
 
 
 def _type_of(place: str, value: object) -> st.DataType:
@@ -199,14 +197,19 @@ def _merged(place: str, one: st.DataType, other: st.DataType) -> st.DataType:
     )
 
 
-def _without_nulls(kind: st.DataType) -> st.DataType:
-    """Return a type with strings in place of what is always null."""
+def _known(fields: Iterable[st.StructField]) -> list[st.StructField]:
+    """Return fields with strings in place of what is always null, and without empty structs."""
+    found = [(field.name, _without_nulls(field.dataType)) for field in fields]
+    return [st.StructField(name, kind) for name, kind in found if kind is not None]
+
+
+def _without_nulls(kind: st.DataType) -> st.DataType | None:
     if isinstance(kind, st.NullType):
         return st.StringType()
     if isinstance(kind, st.ArrayType):
-        return st.ArrayType(_without_nulls(kind.elementType))
+        element = _without_nulls(kind.elementType)
+        return None if element is None else st.ArrayType(element)
     if isinstance(kind, st.StructType):
-        return st.StructType(
-            [st.StructField(field.name, _without_nulls(field.dataType)) for field in kind.fields]
-        )
+        fields = _known(kind.fields)
+        return st.StructType(fields) if fields else None
     return kind

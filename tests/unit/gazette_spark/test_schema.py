@@ -13,9 +13,15 @@ from pyspark.sql.types import StructType
 
 from gazette_sdk import JsonMessage
 from gazette_sdk.errors import ConfigurationError
-from gazette_spark.schema import fields_of_class, fields_of_messages
+from gazette_sdk.fragment.cover import CoverSet
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.transport import loop as sdk_loop
+from gazette_spark.content import JournalContent, list_content
+from gazette_spark.schema import fields_of_class, fields_of_messages, sample_of
 from gazette_spark.source import GazetteDataSource
 from support.fragment_files import fragment_of, store_fragment
+from support.spark_stores import options_of, store_history
+from support.written_messages import History
 
 
 @dataclass
@@ -79,6 +85,22 @@ def test_the_columns_of_a_sample_are_those_that_spark_infers():
     assert StructType(fields_of_messages(messages)).simpleString() == (
         "struct<a:double,b:string,c:array<bigint>,d:struct<e:boolean,f:string>,g:double>"
     )
+
+
+def test_objects_that_are_always_empty_have_no_column():
+    messages = [{"a": {}, "b": [{}], "c": {"d": {}, "e": [[{}]]}, "f": {"g": {}, "h": None}}]
+    found = StructType(fields_of_messages(messages)).simpleString()
+    assert found == "struct<f:struct<h:string>>"
+
+
+def test_journals_without_content_are_no_sample(tmp_path: Path):
+    history = History("a/part")
+    history.outside(1)
+    store_history(tmp_path, history, [1])
+    options = options_of(tmp_path)
+    contents = sdk_loop.run(list_content(options))
+    empty = JournalContent(pb.JournalSpec(name="a/empty"), 0, CoverSet())
+    assert [each["n"] for each in sample_of([*[empty] * 9, *contents], options)] == [0]
 
 
 def test_a_sample_that_has_no_schema_is_an_error_that_names_the_key():
