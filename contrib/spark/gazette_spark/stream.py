@@ -19,7 +19,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from gazette_sdk.errors import ConfigurationError, GazetteError, OffsetNotYetAvailableError
+from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_spark.admission import admitted
@@ -283,13 +283,12 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._options.fails_on_data_loss:
             _log.warning("%s; the stream goes on with what there is", what)
             return
-        error: GazetteError = OffsetNotYetAvailableError(
+        raise GazetteError(
             f"{what}; the option failOnDataLoss=false goes on with what there is, another"
             " checkpointLocation begins anew; keep fragments for longer",
             journal=journal,
             offset=offset,
         )
-        raise error
 
 
 def _read_of(position: Position | None) -> tuple[int, int]:
