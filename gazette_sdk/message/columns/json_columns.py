@@ -102,6 +102,7 @@ class JsonColumns:
         # A column of the UUID's own key is parsed like any other.
         self._place = None if key in names else UuidPlace(b'{"%b":"' % key.encode(), 2)
         is_parsed = all(is_parsed_by_arrow(field.type, bytes_form) for field in self._fields)
+        self._holds_decimals = any(_holds_decimals(field.type) for field in self._fields)
         self._bytes_form = bytes_form
         self._objects = None if is_parsed else JsonObjects(self._fields, bytes_form)
 
@@ -222,7 +223,7 @@ class JsonColumns:
             return self._objects.table(content)
         block = pa.py_buffer(content)
         try:
-            return pj.read_json(
+            table = pj.read_json(
                 pa.BufferReader(block),
                 read_options=pj.ReadOptions(use_threads=False, block_size=max(block.size, 1)),
                 parse_options=pj.ParseOptions(
@@ -233,6 +234,9 @@ class JsonColumns:
             # pyarrow cannot parse these types at all: from now on objects are decoded.
             self._objects = JsonObjects(self._fields, self._bytes_form)
             return self._objects.table(content)
+        if self._holds_decimals:
+            table.validate(full=True)  # pyarrow takes integers of more digits
+        return table
 
     def _explained(self, line: bytes, cause: Exception) -> Exception:
         """Return the most specific error of a bad line."""
@@ -281,6 +285,11 @@ def _object(line: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"a JSON object is expected, not {type(found).__name__}")  # noqa: TRY004 - of the content
     return found
+
+
+def _holds_decimals(kind: pa.DataType) -> bool:
+    parts = (kind.field(at).type for at in range(kind.num_fields))
+    return bool(pa.types.is_decimal(kind)) or any(map(_holds_decimals, parts))
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:

@@ -1,6 +1,7 @@
 """Reads of ranges: columns, content that is no message, and errors that name what is wrong."""
 
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,19 @@ def test_binary_columns_of_json_are_base64_as_spark_writes_them(tmp_path: Path):
         {"a": b"ab\xff", "nested": {"b": [b"a", None]}},
         {"a": None, "nested": None},
     ]
+
+
+def test_integers_of_more_digits_than_their_decimal_column_are_malformed(tmp_path: Path):
+    content = b'{"a":1,"b":[1]}\n{"a":12345,"b":[2]}\n{"a":3,"b":[12345]}\n{"a":999.99}\n'
+    store_fragment(tmp_path, fragment_of("a/part", 0, content), content)
+    kind = DecimalType(5, 2)
+    schema = StructType([StructField("a", kind), StructField("b", ArrayType(kind))])
+    assert batch_rows(tmp_path, schema, mode="DROPMALFORMED") == [
+        {"a": Decimal("1.00"), "b": [Decimal("1.00")]},
+        {"a": Decimal("999.99"), "b": None},
+    ]
+    with pytest.raises(DecodeError, match=r"a/part: the message at offset 16 .*precision"):
+        batch_rows(tmp_path, schema)
 
 
 # ------------------------------------------------------------------- bad input
