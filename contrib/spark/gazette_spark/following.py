@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 
@@ -18,6 +19,8 @@ from gazette_spark.options import Options
 
 __all__ = ["JournalFollower"]
 
+_log = logging.getLogger(__name__)
+
 HEAD_LAG_MAX_S = 5.0
 """Time for which a write head before the offset that was read is looked up again. A broker that
 just took a journal over may not have listed all its fragments."""
@@ -31,6 +34,7 @@ class JournalFollower:
     """
 
     def __init__(self, options: Options) -> None:
+        self._options = options
         self._transport = open_transport(options.url)
         self._watched = WatchedList(self._transport, selector_of(options))
         self._slots = asyncio.Semaphore(CONCURRENT_LISTINGS_MAX)
@@ -44,7 +48,14 @@ class JournalFollower:
             GazetteError: they could not be listed once.
         """
         self._watched.start()
+        is_first = self._watched.snapshot is None
         snapshot = await patiently(self._watched.first_snapshot, STOPPING)
+        if is_first and not snapshot.journals:
+            _log.warning(
+                "no journal matches %r at %s; the stream reads journals once they are created",
+                self._options.journals,
+                self._options.url,
+            )
         return {journal.spec.name: journal for journal in snapshot.journals}
 
     async def contents(self, needed: Mapping[str, tuple[int, int]]) -> dict[str, JournalContent]:

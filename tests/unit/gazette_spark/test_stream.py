@@ -126,6 +126,18 @@ def test_journals_that_appear_later_are_read_from_their_begin(tmp_path: Path, pr
     assert numbers(stream.rows_between(*planned), "a/two") == list(range(10))
 
 
+def test_that_no_journal_matches_is_told_once(
+    tmp_path: Path, prompt: None, caplog: pytest.LogCaptureFixture
+):
+    stream = Stream(tmp_path)
+    for _ in range(2):
+        assert stream.plan() is None
+        stream.reader.prepareForTriggerAvailableNow()
+    [record] = caplog.records
+    assert record.message.startswith(f"no journal matches 'a/' at {tmp_path.as_uri()}; ")
+    stream.reader.stop()
+
+
 # ------------------------------------------------------------------ data loss
 
 
