@@ -20,7 +20,7 @@ from gazette_sdk.transport.listing import list_journals
 from gazette_sdk.transport.wires.tls import Tls
 from gazette_spark.options import BROKER_SCHEMES
 
-__all__ = ["STOPPING", "TRANSIENT_OR_STOPPING", "list_patiently", "open_transport", "patiently"]
+__all__ = ["STOPPING", "list_patiently", "open_transport", "patiently"]
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ def open_transport(url: str | None) -> Transport:
     Raises:
         ConfigurationError: the URL or a credential is malformed.
     """
-    if url is not None and not url.startswith(BROKER_SCHEMES):
+    if url is not None and not url.lower().startswith(BROKER_SCHEMES):
         return connect(url)
     given = {
         name: os.environ.get(f"BROKER_{name.upper()}", "")

@@ -1,4 +1,4 @@
-"""Calls of the driver that fail because a broker stops or is late are made again."""
+"""Connections of the driver: calls that are made again as a broker stops, and credentials."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
 from gazette_sdk.transport.target import ANYWHERE
-from gazette_spark import content, following
+from gazette_spark import connection, content, following
 from gazette_spark.batch import GazetteBatchReader
 from support.spark_stores import N, Stream, options_of, store_history
 from support.written_messages import History
@@ -39,7 +39,7 @@ class Failing(FragmentStoreTransport):
         return await super().list_fragments(request, target)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> type[Failing]:
     for module in (content, following):
         monkeypatch.setattr(module, "open_transport", Failing)
@@ -65,11 +65,11 @@ def parts(store: Path) -> list:
     return GazetteBatchReader(options_of(store), N).partitions()
 
 
-def test_a_batch_is_planned_though_a_broker_stops(store: Path):
+def test_a_batch_is_planned_though_a_broker_stops(store: Path, failing: type[Failing]):
     assert [part.journal for part in parts(store)] == ["a/part"]
 
 
-def test_a_stream_begins_though_a_broker_stops(store: Path):
+def test_a_stream_begins_though_a_broker_stops(store: Path, failing: type[Failing]):
     stream = Stream(store)
     assert [row["n"] for row in stream.rows()] == [0]
     stream.reader.stop()
@@ -85,3 +85,14 @@ def test_that_there_is_no_broker_is_told_at_once(
     with pytest.raises(UnavailableError, match="no broker"):
         stream.plan()
     stream.reader.stop()
+
+
+def test_credentials_go_to_brokers_however_the_scheme_is_written(monkeypatch: pytest.MonkeyPatch):
+    given = {}
+    monkeypatch.setenv("BROKER_AUTH_TOKEN", "token")
+    monkeypatch.setattr(connection, "connect", lambda url, **options: given.update({url: options}))
+    for url in ("http://a:1", "HTTPS://a:1"):
+        connection.open_transport(url)
+        assert given[url]["auth_token"] == "token"
+    connection.open_transport("file:///")
+    assert given["file:///"] == {}
