@@ -119,7 +119,18 @@ class _JsonObject(JsonMessage):
 
 def _ignore(error: GazetteError) -> None:
     """Pass over content that is no message: tasks treat it."""
-    del error
+    _release(error)
+
+
+def _release(error: BaseException | None) -> None:
+    """Drop the tracebacks of an error and its causes.
+
+    They form cycles with frames that hold blocks of content, which Python's collector of garbage
+    takes for small: some thousands of bad messages took gigabytes.
+    """
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 class _Columns:
@@ -147,7 +158,7 @@ class _Columns:
         if not fields:
             fields.append(_OFFSET)
         self.decoded = pa.schema(fields)
-        self._corrupt: list[GazetteError] = []
+        self._corrupt: list[tuple[int | None, str]] = []
         self._corrupt_offsets: set[int | None] = set()
 
     def batches(self, decoded: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -190,12 +201,13 @@ class _Columns:
 
     def add_corrupt(self, error: GazetteError) -> None:
         """Note content that is no message. What is read again is noted once."""
+        _release(error)
         is_of_range = error.offset is not None and error.offset >= self._part.begin
         if self._options.mode != "PERMISSIVE" or self._by_time or not is_of_range:
             return
         if error.offset not in self._corrupt_offsets:
             self._corrupt_offsets.add(error.offset)
-            self._corrupt.append(error)
+            self._corrupt.append((error.offset, _text_of(error)))
 
     def _corrupt_rows(self) -> Iterator[pa.RecordBatch]:
         """Yield a batch of rows for the content that was no message since the last call."""
@@ -204,9 +216,9 @@ class _Columns:
             return
         known = {
             "_journal": [self._part.journal] * len(corrupt),
-            "_offset": [error.offset for error in corrupt],
+            "_offset": [offset for offset, _ in corrupt],
             _LABELS: [list(self._part.labels)] * len(corrupt),
-            self._options.corrupt_column: [_text_of(error) for error in corrupt],
+            self._options.corrupt_column: [text for _, text in corrupt],
         }
         arrays = [
             pa.array(known.get(field.name, [None] * len(corrupt)), type=field.type)

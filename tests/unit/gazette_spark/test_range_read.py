@@ -1,6 +1,7 @@
 """Reads of ranges: columns, content that is no message, and errors that name what is wrong."""
 
 import sys
+import weakref
 from decimal import Decimal
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from gazette_sdk.errors import (
     GazetteError,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_spark import range_read
 from gazette_spark.batch import GazetteBatchReader
 from support.fragment_files import fragment_of, store_fragment
 from support.spark_stores import N, batch_rows, options_of, rows_of, store_history
@@ -73,6 +75,21 @@ def test_corrupt_records_are_kept_in_their_column_or_dropped_or_an_error(
     assert f"a/part: the message at offset {first} cannot" in text
     assert next((corrupted / "a/part").iterdir()).name in text
     assert "mode=PERMISSIVE" in text
+
+
+def test_errors_of_corrupt_records_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    content = BAD * 50
+    store_fragment(tmp_path, fragment_of("a/part", 0, content), content)
+    alive: list[weakref.ref[DecodeError]] = []
+
+    def noted(error: DecodeError) -> str:
+        alive.append(weakref.ref(error))
+        assert sum(each() is not None for each in alive) <= 2
+        return "text"
+
+    monkeypatch.setattr(range_read, "_text_of", noted)
+    rows = batch_rows(tmp_path, CORRUPT, mode="PERMISSIVE")
+    assert [row["_corrupt_record"] for row in rows] == ["text"] * 50
 
 
 def test_the_column_of_corrupt_records_has_the_name_that_is_asked_for(corrupted: Path):
