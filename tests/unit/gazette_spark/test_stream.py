@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from gazette_sdk.errors import ConfigurationError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.transport import connect
+from gazette_sdk.transport import Transport, connect
 from gazette_sdk.transport import loop as sdk_loop
 from gazette_sdk.transport.fragment_store import FragmentStoreTransport
 from gazette_sdk.transport.target import ANYWHERE
@@ -82,12 +82,23 @@ def test_the_offset_stays_the_same_text_while_there_is_nothing_new(tmp_path: Pat
     assert position["next"] == len(history.content)
 
 
+def opened_by(make: Callable[..., Transport], monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Followers have transports whose listings are renewed at once; they are closed in the end."""
+    opened: list[Transport] = []
+
+    def open_prompt(url: str) -> Transport:
+        opened.append(make(url, refresh_interval_s=0.05))
+        return opened[-1]
+
+    monkeypatch.setattr(following, "open_transport", open_prompt)
+    yield
+    for transport in opened:
+        sdk_loop.run(transport.aclose())
+
+
 @pytest.fixture
-def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Listings of stores are renewed at once."""
-    monkeypatch.setattr(
-        following, "open_transport", lambda url: connect(url, refresh_interval_s=0.05)
-    )
+def prompt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    yield from opened_by(connect, monkeypatch)
 
 
 def test_a_query_with_available_now_ends_at_the_heads_that_it_found_first(
@@ -299,17 +310,9 @@ class BrokersListing(FragmentStoreTransport):
 
 @pytest.fixture
 def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[BrokersListing]]:
-    opened = []
-
-    def open_listing(url: str) -> BrokersListing:
-        opened.append(BrokersListing(url, refresh_interval_s=0.05))
-        return opened[-1]
-
     monkeypatch.setattr(BrokersListing, "created", 7)
-    monkeypatch.setattr(following, "open_transport", open_listing)
-    yield BrokersListing
-    for transport in opened:
-        sdk_loop.run(transport.aclose())
+    for _ in opened_by(BrokersListing, monkeypatch):
+        yield BrokersListing
 
 
 def test_an_idle_journal_whose_content_was_read_and_removed_is_no_loss(
