@@ -165,7 +165,7 @@ class _Columns:
         """Yield the columns that Spark wants of decoded batches, and of what is no message.
 
         Raises:
-            ConfigurationError: a column that must not be null is: Spark would take it for 0.
+            ConfigurationError: a column that must not be null is, at which Spark fails.
         """
         for batch in self._all_batches(decoded):
             for field in self._requested:
