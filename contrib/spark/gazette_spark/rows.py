@@ -15,7 +15,7 @@ from gazette_sdk.message import CsvRecord, mapping
 from gazette_sdk.message.mapping import SelectorMapping
 from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
 from gazette_sdk.transport import Transport
-from gazette_spark.connection import list_patiently
+from gazette_sdk.transport.listing import list_journals
 from gazette_spark.options import load_message
 from gazette_spark.write_options import WriteOptions
 
@@ -42,7 +42,7 @@ async def row_form(transport: Transport, options: WriteOptions) -> RowForm:
         JournalNotFoundError: no journal matches.
         ConfigurationError: the journals hold different forms, or one that needs a class.
     """
-    listing = await list_patiently(transport, options.journals)
+    listing = await list_journals(transport, options.journals)
     if not listing.journals:
         raise JournalNotFoundError(
             f"no journal matches {options.journals!r} at {options.url}; create one with"

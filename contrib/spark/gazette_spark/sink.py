@@ -31,9 +31,8 @@ from gazette_sdk.errors import (
 )
 from gazette_sdk.transport import Transport
 from gazette_sdk.transport import loop as sdk_loop
-from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.listing import NO_ANSWER
-from gazette_spark.connection import open_transport
+from gazette_spark.connection import STOPPING, open_transport, patiently
 from gazette_spark.failure import clear_errors
 from gazette_spark.producers import TaskTransaction, lend_publisher
 from gazette_spark.rows import RowForm, row_form
@@ -45,8 +44,8 @@ __all__ = ["GazetteBatchWriter", "GazetteStreamWriter", "PreparedCommit"]
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 30.0
-"""Bound of the listing of journals, as of a Publisher's. Tasks wait for brokers meanwhile."""
+ANSWER_MAX_S = 10.0
+"""Bound of a listing of journals. It is made again for half a minute."""
 
 PRODUCERS_WARN = 4
 """With more producers in one journal, committed readers read it several times."""
@@ -193,23 +192,18 @@ async def _form(transport: Transport, options: WriteOptions, *, is_patient: bool
     Raises:
         GazetteError: no broker answered in time, or the journals cannot be written.
     """
-    failure: GazetteError = DeadlineExceededError(
-        f"{options.url} did not answer within {PATIENCE_S:g} s; check the broker and its log"
-    )
-    attempt = 0
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while True:
-                try:
-                    return await row_form(transport, options)
-                except NO_ANSWER as error:
-                    if not is_patient:
-                        raise
-                    failure = error
-                await pause(attempt)
-                attempt += 1
-    except TimeoutError:
-        raise failure from None
+
+    async def form() -> RowForm:
+        try:
+            async with asyncio.timeout(ANSWER_MAX_S):
+                return await row_form(transport, options)
+        except TimeoutError:
+            raise DeadlineExceededError(
+                f"{options.url} did not answer within {ANSWER_MAX_S:g} s; check the broker and its"
+                " log"
+            ) from None
+
+    return await patiently(form, NO_ANSWER if is_patient else STOPPING)
 
 
 def _commit(

@@ -15,7 +15,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import CONTENT_TYPE, MANAGED_BY, label_set
 from gazette_sdk.protocol.names import strip_meta, validate_journal
 from gazette_sdk.protocol.selectors import matches_journal, rewrite_prefix
-from gazette_spark.options import DEFAULT_ADDRESS, load_message
+from gazette_spark.options import BROKER_SCHEMES, DEFAULT_ADDRESS, load_message
 from gazette_spark.transaction_log import MANAGER
 
 __all__ = [
@@ -41,8 +41,6 @@ KNOWN = frozenset(
 )
 
 _OF_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
-
-_BROKER_SCHEMES = frozenset({"http", "https", "unix"})
 
 _KEY_TYPES = (
     st.StringType,
@@ -95,8 +93,8 @@ class WriteOptions:
             ConfigurationError: an option is unknown, missing, or has a wrong value.
         """
         options = {key.lower(): value for key, value in given.items()}
-        url = options.get("address") or os.environ.get("GAZETTE_ADDRESS", DEFAULT_ADDRESS)
-        if "store" in options or url.partition("://")[0] not in _BROKER_SCHEMES:
+        url = options.get("address") or os.environ.get("GAZETTE_ADDRESS") or DEFAULT_ADDRESS
+        if "store" in options or not url.lower().startswith(BROKER_SCHEMES):
             raise ConfigurationError(
                 "gazette: only brokers write; give the 'address' of one, and no 'store'"
             )

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import types as st
 
 from gazette_sdk.errors import DeadlineExceededError, MappingError, UnavailableError
-from gazette_spark import producers, sink
+from gazette_spark import connection, producers, sink
 from gazette_spark.producers import TaskTransaction
 from gazette_spark.sink import GazetteBatchWriter, PreparedCommit
 from gazette_spark.write_options import WriteOptions
@@ -58,7 +58,7 @@ def test_a_task_waits_for_brokers_that_are_started_again(transport):
 
 
 def test_a_task_gives_up_brokers_that_do_not_come_back_and_says_which(transport, monkeypatch):
-    monkeypatch.setattr(sink, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(connection, "FAILING_MAX_S", 0.1)
     transport.failures = 1000
     with pytest.raises(UnavailableError, match="cannot connect to the brokers"):
         write(STREAM)
@@ -66,7 +66,8 @@ def test_a_task_gives_up_brokers_that_do_not_come_back_and_says_which(transport,
 
 
 def test_no_write_waits_for_frozen_brokers_without_end(transport, monkeypatch):
-    monkeypatch.setattr(sink, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(sink, "ANSWER_MAX_S", 0.05)
+    monkeypatch.setattr(connection, "FAILING_MAX_S", 0.1)
     transport.is_frozen = True
     with pytest.raises(DeadlineExceededError, match="did not answer within"):
         write(STREAM)
