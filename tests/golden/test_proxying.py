@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.transport.loop import run
-from support.golden import TIMEOUT_S, GoldenBroker, connected, running, spec_of
+from support.golden import TIMEOUT_S, GoldenBroker, running, spec_of
 from support.vectors import golden
 
 CASES = {case["name"]: case for case in golden("broker/proxying.json")["to_a_hand_made_peer"]}
@@ -55,26 +55,24 @@ def broker(peer: HandMadePeer, tmp_path_factory: pytest.TempPathFactory) -> Iter
         endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         server.start()
         with running(tmp_path_factory.mktemp("proxying")) as broker:
-            run(_assign(broker, endpoint), TIMEOUT_S)
+            process = pb.ProcessSpec(
+                id=pb.ProcessSpec.ID(zone="zone-f", suffix="fake-1"), endpoint=endpoint
+            )
+            member = pb.BrokerSpec(process_spec=process, journal_limit=100)
+            held = {
+                "/members/zone-f#fake-1": member.SerializeToString(),
+                f"/assign/{JOURNAL}#zone-f#fake-1#0": b"",
+                f"/items/{JOURNAL}": spec_of(JOURNAL).SerializeToString(),
+            }
+            broker.put(held)
+            run(_listed(broker), TIMEOUT_S)
             yield broker
         server.stop(None).wait()
 
 
-async def _assign(broker: GoldenBroker, endpoint: str) -> None:
-    process = pb.ProcessSpec(
-        id=pb.ProcessSpec.ID(zone="zone-f", suffix="fake-1"), endpoint=endpoint
-    )
-    member = pb.BrokerSpec(process_spec=process, journal_limit=100)
-    keyspace = broker.keyspace
-    item = keyspace.item_key(JOURNAL)
-    root = item.removesuffix(b"/items/" + JOURNAL.encode())
-    etcd = await connected(broker.etcd_server)
-    await etcd.put(root + b"/members/zone-f#fake-1", member.SerializeToString())
-    await etcd.put(root + f"/assign/{JOURNAL}#zone-f#fake-1#0".encode(), b"")
-    await etcd.put(item, spec_of(JOURNAL).SerializeToString())
-    while not any(each.id == JOURNAL for each in keyspace.items()):
-        await keyspace.wait_for_update()
-    await etcd.aclose()
+async def _listed(broker: GoldenBroker) -> None:
+    while not any(each.id == JOURNAL for each in broker.keyspace.items()):
+        await broker.keyspace.wait_for_update()
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -17,7 +17,6 @@ from support.golden import (
     TIMEOUT_S,
     GoldenBroker,
     Outcome,
-    connected,
     running,
     spec_of,
     wire_of,
@@ -133,26 +132,12 @@ def broker(
                 id=pb.ProcessSpec.ID(zone="zone-f", suffix="fake-1"), endpoint=endpoint
             )
             member = pb.BrokerSpec(process_spec=process, journal_limit=100)
-            run(_put(broker, {"/members/zone-f#fake-1": member.SerializeToString()}), TIMEOUT_S)
+            broker.put({"/members/zone-f#fake-1": member.SerializeToString()})
             yield broker
         server.stop(None).wait()
 
 
-async def _put(broker: GoldenBroker, values: dict[str, bytes]) -> int:
-    root = broker.keyspace.item_key("x").removesuffix(b"/items/x")
-    etcd = await connected(broker.etcd_server)
-    revisions = [await etcd.put(root + key.encode(), value) for key, value in values.items()]
-    await etcd.aclose()
-    return revisions[-1]
-
-
-async def _hold_slot_0(broker: GoldenBroker, journal: str) -> None:
-    held = {
-        f"/assign/{journal}#zone-a#broker-1#0": b"",
-        f"/assign/{journal}#zone-f#fake-1#1": b"",
-        f"/items/{journal}": spec_of(journal, replication=2).SerializeToString(),
-    }
-    await _put(broker, held)
+async def _served(broker: GoldenBroker, journal: str) -> None:
     while broker.served.broker.resolver.replica(journal) is None:
         await broker.keyspace.wait_for_update()
 
@@ -166,7 +151,13 @@ class Primary:
         self._broker = broker
         self._peer = peer
         peer.reset([list(_wires(stream, "send")) for stream in self.case["streams"]])
-        run(_hold_slot_0(broker, self.journal), TIMEOUT_S)
+        held = {
+            f"/assign/{self.journal}#zone-a#broker-1#0": b"",
+            f"/assign/{self.journal}#zone-f#fake-1#1": b"",
+            f"/items/{self.journal}": spec_of(self.journal, replication=2).SerializeToString(),
+        }
+        broker.put(held)
+        run(_served(broker, self.journal), TIMEOUT_S)
 
     def append(self, *chunks: bytes, commit: bool = True, **fields: Any) -> Outcome:
         requests = [pb.AppendRequest(journal=self.journal, **fields)]
@@ -229,7 +220,7 @@ def test_a_replica_that_agrees_is_told_what_was_recorded(broker, peer):
 def test_a_replica_that_corrects_the_primary_is_told_what_was_recorded(broker, peer, name):
     primary = Primary(broker, peer, name)
     if name == "route-later":
-        peer.revision = run(_put(broker, {"/note": b""}), TIMEOUT_S)
+        peer.revision = broker.put({"/note": b""})
     commits = primary.commits()
     assert [primary.committed(content) for content in (b"x", b"y")[: len(commits)]] == commits
     assert len(peer.streams) == len(primary.case["streams"])

@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import pytest
 
-from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.transport.loop import run
@@ -17,7 +16,6 @@ from support.golden import (
     TIMEOUT_S,
     GoldenBroker,
     Outcome,
-    connected,
     names,
     recorded,
     running,
@@ -26,6 +24,9 @@ from support.golden import (
 from support.golden_compare import Replay
 
 RECORDING = "replicate_real_replica"
+RECORDED_REVISION = 6
+"""Revision at which the recorded journal was assigned."""
+
 JOURNAL = "replica/one"
 PRIMARY = pb.BrokerSpec(
     process_spec=pb.ProcessSpec(
@@ -90,8 +91,16 @@ class Replicated(Replay):
 @pytest.fixture(scope="module")
 def replay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicated]:
     with running(tmp_path_factory.mktemp("replica")) as broker:
-        run(_hold_slot_1(broker), TIMEOUT_S)
+        held = {
+            "/members/zone-f#fake-1": PRIMARY.SerializeToString(),
+            f"/assign/{JOURNAL}#zone-f#fake-1#0": b"",
+            f"/assign/{JOURNAL}#zone-a#broker-1#1": b"",
+            f"/items/{JOURNAL}": spec_of(JOURNAL, replication=2).SerializeToString(),
+        }
+        revision = broker.put(held)
+        run(_served(broker), TIMEOUT_S)
         found = Replicated(broker)
+        found.revisions.known[RECORDED_REVISION] = revision
         for case in recorded(RECORDING):
             if "trace" in case:
                 found.trace(case)
@@ -100,18 +109,9 @@ def replay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicated]:
         yield found
 
 
-async def _hold_slot_1(broker: GoldenBroker) -> None:
-    etcd: Etcd = await connected(broker.etcd_server)
-    keyspace = broker.keyspace
-    item = keyspace.item_key(JOURNAL)
-    root = item.removesuffix(b"/items/" + JOURNAL.encode())
-    await etcd.put(root + b"/members/zone-f#fake-1", PRIMARY.SerializeToString())
-    for holder in ("zone-f#fake-1#0", "zone-a#broker-1#1"):
-        await etcd.put(root + f"/assign/{JOURNAL}#{holder}".encode(), b"")
-    await etcd.put(item, spec_of(JOURNAL, replication=2).SerializeToString())
+async def _served(broker: GoldenBroker) -> None:
     while broker.served.broker.resolver.replica(JOURNAL) is None:
-        await keyspace.wait_for_update()
-    await etcd.aclose()
+        await broker.keyspace.wait_for_update()
 
 
 @pytest.mark.parametrize("name", names(RECORDING))

@@ -24,7 +24,7 @@ from gazette_sdk.broker.api.served import ServedBroker
 from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.broker.process import BrokerConfig
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, is_consistent
-from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.etcd import Etcd, Put
 from gazette_sdk.cluster.etcd_server import EtcdServer
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import from_ns
@@ -228,6 +228,21 @@ class GoldenBroker:
         assert response.status == pb.OK
         self.wait_until_served(*(spec.name for spec in specs))
         return response.header.etcd.revision
+
+    def put(self, values: Mapping[str, bytes]) -> int:
+        """Write keys below the cluster's prefix at once, and return the revision.
+
+        One after the other, the allocator would remove assignments of a journal to come.
+        """
+        return run(self._put(values), TIMEOUT_S)
+
+    async def _put(self, values: Mapping[str, bytes]) -> int:
+        root = self.keyspace.item_key("journal").removesuffix(b"/items/journal")
+        etcd = await connected(self.etcd_server)
+        puts = [Put(root + key.encode(), value) for key, value in values.items()]
+        revision = (await etcd.txn((), puts)).revision
+        await etcd.aclose()
+        return revision
 
     def append(self, journal: str, *chunks: bytes, **fields: Any) -> pb.AppendResponse:
         """Append chunks to a journal."""

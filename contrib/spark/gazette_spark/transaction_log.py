@@ -268,6 +268,7 @@ class TransactionLog:
 
     async def _append(self, journal: str, content: bytes, *, offset: int = 0) -> _Written:
         attempts = 1
+        refused = ""
 
         async def again(attempt: int) -> None:
             nonlocal attempts
@@ -282,14 +283,15 @@ class TransactionLog:
                         response = await append(self._transport, request, [content], pause=again)
                     except UnauthenticatedError:
                         raise
-                    except CallError:  # brokers that stop refuse appends without a status
+                    except CallError as error:  # brokers that stop refuse appends so
+                        refused = f"; the last one: {error}"
                         await again(attempts)
                     else:
                         return _Written(response.commit.end, is_clean=attempts == 1)
         except TimeoutError:
             raise DeliveryTimeoutError(
-                f"{journal}: no answer to an append within {TIMEOUT_S:g} s; check the brokers with"
-                " `gazctl journals list`, and start the job again",
+                f"{journal}: no append succeeded within {TIMEOUT_S:g} s{refused}; check the brokers"
+                " with `gazctl journals list`, and start the job again",
                 journal=journal,
             ) from None
 
