@@ -117,7 +117,7 @@ class World:
 
 
 def told(log):
-    """What the operations of a log do, and which of its authors, in order, does it.
+    """Return what the operations of a log do, and which of its authors, in order, does it.
 
     A file may be written in several pieces.
     """

@@ -11,10 +11,9 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.transport.loop import run
-from support.golden import TIMEOUT_S, GoldenBroker, running, spec_of
+from support.golden import TIMEOUT_S, GoldenBroker, hand_made_member, running, spec_of
 from support.vectors import golden
 
 CASES = {case["name"]: case for case in golden("broker/proxying.json")["to_a_hand_made_peer"]}
@@ -55,12 +54,7 @@ def broker(peer: HandMadePeer, tmp_path_factory: pytest.TempPathFactory) -> Iter
         endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         server.start()
         with running(tmp_path_factory.mktemp("proxying")) as broker:
-            process = pb.ProcessSpec(
-                id=pb.ProcessSpec.ID(zone="zone-f", suffix="fake-1"), endpoint=endpoint
-            )
-            member = pb.BrokerSpec(process_spec=process, journal_limit=100)
-            held = {
-                "/members/zone-f#fake-1": member.SerializeToString(),
+            held = hand_made_member(endpoint) | {
                 f"/assign/{JOURNAL}#zone-f#fake-1#0": b"",
                 f"/items/{JOURNAL}": spec_of(JOURNAL).SerializeToString(),
             }

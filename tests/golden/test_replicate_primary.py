@@ -17,6 +17,7 @@ from support.golden import (
     TIMEOUT_S,
     GoldenBroker,
     Outcome,
+    hand_made_member,
     running,
     spec_of,
     wire_of,
@@ -89,7 +90,7 @@ class Told(NamedTuple):
 
 
 def told(requests: Sequence[pb.ReplicateRequest]) -> list[Told]:
-    """What a stream tells a replica. An equal proposal without content tells nothing."""
+    """Return what a stream tells a replica. An equal proposal without content tells nothing."""
     found: list[Told] = []
     content = b""
     for request in requests:
@@ -128,11 +129,7 @@ def broker(
         endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         server.start()
         with running(tmp_path_factory.mktemp("primary")) as broker:
-            process = pb.ProcessSpec(
-                id=pb.ProcessSpec.ID(zone="zone-f", suffix="fake-1"), endpoint=endpoint
-            )
-            member = pb.BrokerSpec(process_spec=process, journal_limit=100)
-            broker.put({"/members/zone-f#fake-1": member.SerializeToString()})
+            broker.put(hand_made_member(endpoint))
             yield broker
         server.stop(None).wait()
 

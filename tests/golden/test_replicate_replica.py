@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 import pytest
 
-from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.service import RPCS_BY_NAME
 from gazette_sdk.transport.loop import run
 from support.golden import (
     TIMEOUT_S,
     GoldenBroker,
     Outcome,
+    hand_made_member,
     names,
     recorded,
     running,
@@ -28,12 +28,6 @@ RECORDED_REVISION = 6
 """Revision at which the recorded journal was assigned."""
 
 JOURNAL = "replica/one"
-PRIMARY = pb.BrokerSpec(
-    process_spec=pb.ProcessSpec(
-        id=pb.ProcessSpec.ID(zone="zone-f", suffix="fake-1"), endpoint="http://127.0.0.1:28088"
-    ),
-    journal_limit=100,
-)
 
 
 class HandMadePrimary:
@@ -91,8 +85,7 @@ class Replicated(Replay):
 @pytest.fixture(scope="module")
 def replay(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicated]:
     with running(tmp_path_factory.mktemp("replica")) as broker:
-        held = {
-            "/members/zone-f#fake-1": PRIMARY.SerializeToString(),
+        held = hand_made_member("http://127.0.0.1:28088") | {
             f"/assign/{JOURNAL}#zone-f#fake-1#0": b"",
             f"/assign/{JOURNAL}#zone-a#broker-1#1": b"",
             f"/items/{JOURNAL}": spec_of(JOURNAL, replication=2).SerializeToString(),

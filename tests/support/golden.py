@@ -339,6 +339,15 @@ def spec_of(journal: str, **fields: Any) -> pb.JournalSpec:
     return spec
 
 
+def hand_made_member(endpoint: str) -> dict[str, bytes]:
+    """Return the key and the value of the recordings' hand-made member."""
+    process = pb.ProcessSpec(
+        id=pb.ProcessSpec.ID(zone="zone-f", suffix="fake-1"), endpoint=endpoint
+    )
+    spec = pb.BrokerSpec(process_spec=process, journal_limit=100)
+    return {"/members/zone-f#fake-1": spec.SerializeToString()}
+
+
 @contextlib.contextmanager
 def etcd_of(directory: Path) -> Iterator[EtcdServer]:
     """An empty Etcd."""
