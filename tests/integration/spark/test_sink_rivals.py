@@ -118,8 +118,10 @@ def test_of_two_attempts_of_a_task_that_both_end_one_is_visible(
         assert numbers(cluster) == list(range(ROWS))
     wait_for(driver)
     assert numbers(cluster) == list(range(ROWS))
-    counts = Counter(written(cluster).values())
-    assert counts == {1: ROWS - ROWS // TASKS, 2: ROWS // TASKS}
+    # On a busy machine Spark starts second attempts of other tasks, too.
+    attempts = Counter(written(cluster).values())
+    assert attempts[2] >= ROWS // TASKS
+    assert attempts[1] + attempts[2] == ROWS
     [record] = [line for line in log_lines(cluster, "batch") if "decided" in line]
     assert len(record["intents"]) == TASKS
     assert record["rows"] == ROWS
