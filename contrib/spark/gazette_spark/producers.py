@@ -27,7 +27,7 @@ PREPARED_MAX = 256
 """Prepared transactions whose fate a worker waits for; producers of older ones are given up."""
 
 SEARCH_BYTES_MAX = 4 << 20
-"""What a task reads of a log to learn fates; producers of transactions before it are given up."""
+"""Bound of a task's search of a log for fates; producers of transactions before it are given up."""
 
 CLOSE_TIMEOUT_S = 5.0
 """Bound of the wait for what the publisher of a failed task has not sent."""

@@ -42,7 +42,7 @@ METADATA = "_journal string, _offset long, _uuid string, _time timestamp"
 
 _PREFIX = re.compile(r"^(Caused by)?: ")
 _CODE = re.compile(r" *SQLSTATE: .*")
-"""What Spark writes in front of a message, and behind it."""
+"""Text that Spark writes in front of a message, and behind it."""
 
 R = TypeVar("R", bound="DataclassInstance")
 
