@@ -14,6 +14,9 @@ from pyspark.sql.types import StructType
 
 from gazette_sdk import JsonMessage, Reader
 from gazette_sdk.errors import ConfigurationError, DecodeError, FramingError, GazetteError
+from gazette_sdk.message.columns.conversion import holds_required
+from gazette_sdk.message.columns.metadata import data_fields
+from gazette_sdk.message.flags import ACK_TXN
 from gazette_sdk.message.reading.batch_reader import OnError
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -30,6 +33,7 @@ FAILING_MAX_S = 30.0
 """A line's begin is looked for as long, while reads fail."""
 
 _LABELS = "_labels"
+_FLAGS = pa.field("_flags", pa.int32())
 _OFFSET = pa.field("_offset", pa.int64())
 _TIME = pa.field("_time", pa.timestamp("us", tz="UTC"))
 
@@ -155,6 +159,12 @@ class _Columns:
         names = {field.name for field in fields}
         if self._by_time and _TIME.name not in names:
             fields.append(_TIME)
+        # Acknowledgements lack every column, and Spark takes no null in one that is NOT NULL.
+        self._drops_acknowledgements = options.isolation != "committed" and holds_required(
+            data_fields(pa.schema(fields))
+        )
+        if self._drops_acknowledgements and _FLAGS.name not in names:
+            fields.append(_FLAGS)
         if not fields:
             fields.append(_OFFSET)
         self.decoded = pa.schema(fields)
@@ -186,6 +196,8 @@ class _Columns:
 
     def _requested_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the columns that Spark wants of a decoded batch."""
+        if self._drops_acknowledgements:
+            batch = batch.filter(pc.not_equal(batch.column(_FLAGS.name), ACK_TXN))
         if self._by_time:
             batch = self._between_times(batch)
         if batch.schema == self._requested:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pydantic
 
 from gazette_sdk.framing import Csv, Cut, Framing
+from gazette_sdk.message.columns.conversion import first_lacking, holds_required
 from gazette_sdk.message.columns.csv_columns import CsvColumns
 from gazette_sdk.message.columns.json_columns import JsonColumns
 from gazette_sdk.message.columns.json_objects import BytesForm
@@ -27,6 +28,7 @@ from gazette_sdk.message.columns.metadata import (
 )
 from gazette_sdk.message.columns.protobuf_columns import ProtobufColumns
 from gazette_sdk.message.columns.rows import Row, Rows
+from gazette_sdk.message.flags import ACK_TXN
 from gazette_sdk.message.kinds import Kind
 from gazette_sdk.message.kinds.json_kind import JsonKind
 from gazette_sdk.message.reading.content_queue import Opened
@@ -92,18 +94,42 @@ class ColumnDecoder(ContentDecoder[Row]):
         self.schema = schema
         self.kind = kind
         self.sequenced = sequenced
+        self._required = [each for each in data_fields(schema) if holds_required([each])]
 
     def _run(
-        self, cut: Cut, stamps: Stamps, columns: dict[str, Any], uuids: pa.Array | None
-    ) -> Run[Row]:
-        """Return a run of the first frames of a cut: as many as there are stamps."""
+        self,
+        cut: Cut,
+        stamps: Stamps,
+        columns: dict[str, Any],
+        uuids: pa.Array | None,
+        cause: Exception | None,
+    ) -> tuple[Run[Row], Exception | None]:
+        """Return a run of the first frames of a cut, and the error of the frame behind.
+
+        Args:
+            cut: the frames.
+            stamps: parts of the UUIDs of frames, up to the first bad one.
+            columns: their columns that are no metadata.
+            uuids: their UUIDs as text, if there is a column for them.
+            cause: error of the first bad frame.
+        """
+        if self._required:
+            lacking = first_lacking(self._required, columns, stamps.flags != ACK_TXN)
+            if lacking is not None:
+                good, name = lacking
+                cause = misfit_error(
+                    ValueError(f"column {name!r} is not nullable, and the message lacks it")
+                )
+                stamps = stamps.first(good)
+                columns = {each: array.slice(0, good) for each, array in columns.items()}
+                uuids = None if uuids is None else uuids.slice(0, good)
         count = len(stamps.clocks)
         if not count:
-            return self._empty
+            return self._empty, cause
         begins, ends = (each[:count] + cut.offset for each in cut.frames.arrays())
         run: Run[Row] = Run(self.journal, begins, ends, *stamps, self._empty.items)
         run.items = Rows(assembled(self.schema, columns, run, uuids))
-        return run
+        return run, cause
 
     def _uuid_column(self, raw: list[Any], stamps: Stamps) -> pa.Array | None:
         return uuid_column(raw, stamps) if "_uuid" in self.schema.names else None
@@ -125,7 +151,7 @@ class _JsonDecoder(ColumnDecoder):
     def decode(self, cut: Cut) -> tuple[Run[Row], Exception | None]:
         """Decode lines in bulk."""
         parsed = self._columns.parse(self._lines(cut))
-        return self._run(cut, parsed.stamps, parsed.columns, parsed.uuids), parsed.cause
+        return self._run(cut, parsed.stamps, parsed.columns, parsed.uuids, parsed.cause)
 
     def _lines(self, cut: Cut) -> Lines:
         frames = cut.frames
@@ -164,13 +190,13 @@ class _CsvDecoder(ColumnDecoder):
         is_csv = isinstance(self.framing, Csv)
         found = self._columns.read(cut.buffer, cut.frames) if is_csv else None
         if found is not None:
-            return self._run(cut, *found), None
+            return self._run(cut, *found, None)
         decoded = self.kind.decode(self.framing, cut.buffer, cut.frames)
         columns, good, cause = _fitting(self._columns.convert, decoded.messages)
         raw = list(decoded.uuids[:good])
         stamps = stamps_of(raw)
-        run = self._run(cut, stamps, columns, self._uuid_column(raw, stamps))
-        return run, cause or decoded.error
+        uuids = self._uuid_column(raw, stamps)
+        return self._run(cut, stamps, columns, uuids, cause or decoded.error)
 
 
 class _ProtobufDecoder(ColumnDecoder):
@@ -192,7 +218,7 @@ class _ProtobufDecoder(ColumnDecoder):
             good, cause = invalid.index, invalid
             raw = raw[:good]
             columns = {name: column.slice(0, good) for name, column in columns.items()}
-        return self._run(cut, stamps, columns, self._uuid_column(raw, stamps)), cause
+        return self._run(cut, stamps, columns, self._uuid_column(raw, stamps), cause)
 
 
 def _fitting(

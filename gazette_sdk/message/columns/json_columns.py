@@ -20,6 +20,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.json as pj
 
+from gazette_sdk.message.columns.conversion import converted, holds_required, parsed_field
 from gazette_sdk.message.columns.json_objects import BytesForm, JsonObjects, is_parsed_by_arrow
 from gazette_sdk.message.columns.layout import sliced_columns
 from gazette_sdk.message.columns.lines import Lines, PlacedUuids, placed_uuids
@@ -92,13 +93,16 @@ class JsonColumns:
                 "Uuids", [(each, Any, None) for each in keys_by_field], rename=keys_by_field
             )
         )
-        self._names = names
         self._data_fields = fields
         self._strict = strict
         self._wants_uuids = "_uuid" in schema.names
-        self._parses_uuids = strict or not {"_uuid", "_time", "_flags"}.isdisjoint(schema.names)
+        self._parses_uuids = (
+            strict
+            or not {"_uuid", "_time", "_flags"}.isdisjoint(schema.names)
+            or holds_required(fields)  # which acknowledgements lack
+        )
         # Without any field lines are parsed nevertheless: they may be no objects.
-        self._fields = pa.schema(fields or [pa.field("_", pa.null())])
+        self._fields = pa.schema(list(map(parsed_field, fields)) or [pa.field("_", pa.null())])
         # A column of the UUID's own key is parsed like any other.
         self._place = None if key in names else UuidPlace(b'{"%b":"' % key.encode(), 2)
         is_parsed = all(is_parsed_by_arrow(field.type, bytes_form) for field in self._fields)
@@ -187,7 +191,10 @@ class JsonColumns:
         return found, None
 
     def _columns_of(self, table: pa.Table) -> dict[str, Any]:
-        return {name: _array(table.column(name)) for name in self._names}
+        return {
+            field.name: converted(_array(table.column(field.name)), field.type)
+            for field in self._data_fields
+        }
 
     # ----------------------------------------------------------------- columns
 

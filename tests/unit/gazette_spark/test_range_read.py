@@ -140,8 +140,26 @@ def test_a_null_in_a_column_that_is_not_null_is_refused(corrupted: Path, tmp_pat
     content = frame(1, 1, 160) + b'{"day":"2026-01-31"}\n'
     store_fragment(tmp_path / "dates", fragment_of("a/part", 0, content), content)
     dated = StructType([*required, StructField("day", DateType())])
-    with pytest.raises(ConfigurationError, match="a/part: column 'n' is NOT NULL"):
+    with pytest.raises(DecodeError, match="column 'n' is not nullable, and the message lacks it"):
         batch_rows(tmp_path / "dates", dated)
+    assert [row["n"] for row in batch_rows(tmp_path / "dates", dated, mode="DROPMALFORMED")] == [1]
+
+
+@pytest.mark.parametrize("isolation", ["committed", "uncommitted"])
+@pytest.mark.parametrize("mode", ["FAILFAST", "DROPMALFORMED", "PERMISSIVE"])
+def test_acknowledgements_are_no_rows_where_columns_are_not_null(
+    tmp_path: Path, isolation: str, mode: str
+):
+    history = History("a/part")
+    for _ in range(3):
+        history.pending(1)
+        history.pending(1)
+        history.ack(1)
+    store_history(tmp_path, history, [4, 9])
+    tags = ArrayType(StringType(), containsNull=False)
+    schema = StructType([StructField("n", LongType(), nullable=False), StructField("tags", tags)])
+    rows = batch_rows(tmp_path, schema, isolation=isolation, mode=mode)
+    assert [row["n"] for row in rows] == [0, 1, 3, 4, 6, 7]
 
 
 def test_binary_columns_of_json_are_base64_as_spark_writes_them(tmp_path: Path):
