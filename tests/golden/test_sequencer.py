@@ -17,11 +17,17 @@ from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.message.sequencing.run import Message
 from gazette_sdk.message.sequencing.sequencer import Sequencer
 from gazette_sdk.message.uuid import parse_uuid
-from support.sequencing import deliveries, run_of, states
+from support.sequencing import deliveries, run_of, states, with_open
 from support.vectors import golden
 
 HISTORIES = golden("consumer/messages/sequencer.json")
 JOURNALS = golden("consumer/messages/journals.json")
+
+OPEN_ARE_KEPT = {
+    ("pruning by horizon", 493): {"outcome": "ackCommitRing", "dequeued": [59, 493]},
+}
+"""By history and offset, steps that go another way than recorded: the recorded sequencer forgot
+the producer within its transaction, and lost it."""
 
 
 def message(journal: str, begin: int, end: int, text: str) -> Message[Any]:
@@ -38,13 +44,16 @@ def lines(journal: str, text: str) -> list[Message[Any]]:
     return found
 
 
-def assert_checkpoint(found: Checkpoint, expected: dict[str, Any]) -> None:
+def assert_checkpoint(
+    found: Checkpoint, expected: dict[str, Any], before: Checkpoint | None = None
+) -> None:
     # A journal whose first message is being delivered may be told as read from, or not at all.
     assert {name: offset for name, offset in found.offsets.items() if offset} == expected["offsets"]
-    assert states(found) == {
+    recorded = {
         (state["journal"], bytes.fromhex(state["producer"]), int(state["last_ack"]), state["begin"])
         for state in expected["producers"]
     }
+    assert states(found) == with_open(recorded, before or Checkpoint())
 
 
 @pytest.mark.parametrize("history", HISTORIES, ids=lambda h: f"{h['name']}, ring {h['ring']}")
@@ -54,14 +63,16 @@ def test_histories_go_as_recorded(history):
     taken = Checkpoint()
     for step in history["steps"]:
         if step["op"] == "checkpoint":
+            before = taken if step["horizon_ns"] else None
             taken = sequencer.checkpoint(step["horizon_ns"] / 1e9)
-            assert_checkpoint(taken, step["checkpoint"])
+            assert_checkpoint(taken, step["checkpoint"], before)
             assert sequencer.has_pending == step["pending_after"]
         elif step["op"] == "restore":
             restored = Checkpoint.from_bytes(taken.to_bytes())
             sequencer = Sequencer(step["ring"], checkpoint=restored)
         else:
             assert step["op"] == "read"
+            step = {**step, **OPEN_ARE_KEPT.get((history["name"], step["begin"]), {})}  # noqa: PLW2901
             read = message(step["journal"], step["begin"], step["end"], step["uuid"])
             assert sequencer.queue(read) == step["outcome"]
             assert sequencer.replay == (tuple(step["replay"]) if "replay" in step else None)

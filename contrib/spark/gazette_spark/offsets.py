@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gazette_sdk.errors import ConfigurationError, DecodeError
+from gazette_sdk.message.reading.delivery import HORIZON_S
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint, ProducerState
+from gazette_sdk.message.sequencing.state import age_threshold
 
 __all__ = ["Position", "StreamOffset"]
 
@@ -49,6 +52,29 @@ class Position:
         """Least offset that may be read again: the begin of the oldest open transaction."""
         begins = [producer.begin for producer in self.producers if producer.begin >= 0]
         return min([self.next, *begins])
+
+    def without_abandoned(self, begin: int, unix_ns: int) -> Position:
+        """Return the position without old transactions that cannot be read again.
+
+        The publisher of a transaction that is open for a day died most likely. Once its content is
+        removed, no one needs it, and it is no loss.
+
+        Args:
+            begin: offset of the journal's first content.
+            unix_ns: time of this machine, in nanoseconds since 1970.
+        """
+        producers = self.producers
+        newest = max((producer.last_ack for producer in producers), default=0)
+        threshold = age_threshold(newest, HORIZON_S, unix_ns)
+        left = [
+            producer
+            for producer in producers
+            if not (0 <= producer.begin < begin and producer.last_ack < threshold)
+        ]
+        if len(left) == len(producers):
+            return self
+        offsets = Checkpoint.from_bytes(self.state).offsets
+        return dataclasses.replace(self, state=Checkpoint(offsets, left).to_bytes())
 
 
 @dataclass(frozen=True, slots=True)

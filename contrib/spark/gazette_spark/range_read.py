@@ -79,7 +79,8 @@ def read_range(
 def state_behind(options: Options, part: JournalRange) -> bytes:
     """Return the stored checkpoint of a committed range's journal behind the range.
 
-    Only UUIDs are decoded. Equal ranges have equal checkpoints.
+    Only UUIDs are decoded. Equal ranges have equal checkpoints, unless clocks of their messages are
+    ahead of this machine's.
     """
     transport = RangeTransport(options, part)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -224,6 +225,8 @@ class GazetteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if _is_other(before, content):
             self._lost(f"{name}: the journal was deleted, and created anew", name, before.next)
             return Position(cover.begin, content.created)
+        if cover and cover.begin > before.replay_begin:
+            before = before.without_abandoned(cover.begin, time.time_ns())
         needed = before.replay_begin
         if not cover or (cover.begin <= needed and before.next <= cover.end):
             return before  # without fragments it is not known where the journal ends

@@ -111,8 +111,8 @@ class BatchReader(Generic[T]):
 
         Args:
             left: how many messages of the last batch, if that is a sequence, were not taken yet.
-            horizon_s: producers are forgotten which were silent for so long, while others of their
-                journal were not; 0 for none.
+            horizon_s: producers without an open transaction are forgotten which were silent for
+                so long, while others of their journal were not; 0 for none.
 
         Raises:
             ClosedError: work on a message was interrupted, so that the position is unknown.

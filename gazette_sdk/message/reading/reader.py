@@ -221,9 +221,9 @@ class Reader(Closable, AsyncClosable, Generic[M]):
         a transaction.
 
         Args:
-            horizon_s: producers are forgotten that were silent for so many seconds, a day by
-                default, while others of their journal were not; 0 for none. Later duplicates of
-                their messages would be delivered.
+            horizon_s: producers without an open transaction are forgotten that were silent for
+                so many seconds, a day by default, while others of their journal were not; 0 for
+                none. Later duplicates of their messages would be delivered.
 
         Raises:
             ConfigurationError: the reader is an uncommitted one.

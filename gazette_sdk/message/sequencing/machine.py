@@ -7,7 +7,9 @@ See message sections 13.2 and 13.3, and
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from gazette_sdk.errors import FramingError
@@ -51,6 +53,7 @@ class SequencerMachine(Generic[T]):
         ring_bytes_max: limit of the frames that are kept, beside the newest; None for no limit
             but ``ring_size``.
         checkpoint: position to go on from.
+        time_ns: clock of this machine, in nanoseconds since 1970.
 
     Attributes:
         offsets: by journal, the offset read through: content before it need not be read again,
@@ -65,7 +68,9 @@ class SequencerMachine(Generic[T]):
         *,
         ring_bytes_max: int | None = None,
         checkpoint: Checkpoint | None = None,
+        time_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        self._time_ns = time_ns
         self.offsets: dict[str, int] = {}
         self._journals: dict[str, Journal[T]] = {}
         # Slots, oldest first: the span of a slot's message, None where the message was delivered

@@ -20,6 +20,7 @@ Messages that need no sequencing are committed in bulk, see :meth:`Sequencer.pla
 
 from __future__ import annotations
 
+import logging
 from typing import TypeVar
 
 from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
@@ -33,8 +34,8 @@ from gazette_sdk.message.sequencing.plain_runs import (
 )
 from gazette_sdk.message.sequencing.run import Message, Run
 from gazette_sdk.message.sequencing.state import (
+    PRODUCERS_MAX,
     Changes,
-    Journal,
     Outcome,
     Position,
     Producer,
@@ -69,13 +70,14 @@ class Sequencer(SequencerMachine[T]):
     ) -> Checkpoint:
         """Return the position: which messages were read and processed.
 
-        Producers that have been silent for long are forgotten: old duplicates of theirs would be
-        delivered again, and their open transactions never are. The producer whose sequence is
-        being delivered is kept.
+        Producers that have been silent for long are forgotten, and those above
+        :data:`~gazette_sdk.message.sequencing.state.PRODUCERS_MAX` of a journal: old duplicates of
+        theirs would be delivered again. Those with an open transaction are kept, and the producer
+        whose sequence is being delivered.
 
         Args:
-            horizon_s: time behind the newest producer of its journal at which a producer is
-                forgotten, in seconds; 0 for never.
+            horizon_s: age at which a producer is forgotten, in seconds; 0 for never. It counts
+                from the newest clock of its journal, or from this machine's where that is ahead.
             outstanding_is_processed: True if the message that was delivered last is processed.
         """
         if outstanding_is_processed and self.delivering is not None:
@@ -121,27 +123,39 @@ class Sequencer(SequencerMachine[T]):
     def _checkpoint(
         self, offsets: dict[str, int], changes: Changes, horizon_s: float
     ) -> Checkpoint:
-        found, dropped = checkpoint_of(
-            self._journals, offsets, changes, horizon_s=horizon_s, keep=self.delivering
-        )
-        self._drop(dropped)
+        found = self._forget_old(offsets, changes, horizon_s)
         self._pending.clear()
-        self.flush_metrics()
         return found
 
     def prune(self, horizon_s: float) -> None:
         """Forget producers as :meth:`checkpoint` does. Sequences that are open stay pending."""
-        _, dropped = checkpoint_of(
-            self._journals, self.offsets, {}, horizon_s=horizon_s, keep=self.delivering
-        )
-        self._drop(dropped)
-        self.flush_metrics()
+        self._forget_old(self.offsets, {}, horizon_s)
 
-    def _drop(self, dropped: list[tuple[Journal[T], Producer[T]]]) -> None:
+    def _forget_old(
+        self, offsets: dict[str, int], changes: Changes, horizon_s: float
+    ) -> Checkpoint:
+        found, dropped = checkpoint_of(
+            self._journals,
+            offsets,
+            changes,
+            horizon_s=horizon_s,
+            unix_ns=self._time_ns(),
+            keep=self.delivering,
+        )
         for journal, producer in dropped:
-            self._drop_span(producer)
-            self._pending.discard(producer)
             del journal.producers[producer.id]
+        for journal in self._journals.values():
+            if len(journal.producers) > 2 * PRODUCERS_MAX:
+                self._rarely(
+                    logging.WARNING,
+                    "%s: more than %d producers have an open transaction, and a reader remembers"
+                    " each until it is acknowledged; find the publishers that die within"
+                    " transactions",
+                    journal.name,
+                    PRODUCERS_MAX,
+                )
+        self.flush_metrics()
+        return found
 
     def flush_metrics(self) -> None:
         """Update the metrics, which are updated once in a while only."""

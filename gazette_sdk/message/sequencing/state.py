@@ -6,10 +6,12 @@ See message sections 13.1 and 13.5.
 from __future__ import annotations
 
 import enum
+import heapq
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
+from gazette_sdk.message.clock import clock_of_unix_ns
 from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint, ProducerState
 from gazette_sdk.message.sequencing.metrics import count_queued, count_replayed
@@ -17,17 +19,25 @@ from gazette_sdk.message.sequencing.run import Message
 from gazette_sdk.message.uuid import PRODUCER_BYTES
 
 __all__ = [
+    "PRODUCERS_MAX",
     "Changes",
     "Journal",
     "Outcome",
     "Position",
     "Producer",
     "ReplayRange",
+    "age_threshold",
     "checkpoint_of",
     "restore",
 ]
 
 T = TypeVar("T")
+
+PRODUCERS_MAX = 1 << 16
+"""Limit of a journal's producers without an open transaction, beside those with one."""
+
+CLOCK_AHEAD_MAX_S = 300
+"""Seconds by which a producer's clock may be ahead of this machine's, and age the others."""
 
 
 class Outcome(enum.StrEnum):
@@ -151,9 +161,14 @@ def checkpoint_of(
     changes: Changes,
     *,
     horizon_s: float,
+    unix_ns: int,
     keep: Producer[T] | None,
 ) -> tuple[Checkpoint, list[tuple[Journal[T], Producer[T]]]]:
     """Return a checkpoint, and the producers that it drops.
+
+    Producers with an open transaction are never dropped: it would be lost. Of the others a journal
+    keeps those that are not older than the horizon, and :data:`PRODUCERS_MAX` at most. The horizon
+    counts from the journal's newest clock, but not from one that is ahead of this machine's.
 
     Args:
         journals: all journals.
@@ -161,9 +176,9 @@ def checkpoint_of(
         changes: positions of producers that replace theirs.
         horizon_s: seconds of a journal's newest producer after which a producer is dropped; 0 for
             never.
+        unix_ns: time of this machine, in nanoseconds since 1970.
         keep: a producer that is not dropped: its sequence is being delivered.
     """
-    behind = (round(horizon_s * 1_000_000_000) // 100) << 4
     states: list[ProducerState] = []
     dropped: list[tuple[Journal[T], Producer[T]]] = []
     for name in {**journals, **changes}:
@@ -174,14 +189,18 @@ def checkpoint_of(
             for number, known in journal.producers.items()
         }
         positions.update(changed)
+        closed = {
+            number: position.min
+            for number, position in positions.items()
+            if position.begin == -1 and (keep is None or journal.producers.get(number) is not keep)
+        }
         threshold = 0
         if horizon_s > 0 and positions:
-            # Saturating: the subtraction has no 64 bits to wrap around in.
-            threshold = max(position.min for position in positions.values()) - behind
+            newest = max(position.min for position in positions.values())
+            threshold = age_threshold(newest, horizon_s, unix_ns)
+        forgotten = _forgotten(closed, threshold, _clock_max(unix_ns))
         for number, position in positions.items():
-            if position.max >= threshold or (
-                keep is not None and journal.producers.get(number) is keep
-            ):
+            if number not in forgotten:
                 states.append(
                     ProducerState(
                         name, number.to_bytes(PRODUCER_BYTES, "big"), position.min, position.begin
@@ -190,3 +209,42 @@ def checkpoint_of(
             elif number not in changed:
                 dropped.append((journal, journal.producers[number]))
     return Checkpoint(dict(offsets), states), dropped
+
+
+def age_threshold(newest: int, horizon_s: float, unix_ns: int) -> int:
+    """Return the least clock that is not too old.
+
+    Args:
+        newest: newest clock of the journal.
+        horizon_s: age above which a clock is too old, in seconds.
+        unix_ns: time of this machine, in nanoseconds since 1970.
+    """
+    # Saturating: the subtraction has no 64 bits to wrap around in.
+    return min(newest, _clock_max(unix_ns)) - ((round(horizon_s * 1_000_000_000) // 100) << 4)
+
+
+def _clock_max(unix_ns: int) -> int:
+    """Return the limit of clocks that are not ahead of this machine's."""
+    return clock_of_unix_ns(unix_ns + CLOCK_AHEAD_MAX_S * 1_000_000_000)
+
+
+def _forgotten(closed: Mapping[int, int], threshold: int, clock_max: int) -> set[int]:
+    """Return the producers of a journal to drop.
+
+    Args:
+        closed: clocks of the producers without an open transaction.
+        threshold: least clock of those that are not too old.
+        clock_max: limit of clocks that are not ahead of this machine's.
+    """
+    forgotten = {number for number, clock in closed.items() if clock < threshold}
+    excess = len(closed) - len(forgotten) - PRODUCERS_MAX
+    if excess > 0:
+        # Clocks that are ahead never age, so they are dropped first.
+        forgotten.update(
+            heapq.nsmallest(
+                excess,
+                closed.keys() - forgotten,
+                key=lambda number: (closed[number] <= clock_max, closed[number]),
+            )
+        )
+    return forgotten

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from gazette_sdk.errors import ConfigurationError, GazetteError
+from gazette_sdk.message.clock import clock_of_unix_ns
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport import Transport, connect
 from gazette_sdk.transport import loop as sdk_loop
@@ -228,6 +229,35 @@ def test_a_transaction_whose_begin_was_removed_is_a_loss(tmp_path: Path, fails: 
             stream.plan()
     else:
         assert numbers(stream.rows(), "a/part") == [5, 6, 7, 8, 9, 12]
+
+
+def test_a_transaction_that_is_open_for_a_day_may_lose_its_begin(tmp_path: Path):
+    history = History("a/part")
+    for _ in range(10):
+        history.pending(1)
+    history.outside(2, at=86_400 * 1_000_000 + 100)
+    history.outside(2)
+    history.pending(3)
+    history.ack(3)
+    store_history(tmp_path, history, [5, 11, 14])
+    stream = Stream(tmp_path, maxBytesPerTrigger="1")
+    for expected in ([], [10]):
+        assert numbers(stream.next_rows(), "a/part") == expected
+    stream.restart()
+    remove_fragments(tmp_path, 1)
+    assert numbers(stream.rows(restarts=True), "a/part") == [11, 12]
+
+
+def test_a_message_of_next_year_loses_no_transaction(tmp_path: Path):
+    history, now = History("a/part"), clock_of_unix_ns(time.time_ns()) // 160
+    history.pending(1, at=now)
+    history.outside(2, at=now)
+    history.outside(3, at=now + 400 * 86_400 * 1_000_000)
+    history.again(1, 2)
+    history.ack(1)
+    store_history(tmp_path, history, range(1, 6))
+    rows = Stream(tmp_path, maxBytesPerTrigger="1").rows(restarts=True)
+    assert numbers(rows, "a/part") == [1, 2, 0]
 
 
 def remove_fragment(root: Path, at: int) -> None:

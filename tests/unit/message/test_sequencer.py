@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from gazette_sdk.errors import FramingError
+from gazette_sdk.message.clock import clock_of_unix_ns
+from gazette_sdk.message.sequencing import sequencer as sequencer_module
+from gazette_sdk.message.sequencing import state
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint, ProducerState
 from gazette_sdk.message.sequencing.run import Message
 from gazette_sdk.message.sequencing.sequencer import ReplayRange, Sequencer
@@ -24,6 +27,7 @@ from support.sequencing import (
     history,
     items,
     states,
+    with_open,
 )
 from support.vectors import cases, group
 
@@ -79,13 +83,14 @@ def test_scenarios_go_as_recorded(scenario):
             case "checkpoint":
                 found = sequencer.checkpoint(step.get("prune_horizon_ns", 0) / 1e9)
                 assert found.offsets == step["expect_offsets"]
-                assert {
-                    (s.journal, letters[int.from_bytes(s.producer, "big")], s.last_ack, s.begin)
-                    for s in found.producers
-                } == {
-                    (s["journal"], s["producer"], s["last_ack"], s["begin"])
+                numbers = {letter: number.to_bytes(6, "big") for number, letter in letters.items()}
+                recorded = {
+                    (s["journal"], numbers[s["producer"]], s["last_ack"], s["begin"])
                     for s in step["expect_states"]
                 }
+                is_pruned = "prune_horizon_ns" in step
+                before = saved.get("", Checkpoint()) if is_pruned else Checkpoint()
+                assert states(found) == with_open(recorded, before)
                 saved[step.get("save_as", "")] = found
             case "restore":
                 sequencers[name] = Sequencer(step["ring"], checkpoint=saved[step["from"]])
@@ -428,15 +433,66 @@ def test_the_producer_being_delivered_is_not_forgotten():
     assert states(sequencer.checkpoint(1.0)) == {(J, Q.to_bytes(6, "big"), new, -1)}
 
 
-def test_forgotten_producers_leave_the_ring():
+@pytest.mark.parametrize("ring", [1, 8192])
+def test_a_transaction_that_is_open_is_delivered_however_old_it_is(ring):
+    sequencer: Sequencer[str] = Sequencer(ring)
+    messages = history((160, C), (320, C), (1 << 50, O, Q), (480, A))
+    journals = {J: messages}
+    list(feed(sequencer, journals, messages[:3]))
+    restored: Sequencer[str] = Sequencer(ring, checkpoint=sequencer.checkpoint(1.0))
+    for each in (sequencer, restored):
+        assert items(feed(each, journals, messages[3:])) == ["0", "1", "3"]
+
+
+NOW_S = 1_800_000_000
+
+
+def _clock(seconds: float) -> int:
+    return clock_of_unix_ns(round((NOW_S + seconds) * 1e9))
+
+
+@pytest.mark.parametrize(
+    ("age_s", "ahead_s", "is_kept"),
+    [
+        (3600 - 1, 0, True),
+        (3600 + 1, 0, False),  # an hour of the newest of the journal
+        (3600 + 299, 300, False),  # a clock that is a little ahead counts
+        (3600 - 301, 400 * 86400, True),  # and a wrong one as much as that
+        (3600 - 299, 400 * 86400, False),
+        (3600 - 1, 400 * 86400, False),
+        (10, 400 * 86400, True),
+    ],
+)
+def test_a_clock_ahead_of_this_machine_ages_the_others_by_minutes_only(age_s, ahead_s, is_kept):
+    sequencer: Sequencer[str] = Sequencer(time_ns=lambda: NOW_S * 10**9)
+    first, newest = history((_clock(-age_s), O), (_clock(ahead_s), O, Q))
+    list(feed(sequencer, {}, [first, newest]))
+    restored: Sequencer[str] = Sequencer(checkpoint=sequencer.checkpoint(3600.0))
+    for each in (sequencer, restored):
+        again = items(feed(each, {}, [at(2, first.clock, O)]))
+        assert again == ([] if is_kept else ["2"])
+
+
+def test_a_journal_keeps_a_number_of_producers_and_all_with_an_open_transaction(monkeypatch):
+    monkeypatch.setattr(state, "PRODUCERS_MAX", 3)
+    sequencer: Sequencer[str] = Sequencer(time_ns=lambda: NOW_S * 10**9)
+    stamps = [(_clock(i), C, 0x10 + i) for i in range(5)]
+    stamps += [(_clock(i), O, 0x20 + i) for i in range(5)]
+    stamps += [(_clock(86400 + i), O, 0x30 + i) for i in range(5)]
+    messages = history(*stamps)
+    list(feed(sequencer, {}, messages))
+    kept = {int.from_bytes(s.producer, "big") for s in sequencer.checkpoint().producers}
+    # The oldest go first; before them those whose clocks are ahead, as these never age.
+    assert kept == {*range(0x10, 0x15), *range(0x22, 0x25)}
+    assert set(sequencer._journals[J].producers) == kept
+
+
+def test_many_open_transactions_are_kept_and_logged(monkeypatch, caplog):
+    monkeypatch.setattr(sequencer_module, "PRODUCERS_MAX", 2)
     sequencer: Sequencer[str] = Sequencer()
-    list(feed(sequencer, {}, history((160, C), (1 << 50, O, Q))))
-    assert sequencer._ring_bytes == 100
-    sequencer.checkpoint(1.0)
-    assert sequencer._ring_bytes == 0
-    late = at(2, 320, A)
-    assert sequencer.queue(late) == "ackEmpty"
-    assert items(deliveries(sequencer, {})) == ["2"]
+    list(feed(sequencer, {}, history(*((160, C, number) for number in range(1, 6)))))
+    assert len(sequencer.checkpoint(1.0).producers) == 5
+    assert "more than 2 producers have an open transaction" in caplog.text
 
 
 def test_a_producer_is_as_new_as_what_is_queued_of_it():
@@ -471,17 +527,17 @@ def test_pending_means_sequences_begun_since_the_last_checkpoint():
 
 def test_pruning_forgets_producers_and_leaves_open_sequences_pending():
     sequencer: Sequencer[str] = Sequencer()
-    old, new = history((160, C), (160 * 10**9, C, Q))
-    list(feed(sequencer, {}, [old]))
+    old, idle, new = history((160, C), (160, O, 7), (160 * 10**9, C, Q))
+    list(feed(sequencer, {}, [old, idle]))
     sequencer.prune(1.0)
     assert sequencer.has_pending
-    assert len(sequencer._journals[J].producers) == 1
+    assert list(sequencer._journals[J].producers) == [P, 7]
     list(feed(sequencer, {}, [new]))
     sequencer.prune(1.0)
     assert sequencer.has_pending
-    assert list(sequencer._journals[J].producers) == [Q]
-    list(feed(sequencer, {}, [at(2, 160 * 10**9, A, Q)]))
-    assert not sequencer.has_pending, "a producer that is forgotten is not waited for"
+    assert list(sequencer._journals[J].producers) == [P, Q]
+    list(feed(sequencer, {}, [at(3, 160 * 10**9, A, Q)]))
+    assert sequencer.has_pending, "another one is open, and no checkpoint was taken since"
 
 
 def test_upcoming_messages_are_those_of_the_next_steps():

@@ -2,7 +2,7 @@
 
 Producers write ascending clocks, in and outside of transactions; they die and are succeeded, which
 rolls back or acknowledges a part; they append again what they appended before. Readers restart at
-any point from a checkpoint, with rings of any size.
+any point from a checkpoint, with rings of any size. Clocks of producers and readers may be wrong.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gazette_sdk.message.clock import clock_of_unix_ns
 from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN, OUTSIDE_TXN
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.message.sequencing.run import Message, Run
@@ -162,13 +163,15 @@ plain_acts = st.tuples(
 )
 
 
-def journal(name: str, chosen: list[Any]) -> list[Message[int]]:
-    """A journal's content: what writers append, cut into each other."""
+def journal(
+    name: str, chosen: list[Any], clocks: tuple[int, ...] = (0, 0, 0, 0)
+) -> list[Message[int]]:
+    """A journal's content: what writers, with clocks of their own, append, cut into each other."""
     writers: dict[int, Writer] = {}
     stamps: list[Stamp] = []
     for index, action, count, left in chosen:
         producer = 0x010000000000 + index * 0x1357
-        waiting = writers.setdefault(producer, Writer(producer, [])).written
+        waiting = writers.setdefault(producer, Writer(producer, [], clocks[index])).written
         writers[producer].act(action, count)
         # The rest of what it wrote is appended later, behind messages of others.
         cut = max(len(waiting) - left, 0)
@@ -192,8 +195,15 @@ def histories(acts: Any = acts, size: int = 25) -> st.SearchStrategy[list[Any]]:
 rings = st.tuples(st.integers(1, 8) | st.just(8192), st.none() | st.integers(0, 100))
 
 
-def sequencer_of(ring: tuple[int, int | None], checkpoint: Checkpoint | None) -> Sequencer[int]:
-    return Sequencer(ring[0], ring_bytes_max=ring[1], checkpoint=checkpoint)
+def sequencer_of(
+    ring: tuple[int, int | None], checkpoint: Checkpoint | None, unix_s: float = 0
+) -> Sequencer[int]:
+    return Sequencer(
+        ring[0],
+        ring_bytes_max=ring[1],
+        checkpoint=checkpoint,
+        time_ns=lambda: round(unix_s * 1e9),
+    )
 
 
 def mixed(messages: list[Message[int]], seed: int) -> list[Message[int]]:
@@ -230,25 +240,97 @@ def test_what_is_delivered_is_what_the_oracle_says(first, second, ring, seed):
 
 
 restarts = st.lists(st.tuples(st.integers(1, 30), st.booleans(), rings), max_size=6)
+runs = st.tuples(rings, restarts, st.integers(0, 1 << 16))
 
 
 @settings(max_examples=300)
 @given(histories(), histories(), rings, restarts, st.integers(0, 1 << 16))
 def test_readers_that_restart_deliver_everything_once(first, second, ring, restarts, seed):
     journals = {"a": journal("a", first), "b": journal("b", second)}
+    assert_delivered(read_with_restarts(journals, ring, restarts, seed), journals)
+
+
+def read_with_restarts(
+    journals: dict[str, list[Message[int]]],
+    ring: tuple[int, int | None],
+    restarts: list[Any],
+    seed: int,
+    *,
+    unix_s: float = 0,
+    horizon_s: float = 0,
+) -> list[Message[int]]:
+    """What readers deliver, each of which begins at the checkpoint of the one before."""
     delivered: list[Message[int]] = []
-    checkpoint: Checkpoint | None = Checkpoint()
+    checkpoint = Checkpoint()
     for events, is_processed, next_ring in [*restarts, (1 << 30, True, ring)]:
-        sequencer = sequencer_of(ring, checkpoint)
         checkpoint = read_until(
-            sequencer,
+            sequencer_of(ring, checkpoint, unix_s),
             journals,
-            mixed(unread(checkpoint or Checkpoint(), journals), seed),
+            mixed(unread(checkpoint, journals), seed),
             events,
             delivered,
             is_processed=is_processed,
+            horizon_s=horizon_s,
         )
         ring, seed = next_ring, seed + 1
+    return delivered
+
+
+NOW_S = 1_800_000_000
+HORIZON_S = 86400.0
+DAYS = (-20_000, -400, -2, 2, 400, 20_000)
+"""Days by which wrong clocks are wrong."""
+
+right = st.integers(-3600, 240)
+ahead = right | st.sampled_from(DAYS[3:]).map(lambda days: days * 86400)
+wrong = ahead | st.sampled_from(DAYS[:3]).map(lambda days: days * 86400)
+
+
+def clocks_of(clocks: Any) -> st.SearchStrategy[tuple[int, ...]]:
+    """Clocks of four writers, from seconds by which they are wrong."""
+    each = clocks.map(lambda seconds: clock_of_unix_ns((NOW_S + seconds) * 10**9))
+    return st.tuples(each, each, each, each)
+
+
+def journals_of(
+    first: list[Any], second: list[Any], clocks: tuple[int, ...]
+) -> dict[str, list[Message[int]]]:
+    return {"a": journal("a", first, clocks), "b": journal("b", second, clocks[::-1])}
+
+
+@settings(max_examples=300)
+@given(
+    histories(),
+    histories(),
+    runs,
+    clocks_of(ahead),
+    right | st.sampled_from(DAYS[:3]).map(lambda days: days * 86400),
+)
+def test_clocks_that_are_ahead_change_nothing(first, second, run, clocks, reader):
+    """Neither do readers' clocks that are slow."""
+    journals = journals_of(first, second, clocks)
+    delivered = read_with_restarts(journals, *run, unix_s=NOW_S + reader, horizon_s=HORIZON_S)
+    assert_delivered(delivered, journals)
+
+
+ONCE = ("continue", "transaction", "acknowledge", "outside", "partial", "equal")
+once_acts = st.tuples(
+    st.integers(0, 3), st.sampled_from(ONCE), st.integers(1, 6), st.integers(0, 9)
+)
+
+
+@settings(max_examples=300)
+@given(
+    histories(once_acts),
+    histories(once_acts),
+    runs,
+    clocks_of(wrong),
+    wrong,
+)
+def test_wrong_clocks_lose_no_transaction(first, second, run, clocks, reader):
+    """What is appended once is delivered once, however wrong clocks are."""
+    journals = journals_of(first, second, clocks)
+    delivered = read_with_restarts(journals, *run, unix_s=NOW_S + reader, horizon_s=HORIZON_S)
     assert_delivered(delivered, journals)
 
 
@@ -260,6 +342,7 @@ def read_until(
     delivered: list[Message[int]],
     *,
     is_processed: bool,
+    horizon_s: float = 0,
 ) -> Checkpoint:
     """Reads until so many messages were queued or delivered; returns the stored checkpoint."""
     for message in messages:
@@ -274,7 +357,8 @@ def read_until(
             events -= 1
         if events <= 0:
             break
-    found = sequencer.checkpoint(outstanding_is_processed=is_processed)
+        sequencer.prune(horizon_s)
+    found = sequencer.checkpoint(horizon_s, outstanding_is_processed=is_processed)
     restored = Checkpoint.from_bytes(found.to_bytes())
     assert restored.offsets == found.offsets
     assert states(restored) == states(found)
