@@ -159,8 +159,14 @@ def _list_probe(store: Store) -> None:
 
 
 def _find_probe(store: Store) -> None:
-    if not store.exists(_PROBE_PATH):
+    found = store.status(_PROBE_PATH)
+    if found is None:
         raise StoreError(f"{_PROBE_PATH} does not exist any more", store=store.url)
+    if found.length != len(_PROBE_CONTENT):
+        raise StoreError(
+            f"{_PROBE_PATH} has {found.length} bytes, expected {len(_PROBE_CONTENT)}",
+            store=store.url,
+        )
 
 
 def _fetch_probe(url: str) -> None:

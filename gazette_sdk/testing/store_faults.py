@@ -21,14 +21,20 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Self, cast
 
 from gazette_sdk.errors import ConfigurationError
-from gazette_sdk.fragment.stores import Store, StoredContent, StoredObject, wrap_stores
+from gazette_sdk.fragment.stores import (
+    ObjectStatus,
+    Store,
+    StoredContent,
+    StoredObject,
+    wrap_stores,
+)
 from gazette_sdk.fragment.stores.base import OPERATION_TIMEOUT_S
 from gazette_sdk.protocol.urls import parse_store_url
 from gazette_sdk.testing.chance import Chance
@@ -48,6 +54,15 @@ OPERATIONS: Final = ("signget", "exists", "get", "put", "list", "remove")
 INJECTED_MAX: Final = 10_000
 """Number of injected faults that an injector remembers: the last ones."""
 
+_RATES: Final = (
+    "errors_before",
+    "errors_after",
+    "partial_uploads",
+    "torn_uploads",
+    "empty_uploads",
+    "broken_reads",
+)
+
 _FOLLOW_S: Final = 0.05
 """Pause after which a hanging operation looks again whether its settings' file has changed."""
 
@@ -61,6 +76,8 @@ class StoreFaults:
         errors_before: rate of operations that fail without an effect.
         errors_after: rate of puts and removals that have their effect, and then fail.
         partial_uploads: rate of puts whose content breaks off in the middle. They fail.
+        torn_uploads: rate of puts that leave an object without its last bytes, and report success.
+        empty_uploads: rate of puts that leave an empty object, and report success.
         broken_reads: rate of opened objects whose content breaks off in the middle.
         list_lag_s: time in seconds for which listings omit a new object. Stores have modification
             times in whole seconds: an object appears up to a second later.
@@ -74,6 +91,8 @@ class StoreFaults:
     errors_before: float = 0.0
     errors_after: float = 0.0
     partial_uploads: float = 0.0
+    torn_uploads: float = 0.0
+    empty_uploads: float = 0.0
     broken_reads: float = 0.0
     list_lag_s: float = 0.0
     revoked: bool = False
@@ -82,7 +101,7 @@ class StoreFaults:
     operations: tuple[str, ...] = OPERATIONS
 
     def __post_init__(self) -> None:
-        for name in ("errors_before", "errors_after", "partial_uploads", "broken_reads"):
+        for name in _RATES:
             rate = getattr(self, name)
             if not 0 <= rate <= 1:
                 raise ConfigurationError(f"{name}={rate}: give a probability from 0 to 1")
@@ -219,7 +238,7 @@ class StoreFaultInjector:
         chance = self._chance.about(f"{operation} {key}")
         # All numbers are drawn, so that one setting does not change the decisions of another.
         delay_s = chance.uniform(*faults.latency_s)
-        fails, fails_after, breaks, at = (chance.random() for _ in range(4))
+        numbers = [chance.random() for _ in range(5)]
         if delay_s:
             self._note(operation, key, "latency_s")
             self.sleep(min(delay_s, limit_s))
@@ -228,9 +247,16 @@ class StoreFaultInjector:
             self._note(operation, key, "hangs")
             faults = self._wait_while_hanging(limit_s)
         self.ensure_reachable(operation, key, faults)
-        if fails < faults.errors_before:
+        if numbers[0] < faults.errors_before:
             self._note(operation, key, "errors_before")
             raise ConnectionError(f"injected: {operation} failed, without an effect")
+        return self._decide(operation, key, faults, numbers[1:])
+
+    def _decide(
+        self, operation: str, key: str, faults: StoreFaults, numbers: Sequence[float]
+    ) -> _Decision:
+        """Decide the fault of an operation that was not failed at its beginning."""
+        fails_after, breaks, at, tears = numbers
         decision = _Decision()
         if operation == "put" and breaks < faults.partial_uploads:
             self._note(operation, key, "partial_uploads")
@@ -241,6 +267,13 @@ class StoreFaultInjector:
         elif operation in {"put", "remove"} and fails_after < faults.errors_after:
             self._note(operation, key, "errors_after")
             decision.fails_after = True
+        if operation == "put" and decision.breaks_at is None:
+            if tears < faults.torn_uploads:
+                self._note(operation, key, "torn_uploads")
+                decision.kept = at
+            elif tears < faults.torn_uploads + faults.empty_uploads:
+                self._note(operation, key, "empty_uploads")
+                decision.kept = 0.0
         return decision
 
     def ensure_reachable(self, operation: str, key: str, faults: StoreFaults | None = None) -> None:
@@ -289,6 +322,7 @@ class _Decision:
     """Fault of an operation that was not failed at its beginning."""
 
     breaks_at: float | None = None  # part of its content, from 0 to 1
+    kept: float = 1.0  # part of its content that the store keeps
     fails_after: bool = False
 
 
@@ -330,9 +364,9 @@ class FaultyStore(Store):
         self._before("signget", key)
         return self.store._sign_get(key, ttl_s)
 
-    def _exists(self, key: str) -> bool:
+    def _status_of(self, key: str) -> ObjectStatus | None:
         self._before("exists", key)
-        return self.store._exists(key)
+        return self.store._status_of(key)
 
     def _open(self, key: str) -> StoredContent:
         decision = self._before("get", key)
@@ -355,7 +389,8 @@ class FaultyStore(Store):
         if decision.breaks_at is not None:
             breaks_at = int(decision.breaks_at * length)
             content = cast("BinaryIO", _FaultyContent(content, breaks_at, lambda: None))
-        self.store._put(key, content, length, content_encoding, overwrite)
+        kept = int(decision.kept * length)
+        self.store._put(key, content, kept, content_encoding, overwrite)
         if decision.breaks_at is not None:  # an object of that name was there already
             raise ConnectionError("injected: the upload broke off")
         if decision.fails_after:

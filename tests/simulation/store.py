@@ -6,10 +6,17 @@ import enum
 import io
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import BinaryIO
 
 from gazette_sdk.fragment import registry
-from gazette_sdk.fragment.stores.base import Store, StoredContent, StoredObject, read_exactly
+from gazette_sdk.fragment.stores.base import (
+    ObjectStatus,
+    Store,
+    StoredContent,
+    StoredObject,
+    read_exactly,
+)
 from gazette_sdk.protocol.urls import StoreURL, parse_store_url
 
 __all__ = ["STORE_URL", "StoreFault", "StoredState", "use_store"]
@@ -73,11 +80,11 @@ class StoredState:
         self._stored_at[key] = self._now()
         self._listed_at.setdefault(key, self._now() + self.list_lag_s)
 
-    def listed(self, prefix: str) -> list[tuple[str, int]]:
-        """Return the keys of a listing, with their times."""
+    def listed(self, prefix: str) -> list[StoredObject]:
+        """Return the objects of a listing, with their keys as paths."""
         now = self._now()
         return [
-            (key, int(self._stored_at[key]))
+            StoredObject(key, int(self._stored_at[key]), len(self.objects[key]))
             for key in sorted(self.objects)
             if key.startswith(prefix) and self._listed_at[key] <= now
         ]
@@ -94,9 +101,10 @@ class SimulatedStore(Store):
         del ttl_s
         return f"memory://simulated/{key}"
 
-    def _exists(self, key: str) -> bool:
+    def _status_of(self, key: str) -> ObjectStatus | None:
         self._state.before()
-        return key in self._state.objects
+        data = self._state.objects.get(key)
+        return None if data is None else ObjectStatus(len(data))
 
     def _open(self, key: str) -> StoredContent:
         self._state.before()
@@ -118,8 +126,8 @@ class SimulatedStore(Store):
 
     def _list(self, prefix: str) -> Iterator[StoredObject]:
         self._state.before()
-        for key, mod_time in self._state.listed(prefix):
-            yield StoredObject(key.removeprefix(prefix), mod_time)
+        for found in self._state.listed(prefix):
+            yield replace(found, path=found.path.removeprefix(prefix))
         self._state.after()
 
     def _remove(self, key: str) -> None:

@@ -121,7 +121,7 @@ class Index:
         self._is_told = False
         self._unacknowledged: deque[pb.Fragment] = deque()  # forms of local fragments, by end
         self._shown: pb.Fragment | None = None  # the last of them which was acknowledged
-        self._stored_end = 0
+        self._stored_end = self._torn_end = 0
         self._primary_stored = 0
         self._listings_begun = self._listings_ended = 0
         self._hole_reads: list[int] = []  # offsets at which reads wait before the write head
@@ -207,12 +207,15 @@ class Index:
         self._listings_begun += 1
         self.listing_asked.clear()
 
-    def replace_remote(self, remote: CoverSet) -> None:
+    def replace_remote(self, remote: CoverSet, *, torn_end: int = 0) -> None:
         """Adopt a listing of all stores, and release local fragments which it covers.
 
         Args:
             remote: kept; the caller must not use it any more.
+            torn_end: offset after the last stored fragment without its content: the journal was
+                appended to up to there.
         """
+        self._torn_end = torn_end
         self._stored_end = remote.end
         self._local = CoverSet.difference(self._local, remote)
         self._drop_files()
@@ -279,10 +282,15 @@ class Index:
     @property
     def readable_end(self) -> int:
         """Offset behind the last byte that can be read: the write head of reads."""
-        end = self._all.end
+        end = self._end
         if self._acknowledged is None or end <= self._acknowledged:
             return end
-        return max(self._acknowledged, self._stored_end)
+        return max(self._acknowledged, self._stored_end, self._torn_end)
+
+    @property
+    def _end(self) -> int:
+        """Offset behind the last byte that was given, also if its fragment is torn."""
+        return max(self._all.end, self._torn_end)
 
     @property
     def listed_end(self) -> int:
@@ -295,9 +303,11 @@ class Index:
         return sys.maxsize if self._acknowledged is None else self._acknowledged
 
     def summary(self) -> Summary:
-        """Return the span of the index, with what is not acknowledged."""
+        """Return the span of the index, with what is not acknowledged, and torn fragments."""
         fragments = self._all
         end = fragments.end
+        if self._torn_end > end:  # no append may begin before it
+            return Summary(fragments.begin if end else 0, self._torn_end, 0)
         return Summary(fragments.begin, end, fragments[-1].mod_time) if end else _NOTHING
 
     def follows(self, spool: pb.Fragment) -> bool:
@@ -323,12 +333,12 @@ class Index:
         if is_held and self._is_told and (offset == -1 or not block):
             await self._await_acknowledgement(offset)
         if offset == -1:
-            offset = self.readable_end if is_held else self._all.end
+            offset = self.readable_end if is_held else self._end
         has_waited = False
         while True:
             if self._closed:
                 raise ClosedError("the journal is no longer served here; try again")
-            end = self.readable_end if is_held else self._all.end
+            end = self.readable_end if is_held else self._end
             if not block or offset < end:
                 result = self._look_up(offset, begin_mod_time, end)
                 if result.status == pb.OK or (not block and (has_waited or result.offset >= end)):

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from gazette_sdk.broker.fragments.refresh import list_stores
+from gazette_sdk.broker.fragments.refresh import list_stores, whole_of
 from gazette_sdk.cluster.broker_keys import JournalEntry
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.fragment.registry import StoreRegistry
@@ -53,7 +53,7 @@ async def listed_journals(
             except (GazetteError, OSError) as error:
                 _log.warning("cannot list the fragments of %s: %s", journal, error)
             else:
-                if max((fragment.end for fragment in found), default=0) >= ends[journal]:
+                if max((fragment.end for fragment in whole_of(found)), default=0) >= ends[journal]:
                     listed.add(journal)
                     return
             await asyncio.sleep(PAUSE_S)

@@ -4,6 +4,11 @@ The primary of a journal uploads at once. Every other replica checks two to thre
 normally the primary has uploaded by then; or at once when a listing of the stores shows that. A
 spool is removed when its fragment is in the store, or when its journal was deleted.
 
+A name in a store proves no content: a crash of the store may leave an object without its bytes, and
+a store may report success for one. So an object counts as the fragment when its length and its sum
+show it (`_is_whole`). Another one is replaced. While a store does not let this process verify what
+it took, the spool stays until a listing shows an object of the right length.
+
 A failed store is probed with one spool at a time, at growing intervals. When one upload succeeds
 the whole backlog of that store is uploaded.
 """
@@ -11,18 +16,27 @@ the whole backlog of that store is uploaded.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final
+from typing import BinaryIO, Final
 
 from gazette_sdk.broker.metrics import SPOOLS_PERSISTED
 from gazette_sdk.broker.spool.directory import CompletedSpool
 from gazette_sdk.cluster.broker_keys import JournalEntry
-from gazette_sdk.errors import CorruptFragmentError, GazetteError, StoreError
+from gazette_sdk.errors import (
+    CorruptFragmentError,
+    FragmentNotFoundError,
+    GazetteError,
+    StoreError,
+)
+from gazette_sdk.fragment.content import open_fragment
+from gazette_sdk.fragment.listing import StoredFragment, contradicts
 from gazette_sdk.fragment.registry import StoreRegistry
+from gazette_sdk.fragment.stores import ObjectStatus, Store
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_path, digest_of, length_of
@@ -43,6 +57,10 @@ RETRY_S_MIN: Final = 0.5
 RETRY_S_MAX: Final = 10.0
 """Bounds of the pause between two probes; a probe costs the store one or two requests."""
 
+_READ_BACK_BYTES_MAX: Final = 4 << 20
+"""Greatest length of an object that is read back after its upload, where the store has no sum."""
+
+_READ_BYTES: Final = 1 << 20
 _FINISH_PAUSE_S: Final = 1.0
 _OFFLOADED_ENCODING = "gzip"
 
@@ -93,6 +111,7 @@ class Persister:
         self._backlogs: dict[str, _Backlog] = {}
         self._storeless: deque[CompletedSpool] = deque()
         self._unstored: dict[tuple[str, int], list[CompletedSpool]] = {}
+        self._unverified: dict[CompletedSpool, int] = {}  # length of what their store took
         self._room = asyncio.Semaphore(CONCURRENT_ATTEMPTS_MAX)
         self._attempts: dict[asyncio.Task[None], CompletedSpool] = {}
         self._threads = ThreadPoolExecutor(CONCURRENT_ATTEMPTS_MAX, thread_name_prefix="persist")
@@ -131,24 +150,41 @@ class Persister:
         """
         return list(self._unstored.get((journal, create_revision), ()))
 
-    def check_listed(self, journal: str, listed: Iterable[pb.Fragment]) -> None:
+    def check_listed(self, journal: str, listed: Iterable[StoredFragment]) -> None:
         """Check now those queued spools of a journal whose very fragment a listing has.
+
+        An unverified spool whose object has the right length there is not needed any more.
 
         Args:
             journal: its name.
-            listed: fragments in the journal's stores.
+            listed: what the journal's stores have.
         """
+        if self._unverified:
+            self._verify_by_listing(journal, listed)
         queued = [
             (queue, spool)
             for queue in self._queues
             for spool in queue
             if spool.fragment.journal == journal
         ]
-        stored = set(map(_identity, listed)) if queued else set()
+        stored = {_identity(each.fragment) for each in listed if not each.is_torn} if queued else ()
         for queue, spool in queued:
             if _identity(spool.fragment) in stored:
                 queue.remove(spool)
                 self._start(spool)
+
+    def _verify_by_listing(self, journal: str, listed: Iterable[StoredFragment]) -> None:
+        lengths = {(_identity(fragment), length) for fragment, length in listed}
+        for spool, length in list(self._unverified.items()):
+            is_listed = (_identity(spool.fragment), length) in lengths
+            if spool.fragment.journal != journal or not is_listed:
+                continue
+            for backlog in self._backlogs.values():
+                if spool in backlog.spools:  # otherwise an attempt is under way
+                    backlog.spools.remove(spool)
+                    self._release(spool)
+                    self._stored(spool)
+                    break
 
     def set_exiting(self) -> None:
         """Use the next store from now on where the first one denies access: the process exits."""
@@ -284,6 +320,9 @@ class Persister:
         except CorruptFragmentError as error:
             _log.error("%s", error)
             self._failed(spool, f"journal {journal}", error, probed)
+        except _UnverifiedError as error:
+            self._unverified[spool] = error.length
+            self._failed(spool, key, error, probed)
         except (StoreError, OSError) as error:
             self._failed(spool, key, error, probed)
         except GazetteError as error:
@@ -299,6 +338,7 @@ class Persister:
 
     def _release(self, spool: CompletedSpool) -> None:
         SPOOLS_PERSISTED.inc()
+        self._unverified.pop(spool, None)
         left = [each for each in self._unstored.pop(_key(spool)) if each is not spool]
         if left:
             self._unstored[_key(spool)] = left
@@ -343,14 +383,98 @@ def _identity(fragment: pb.Fragment) -> tuple[int, int, bytes]:
     return fragment.begin, fragment.end, digest_of(fragment.sum)
 
 
+class _UnverifiedError(StoreError):
+    """A store took a fragment, and does not let this process verify it.
+
+    Attributes:
+        length: number of stored bytes.
+    """
+
+    def __init__(self, store: str, path: str, length: int, reason: Exception) -> None:
+        super().__init__(
+            f"store {store} took {path} and cannot be asked for its length ({reason}): the spool "
+            f"stays until this succeeds, or until a listing of the store shows its {length} bytes",
+            store=store,
+        )
+        self.length = length
+
+
 def _upload(stores: StoreRegistry, url: str, fragment: pb.Fragment, spool: CompletedSpool) -> None:
-    """Put a fragment into a store, unless it is there. Runs in a thread."""
+    """Put a fragment into a store, unless it is there with its content. Runs in a thread."""
     store, path = stores.get(url), content_path(fragment)
-    if store.exists(path):
+    found = store.status(path)
+    if found is not None and _is_whole(store, fragment, found, spool, None):
         return
     content, length = spool.file.stored_form(length_of(fragment), digest_of(fragment.sum))
     is_offloaded = fragment.compression_codec == pb.GZIP_OFFLOAD_DECOMPRESSION
-    store.put(path, content, length, _OFFLOADED_ENCODING if is_offloaded else "")
+    encoding = _OFFLOADED_ENCODING if is_offloaded else ""
+    if found is not None:
+        _log.warning(
+            "store %s has %s with other content (%d bytes), cut off by a crash or by another "
+            "program: it is replaced", url, path, found.length,
+        )  # fmt: skip
+    store.put(path, content, length, encoding, overwrite=found is not None)
+    try:
+        found = store.status(path)
+        is_whole = found is not None and _is_whole(store, fragment, found, spool, length)
+    except (StoreError, OSError) as error:
+        raise _UnverifiedError(url, path, length, error) from error
+    if not is_whole:
+        what = "nothing is there" if found is None else f"{found.length} bytes are there"
+        raise StoreError(
+            f"store {url} reported success for {length} bytes of {path}, and {what}, or other "
+            "ones: they are uploaded again; check the store and its disks",
+            store=url,
+        )
+
+
+def _is_whole(
+    store: Store,
+    fragment: pb.Fragment,
+    found: ObjectStatus,
+    spool: CompletedSpool,
+    put_length: int | None,
+) -> bool:
+    """Return True if an object has a fragment's content.
+
+    Length and sum decide where they can. Otherwise it is read back; a large one that this process
+    has just put is not, if it has the length that was put.
+
+    Args:
+        store: its store.
+        fragment: its name.
+        found: its status.
+        spool: has the content.
+        put_length: number of bytes that were put just now; ``None`` if it was there before.
+
+    Raises:
+        StoreError: it cannot be read.
+        OSError: the spool cannot be read.
+    """
+    if contradicts(fragment, found.length):
+        return False
+    is_as_put = found.length == put_length
+    if found.md5 and (is_as_put or fragment.compression_codec == pb.NONE):
+        content, _ = spool.file.stored_form(length_of(fragment), digest_of(fragment.sum))
+        if _md5_of(content) == found.md5:
+            return True
+        # Some stores have another sum there. Its content decides.
+    elif is_as_put and found.length > _READ_BACK_BYTES_MAX:
+        return True
+    try:
+        with open_fragment(store, fragment, fragment.begin) as reader:
+            while reader.read(_READ_BYTES):
+                pass
+    except (CorruptFragmentError, FragmentNotFoundError):
+        return False
+    return True
+
+
+def _md5_of(content: BinaryIO) -> bytes:
+    found = hashlib.md5(usedforsecurity=False)
+    while data := content.read(_READ_BYTES):
+        found.update(data)
+    return found.digest()
 
 
 def _is_denied(stores: StoreRegistry, url: str, error: BaseException) -> bool:

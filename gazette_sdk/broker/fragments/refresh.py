@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from gazette_sdk.broker.fragments.index import Index
 from gazette_sdk.cluster.broker_keys import JournalEntry
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.fragment.cover import CoverSet
-from gazette_sdk.fragment.listing import list_fragments
+from gazette_sdk.fragment.listing import StoredFragment, list_stored
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import to_seconds
 
-__all__ = ["FIRST_RETRY_S_MAX", "list_stores", "refresh_index", "retry_delay"]
+__all__ = ["FIRST_RETRY_S_MAX", "list_stores", "refresh_index", "retry_delay", "whole_of"]
 
 FIRST_RETRY_S_MAX: Final = 2.0
 """Longest pause before the first successful listing, which appends wait for."""
@@ -39,7 +39,7 @@ async def refresh_index(
     index: Index,
     stores: StoreRegistry,
     journal_of: Callable[[str], JournalEntry | None],
-    listed: Callable[[str, Sequence[pb.Fragment]], None] = lambda _journal, _found: None,
+    listed: Callable[[str, Sequence[StoredFragment]], None] = lambda _journal, _found: None,
 ) -> None:
     """List a journal's stores periodically, until it is deleted or this is cancelled.
 
@@ -64,7 +64,7 @@ async def refresh_index(
         delay_s, began_at = interval_s, loop.time()
         index.begin_listing()
         try:
-            remote = await list_stores(journal, fragments.stores, stores)
+            stored = await list_stores(journal, fragments.stores, stores)
         except (GazetteError, OSError) as error:
             delay_s = retry_delay(failures, interval_s, is_first=not index.first_refresh.is_set())
             failures += 1
@@ -73,8 +73,11 @@ async def refresh_index(
         else:
             outage.ended()
             failures = 0
-            listed(journal, remote)
-            index.replace_remote(CoverSet(remote))
+            listed(journal, stored)
+            index.replace_remote(
+                CoverSet(whole_of(stored)),
+                torn_end=max((each.fragment.end for each in stored if each.is_torn), default=0),
+            )
         wanted_pause_s = wanted_pause_s * 2 if index.listing_wanted.is_set() else WANTED_PAUSE_S
         listing_s = loop.time() - began_at
         await _pause(index, delay_s, max(wanted_pause_s, _WANTED_PAUSES_OF_A_LISTING * listing_s))
@@ -97,16 +100,21 @@ async def _pause(index: Index, delay_s: float, wanted_pause_s: float) -> None:
 
 async def list_stores(
     journal: str, urls: Sequence[str], stores: StoreRegistry
-) -> list[pb.Fragment]:
-    """Return the fragments in a journal's stores, in the order of the stores.
+) -> list[StoredFragment]:
+    """Return what a journal's stores have, also torn objects, in the order of the stores.
 
     Raises:
         GazetteError: a store could not be listed.
     """
-    found: list[pb.Fragment] = []
+    found: list[StoredFragment] = []
     for url in list(urls):
         found += await asyncio.to_thread(_list, stores, url, journal)
     return found
+
+
+def whole_of(stored: Iterable[StoredFragment]) -> list[pb.Fragment]:
+    """Return the fragments of a listing which are not torn."""
+    return [each.fragment for each in stored if not each.is_torn]
 
 
 def retry_delay(failures: int, interval_s: float, *, is_first: bool) -> float:
@@ -122,5 +130,5 @@ def retry_delay(failures: int, interval_s: float, *, is_first: bool) -> float:
     return min(interval_s, FIRST_RETRY_S_MAX, _FIRST_DELAY_S * 2.0 ** min(failures, 8))
 
 
-def _list(stores: StoreRegistry, url: str, journal: str) -> list[pb.Fragment]:
-    return list_fragments(stores.get(url), journal)
+def _list(stores: StoreRegistry, url: str, journal: str) -> list[StoredFragment]:
+    return list_stored(stores.get(url), journal)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import aclosing
 from typing import Final
 
-from gazette_sdk.broker.fragments.refresh import list_stores
+from gazette_sdk.broker.fragments.refresh import list_stores, whole_of
 from gazette_sdk.broker.resolver import Resolution, Resolver
 from gazette_sdk.errors import STATUS_NAMES, UnavailableError
 from gazette_sdk.fragment.registry import StoreRegistry
@@ -101,7 +101,7 @@ class PeerInventory:
         spec = (await self._resolve(journal)).spec
         assert spec is not None
         found = await list_stores(journal, spec.fragment.stores, self._stores)
-        return [fragment for fragment in found if fragment.begin < end]
+        return [fragment for fragment in whole_of(found) if fragment.begin < end]
 
     async def head(self, journal: str, members: Iterable[pb.ProcessSpec.ID]) -> int | None:
         """Return the offset at which members of a journal go on with it.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from gazette_sdk.errors import StoreError
-from gazette_sdk.fragment.stores.base import Store, StoredContent, StoredObject
+from gazette_sdk.fragment.stores.base import ObjectStatus, Store, StoredContent, StoredObject
 from gazette_sdk.fragment.stores.file import FileStore
 from gazette_sdk.fragment.stores.memory import MemoryStore
 from gazette_sdk.protocol.urls import StoreURL, parse_store_url
@@ -24,6 +24,7 @@ from gazette_sdk.protocol.urls import StoreURL, parse_store_url
 __all__ = [
     "FileStore",
     "MemoryStore",
+    "ObjectStatus",
     "Store",
     "StoredContent",
     "StoredObject",

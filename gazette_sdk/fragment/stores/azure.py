@@ -29,7 +29,13 @@ from azure.storage.blob.aio import BlobClient, BlobServiceClient
 from fsspec.asyn import get_loop, sync
 
 from gazette_sdk.errors import StoreError
-from gazette_sdk.fragment.stores.base import PUT_TIMEOUT_S, describe, read_exactly
+from gazette_sdk.fragment.stores.base import (
+    PUT_TIMEOUT_S,
+    ObjectStatus,
+    StoredObject,
+    describe,
+    read_exactly,
+)
 from gazette_sdk.fragment.stores.objects import (
     ATTEMPTS,
     CONNECT_TIMEOUT_S,
@@ -133,14 +139,17 @@ class AzureStore(ObjectStore):
         )
         return f"{url}?{signature}"
 
-    async def _head(self, key: str) -> tuple[int, str] | None:
+    async def _head(self, key: str) -> ObjectStatus | None:
         try:
             found = await self._blob(key).get_blob_properties(**_LIMITS)
         except ResourceNotFoundError as error:
             if self._is_refusal(error):
                 raise
             return None
-        return found.size, found.content_settings.content_encoding or ""
+        settings = found.content_settings
+        return ObjectStatus(
+            found.size, settings.content_encoding or "", bytes(settings.content_md5 or b"")
+        )
 
     async def _fetch(self, key: str, begin: int, end: int) -> bytes:
         stream = await self._blob(key).download_blob(
@@ -149,14 +158,15 @@ class AzureStore(ObjectStore):
         data: bytes = await stream.readall()
         return data
 
-    async def _page(
-        self, prefix: str, token: str | None
-    ) -> tuple[list[tuple[str, int]], str | None]:
+    async def _page(self, prefix: str, token: str | None) -> tuple[list[StoredObject], str | None]:
         client = self._service.get_container_client(self._container)
         blobs = client.list_blobs(name_starts_with=prefix, results_per_page=5000, **_LIMITS)
         pages: Any = blobs.by_page(continuation_token=token)  # its declared type is too narrow
         found = await anext(pages)
-        page = [(blob.name, int(blob.last_modified.timestamp())) async for blob in found]
+        page = [
+            StoredObject(blob.name, int(blob.last_modified.timestamp()), blob.size)
+            async for blob in found
+        ]
         return page, pages.continuation_token or None
 
     async def _delete(self, key: str) -> None:

@@ -20,7 +20,14 @@ from gazette_sdk.errors import (
 from gazette_sdk.fragment import metrics
 from gazette_sdk.protocol.urls import StoreURL
 
-__all__ = ["PositionedReader", "RangedReader", "Store", "StoredContent", "StoredObject"]
+__all__ = [
+    "ObjectStatus",
+    "PositionedReader",
+    "RangedReader",
+    "Store",
+    "StoredContent",
+    "StoredObject",
+]
 
 OPERATION_TIMEOUT_S: Final = 60.0
 """Longest time of one request to a store, its retries included: no operation hangs."""
@@ -36,10 +43,27 @@ class StoredObject:
     Attributes:
         path: path relative to the listed prefix.
         mod_time: time of the last modification, in whole seconds since 1970.
+        length: number of stored bytes; -1 if the listing does not have it.
     """
 
     path: str
     mod_time: int
+    length: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectStatus:
+    """Status of an object, as its store gives it without its content.
+
+    Attributes:
+        length: number of stored bytes.
+        content_encoding: encoding that the store declares (``gzip``), else empty.
+        md5: MD5 sum of the stored bytes; empty if the store has none.
+    """
+
+    length: int
+    content_encoding: str = ""
+    md5: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +121,12 @@ class Store(ABC):
 
     def exists(self, path: str) -> bool:
         """Return True if an object exists at ``path``."""
+        return self.status(path) is not None
+
+    def status(self, path: str) -> ObjectStatus | None:
+        """Return length and sum of the object at ``path``, or ``None`` if there is none."""
         with self._operation("exists", path):
-            return self._exists(self._parsed.key(path))
+            return self._status_of(self._parsed.key(path))
 
     def open(self, path: str) -> StoredContent:
         """Open an object to read its bytes as they are stored.
@@ -186,7 +214,7 @@ class Store(ABC):
     def _sign_get(self, key: str, ttl_s: float) -> str: ...
 
     @abstractmethod
-    def _exists(self, key: str) -> bool: ...
+    def _status_of(self, key: str) -> ObjectStatus | None: ...
 
     @abstractmethod
     def _open(self, key: str) -> StoredContent: ...

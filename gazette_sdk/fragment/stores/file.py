@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import BinaryIO, Final
 from urllib.parse import quote
 
 from gazette_sdk.errors import StoreAuthorizationError, StoreError
-from gazette_sdk.fragment.stores.base import Store, StoredContent, StoredObject
+from gazette_sdk.fragment.stores.base import ObjectStatus, Store, StoredContent, StoredObject
 from gazette_sdk.protocol.urls import StoreURL
 
 __all__ = ["PARTIAL_PREFIX", "FileStore", "resolve_below"]
@@ -55,8 +56,12 @@ class FileStore(Store):
         self._path(key)
         return "file:///" + quote(key, safe="/$&+,:;=@-_.~")
 
-    def _exists(self, key: str) -> bool:
-        return self._path(key).is_file()
+    def _status_of(self, key: str) -> ObjectStatus | None:
+        try:
+            found = self._path(key).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return ObjectStatus(found.st_size) if stat.S_ISREG(found.st_mode) else None
 
     def _open(self, key: str) -> StoredContent:
         raw = self._path(key).open("rb", buffering=0)
@@ -112,10 +117,10 @@ class FileStore(Store):
                     stack.append(Path(entry.path))
                 elif not entry.name.startswith(PARTIAL_PREFIX):
                     try:
-                        modified = entry.stat().st_mtime
+                        status = entry.stat()
                     except FileNotFoundError:
                         continue  # removed meanwhile, or a dangling link
-                    yield StoredObject(base + entry.name, int(modified))
+                    yield StoredObject(base + entry.name, int(status.st_mtime), status.st_size)
 
     def _remove(self, key: str) -> None:
         self._path(key).unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
@@ -18,7 +19,13 @@ from google.oauth2 import service_account
 from yarl import URL
 
 from gazette_sdk.errors import StoreError
-from gazette_sdk.fragment.stores.base import PUT_TIMEOUT_S, describe, read_exactly
+from gazette_sdk.fragment.stores.base import (
+    PUT_TIMEOUT_S,
+    ObjectStatus,
+    StoredObject,
+    describe,
+    read_exactly,
+)
 from gazette_sdk.fragment.stores.objects import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ObjectStore
 from gazette_sdk.protocol.urls import StoreURL
 
@@ -126,17 +133,21 @@ class GCSStore(ObjectStore):
             ) from error
         return storage.Client(project=credentials.project_id, credentials=credentials)
 
-    async def _head(self, key: str) -> tuple[int, str] | None:
+    async def _head(self, key: str) -> ObjectStatus | None:
         try:
             _, found = await self._request(
-                "GET", self._object(key), {"fields": "size,contentEncoding"}
+                "GET", self._object(key), {"fields": "size,contentEncoding,md5Hash"}
             )
         except GCSError as error:
             if self._is_missing(error):
                 return None
             raise
         attributes = json.loads(found)
-        return int(attributes["size"]), attributes.get("contentEncoding", "")
+        return ObjectStatus(
+            int(attributes["size"]),
+            attributes.get("contentEncoding", ""),
+            base64.b64decode(attributes.get("md5Hash", "")),
+        )
 
     async def _fetch(self, key: str, begin: int, end: int) -> bytes:
         headers = {
@@ -147,20 +158,22 @@ class GCSStore(ObjectStore):
         _, data = await self._request("GET", self._object(key), {"alt": "media"}, headers=headers)
         return data
 
-    async def _page(
-        self, prefix: str, token: str | None
-    ) -> tuple[list[tuple[str, int]], str | None]:
+    async def _page(self, prefix: str, token: str | None) -> tuple[list[StoredObject], str | None]:
         query = {
             "prefix": prefix,
             "maxResults": "1000",
-            "fields": "items(name,updated),nextPageToken",
+            "fields": "items(name,updated,size),nextPageToken",
         }
         if token:
             query["pageToken"] = token
         _, found = await self._of_bucket("GET", f"/storage/v1/b/{quote(self._bucket)}/o", query)
         answer = json.loads(found)
         page = [
-            (item["name"], int(self._fs._parse_timestamp(item["updated"]).timestamp()))  # noqa: SLF001
+            StoredObject(
+                item["name"],
+                int(self._fs._parse_timestamp(item["updated"]).timestamp()),  # noqa: SLF001
+                int(item["size"]),
+            )
             for item in answer.get("items", ())
         ]
         return page, answer.get("nextPageToken")

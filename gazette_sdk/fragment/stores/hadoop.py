@@ -14,6 +14,7 @@ from gazette_sdk.errors import StoreAuthorizationError
 from gazette_sdk.fragment.stores.base import (
     OPERATION_TIMEOUT_S,
     PUT_TIMEOUT_S,
+    ObjectStatus,
     RangedReader,
     Store,
     StoredContent,
@@ -143,9 +144,11 @@ class HadoopStore(Store):
         """Return a URL that names the file. Clients read its content through brokers."""
         return f"{self._parsed.scheme}://{self._parsed.bucket}/{quote(key)}"
 
-    def _exists(self, key: str) -> bool:
+    def _status_of(self, key: str) -> ObjectStatus | None:
         found = self._status(_path(key))
-        return found is not None and not found.is_directory
+        if found is None or found.is_directory:
+            return None
+        return ObjectStatus(found.length)
 
     def _open(self, key: str) -> StoredContent:
         path = _path(key)
@@ -172,7 +175,7 @@ class HadoopStore(Store):
     ) -> None:
         with self.bounded(PUT_TIMEOUT_S):
             self._require_directory()
-            if not overwrite and self._exists(key):
+            if not overwrite and self._status_of(key) is not None:
                 return
             target = _path(key)
             directory, _, name = target.rpartition("/")
@@ -190,7 +193,7 @@ class HadoopStore(Store):
                     is_renamed = True
                 else:
                     is_renamed = self._rename(partial, target)
-                    if not is_renamed and not self._exists(key):
+                    if not is_renamed and self._status_of(key) is None:
                         raise OSError(f"{partial} could not be renamed to {target}")
             finally:
                 if not is_renamed:
@@ -207,7 +210,7 @@ class HadoopStore(Store):
                 if found.is_directory:
                     below.append(f"{relative}/")
                 elif not found.name.startswith(PARTIAL_PREFIX):
-                    yield StoredObject(relative, found.mod_time)
+                    yield StoredObject(relative, found.mod_time, found.length)
 
     def _remove(self, key: str) -> None:
         self._delete(_path(key))

@@ -9,7 +9,13 @@ from typing import BinaryIO
 
 from fsspec.implementations.memory import MemoryFileSystem
 
-from gazette_sdk.fragment.stores.base import Store, StoredContent, StoredObject, read_exactly
+from gazette_sdk.fragment.stores.base import (
+    ObjectStatus,
+    Store,
+    StoredContent,
+    StoredObject,
+    read_exactly,
+)
 from gazette_sdk.protocol.urls import StoreURL
 
 __all__ = ["MemoryStore"]
@@ -29,8 +35,12 @@ class MemoryStore(Store):
     def _sign_get(self, key: str, ttl_s: float) -> str:  # noqa: ARG002 - nothing expires here
         return f"memory://{self._parsed.bucket}/{key}"
 
-    def _exists(self, key: str) -> bool:
-        return bool(self._fs.isfile(self._path(key)))
+    def _status_of(self, key: str) -> ObjectStatus | None:
+        try:
+            found = self._fs.info(self._path(key))
+        except FileNotFoundError:
+            return None
+        return ObjectStatus(found["size"]) if found["type"] == "file" else None
 
     def _open(self, key: str) -> StoredContent:
         data: bytes = self._fs.cat_file(self._path(key))
@@ -45,13 +55,14 @@ class MemoryStore(Store):
         overwrite: bool,  # noqa: FBT001
     ) -> None:
         data = read_exactly(content, length)
-        if overwrite or not self._exists(key):
+        if overwrite or self._status_of(key) is None:
             self._fs.pipe_file(self._path(key), data)
 
     def _list(self, prefix: str) -> Iterator[StoredObject]:
         top = self._path(prefix).rstrip("/") + "/"
         for path, found in self._fs.find(top, detail=True).items():
-            yield StoredObject(path.removeprefix(top), int(_seconds(found["created"])))
+            created = int(_seconds(found["created"]))
+            yield StoredObject(path.removeprefix(top), created, found["size"])
 
     def _remove(self, key: str) -> None:
         self._fs.rm_file(self._path(key))

@@ -6,6 +6,7 @@ import asyncio
 import random
 from abc import abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from typing import Any, BinaryIO, Final, TypeVar
 
 from fsspec.asyn import get_loop
@@ -13,6 +14,7 @@ from fsspec.asyn import get_loop
 from gazette_sdk.fragment.stores.base import (
     OPERATION_TIMEOUT_S,
     PUT_TIMEOUT_S,
+    ObjectStatus,
     RangedReader,
     Store,
     StoredContent,
@@ -46,18 +48,16 @@ class ObjectStore(Store):
     # ------------------------------------------------ operations of backends
 
     @abstractmethod
-    async def _head(self, key: str) -> tuple[int, str] | None:
-        """Return length and content encoding of an object, or None if it does not exist."""
+    async def _head(self, key: str) -> ObjectStatus | None:
+        """Return the status of an object, or None if it does not exist."""
 
     @abstractmethod
     async def _fetch(self, key: str, begin: int, end: int) -> bytes:
         """Return bytes ``[begin, end)`` of an object, as they are stored."""
 
     @abstractmethod
-    async def _page(
-        self, prefix: str, token: str | None
-    ) -> tuple[list[tuple[str, int]], str | None]:
-        """Return keys and modification times of a page, and the next page's token."""
+    async def _page(self, prefix: str, token: str | None) -> tuple[list[StoredObject], str | None]:
+        """Return the objects of a page, whose paths are keys, and the next page's token."""
 
     @abstractmethod
     async def _delete(self, key: str) -> None:
@@ -80,23 +80,22 @@ class ObjectStore(Store):
 
     # ---------------------------------------------------------- operations
 
-    def _exists(self, key: str) -> bool:
-        return self._call(lambda: self._head(key)) is not None
+    def _status_of(self, key: str) -> ObjectStatus | None:
+        return self._call(lambda: self._head(key))
 
     def _open(self, key: str) -> StoredContent:
         found = self._call(lambda: self._head(key))
         if found is None:
             raise FileNotFoundError(key)
-        length, content_encoding = found
 
         def fetch(begin: int, end: int) -> bytes:
             with self._operation("get", key):
                 return self._call(lambda: self._fetch(key, begin, end))
 
         return StoredContent(
-            RangedReader(fetch, length),  # type: ignore[arg-type]  # a RawIOBase is one
-            length,
-            content_encoding,
+            RangedReader(fetch, found.length),  # type: ignore[arg-type]  # a RawIOBase is one
+            found.length,
+            found.content_encoding,
         )
 
     def _put(
@@ -114,9 +113,9 @@ class ObjectStore(Store):
         token: str | None = None
         while True:
             page, token = self._call(lambda token=token: self._page(prefix, token))  # type: ignore[misc]
-            for key, mod_time in page:
-                if not key.endswith("/"):  # a directory marker of some other tool
-                    yield StoredObject(key.removeprefix(prefix), mod_time)
+            for found in page:
+                if not found.path.endswith("/"):  # a directory marker of some other tool
+                    yield replace(found, path=found.path.removeprefix(prefix))
             if token is None:
                 return
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from typing import Any, BinaryIO, Final
 
 import aiohttp
@@ -13,7 +14,13 @@ from fsspec.asyn import get_loop, sync
 from s3fs import S3FileSystem
 
 from gazette_sdk.errors import StoreError
-from gazette_sdk.fragment.stores.base import PUT_TIMEOUT_S, describe, read_exactly
+from gazette_sdk.fragment.stores.base import (
+    PUT_TIMEOUT_S,
+    ObjectStatus,
+    StoredObject,
+    describe,
+    read_exactly,
+)
 from gazette_sdk.fragment.stores.objects import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ObjectStore
 from gazette_sdk.protocol.urls import StoreURL
 
@@ -36,6 +43,7 @@ _CREDENTIAL_CODES: Final = frozenset(
 )
 """Codes of bad credentials, not of missing permissions, although S3 sends some of them as 403."""
 
+_MD5: Final = re.compile("[0-9a-f]{32}")
 _REFUSALS: Final = frozenset({"NoSuchBucket", "AccessDenied", "AllAccessDisabled", "403"})
 _TRANSIENT: Final = frozenset(
     {"SlowDown", "InternalError", "RequestTimeout", "ServiceUnavailable", "ThrottlingException"}
@@ -136,12 +144,16 @@ class S3Store(ObjectStore):
 
         return self._call(presign)
 
-    async def _head(self, key: str) -> tuple[int, str] | None:
+    async def _head(self, key: str) -> ObjectStatus | None:
         try:
             found = await self._request("head_object", Key=key)
         except FileNotFoundError:
             return None
-        return found["ContentLength"], found.get("ContentEncoding", "")
+        return ObjectStatus(
+            found["ContentLength"],
+            found.get("ContentEncoding", ""),
+            _md5_of(found.get("ETag", "")),
+        )
 
     async def _fetch(self, key: str, begin: int, end: int) -> bytes:
         found = await self._request("get_object", Key=key, Range=f"bytes={begin}-{end - 1}")
@@ -151,13 +163,11 @@ class S3Store(ObjectStore):
             found["Body"].close()
         return data
 
-    async def _page(
-        self, prefix: str, token: str | None
-    ) -> tuple[list[tuple[str, int]], str | None]:
+    async def _page(self, prefix: str, token: str | None) -> tuple[list[StoredObject], str | None]:
         more = {"ContinuationToken": token} if token else {}
         found = await self._request("list_objects_v2", Prefix=prefix, **more)
         page = [
-            (item["Key"], int(item["LastModified"].timestamp()))
+            StoredObject(item["Key"], int(item["LastModified"].timestamp()), item["Size"])
             for item in found.get("Contents", ())
         ]
         return page, found["NextContinuationToken"] if found.get("IsTruncated") else None
@@ -242,7 +252,7 @@ class S3Store(ObjectStore):
         if code in {"PreconditionFailed", "412"}:
             return True
         # Another upload to the same key is in progress, and may have ended meanwhile.
-        return code in {"ConditionalRequestConflict", "409"} and self._exists(key)
+        return code in {"ConditionalRequestConflict", "409"} and bool(self._status_of(key))
 
     async def _request(self, method: str, **arguments: Any) -> dict[str, Any]:
         found: dict[str, Any] = await self._fs._call_s3(  # noqa: SLF001 - fsspec's async face
@@ -272,6 +282,12 @@ class S3Store(ObjectStore):
                 return True
             cause = cause.__cause__
         return False
+
+
+def _md5_of(entity_tag: str) -> bytes:
+    """Return the MD5 sum that an entity tag may be: that of an object stored in one part."""
+    digits = entity_tag.strip('"')
+    return bytes.fromhex(digits) if _MD5.fullmatch(digits) else b""
 
 
 def _own_code(error: BaseException) -> str:

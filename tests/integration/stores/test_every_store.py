@@ -63,6 +63,17 @@ def test_an_object_of_several_ranges_is_read_whole_and_from_its_middle(store):
         assert raw.read(10) == content[5:15]
 
 
+def test_length_and_sum_of_an_object_are_known_without_its_content(store):
+    assert store.status(PATH) is None
+    for content in (b"", b"hello", os.urandom(300_000)):
+        put_bytes(store, PATH, content, overwrite=True)
+        status = store.status(PATH)
+        assert status.length == len(content)
+        has_sum = store.url.startswith(("s3:", "gs:", "azure:"))
+        assert status.md5 == (hashlib.md5(content).digest() if has_sum else b"")
+        assert [found.length for found in store.list("")] == [len(content)]
+
+
 def test_opening_what_is_not_there_says_so(store):
     with pytest.raises(FragmentNotFoundError, match="not/there"):
         store.open("not/there")

@@ -313,7 +313,7 @@ def test_a_healthy_store_that_is_wanted_is_glanced_at_and_its_loss_is_found(monk
             health.request_soon()
             await asyncio.sleep(0.05)
             assert len(checks) == 1, "glances need no check"
-            monkeypatch.setattr(store, "_exists", failing)
+            monkeypatch.setattr(store, "_status_of", failing)
             store.faults["put"] = "the store is gone"
             while health.healthy:
                 await health.changed()
@@ -333,8 +333,8 @@ def test_a_healthy_store_that_nobody_wants_is_left_alone(monkeypatch):
     async def scenario():
         store = FaultyStore()
         looks = []
-        exists = store._exists
-        monkeypatch.setattr(store, "_exists", lambda key: (looks.append(key), exists(key))[1])
+        exists = store._status_of
+        monkeypatch.setattr(store, "_status_of", lambda key: (looks.append(key), exists(key))[1])
         health = StoreHealth("memory://health/", lambda: store)
         async with asyncio.timeout(10):
             await health.wait_first()
@@ -374,7 +374,7 @@ def test_a_glance_that_hangs_is_followed_by_a_check_which_is_not_waited_for_long
             async with asyncio.timeout(10):
                 await health.wait_first()
                 hangs = True
-                monkeypatch.setattr(store, "_exists", hanging)
+                monkeypatch.setattr(store, "_status_of", hanging)
                 health.request_soon()
                 while health.healthy:
                     await health.changed()

@@ -4,11 +4,17 @@ import pytest
 
 from gazette_sdk.errors import StoreError
 from gazette_sdk.fragment import CoverSet, list_fragments, open_store
-from gazette_sdk.protocol.fragments import content_path
+from gazette_sdk.fragment.listing import list_stored
+from gazette_sdk.protocol.fragments import content_path, length_of, parse_content_path
 from support.stores import put_bytes
 from support.vectors import cases
 
 SUM = "00000000000000000000000000000000000000aa"
+
+
+def content_of(path):
+    """Content of the length that a fragment's name states."""
+    return bytes(length_of(parse_content_path("a/journal", path.removeprefix("a/journal/"))))
 
 
 @pytest.fixture
@@ -26,7 +32,7 @@ def test_listings_of_all_stores_follow_the_vectors(case):
         name = f"{case['id']}-{url.removeprefix('s3://')}"
         stores[url] = open_store(f"memory://{name}")
         for path in paths:
-            put_bytes(stores[url], path, b"")
+            put_bytes(stores[url], path, content_of(path))
     cover = CoverSet(f for each in stores.values() for f in list_fragments(each, "a/journal"))
     assert len(cover) == case.get("expect_count", 0)
     if "query" not in case:
@@ -61,6 +67,23 @@ def test_foreign_objects_are_passed_over_and_logged_once(store, caplog):
     (record,) = [record for record in caplog.records if record.name.endswith("listing")]
     assert "skipped 5 objects" in record.getMessage()
     assert record.getMessage().endswith(", …")
+
+
+def test_objects_whose_length_contradicts_their_name_are_torn(store, caplog):
+    names = [f"{begin:016x}-{begin + 10:016x}-{SUM}" for begin in range(0, 60, 10)]
+    contents = [
+        (".raw", bytes(10)), (".raw", bytes(9)), (".raw", b""), (".gz", b""), (".gz", b"x"),
+        (".raw", bytes(11)),
+    ]  # fmt: skip
+    for name, (suffix, content) in zip(names, contents, strict=True):
+        put_bytes(store, f"a/journal/{name}{suffix}", content)
+    assert [each.begin for each in list_fragments(store, "a/journal")] == [0, 40]
+    torn = [each for each in list_stored(store, "a/journal") if each.is_torn]
+    assert [(each.fragment.begin, each.length) for each in torn] == [
+        (10, 9), (20, 0), (30, 0), (50, 11)
+    ]  # fmt: skip
+    assert "4 objects do not have the length that their names state" in caplog.text
+    assert f"{names[1]}.raw (9 bytes)" in caplog.text
 
 
 def test_fragments_are_listed_in_the_order_of_offsets(tmp_path):

@@ -158,6 +158,16 @@ def test_a_partial_upload_of_an_object_that_exists_fails_too(plain):
     assert read(plain) == b"content"
 
 
+@pytest.mark.parametrize(("fault", "least"), [("torn_uploads", 1), ("empty_uploads", 0)])
+def test_a_torn_upload_succeeds_and_stores_a_part(plain, fault, least):
+    store, injector = faulty(plain, **{fault: 1.0}, seed=2)
+    put(store, content=os.urandom(1000))
+    assert store.exists(PATH)
+    assert store.status(PATH).length == len(read(plain))
+    assert least <= len(read(plain)) < (1000 if least else 1)
+    assert [each.fault for each in injector.injected] == [fault]
+
+
 def test_a_broken_read_delivers_a_part_and_fails(plain):
     content = os.urandom(100_000)
     put(plain, content=content)

@@ -10,6 +10,7 @@ import pytest
 from gazette_sdk.broker.fragments import listed
 from gazette_sdk.broker.fragments.listed import listed_journals
 from gazette_sdk.errors import StoreError
+from gazette_sdk.fragment.listing import StoredFragment
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 
@@ -26,7 +27,8 @@ def found(monkeypatch, *listings, end=20, journal_of=lambda _: ENTRY):
         listing = rest.pop(0) if len(rest) > 1 else rest[0]
         if isinstance(listing, Exception):
             raise listing
-        return [pb.Fragment(journal=journal, begin=begin, end=end) for begin, end in listing]
+        fragments = (pb.Fragment(journal=journal, begin=begin, end=end) for begin, end in listing)
+        return [StoredFragment(fragment, -1) for fragment in fragments]
 
     monkeypatch.setattr(listed, "list_stores", list_stores)
     return asyncio.run(listed_journals({JOURNAL: end}, StoreRegistry(None), journal_of, 0.2))
@@ -58,7 +60,7 @@ def test_other_journals_are_not_held_up(monkeypatch):
     async def list_stores(journal, urls, stores):
         if journal == "late":
             await asyncio.sleep(60)
-        return [pb.Fragment(journal=journal, end=10)]
+        return [StoredFragment(pb.Fragment(journal=journal, end=10), 10)]
 
     monkeypatch.setattr(listed, "list_stores", list_stores)
     ends = {"late": 10, JOURNAL: 10}

@@ -3,23 +3,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import hashlib
 import threading
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
 
+from gazette_sdk.broker.fragments import persister
 from gazette_sdk.broker.fragments.persister import Persister
 from gazette_sdk.broker.spool.directory import SpoolDirectory
+from gazette_sdk.fragment.listing import StoredFragment
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.fragment.stores import FileStore, open_store
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import content_name
 from gazette_sdk.protocol.labels import label_set
+from gazette_sdk.protocol.urls import parse_store_url
+from gazette_sdk.testing.store_faults import StoreFaultInjector, StoreFaults
 from support.spools import REVISION, SpoolUser, files_below, until
 from support.vectors import cases
 
 JOURNAL = "a/journal"
+CONTENT = b"content of 12"
 GOOD = "file:///good/"
 
 
@@ -43,7 +50,7 @@ class Setting:
         entry = SimpleNamespace(value=self.spec, create_revision=self.revision)
         return entry if self.spec is not None else None
 
-    async def spool(self, content=b"content of 12", *, primary=True, codec=pb.NONE):
+    async def spool(self, content=CONTENT, *, primary=True, codec=pb.NONE):
         """A closed spool, whose file nobody else holds."""
         await self.user.roll(codec=codec)
         await self.user.append(content, label_set(region="north"))
@@ -160,15 +167,16 @@ def test_ticks_come_by_themselves(tmp_path):
 
 def test_a_replica_that_finds_the_fragment_does_not_upload_it_again(tmp_path):
     async def body(setting):
-        done = await setting.spool(primary=False)
+        done = await setting.spool(primary=False, codec=pb.GZIP)
         path = setting.root / "good" / "a" / "journal" / content_name(done.fragment)
         path.parent.mkdir(parents=True)
-        path.write_bytes(b"what the primary stored")
+        stored = gzip.compress(CONTENT, mtime=7)  # by the primary, in batches of its own
+        path.write_bytes(stored)
         setting.persister.complete(done)
         for _ in range(3):
             setting.persister._rotate()
         await setting.settled()
-        assert path.read_bytes() == b"what the primary stored"
+        assert path.read_bytes() == stored
         await until(lambda: not done.file.path.exists())
 
     scenario(tmp_path, body)
@@ -179,7 +187,7 @@ def test_a_replica_checks_at_once_what_a_listing_shows(tmp_path):
         done, kept = [await setting.spool(primary=False) for _ in range(2)]
         path = setting.root / "good" / "a" / "journal" / content_name(done.fragment)
         path.parent.mkdir(parents=True)
-        path.write_bytes(b"what the primary stored")
+        path.write_bytes(CONTENT)
         for spool in (done, kept):
             setting.persister.complete(spool)
         setting.persister._rotate()
@@ -187,9 +195,12 @@ def test_a_replica_checks_at_once_what_a_listing_shows(tmp_path):
         other.CopyFrom(kept.fragment)
         other.sum.part1 += 1
         longer = pb.Fragment(journal=JOURNAL, end=done.fragment.end + 1)  # it has all of `done`
-        setting.persister.check_listed("another/journal", [done.fragment])
+        whole = StoredFragment(done.fragment, len(CONTENT))
+        torn = StoredFragment(kept.fragment, 3)
+        setting.persister.check_listed("another/journal", [whole])
         assert setting.persister.pending == 2
-        setting.persister.check_listed(JOURNAL, [done.fragment, longer, other])
+        others = [StoredFragment(longer, -1), StoredFragment(other, -1), torn]
+        setting.persister.check_listed(JOURNAL, [whole, *others])
         await setting.settled()
         await until(lambda: not done.file.path.exists())
         assert kept.file.path.exists()
@@ -197,6 +208,119 @@ def test_a_replica_checks_at_once_what_a_listing_shows(tmp_path):
         assert len(setting.stored()) == 1
 
     scenario(tmp_path, body)
+
+
+def place_of(setting, spool):
+    """The file of a spool's fragment in the good store; its directory is made."""
+    path = setting.root / "good" / "a" / "journal" / content_name(spool.fragment)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@pytest.mark.parametrize("codec", [pb.NONE, pb.GZIP])
+@pytest.mark.parametrize("found", [b"", CONTENT[:5], b"CONTENT OF 12", gzip.compress(b"other")])
+def test_an_object_with_other_content_is_replaced(found, codec, tmp_path, caplog):
+    async def body(setting):
+        done = await setting.spool(codec=codec)
+        path = place_of(setting, done)
+        path.write_bytes(found)
+        setting.persister.complete(done)
+        await setting.settled()
+        stored = path.read_bytes()
+        assert (stored if codec == pb.NONE else gzip.decompress(stored)) == CONTENT
+        await until(lambda: not done.file.path.exists())
+        assert f"other content ({len(found)} bytes)" in caplog.text
+
+    scenario(tmp_path, body)
+
+
+@pytest.mark.parametrize("fault", ["torn_uploads", "empty_uploads"])
+def test_a_store_that_reports_success_for_a_part_is_not_believed(fault, tmp_path):
+    faults = StoreFaultInjector(StoreFaults(**{fault: 1.0}), seed=3)
+
+    def opener(url):
+        return faults.wrap(open_store(url, file_root=tmp_path / "stores"))
+
+    async def body(setting):
+        done = await setting.spool()
+        path = place_of(setting, done)
+        setting.persister.complete(done)
+        await setting.settled()
+        assert len(path.read_bytes()) < len(CONTENT)
+        assert done.file.path.exists(), "the only copy is not removed"
+        assert setting.persister.pending == 1
+        faults.heal()
+        async with setting.running():
+            await until(lambda: setting.persister.pending == 0)
+        assert path.read_bytes() == CONTENT
+
+    scenario(tmp_path, body, opener=opener)
+
+
+def test_what_cannot_be_verified_stays_until_a_listing_shows_its_length(tmp_path):
+    class Unverifiable(FileStore):
+        asked = 0
+
+        def _status_of(self, key):
+            self.asked += 1
+            if self.asked > 1:  # of an object that is there
+                raise PermissionError("no")
+
+    def opener(url):
+        return Unverifiable(parse_store_url(url), tmp_path / "stores")
+
+    async def body(setting):
+        done = await setting.spool()
+        setting.persister.complete(done)
+        await setting.settled()
+        assert place_of(setting, done).read_bytes() == CONTENT
+        assert done.file.path.exists()
+        assert setting.persister.pending == 1
+        for length in (-1, 3):
+            setting.persister.check_listed(JOURNAL, [StoredFragment(done.fragment, length)])
+            assert setting.persister.pending == 1
+        setting.persister.check_listed(JOURNAL, [StoredFragment(done.fragment, len(CONTENT))])
+        assert setting.persister.pending == 0
+        await until(lambda: not done.file.path.exists())
+
+    scenario(tmp_path, body, opener=opener)
+
+
+@pytest.mark.parametrize("has_sum", [True, False])
+def test_large_uploads_are_not_read_back_and_objects_of_others_only_without_a_sum(
+    has_sum, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(persister, "_READ_BACK_BYTES_MAX", len(CONTENT) - 1)
+    opened = []
+
+    class Summing(FileStore):
+        def _status_of(self, key):
+            found = super()._status_of(key)
+            if found is None or not has_sum:
+                return found
+            return replace(found, md5=hashlib.md5(self._path(key).read_bytes()).digest())
+
+        def _open(self, key):
+            opened.append(key)
+            return super()._open(key)
+
+    async def body(setting):
+        done = await setting.spool()
+        setting.persister.complete(done)
+        await setting.settled()
+        assert opened == []
+        other = await setting.spool()
+        place_of(setting, other).write_bytes(CONTENT)
+        setting.persister.complete(other)
+        await setting.settled()
+        assert setting.persister.pending == 0
+        assert len(opened) == (0 if has_sum else 1)
+
+    scenario(
+        tmp_path,
+        body,
+        opener=lambda url: Summing(parse_store_url(url), tmp_path / "stores"),
+    )
 
 
 def test_spools_that_are_not_stored_yet_are_known(tmp_path):

@@ -13,6 +13,7 @@ from gazette_sdk.broker.fragments.refresh import (
     list_stores,
     refresh_index,
     retry_delay,
+    whole_of,
 )
 from gazette_sdk.broker.spool.directory import SpoolDirectory
 from gazette_sdk.errors import StoreError
@@ -20,6 +21,7 @@ from gazette_sdk.fragment.cover import CoverSet
 from gazette_sdk.fragment.registry import StoreRegistry
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.durations import from_ns
+from gazette_sdk.protocol.fragments import length_of, parse_content_path
 from support.spools import SpoolUser, until
 from support.vectors import cases
 
@@ -34,12 +36,13 @@ def test_listing_of_stores(case, tmp_path):
         for path in paths:
             target = tmp_path / name / path
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.touch()
+            fragment = parse_content_path("a/journal", path.removeprefix("a/journal/"))
+            target.write_bytes(bytes(length_of(fragment)))
 
     async def scenario():
         stores = StoreRegistry(tmp_path)
         found = await list_stores("a/journal", urls, stores)
-        cover = CoverSet(found)
+        cover = CoverSet(whole_of(found))
         assert len(cover) == case.get("expect_count", len(case.get("expect", ())))
         index = Index()
         index.replace_remote(cover)
