@@ -12,7 +12,7 @@ import pyarrow.csv as pcsv
 from gazette_sdk.framing import Frames
 from gazette_sdk.framing.base import Buffer
 from gazette_sdk.message.columns.json_columns import matrix_of
-from gazette_sdk.message.columns.metadata import MISFITS, data_fields
+from gazette_sdk.message.columns.metadata import MISFITS, data_fields, text_column
 from gazette_sdk.message.sequencing.run import Stamps, parse_text_uuids
 
 __all__ = ["CsvColumns"]
@@ -69,9 +69,9 @@ class CsvColumns:
         uuids = columns.pop(_UUID)
         texts = matrix_of(uuids)
         stamps = parse_text_uuids(texts) if texts is not None else None
-        if stamps is None:
+        if texts is None or stamps is None:
             return None
-        return stamps, columns, uuids if self._wants_uuids else None
+        return stamps, columns, text_column(texts) if self._wants_uuids else None
 
     def convert(self, records: Sequence[list[str]]) -> dict[str, pa.Array]:
         """Return the columns of records whose fields were parsed already.

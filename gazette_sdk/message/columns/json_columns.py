@@ -104,7 +104,7 @@ class JsonColumns:
         # Without any field lines are parsed nevertheless: they may be no objects.
         self._fields = pa.schema(list(map(parsed_field, fields)) or [pa.field("_", pa.null())])
         # A column of the UUID's own key is parsed like any other.
-        self._place = None if key in names else UuidPlace(b'{"%b":"' % key.encode(), 2)
+        self._place = None if key in names else UuidPlace(key, 2)
         is_parsed = all(is_parsed_by_arrow(field.type, bytes_form) for field in self._fields)
         self._holds_decimals = any(_holds_decimals(field.type) for field in self._fields)
         self._bytes_form = bytes_form
@@ -132,6 +132,9 @@ class JsonColumns:
         columns = self._sliced(lines, placed.are_bare())
         if columns is not None:
             return Parsed(columns, stamps, text_column(texts) if self._wants_uuids else None, None)
+        assert self._place is not None
+        if self._place.may_repeat(lines.block, len(lines)):
+            return self._parse_any(lines)
         table, cause = self._read(placed.blanked())
         if cause is not None:
             good = table.num_rows

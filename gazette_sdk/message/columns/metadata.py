@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from gazette_sdk.message.clock import UNIX_EPOCH
 from gazette_sdk.message.sequencing.run import Run, Stamps
-from gazette_sdk.message.uuid import TEXT_BYTES, RawUuid, uuid_of_bytes
+from gazette_sdk.message.uuid import TEXT_BYTES, RawUuid, is_uuid_text, uuid_of_bytes, uuid_of_text
 
 __all__ = [
     "METADATA_COLUMNS",
@@ -50,6 +50,9 @@ MISFITS = (
     TypeError,
 )
 """Errors of a conversion to columns: a message is malformed, or does not fit its column's type."""
+
+_LOWER = np.uint8(0x20)
+"""Bit of lower case, which digits and hyphens have anyhow."""
 
 METADATA_COLUMNS = ("_journal", "_offset", "_end", "_uuid", "_time", "_flags")
 
@@ -146,15 +149,17 @@ def _times(clocks: npt.NDArray[np.uint64]) -> pa.Array:
 
 
 def text_column(texts: npt.NDArray[np.uint8]) -> pa.Array:
-    """Return texts of UUIDs, shape [n, 36], as a column."""
+    """Return valid texts of UUIDs, shape [n, 36], as a column of lower case."""
     count = len(texts)
     ends = np.arange(0, TEXT_BYTES * (count + 1), TEXT_BYTES, dtype=np.int32)
-    data = np.ascontiguousarray(texts)
+    data = np.ascontiguousarray(texts | _LOWER)
     return pa.StringArray.from_buffers(count, pa.py_buffer(ends), pa.py_buffer(data))
 
 
 def uuid_column(raw: Sequence[RawUuid], stamps: Stamps) -> pa.Array:
-    """Return UUIDs as a column of text; null where a message has none.
+    """Return UUIDs as a column of canonical text; null where a message has none.
+
+    Text that is no UUID is returned as it is.
 
     Args:
         raw: the UUIDs as they are written in messages.
@@ -163,9 +168,15 @@ def uuid_column(raw: Sequence[RawUuid], stamps: Stamps) -> pa.Array:
     texts: list[str | None] = []
     for value, clock in zip(raw, stamps.clocks.tolist(), strict=True):
         if isinstance(value, bytes) and len(value) == TEXT_BYTES:
-            texts.append(value.decode("ascii", "replace"))
+            texts.append(_canonical(value.decode("ascii", "replace")))
         elif isinstance(value, bytes):
             texts.append(str(uuid_of_bytes(value)) if clock or any(value) else None)
         else:
-            texts.append(str(value) if value else None)
+            texts.append(_canonical(str(value)) if value else None)
     return pa.array(texts, type=pa.string())
+
+
+def _canonical(text: str) -> str:
+    if len(text) == TEXT_BYTES and text.islower():
+        return text
+    return str(uuid_of_text(text)) if is_uuid_text(text) else text

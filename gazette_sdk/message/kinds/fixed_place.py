@@ -1,7 +1,8 @@
 """UUIDs at the same place of every frame of a chunk, cut out in bulk.
 
 Our publishers write a message's UUID as the first key of its JSON object, and so do many others.
-Where a single frame has it elsewhere, frames are parsed one by one instead.
+Where a single frame has it elsewhere, or a text of another length or with an escape, or the same
+key once more, of which the last counts, frames are parsed one by one instead.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from gazette_sdk.message.uuid import TEXT_BYTES
 
 __all__ = ["Texts", "UuidPlace", "acknowledging", "raw_texts", "windows"]
 
+_QUOTE, _BACKSLASH = ord('"'), ord("\\")
+_USUAL_KEY = b'"UUID"'
+_USUAL_LETTER = ord("U")
+"""Letter of the usual key, which other text rarely has, and hardly ever twice in a row. It is
+counted in a tenth of the time of the key."""
 
 Texts: TypeAlias = npt.NDArray[np.uint8]
 """Texts of UUIDs, shape [n, 36]."""
@@ -25,22 +31,25 @@ Offsets: TypeAlias = npt.NDArray[np.int64]
 
 
 class UuidPlace:
-    """Place of a UUID behind a prefix, between double quotes.
+    """Place of a UUID behind its key, between double quotes.
 
     Args:
-        prefix: first bytes of every payload, the opening quote included.
+        key: key of the UUID, which is the first of every payload.
         behind_bytes: number of bytes behind the closing quote that :meth:`heads` returns.
 
     Attributes:
+        prefix: first bytes of every payload, the opening quote included.
         begin: index of the UUID in a payload.
         end: index of its closing quote.
     """
 
-    def __init__(self, prefix: bytes, behind_bytes: int = 0) -> None:
-        self.begin = len(prefix)
+    def __init__(self, key: str, behind_bytes: int = 0) -> None:
+        self._key = b'"%b"' % key.encode()
+        self.prefix = b'{%b:"' % self._key
+        self.begin = len(self.prefix)
         self.end = self.begin + TEXT_BYTES
         self._width = self.end + 1 + behind_bytes
-        self._prefix = np.frombuffer(prefix, dtype=np.uint8)
+        self._first = np.frombuffer(self.prefix, dtype=np.uint8)
 
     def texts(self, buffer: Buffer, frames: Frames, header_bytes: int) -> Texts | None:
         """Return the text at that place of each frame.
@@ -57,6 +66,35 @@ class UuidPlace:
         heads = self.heads(buffer, begins + header_bytes if header_bytes else begins, ends)
         return None if heads is None else heads[:, self.begin : self.end]
 
+    def text(self, payload: bytes) -> bytes | None:
+        """Return the text at that place of one payload; None if the key may be there twice."""
+        if not payload.startswith(self.prefix) or payload.find(b'"', self.begin) != self.end:
+            return None
+        found = payload[self.begin : self.end]
+        if b"\\" in found or payload.find(self._key, self.end) >= 0:
+            return None
+        return found
+
+    def may_repeat(
+        self, buffer: Buffer | memoryview, count: int, begin: int = 0, end: int | None = None
+    ) -> bool:
+        """Return True if the key may be in payloads more often than once each.
+
+        Args:
+            buffer: content.
+            count: number of the payloads in it, each of which begins with the key.
+            begin: index of the first one.
+            end: index behind the last one; by default all content.
+        """
+        content = np.frombuffer(buffer, np.uint8)[begin:end]
+        if self._key == _USUAL_KEY:
+            letters = content == _USUAL_LETTER
+            if np.count_nonzero(letters) == 2 * count:
+                return False
+            if np.count_nonzero(np.diff(np.flatnonzero(letters)) == 1) == count:
+                return False
+        return content.tobytes().count(self._key) != count
+
     def heads(
         self, buffer: Buffer | memoryview, begins: Offsets, ends: Offsets
     ) -> npt.NDArray[np.uint8] | None:
@@ -72,9 +110,15 @@ class UuidPlace:
         heads: npt.NDArray[np.uint8] = (
             windows(buffer, self._width)[begins].view(np.uint8).reshape(-1, self._width)
         )
-        if not (heads[:, : self.begin] == self._prefix).all():
+        if not (heads[:, : self.begin] == self._first).all():
             return None
-        return heads if (heads[:, self.end] == ord('"')).all() else None
+        if not (heads[:, self.end] == _QUOTE).all() or (heads == _BACKSLASH).any():
+            return None
+        # No text has a quote: it would end there.
+        quotes = np.count_nonzero(heads == _QUOTE) - np.count_nonzero(
+            heads[:, self.end + 1 :] == _QUOTE
+        )
+        return heads if quotes == len(heads) * (self.prefix.count(b'"') + 1) else None
 
 
 def windows(buffer: Buffer | memoryview, width: int) -> npt.NDArray[np.void]:

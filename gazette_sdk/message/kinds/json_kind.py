@@ -38,7 +38,7 @@ from gazette_sdk.message.kinds.json_lines import (
     encode,
     encoded_lines,
 )
-from gazette_sdk.message.uuid import TEXT_BYTES, RawUuid, Stamp, is_uuid_text, parse_raw_uuid
+from gazette_sdk.message.uuid import RawUuid, Stamp, is_uuid_text, parse_raw_uuid
 
 __all__ = ["DictKind", "JsonKind", "TypedKind"]
 
@@ -88,9 +88,8 @@ class JsonKind(Kind[Any]):
         self._convert = uuid_conversion(message_type, field) if field else str
         self._strips = strict and field is None
         self._knows_lower = "uuid" in names
-        self._prefix = b'{"%b":"' % key.encode()
-        self._width = len(self._prefix) + TEXT_BYTES + 1
-        self._place = UuidPlace(self._prefix)
+        self._place = UuidPlace(key)
+        self._prefix = self._place.prefix
         self._dumps: Callable[[Any], bytes] = encode
 
     # -------------------------------------------------------------- encoding
@@ -171,10 +170,24 @@ class JsonKind(Kind[Any]):
         return self._decode_each(payloads)
 
     def _texts(self, framing: Framing, buffer: Buffer, frames: Frames) -> Texts | None:
-        """Return every frame's UUID, if all have it at its place."""
+        """Return every frame's UUID, if all have it at its place, and no other."""
         if len(frames.ends) < BULK_MIN:
             return None
-        return self._place.texts(buffer, frames, framing.header_bytes)
+        texts = self._place.texts(buffer, frames, framing.header_bytes)
+        begin, end = int(frames.begins[0]), int(frames.ends[-1])
+        if texts is None or not self._place.may_repeat(buffer, len(texts), begin, end):
+            return texts
+        return texts if self._are_last(texts, framing.payloads(buffer, frames)) else None
+
+    def _are_last(self, texts: Texts, payloads: Sequence[bytes]) -> bool:
+        """Return True if no object has another UUID, of which the last counts, than these."""
+        try:
+            return all(
+                self._place.text(payload) is not None or self._parsed_uuid(payload) == text.decode()
+                for text, payload in zip(raw_texts(texts), payloads, strict=True)
+            )
+        except DECODE_ERRORS:
+            return False  # to be found one by one
 
     def _decode_each(self, payloads: Sequence[bytes]) -> Decoded[Any]:
         messages: list[Any] = []
@@ -214,9 +227,11 @@ class JsonKind(Kind[Any]):
         Raises:
             ValueError: its value is no text.
         """
-        head = len(self._prefix)
-        if payload.startswith(self._prefix) and payload[self._width - 1 : self._width] == b'"':
-            return payload[head : head + TEXT_BYTES]
+        placed = self._place.text(payload)
+        return self._parsed_uuid(payload) if placed is None else placed
+
+    def _parsed_uuid(self, payload: bytes) -> str | None:
+        """Return the UUID of an object, wherever it is."""
         if self.key not in {"UUID", "uuid"}:
             own = decode_object(payload).get(self.key)
             if own is not None:
@@ -228,13 +243,12 @@ class JsonKind(Kind[Any]):
 
     def _stripped(self, payload: bytes) -> bytes:
         """Return the object without its UUID."""
-        width = self._width
-        if payload.startswith(self._prefix):
-            following = payload[width - 1 : width + 1]
-            if following == b'",':
-                return b"{" + payload[width + 1 :]
-            if following == b'"}':
-                return b"{" + payload[width:]
+        if self._place.text(payload) is not None:
+            behind = self._place.end + 1
+            if payload[behind : behind + 1] == b",":
+                return b"{" + payload[behind + 1 :]
+            if payload[behind : behind + 1] == b"}":
+                return b"{" + payload[behind:]
         known = decode_object(payload)
         keys = (self.key, KEY)
         if not any(known.pop(key, None) is not None for key in keys) and not self._knows_lower:
