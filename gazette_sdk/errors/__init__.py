@@ -27,6 +27,7 @@
     ├── ShardStatusError             a consumer process answered with a status other than OK
     ├── StreamProtocolError          a peer broke the rules of the stream transport
     ├── ShardStoreError              the state of a shard cannot be read or written
+    │   └── UnreadableStateError     a value of the state would not be read again as it is
     ├── BackPressureError            the bound of unsent messages is reached
     ├── DeliveryTimeoutError         an append was not acknowledged in time
     └── ClosedError                  used after it was closed
@@ -86,7 +87,13 @@ from gazette_sdk.errors.messages import (
     MappingError,
     TornFrameError,
 )
-from gazette_sdk.errors.shards import FencedError, RecoveryError, ShardStatusError, ShardStoreError
+from gazette_sdk.errors.shards import (
+    FencedError,
+    RecoveryError,
+    ShardStatusError,
+    ShardStoreError,
+    UnreadableStateError,
+)
 from gazette_sdk.errors.stores import (
     CorruptFragmentError,
     FragmentNotFoundError,
@@ -140,6 +147,7 @@ __all__ = [
     "TornFrameError",
     "UnauthenticatedError",
     "UnavailableError",
+    "UnreadableStateError",
     "ValidationError",
     "WrongAppendOffsetError",
     "WrongRouteError",

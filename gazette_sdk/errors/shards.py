@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from gazette_sdk.errors.base import GazetteError
 
-__all__ = ["FencedError", "RecoveryError", "ShardStatusError", "ShardStoreError"]
+__all__ = [
+    "FencedError",
+    "RecoveryError",
+    "ShardStatusError",
+    "ShardStoreError",
+    "UnreadableStateError",
+]
 
 
 class RecoveryError(GazetteError):
@@ -29,6 +35,15 @@ class ShardStoreError(GazetteError):
 
     Remedy: the text names the cause. The shard fails; ``gazctl shards unassign --failed`` recovers
     it elsewhere.
+    """
+
+
+class UnreadableStateError(ShardStoreError, TypeError):
+    """A value of a shard's state would not be read again as it is.
+
+    Remedy: put a value of the type that the store declares, without NaN and infinity where it is
+    stored as JSON; or declare the type of the values. Nothing was committed. The record fails, or
+    is left out as ``on_error`` says.
     """
 
 

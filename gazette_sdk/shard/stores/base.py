@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.shard.recovery.file_change import FileChange
@@ -15,6 +15,7 @@ __all__ = [
     "UNCOMMITTED_PUTS_MAX",
     "QueryableStore",
     "Store",
+    "ValidatingStore",
     "type_arguments",
 ]
 
@@ -112,6 +113,21 @@ class QueryableStore(Store, Protocol):
 
         Raises:
             ClosedError: the store is closed, or not restored yet.
+        """
+
+
+@runtime_checkable
+class ValidatingStore(Protocol):
+    """Store that learns only at the end of a transaction that its state cannot be committed."""
+
+    def validate_state(self) -> None:
+        """Check the open transaction's state, after the last hook that may change it.
+
+        Where the application leaves out records that fail, a transaction that is refused is run
+        again, with a check after each record.
+
+        Raises:
+            UnreadableStateError: the state would not be read again as it is.
         """
 
 

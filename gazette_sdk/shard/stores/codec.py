@@ -1,24 +1,29 @@
 """Codecs: keys and values of a store as bytes.
 
-Keys are encoded so that their order is that of their bytes.
+Keys are encoded so that their order is that of their bytes. What would not be read again as it is
+put, is refused when it is put: :class:`~gazette_sdk.errors.UnreadableStateError`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Generic, TypeVar
 
 import google.protobuf.message
 import msgspec
 
-from gazette_sdk.errors import ConfigurationError, DecodeError
+from gazette_sdk.errors import ConfigurationError, DecodeError, UnreadableStateError
 from gazette_sdk.protocol.varint import decode_varint, encode_varint
 
 __all__ = [
     "Codec",
+    "checked",
     "int64",
+    "is_same",
     "json",
     "key_codec",
     "protobuf",
@@ -35,6 +40,7 @@ _SIGN = 1 << 63
 _BYTES_TAG, _STR_TAG, _INT_TAG = b"\x01", b"\x02", b"\x03"
 _END = b"\x00"
 _ESCAPED_ZERO = b"\x00\xff"
+_UVARINT_MAX = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +52,14 @@ class Codec(Generic[T]):
         decode: bytes to value; raises for malformed bytes.
         encode_prefix: of a key: bytes with which the keys of that prefix begin; None if the order
             of keys has no prefixes.
+        is_checked: `encode` refuses each value that `decode` would refuse. A store decodes each
+            put of other codecs.
     """
 
     encode: Callable[[T], bytes]
     decode: Callable[[bytes], T]
     encode_prefix: Callable[[Any], bytes] | None = None
+    is_checked: bool = False
 
 
 def _encode_bytes(value: bytes) -> bytes:
@@ -64,7 +73,10 @@ def _decode_utf8(encoded: bytes) -> str:
 
 
 def _encode_int64(value: int) -> bytes:
-    return (value + _SIGN).to_bytes(8, "big")
+    try:
+        return (value + _SIGN).to_bytes(8, "big")
+    except AttributeError:
+        raise TypeError(f"an int is needed, not {type(value).__name__}") from None
 
 
 def _decode_int64(encoded: bytes) -> int:
@@ -76,6 +88,8 @@ def _decode_int64(encoded: bytes) -> int:
 def _encode_uvarint(value: int) -> bytes:
     if value < 0:
         raise ValueError(f"{value} is negative; declare int, or a codec for signed numbers")
+    if value > _UVARINT_MAX:
+        raise OverflowError(f"{value} is above {_UVARINT_MAX}; declare int")
     return encode_varint(value)
 
 
@@ -86,33 +100,108 @@ def _decode_uvarint(encoded: bytes) -> int:
     return value
 
 
-utf8: Codec[str] = Codec(str.encode, _decode_utf8, str.encode)
+utf8: Codec[str] = Codec(str.encode, _decode_utf8, str.encode, is_checked=True)
 """Text as UTF-8."""
-raw: Codec[bytes] = Codec(_encode_bytes, bytes, _encode_bytes)
+raw: Codec[bytes] = Codec(_encode_bytes, bytes, _encode_bytes, is_checked=True)
 """Bytes as they are."""
-int64: Codec[int] = Codec(_encode_int64, _decode_int64)
+int64: Codec[int] = Codec(_encode_int64, _decode_int64, is_checked=True)
 """Integers of 64 bits: big-endian with the sign bit flipped, so that their order is kept."""
-uvarint: Codec[int] = Codec(_encode_uvarint, _decode_uvarint)
-"""Integers from 0 on in base 128, as Go's ``binary.PutUvarint``; for values."""
+uvarint: Codec[int] = Codec(_encode_uvarint, _decode_uvarint, is_checked=True)
+"""Integers from 0 to 2**63 - 1 in base 128, as Go's ``binary.PutUvarint``; for values."""
 
 
 def json(of: type[T] | Any = object) -> Codec[T]:
     """Return the codec of values of a type as JSON.
 
+    A value is refused when it is put, if JSON loses part of it, or it would not be decoded as the
+    declared type: NaN and infinity, a value of another type, or one that breaks a constraint.
+
     Args:
-        of: any type of msgspec. Of ``int``, ``str`` and ``bool``, other values are refused.
+        of: any type of msgspec. Of ``int``, ``str`` and ``bool``, all other types are refused.
     """
     encode = msgspec.json.Encoder().encode
     decode = msgspec.json.Decoder(Any if of is object else of).decode
-    if of not in (int, str, bool):
-        return Codec(encode, decode)
 
     def encode_scalar(value: T) -> bytes:
         if type(value) is not of:
-            raise TypeError(f"a value of {of.__name__} is needed, not {value!r}")
+            raise UnreadableStateError(
+                f"a value of {of.__name__} is needed, not {value!r}; put one, or declare its type"
+            )
         return encode(value)
 
-    return Codec(encode_scalar, decode)
+    def encode_checked(value: T) -> bytes:
+        encoded = encode(value)
+        _check_json(value, encoded, decode)
+        return encoded
+
+    def encode_float(value: Any) -> bytes:
+        # The difference of a finite number and itself is 0, that of NaN and infinity is NaN.
+        if type(value) is float and value - value == 0.0:
+            return encode(value)
+        return encode_checked(value)
+
+    encoders = {int: encode_scalar, str: encode_scalar, bool: encode_scalar, float: encode_float}
+    return Codec(encoders.get(of, encode_checked), decode, is_checked=True)
+
+
+def _check_json(value: Any, encoded: bytes, decode: Callable[[bytes], Any]) -> None:
+    """Raise UnreadableStateError if a value that was encoded as JSON would not be read again."""
+    try:
+        read = decode(encoded)
+    except Exception as error:
+        raise UnreadableStateError(
+            f"a value of {type(value).__name__} would not be decoded as the declared type"
+            f" ({error}); put one of that type, or declare its type (JSON has no NaN or infinity)"
+        ) from error
+    if read == value or is_same(value, read) or _is_lossless(value, read, encoded):
+        return
+    raise UnreadableStateError(
+        f"a value of {type(value).__name__} would not be read as it is: JSON has no NaN, no"
+        " infinity and no keys but text, and fields that are not declared are dropped; put a value"
+        " of the declared type, or declare its type"
+    )
+
+
+def _is_lossless(value: Any, read: Any, encoded: bytes) -> bool:
+    """Return True if the JSON forms of two values are the same, with NaN as a value of its own."""
+    form = _json_form(value)
+    if len(msgspec.json.encode(form)) != len(encoded):
+        return False  # keys of several types have one form
+    return is_same(form, _json_form(read))
+
+
+def _json_form(value: Any) -> Any:
+    try:
+        return msgspec.to_builtins(value, str_keys=True, order="deterministic")
+    except TypeError:  # elements of a set that have no order
+        return msgspec.to_builtins(value, str_keys=True)
+
+
+def is_same(value: Any, read: Any) -> bool:
+    """Return True if a value that was decoded stands for the one that was encoded.
+
+    It is equal, but for tuples that are read as lists, integers that are read as floats, and
+    objects whose class does not compare fields.
+    """
+    if isinstance(value, list | tuple) and isinstance(read, list | tuple):
+        return len(value) == len(read) and all(map(is_same, value, read))
+    if isinstance(value, dict) and isinstance(read, dict):
+        return all(key in read and is_same(held, read[key]) for key, held in value.items())
+    if isinstance(value, int) and isinstance(read, float):
+        return float(value) == read
+    if isinstance(value, Decimal) and isinstance(read, Decimal) and value.is_nan():
+        return read.is_nan()
+    if type(value) is type(read) and (names := _field_names(value)):
+        return all(is_same(getattr(value, name), getattr(read, name)) for name in names)
+    return bool(value == read)
+
+
+def _field_names(value: Any) -> tuple[str, ...]:
+    if isinstance(value, msgspec.Struct):
+        return value.__struct_fields__
+    if dataclasses.is_dataclass(value):
+        return tuple(field.name for field in dataclasses.fields(value))
+    return tuple(field.name for field in getattr(value, "__attrs_attrs__", ()))
 
 
 def protobuf(of: type[google.protobuf.message.Message]) -> Codec[Any]:
@@ -123,7 +212,40 @@ def protobuf(of: type[google.protobuf.message.Message]) -> Codec[Any]:
             raise TypeError(f"a {of.__name__} is needed, not {type(message).__name__}")
         return message.SerializeToString(deterministic=True)
 
-    return Codec(encode, of.FromString)
+    # Only messages inside of their own type can be deeper than a parser reads.
+    return Codec(encode, of.FromString, is_checked=not _is_recursive(of.DESCRIPTOR))
+
+
+def _is_recursive(descriptor: Any, inside: frozenset[str] = frozenset()) -> bool:
+    """Return True if a message can contain another one of a type that contains it."""
+    if descriptor.full_name in inside:
+        return True
+    inside |= {descriptor.full_name}
+    types = (field.message_type for field in descriptor.fields)
+    return any(of is not None and _is_recursive(of, inside) for of in types)
+
+
+def checked(codec: Codec[T]) -> Codec[T]:
+    """Return a codec that refuses what it would not decode."""
+    if codec.is_checked:
+        return codec
+
+    def encode(value: T) -> bytes:
+        encoded = codec.encode(value)
+        if type(encoded) is not bytes:
+            raise UnreadableStateError(
+                f"the codec returned {type(encoded).__name__}; return bytes from its encode"
+            )
+        try:
+            codec.decode(encoded)
+        except Exception as error:
+            raise UnreadableStateError(
+                f"a value of {type(value).__name__} would not be decoded by its codec ({error});"
+                " put another one, or mend the codec"
+            ) from error
+        return encoded
+
+    return dataclasses.replace(codec, encode=encode, is_checked=True)
 
 
 def tuple_of(*of: type) -> Codec[tuple[Any, ...]]:
@@ -154,7 +276,7 @@ def tuple_of(*of: type) -> Codec[tuple[Any, ...]]:
             raise TypeError(f"{key!r} has {len(key)} elements; {len(of)} are declared")
         return encode_prefix(key)
 
-    return Codec(encode, _decode_tuple, encode_prefix)
+    return Codec(encode, _decode_tuple, encode_prefix, is_checked=True)
 
 
 def _is_other(value: object, of: type) -> bool:

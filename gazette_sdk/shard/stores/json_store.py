@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
-from gazette_sdk.errors import ClosedError, ShardStoreError
+from gazette_sdk.errors import ClosedError, ShardStoreError, UnreadableStateError
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint, ProducerState
 from gazette_sdk.message.uuid import PRODUCER_BYTES
 from gazette_sdk.shard.recovery.file_change import (
@@ -26,6 +26,7 @@ from gazette_sdk.shard.recovery.file_change import (
     WriteFile,
 )
 from gazette_sdk.shard.stores.base import type_arguments
+from gazette_sdk.shard.stores.codec import is_same
 
 __all__ = ["JsonStore", "JsonView"]
 
@@ -65,6 +66,8 @@ class JsonStore(Generic[State]):
         self._directory = directory
         self._state_type = state_type
         self._committed = b""
+        # The state as it was validated last; empty from the begin of a transaction on.
+        self._validated = b""
 
     def restore(self) -> Checkpoint:
         """Read the file; without one, start with an empty state.
@@ -75,6 +78,7 @@ class JsonStore(Generic[State]):
         Raises:
             ShardStoreError: the file is malformed, or its state is not of the declared type.
         """
+        self._validated = b""
         try:
             stored = (self._directory / _STATE_PATH[1:]).read_bytes()
         except FileNotFoundError:
@@ -95,7 +99,32 @@ class JsonStore(Generic[State]):
         return restored
 
     def begin(self) -> None:
-        """Begin a transaction: nothing is to be done."""
+        """Begin a transaction."""
+        self._validated = b""
+
+    def validate_state(self) -> None:
+        """Check that a recovery will read the state as it is.
+
+        The next ``start_commit`` writes what was checked.
+
+        Raises:
+            UnreadableStateError: it cannot be encoded, or would be decoded as another value.
+        """
+        try:
+            document = _document(self.state)
+            restored = msgspec.json.decode(document, type=self._type())
+        except Exception as error:
+            raise UnreadableStateError(
+                f"the state cannot be encoded as JSON and decoded as the declared type ({error});"
+                " keep values of that type (JSON has no NaN or infinity)"
+            ) from error
+        if not (restored == self.state or is_same(self.state, restored)):
+            raise UnreadableStateError(
+                "the state would not be recovered as it is: JSON has no NaN and no infinity, and"
+                " without a declared type no sets, dates, objects, and keys but text; declare the"
+                " type of the state, as JsonStore[Totals], and keep values of it"
+            )
+        self._validated = document
 
     def start_commit(self, checkpoint: Checkpoint) -> Sequence[FileChange]:
         """Replace the file.
@@ -107,14 +136,12 @@ class JsonStore(Generic[State]):
             The changes that put a new file in place of the old one.
 
         Raises:
-            ShardStoreError: the state cannot be encoded, or the file not be written.
+            UnreadableStateError: the state would not be recovered as it is.
+            ShardStoreError: the file cannot be written.
         """
-        try:
-            state = _document(self.state)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ShardStoreError(
-                f"the state cannot be encoded as JSON ({error}); keep types that msgspec encodes"
-            ) from error
+        if not self._validated:
+            self.validate_state()
+        state, self._validated = self._validated, b""
         offsets = _document(dict(sorted(checkpoint.offsets.items())))
         documents = (offsets, state, _encode_checkpoint(checkpoint))
         try:

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar, overload
 from rocksdict import Rdict, ReadOptions
 
 from gazette_sdk.errors import DecodeError, ShardStoreError
-from gazette_sdk.shard.stores.codec import Codec
+from gazette_sdk.shard.stores.codec import Codec, checked
 
 __all__ = ["Family", "FamilyView", "prefix_end"]
 
@@ -152,7 +152,7 @@ class Family(FamilyView[K, V]):
 
     def _attach(self, source: Rdict, keys: Codec[K], values: Codec[V]) -> None:
         super()._attach(source, keys, values)
-        self._encode_value = values.encode
+        self._encode_put_key, self._encode_value = checked(keys).encode, checked(values).encode
         self.drop_puts()
 
     def drop_puts(self) -> None:
@@ -162,6 +162,11 @@ class Family(FamilyView[K, V]):
         self.put_bytes = 0
 
     def __setitem__(self, key: K, value: V) -> None:
+        """Put a value.
+
+        Raises:
+            UnreadableStateError: it would not be read again as it is.
+        """
         encoded = self._checked(key)
         content = self._encode_value(value)
         self.puts[encoded] = content
@@ -179,7 +184,7 @@ class Family(FamilyView[K, V]):
         self.put_bytes += len(encoded)
 
     def _checked(self, key: K) -> bytes:
-        encoded = self._encode_key(key)
+        encoded = self._encode_put_key(key)
         if encoded.startswith(RESERVED):
             raise ValueError(f"{key!r} is a key of the store's own; choose another one")
         return encoded

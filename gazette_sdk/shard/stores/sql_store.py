@@ -19,6 +19,7 @@ import sqlalchemy.exc
 from gazette_sdk.errors import ClosedError, DecodeError, FencedError, ShardStoreError
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.shard.recovery.file_change import FileChange
+from gazette_sdk.shard.stores.sqlite_store import without_nan
 
 __all__ = ["NamedShard", "SqlStore", "SqlStores", "SqlView"]
 
@@ -75,6 +76,8 @@ class SqlStore:
         if is_postgresql := sa.make_url(url).get_backend_name() == "postgresql":
             options["isolation_level"] = "READ COMMITTED"
         self._engine = sa.create_engine(url, **options)
+        if self._engine.dialect.name == "sqlite":
+            _refuse_nan(self._engine)
         if is_postgresql:
             _bound_idle_transactions(self._engine, idle_timeout_s)
         self._connection: sa.Connection | None = None
@@ -117,6 +120,7 @@ class SqlStore:
 
         Raises:
             ShardStoreError: no transaction is open, or the database failed.
+            UnreadableStateError: a parameter is NaN, which SQLite would store as NULL.
             sqlalchemy.exc.SQLAlchemyError: the statement is wrong, or breaks a constraint.
         """
         return _execute(self.connection, statement, parameters)
@@ -330,6 +334,15 @@ def _answers(connection: sa.Connection) -> bool:
     except sqlalchemy.exc.DBAPIError:
         return False
     return True
+
+
+def _refuse_nan(engine: sa.Engine) -> None:
+    """Refuse NaN as a parameter of any statement of an engine over SQLite."""
+
+    @sa.event.listens_for(engine, "before_cursor_execute", named=True)
+    def refuse(*, parameters: Any, executemany: bool, **_: object) -> None:
+        for row in parameters if executemany else (parameters,):
+            without_nan(row)
 
 
 def _bound_idle_transactions(engine: sa.Engine, timeout_s: float) -> None:

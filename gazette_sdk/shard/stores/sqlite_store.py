@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from gazette_sdk.errors import ClosedError, DecodeError, ShardStoreError
+from gazette_sdk.errors import ClosedError, DecodeError, ShardStoreError, UnreadableStateError
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.shard.recovery.file_change import FileChange
 from gazette_sdk.shard.stores.base import UNCOMMITTED_PUTS_MAX
 from gazette_sdk.shard.stores.sqlite_pages import PAGE_BYTES, SqlitePages, restore_database
 
-__all__ = ["SqliteStore", "SqliteView"]
+__all__ = ["SqliteStore", "SqliteView", "without_nan"]
 
 Parameters: TypeAlias = Sequence[Any] | Mapping[str, Any]
 
@@ -103,18 +103,21 @@ class SqliteStore:
             The cursor, with the rows.
 
         Raises:
+            UnreadableStateError: a parameter is NaN, which SQLite stores as NULL.
             sqlite3.Error: the statement is wrong, breaks a constraint, or is refused ("not
                 authorized").
             ShardStoreError: the disk or the database failed; or no transaction is open, as an
                 earlier failure ended it.
         """
         with _failures_of_the_machine():
-            return self._in_transaction().execute(sql, parameters)
+            return self._in_transaction().execute(sql, without_nan(parameters))
 
     def executemany(self, sql: str, parameters: Iterable[Parameters]) -> sqlite3.Cursor:
         """Run a statement once for each set of parameters; else as ``execute``."""
         with _failures_of_the_machine():
-            return self._in_transaction().executemany(sql, parameters)
+            # A generator: of a function in map(), StopIteration would end the rows early.
+            rows = (without_nan(row) for row in parameters)
+            return self._in_transaction().executemany(sql, rows)
 
     @contextlib.contextmanager
     def committed(self) -> Iterator[SqliteView]:
@@ -272,6 +275,25 @@ class SqliteView:
             sqlite3.Error: it failed, or would change something.
         """
         return self._connection.execute(sql, parameters)
+
+
+def without_nan(parameters: Parameters) -> Parameters:
+    """Return the parameters of a statement as they are.
+
+    Raises:
+        UnreadableStateError: one is NaN, which SQLite stores as NULL.
+    """
+    # The first test spares most calls the slower second one.
+    if isinstance(parameters, tuple | list) or not isinstance(parameters, Mapping):
+        values: Iterable[Any] = parameters
+    else:
+        values = parameters.values()
+    for value in values:
+        if isinstance(value, float) and value != value:  # noqa: PLR0124 - true of NaN only
+            raise UnreadableStateError(
+                "a parameter is NaN, which SQLite stores as NULL; put None, or another number"
+            )
+    return parameters
 
 
 @contextlib.contextmanager

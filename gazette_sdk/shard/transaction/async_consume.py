@@ -101,6 +101,7 @@ class AsyncConsumer:
         consumer.on_step(CommitStep.CONSUMED)
         consumer.txn.envelope = None
         await self._call_hook("finalize")
+        await self._on_worker(consumer.validate_state)
         checkpoint = await self._on_worker(consumer.close_transaction)
         changes = await self.call_store("start_commit", checkpoint)
         prepared: PreparedCommit = await self._on_worker(consumer.record, checkpoint, changes)
@@ -125,6 +126,8 @@ class AsyncConsumer:
                     bad.leave_out(txn, envelope)
                     return Slice(more=True, closes=True)
                 await handle(txn, envelope.message)
+                if bad.validates_each:
+                    await self._on_worker(consumer.validate_state)
             except DeferError:
                 return consumer.deferred(envelope)
             except Exception as error:

@@ -15,6 +15,7 @@ from typing import Any
 from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.shard.application.application import Application
+from gazette_sdk.shard.stores.base import ValidatingStore
 from gazette_sdk.shard.transaction.base import InputLike, OutputLike, RecorderLike
 from gazette_sdk.shard.transaction.failure import BadRecords, HandlerFailedError, HookFailedError
 from gazette_sdk.shard.transaction.machine import Action, Current, TransactionMachine
@@ -198,6 +199,7 @@ class Consumer:
             self.application.finalize(txn)
         except Exception as error:
             raise HookFailedError("finalize", error) from error
+        self.validate_state()
         checkpoint = self.close_transaction()
         changes = txn.store.start_commit(checkpoint)
         prepared = self.record(checkpoint, changes)
@@ -205,6 +207,16 @@ class Consumer:
         return prepared
 
     # ------------------------------------------------------------------ parts
+
+    def validate_state(self) -> None:
+        """Check that the state of the open transaction can be read again, once committed.
+
+        Raises:
+            UnreadableStateError: it could not.
+        """
+        store = self.txn.store
+        if isinstance(store, ValidatingStore):
+            store.validate_state()
 
     def close_transaction(self) -> Checkpoint:
         """Refuse further messages of the transaction, and return the checkpoint behind it."""
@@ -284,6 +296,8 @@ class Consumer:
         assert txn.envelope is not None, "a message has an envelope"
         if not self.bad.holds(txn.envelope):
             self.application.consume(txn, message)
+            if self.bad.validates_each:
+                self.validate_state()
             return
         self.bad.leave_out(txn, txn.envelope)
         raise LeftOutError

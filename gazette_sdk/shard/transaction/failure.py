@@ -5,6 +5,9 @@ store and no message of the first run stays. In the second run the bad record is
 published as a dead letter within the transaction. That transaction ends behind the record, so
 that a series of bad records costs one run each.
 
+A store may refuse its state only at the end of a transaction. That transaction is run again with
+a check after each record, which finds the bad one.
+
 Content that is no message, as bytes that cannot be decoded, is passed over in the same way, without
 a second run.
 
@@ -25,6 +28,7 @@ import msgspec
 from gazette_sdk.errors import (
     GazetteError,
     MappingError,
+    UnreadableStateError,
     ValidationError,
 )
 from gazette_sdk.message.envelope import Envelope
@@ -136,30 +140,43 @@ class BadRecords:
 
     Args:
         on_error: treatment that the application declares.
+
+    Attributes:
+        validates_each: the state is checked after each record, until a transaction commits.
     """
 
-    __slots__ = ("_left_out", "_on_error", "_refusals", "_undecodable")
+    __slots__ = ("_left_out", "_on_error", "_refusals", "_undecodable", "validates_each")
 
     def __init__(self, on_error: OnError) -> None:
         self._on_error = on_error
         self._refusals: dict[BadRecord, _Refusal] = {}
         self._left_out: set[BadRecord] = set()
         self._undecodable: list[GazetteError] = []
+        self.validates_each = False
 
     def __bool__(self) -> bool:
-        return bool(self._refusals)
+        return self.validates_each or bool(self._refusals)
 
     def may_leave_out(self, error: BaseException) -> bool:
-        """Return True if the transaction is to be run again without the record of a failure."""
+        """Return True if the transaction is to be run again without the record of a failure.
+
+        Also if it is to be run again in order to find that record.
+        """
+        if self._on_error == "fail":
+            return False
+        if isinstance(error, UnreadableStateError):
+            return not self.validates_each
         return (
-            self._on_error != "fail"
-            and isinstance(error, HandlerFailedError)
+            isinstance(error, HandlerFailedError)
             and (error.envelope.journal, error.envelope.begin) not in self._refusals
             and _is_of_record(error.error)
         )
 
-    def add(self, failure: HandlerFailedError) -> None:
-        """Add the record of a failure."""
+    def add(self, failure: HandlerFailedError | UnreadableStateError) -> None:
+        """Add the record of a failure; of a state that was refused, have the record found."""
+        if isinstance(failure, UnreadableStateError):
+            self.validates_each = True
+            return
         envelope = failure.envelope
         refusal = _Refusal(_text(failure.error), _as_json(envelope.message))
         self._refusals[envelope.journal, envelope.begin] = refusal
@@ -225,7 +242,7 @@ class BadRecords:
 def _is_of_record(error: BaseException) -> bool:
     """Return True if another record may do better."""
     if isinstance(error, GazetteError):
-        return isinstance(error, ValidationError | MappingError)
+        return isinstance(error, ValidationError | MappingError | UnreadableStateError)
     if isinstance(error, OSError):
         return error.errno not in _MACHINE_ERRNOS
     return isinstance(error, Exception) and not isinstance(error, MemoryError)

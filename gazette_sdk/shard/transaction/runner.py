@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from gazette_sdk.errors import ClosedError, ConfigurationError
+from gazette_sdk.errors import ClosedError, ConfigurationError, UnreadableStateError
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.handles import Shard
@@ -380,7 +380,7 @@ class Runner:
     async def _abort(self) -> None:
         """Undo the current transaction, and read on behind the last one."""
         failure = self.machine.failure
-        assert isinstance(failure, HandlerFailedError), "only a bad record aborts"
+        assert isinstance(failure, HandlerFailedError | UnreadableStateError), "a bad record aborts"
         await self._end_failed(failure)
         self._bad.transaction_aborted()
         self._bad.add(failure)

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 import pytest
 
 from gazette_sdk import JsonMessage, mapping, shard
-from gazette_sdk.errors import ClosedError, ConfigurationError, UnavailableError
+from gazette_sdk.errors import (
+    ClosedError,
+    ConfigurationError,
+    UnavailableError,
+    UnreadableStateError,
+)
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
@@ -220,6 +225,60 @@ def test_a_hook_that_raises_fails_the_shard(kind, hook, text, is_finished):
         assert application.futures[0].exception() is caught.value
     if hook == "consume":
         assert (caught.value.journal, caught.value.offset) == (JOURNAL, 0)
+
+
+@dataclass
+class Sum:
+    cents: float = 0.0
+
+
+def poison(txn, order):
+    store = txn.store
+    txn.publish(order, mapping=OUT)
+    cents = float("nan") if order.customer == "x" else float(order.cents)
+    if isinstance(store, JsonStore):
+        store.state.cents += cents
+    else:
+        store["cents"] = store.get("cents", 0.0) + cents
+
+
+async def poison_later(txn, order):
+    await asyncio.sleep(0)
+    poison(txn, order)
+
+
+@pytest.mark.parametrize("batch_count", [1, 3, 100])
+@pytest.mark.parametrize("handle", [poison, poison_later])
+@pytest.mark.parametrize("store", [JsonStore[Sum], shard.RocksStore[str, float]])
+def test_a_record_whose_state_could_not_be_read_again_is_skipped(handle, store, batch_count):
+    def read(store):
+        return store.state.cents if isinstance(store, JsonStore) else store["cents"]
+
+    declare = shard.handler(message=Order, store=store, on_error="skip")
+    found = run_handler(declare(handle), MIXED, batch_count=batch_count, read=read)
+    good = [order for order in MIXED if order.customer != "x"]
+    assert found.state == sum(order.cents for order in good)
+    assert found.published == good
+
+
+@pytest.mark.parametrize("store", [JsonStore[Sum], shard.RocksStore[str, float]])
+def test_a_state_that_could_not_be_read_again_fails_the_shard_before_its_commit(store):
+    with pytest.raises((UnreadableStateError, HandlerFailedError), match=r"NaN|null"):
+        run_handler(shard.handler(message=Order, store=store)(poison), MIXED)
+
+
+def test_a_state_that_no_record_spoils_fails_the_shard_also_with_skip():
+    class Spoiled(shard.Application):
+        message, store, on_error = Order, JsonStore[Sum], "skip"
+
+        def consume(self, txn, order):
+            txn.store.state.cents = float(order.cents)
+
+        def finalize(self, txn):
+            txn.store.state.cents = "n/a"
+
+    with pytest.raises(UnreadableStateError, match="Expected `float`"):
+        run_handler(Spoiled(), ORDERS)
 
 
 @pytest.mark.parametrize("on_error", ["fail", "skip"])
