@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from gazette_sdk.errors import ShardStoreError
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.shard.recovery.file_change import FileChange
 
@@ -16,6 +19,8 @@ __all__ = [
     "QueryableStore",
     "Store",
     "ValidatingStore",
+    "recovered_files",
+    "refuse_other_files",
     "type_arguments",
 ]
 
@@ -23,6 +28,20 @@ UNCOMMITTED_PUTS_MAX = 65_536
 """Changes of one transaction, from which on its store is full."""
 UNCOMMITTED_BYTES_MAX = 16 << 20
 """Bytes of one transaction's changes, from which on its store is full."""
+
+FILES_SHOWN_MAX = 5
+"""Names of files that an error shows."""
+
+_LAYOUTS = {
+    "RocksStore": re.compile(
+        r"CURRENT|IDENTITY|LOCK|LOG(\..*)?|(MANIFEST|OPTIONS)-\d+|\d+\.(log|sst|ldb|blob)"
+        r"|[^/]+\.dbtmp|\.stage/.*|rocksdict-config\.json"
+    ),
+    "SqliteStore": re.compile(r"pages/\d+|database\.sqlite(-wal|-shm|-journal)?"),
+    "JsonStore": re.compile(r"(state|next)\.json"),
+    "Gazette's own SQLite store": re.compile(r"pageDB/.*|[^/]+\.db(-wal|-shm|-journal)?"),
+}
+"""Files of each store, as paths below the shard's directory."""
 
 
 class Store(Protocol):
@@ -129,6 +148,38 @@ class ValidatingStore(Protocol):
         Raises:
             UnreadableStateError: the state would not be read again as it is.
         """
+
+
+def recovered_files(directory: Path) -> Sequence[str]:
+    """Return the files of a shard's directory, as paths below it, when its store is made."""
+    return sorted(
+        path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()
+    )
+
+
+def refuse_other_files(files: Sequence[str], store: str) -> None:
+    """Refuse to begin from nothing on the recovered files of another store.
+
+    Args:
+        files: that were recovered.
+        store: class of the store that is to be restored.
+
+    Raises:
+        ShardStoreError: files were recovered, and none of them is the store's.
+    """
+    own = _LAYOUTS.get(store)
+    if not files or (own is not None and any(map(own.fullmatch, files))):
+        return
+    found = [name for name, layout in _LAYOUTS.items() if any(map(layout.fullmatch, files))] or [
+        "a store that is not known here"
+    ]
+    shown = ", ".join(files[:FILES_SHOWN_MAX]) + (", …" if len(files) > FILES_SHOWN_MAX else "")
+    raise ShardStoreError(
+        f"the recovery log has files of {' and '.join(found)} ({shown}), and none of {store}, which"
+        f" would begin from nothing and consume its sources again. Use {found[0]} again, for which"
+        f" the shard's label or the application's `store=` may have been changed; or, to begin from"
+        " nothing, give the shard a new recovery log"
+    )
 
 
 def type_arguments(store: object) -> tuple[Any, ...]:

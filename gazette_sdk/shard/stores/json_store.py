@@ -25,7 +25,7 @@ from gazette_sdk.shard.recovery.file_change import (
     RenameFile,
     WriteFile,
 )
-from gazette_sdk.shard.stores.base import type_arguments
+from gazette_sdk.shard.stores.base import recovered_files, refuse_other_files, type_arguments
 from gazette_sdk.shard.stores.codec import is_same
 
 __all__ = ["JsonStore", "JsonView"]
@@ -64,6 +64,7 @@ class JsonStore(Generic[State]):
 
     def __init__(self, directory: Path, state_type: type[State] | None = None) -> None:
         self._directory = directory
+        self._recovered = recovered_files(directory)
         self._state_type = state_type
         self._committed = b""
         # The state as it was validated last; empty from the begin of a transaction on.
@@ -76,12 +77,14 @@ class JsonStore(Generic[State]):
             The stored checkpoint, or the empty one.
 
         Raises:
-            ShardStoreError: the file is malformed, or its state is not of the declared type.
+            ShardStoreError: the file is malformed, its state is not of the declared type, or the
+                files are of another store.
         """
         self._validated = b""
         try:
             stored = (self._directory / _STATE_PATH[1:]).read_bytes()
         except FileNotFoundError:
+            refuse_other_files(self._recovered, "JsonStore")
             self.state = self._type()()
             self._committed = _document(self.state)
             return Checkpoint()

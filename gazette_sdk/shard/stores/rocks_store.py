@@ -21,6 +21,8 @@ from gazette_sdk.shard.recovery.file_change import FileChange
 from gazette_sdk.shard.stores.base import (
     UNCOMMITTED_BYTES_MAX,
     UNCOMMITTED_PUTS_MAX,
+    recovered_files,
+    refuse_other_files,
     type_arguments,
 )
 from gazette_sdk.shard.stores.codec import Codec, key_codec, value_codec
@@ -74,6 +76,7 @@ class RocksStore(Family[K, V]):
         configure: Configure | None = None,
     ) -> None:
         self._directory = directory
+        self._recovered = recovered_files(directory)
         self._declared = key, value
         self._further = {
             name: (key_codec(of_key), value_codec(of_value))
@@ -126,7 +129,8 @@ class RocksStore(Family[K, V]):
             The stored checkpoint; of a database that Gazette wrote without one, its offsets.
 
         Raises:
-            ShardStoreError: the database cannot be opened or read, or its checkpoint is malformed.
+            ShardStoreError: the database cannot be opened or read, its checkpoint is malformed, or
+                the files are of another store.
         """
         if self._database is None:
             self._database = self._open()
@@ -200,6 +204,7 @@ class RocksStore(Family[K, V]):
             database.close()
 
     def _open(self) -> Rdict:
+        refuse_other_files(self._recovered, "RocksStore")
         try:
             database = open_database(self._directory, self._further, self._configure)
         except Exception as error:

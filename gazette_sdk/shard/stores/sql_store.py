@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import sqlalchemy as sa
@@ -19,6 +20,7 @@ import sqlalchemy.exc
 from gazette_sdk.errors import ClosedError, DecodeError, FencedError, ShardStoreError
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.shard.recovery.file_change import FileChange
+from gazette_sdk.shard.stores.base import recovered_files, refuse_other_files
 from gazette_sdk.shard.stores.sqlite_store import without_nan
 
 __all__ = ["NamedShard", "SqlStore", "SqlStores", "SqlView"]
@@ -64,14 +66,23 @@ class SqlStore:
         shard_fqn: full name of the shard, the key of its row.
         idle_timeout_s: after so long without a statement in an open transaction, PostgreSQL ends
             it. It frees the locks of a primary that is frozen; set it to the lease's TTL.
+        directory: of the shard, in which nothing may be recovered that another store wrote.
     """
 
     overlaps_commit: ClassVar[bool] = False
     is_full: ClassVar[bool] = False
     is_recorded: ClassVar[bool] = False
 
-    def __init__(self, url: str | sa.URL, shard_fqn: str, *, idle_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        url: str | sa.URL,
+        shard_fqn: str,
+        *,
+        idle_timeout_s: float = 30.0,
+        directory: Path | None = None,
+    ) -> None:
         self._shard_fqn = shard_fqn
+        self._recovered = () if directory is None else recovered_files(directory)
         options: dict[str, Any] = {"poolclass": sa.NullPool}
         if is_postgresql := sa.make_url(url).get_backend_name() == "postgresql":
             options["isolation_level"] = "READ COMMITTED"
@@ -151,7 +162,8 @@ class SqlStore:
 
         Raises:
             FencedError: another process inserted the shard's row at the same time.
-            ShardStoreError: the database cannot be reached or used.
+            ShardStoreError: the database cannot be reached or used; or it has no checkpoint of the
+                shard, whose recovery log has the files of another store.
         """
         self._disconnect()
         try:
@@ -159,6 +171,8 @@ class SqlStore:
             self._create_table(self._connection)
             with self._connection.begin():
                 stored = self._raise_fence(self._connection)
+                if not stored:
+                    refuse_other_files(self._recovered, "SqlStore")
             self._used_at = time.monotonic()
             return Checkpoint.from_bytes(stored)
         except sqlalchemy.exc.IntegrityError as error:
@@ -312,7 +326,12 @@ class SqlStores:
 
     def for_shard(self, shard: NamedShard) -> SqlStore:
         """Return the store of a shard."""
-        return SqlStore(self.url, shard.full_name, idle_timeout_s=self.idle_timeout_s)
+        return SqlStore(
+            self.url,
+            shard.full_name,
+            idle_timeout_s=self.idle_timeout_s,
+            directory=getattr(shard, "directory", None),
+        )
 
 
 def _execute(

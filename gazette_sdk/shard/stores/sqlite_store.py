@@ -16,7 +16,11 @@ from typing import Any, ClassVar, TypeAlias
 from gazette_sdk.errors import ClosedError, DecodeError, ShardStoreError, UnreadableStateError
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.shard.recovery.file_change import FileChange
-from gazette_sdk.shard.stores.base import UNCOMMITTED_PUTS_MAX
+from gazette_sdk.shard.stores.base import (
+    UNCOMMITTED_PUTS_MAX,
+    recovered_files,
+    refuse_other_files,
+)
 from gazette_sdk.shard.stores.sqlite_pages import PAGE_BYTES, SqlitePages, restore_database
 
 __all__ = ["SqliteStore", "SqliteView", "without_nan"]
@@ -72,6 +76,7 @@ class SqliteStore:
     def __init__(self, directory: Path, *, schema: str = "") -> None:
         self._database = directory / "database.sqlite"
         self._directory = directory
+        self._recovered = recovered_files(directory)
         self._schema = schema
         self._connection: sqlite3.Connection | None = None
         self._pages: SqlitePages
@@ -145,7 +150,8 @@ class SqliteStore:
             The stored checkpoint, or the empty one.
 
         Raises:
-            ShardStoreError: the database cannot be opened or read.
+            ShardStoreError: the database cannot be opened or read, or the files are of another
+                store.
         """
         try:
             connection = self._connection or self._open()
@@ -208,6 +214,7 @@ class SqliteStore:
             connection.close()
 
     def _open(self) -> sqlite3.Connection:
+        refuse_other_files(self._recovered, "SqliteStore")
         extents = restore_database(self._directory, self._database)
         self._pages = SqlitePages(self._database, extents)
         # Calls come one at a time, but from any thread. No time-out: a checkpoint does not wait for

@@ -185,6 +185,35 @@ def test_a_shard_that_has_failed_is_named_when_it_does_not_catch_up(cluster):
             consumer.wait_caught_up(0.1)
 
 
+def test_a_shard_whose_store_was_changed_fails_and_goes_on_with_the_store_that_it_had(cluster):
+    class Kept(Totals):
+        store = shard.JsonStore[dict[str, int]]
+
+        def consume(self, txn, order):
+            counts = txn.store.state
+            counts[order.customer] = counts.get(order.customer, 0) + 1
+
+    def application(store):
+        kept = Kept("relabelled", hot_standbys=0)
+        kept.store = store
+        return kept
+
+    with consumer_of(cluster, application(Kept.store)) as consumer:
+        consumer.wait_caught_up(TIMEOUT_S)
+    sqlite = shard.SqliteStore.of(schema="CREATE TABLE t (k)")
+    for other in (shard.RocksStore[str, int], sqlite):
+        with consumer_of(cluster, application(other)) as consumer:
+            wait_until(lambda: codes(consumer) == {cpb.ReplicaStatus.FAILED})
+            texts = [error for each in consumer.list_shards() for error in each.status[0].errors]
+            assert all("files of JsonStore (state.json), and none of" in text for text in texts)
+            assert len(texts) == 2
+    with consumer_of(cluster, application(Kept.store)) as consumer:
+        consumer.wait_caught_up(TIMEOUT_S)
+        local = consumer._served.consumer.resolver.local
+        states = [local.get(each.spec.id).store.state for each in consumer.list_shards()]
+    assert sum(sum(state.values()) for state in states) == 100
+
+
 def test_a_consumer_that_loses_its_lease_says_so(cluster, caplog):
     consumer = consumer_of(cluster, Totals("losing"), suffix="losing")
     with consumer:
