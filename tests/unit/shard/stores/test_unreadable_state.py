@@ -172,7 +172,7 @@ def test_without_a_type_rows_are_read_as_json_and_a_state_is_refused(tmp_path, v
     store.destroy()
 
     # The handler has the set in its hands until a recovery makes it a list.
-    state = shard.JsonStore(tmp_path)
+    state = shard.JsonStore(tmp_path / "json")
     state.restore()
     state.state["a"] = value
     with pytest.raises(UnreadableStateError, match=r"JsonStore\[Totals\]"):
