@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import orjson
@@ -22,7 +22,12 @@ from gazette_sdk.protocol.selectors import parse_selector
 from gazette_sdk.protocol.shard_spec import recovery_log
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.generator import ShardGenerator
-from gazette_sdk.shard.application.sources import generated, source_selector
+from gazette_sdk.shard.application.sources import (
+    Existing,
+    existing_shards,
+    generated,
+    source_selector,
+)
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
@@ -108,9 +113,9 @@ class _Shards:
         self._client = client
         self._form = form
 
-    async def existing(self) -> Collection[str]:
-        """Return the ids of all shards."""
-        return {shard.spec.id for shard in (await self._client.list()).shards}
+    async def existing(self) -> Existing:
+        """Return all shards, with the journals that they read."""
+        return existing_shards(shard.spec for shard in (await self._client.list()).shards)
 
     async def create(self, specs: Sequence[cpb.ShardSpec]) -> None:
         """Create shards, and show them."""

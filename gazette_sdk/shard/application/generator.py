@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from gazette_sdk.errors import (
@@ -26,7 +26,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.selectors import format_selector, topic_hint
 from gazette_sdk.shard.application.application import Application
-from gazette_sdk.shard.application.sources import Generated, generated
+from gazette_sdk.shard.application.sources import Existing, Generated, generated
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import WatchedList
@@ -49,7 +49,7 @@ class ShardGenerator:
         application: the application.
         transport: transport to the journals.
         selector: selector of its source journals; None if it has none that are known.
-        existing: returns the ids of the shards that exist.
+        existing: returns the shards that exist, with the journals that they read.
         create: creates shards. It raises :class:`EtcdTransactionFailedError` if one exists.
         leads: returns True while this process is to create shards; by default always.
         until_changed: waits until `leads` or `existing` may return something else; by default
@@ -62,7 +62,7 @@ class ShardGenerator:
         transport: Transport,
         selector: pb.LabelSelector | None,
         *,
-        existing: Callable[[], Awaitable[Collection[str]]],
+        existing: Callable[[], Awaitable[Existing]],
         create: CreateShards,
         leads: Callable[[], bool] = lambda: True,
         until_changed: Callable[[], Awaitable[None]] | None = None,

@@ -1,14 +1,15 @@
 """Shards and recovery logs of the journals that an application reads. Pure.
 
 Each journal has one shard, named by the application and the journal, and each shard a recovery
-log with the replication and stores of its source. Nothing is changed that exists, and a journal
-that disappears deletes nothing.
+log with the replication and stores of its source. A journal that a shard of another name reads,
+such as one of a manifest, has its shard. Nothing is changed that exists, and a journal that
+disappears deletes nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
@@ -22,7 +23,9 @@ __all__ = [
     "HINT_PREFIX",
     "LOG_CONTENT_TYPE",
     "LOG_PREFIX",
+    "Existing",
     "Generated",
+    "existing_shards",
     "generated",
     "shard_id",
     "source_selector",
@@ -41,6 +44,10 @@ LOG_CONTENT_TYPE = "application/x-gazette-recoverylog"
 """Content type of recovery logs."""
 
 _ESCAPES = str.maketrans({"+": "+2B", "=": "+3D", "%": "+25"})
+
+
+Existing: TypeAlias = Collection[str] | Mapping[str, Collection[str]]
+"""Ids of the shards that exist; a mapping has the journals that each of them reads."""
 
 
 class Generated(NamedTuple):
@@ -74,26 +81,35 @@ def source_selector(application: Application[Any, Any]) -> pb.LabelSelector | No
     return application.source_selector
 
 
+def existing_shards(specs: Iterable[cpb.ShardSpec]) -> Mapping[str, Collection[str]]:
+    """Return the source journals of shards, by the ids of the shards."""
+    return {spec.id: {source.journal for source in spec.sources} for spec in specs}
+
+
 def generated(
     application: Application[Any, Any],
     journals: Iterable[pb.JournalSpec],
-    existing: Collection[str] = (),
+    existing: Existing = (),
 ) -> Generated:
     """Return the shards that journals want and that do not exist, with their recovery logs.
 
     Args:
         application: the application.
         journals: specs of the journals that its sources select.
-        existing: ids of shards that exist; their logs are not returned.
+        existing: shards that exist; neither they nor other ones of their sources are returned.
 
     Raises:
         ValidationError: the name of a journal is too long for an id or the name of a log.
     """
     name = application.full_name
     found = Generated([], [])
+    read: set[str] = set()
+    if isinstance(existing, Mapping):
+        read.update(*existing.values())
     for journal in sorted(journals, key=lambda spec: spec.name.encode()):
         is_log = value_of(journal.labels, CONTENT_TYPE) == LOG_CONTENT_TYPE
-        if is_log or not may_read(journal) or shard_id(name, journal.name) in existing:
+        has_shard = journal.name in read or shard_id(name, journal.name) in existing
+        if is_log or has_shard or not may_read(journal):
             continue
         spec = _shard(application, name, journal.name)
         validate_shard_spec(spec)

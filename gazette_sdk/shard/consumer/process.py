@@ -15,7 +15,7 @@ import asyncio
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,7 +35,7 @@ from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.generator import ShardGenerator
 from gazette_sdk.shard.application.handles import Process
-from gazette_sdk.shard.application.sources import source_selector
+from gazette_sdk.shard.application.sources import Existing, existing_shards, source_selector
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.endpoint_calls import EndpointCalls
@@ -258,8 +258,8 @@ class Consumer:
             self._id.suffix,
         )
 
-    async def _existing(self) -> Collection[str]:
-        return {item.id for item in self.keyspace.items()}
+    async def _existing(self) -> Existing:
+        return existing_shards(item.value for item in self.keyspace.items())
 
     async def _create(self, specs: Sequence[cpb.ShardSpec]) -> None:
         """Create shards, each only if there is none of its id.

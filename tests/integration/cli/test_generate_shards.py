@@ -73,6 +73,20 @@ def test_sources_are_given_where_none_are_declared(shards, topic):
     assert shards("generate").status == 1
 
 
+def test_a_journal_that_a_shard_of_another_name_reads_gets_no_second_one(shards, topic):
+    spec = f"shards: [{{id: by-hand, sources: [{{journal: {topic}/part-000}}]}}]\n"
+    document = f"common: {{max_txn_duration: 1s}}\n{spec}"
+    applied = shards("apply", stdin=document.encode())
+    assert applied.status == 0, applied.stderr
+    generate = ("generate", "applications:declared")
+    dry = shards(*generate, "--dry-run")
+    assert [each["id"] for each in yaml.safe_load(dry.text)["shards"]] == [
+        f"{topic}/{topic}/part-001"
+    ]
+    assert shards(*generate).status == 0
+    assert sorted(ids(shards)) == ["by-hand", f"{topic}/{topic}/part-001"]
+
+
 def test_later_partitions_get_shards_while_it_watches(shards, topic):
     tool = shards.tool
     arguments = ["shards", "generate", "applications:declared", "--watch"]

@@ -19,12 +19,18 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.journal_spec import validate_journal_spec
 from gazette_sdk.protocol.labels import label_set, value_of
 from gazette_sdk.protocol.shard_spec import validate_shard_id
 from gazette_sdk.shard.application import generator
 from gazette_sdk.shard.application.generator import ShardGenerator
-from gazette_sdk.shard.application.sources import generated, shard_id, source_selector
+from gazette_sdk.shard.application.sources import (
+    existing_shards,
+    generated,
+    shard_id,
+    source_selector,
+)
 from gazette_sdk.shard.stores.json_store import JsonStore
 
 
@@ -103,6 +109,18 @@ def test_stores_without_files_have_no_log():
     found = generated(application, [journal("orders/a")])
     assert found.logs == []
     assert found.shards[0].recovery_log_prefix == ""
+
+
+def test_a_journal_that_a_shard_of_another_id_reads_gets_no_second_one():
+    by_hand = cpb.ShardSpec(
+        id="by-hand",
+        sources=[cpb.ShardSpec.Source(journal=f"orders/{part}") for part in "ab"],
+    )
+    other = cpb.ShardSpec(id="totals/orders/c", sources=[cpb.ShardSpec.Source(journal="orders/x")])
+    journals = [journal(f"orders/{part}") for part in "abcd"]
+    found = generated(declared(), journals, existing_shards([by_hand, other]))
+    assert [spec.id for spec in found.shards] == ["totals/orders/d"]
+    assert [log.name for log in found.logs] == ["recovery/totals/orders/d"]
 
 
 def test_names_that_are_too_long_are_refused():

@@ -21,6 +21,7 @@ from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Authority, Capability, authority_for
 from gazette_sdk.protocol.selectors import parse_selector
 from gazette_sdk.shard import EmbeddedConsumer
+from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.transport import loop as sdk_loop
 from support import order_totals
 from support.order_totals import BY_CUSTOMER, BY_NAME, CUSTOMERS, create_journals, publish
@@ -212,6 +213,26 @@ def test_a_shard_whose_store_was_changed_fails_and_goes_on_with_the_store_that_i
         local = consumer._served.consumer.resolver.local
         states = [local.get(each.spec.id).store.state for each in consumer.list_shards()]
     assert sum(sum(state.values()) for state in states) == 100
+
+
+def test_a_journal_whose_shard_has_another_id_gets_no_second_one(cluster):
+    by_hand = cpb.ShardSpec(id="by-hand", sources=[cpb.ShardSpec.Source(journal="orders/part-000")])
+    by_hand.max_txn_duration.FromSeconds(1)
+    application = Totals("manual", hot_standbys=0)
+    application.sources = None
+    with consumer_of(cluster, application) as consumer:
+        change = cpb.ApplyRequest.Change(upsert=by_hand)
+        address = consumer.address
+
+        async def apply():
+            async with ShardClient(address) as client:
+                await client.apply(cpb.ApplyRequest(changes=[change]))
+
+        sdk_loop.run(apply(), TIMEOUT_S)
+    with consumer_of(cluster, Totals("manual", hot_standbys=0)) as consumer:
+        consumer.wait_caught_up(TIMEOUT_S)
+        ids = {each.spec.id for each in consumer.list_shards()}
+    assert ids == {"by-hand", "manual/orders/part-001"}
 
 
 def test_a_consumer_that_loses_its_lease_says_so(cluster, caplog):
