@@ -18,7 +18,7 @@
     ├── EtcdError                    Etcd failed or refused
     │   └── EtcdUnavailableError, EtcdCompactedError, LeaseLostError
     ├── FramingError                 bytes of a journal cannot be decoded as messages
-    │   └── DecodeError, DesyncError, TornFrameError
+    │   └── DecodeError, DesyncError, OversizedFrameError, TornFrameError
     ├── RecoveryError                a recovery log cannot be played back or continued
     ├── FencedError                  another process has taken over a shard
     ├── CheckpointMismatchError      a checkpoint is of an earlier journal of the same name
@@ -85,6 +85,7 @@ from gazette_sdk.errors.messages import (
     DesyncError,
     FramingError,
     MappingError,
+    OversizedFrameError,
     TornFrameError,
 )
 from gazette_sdk.errors.shards import (
@@ -134,6 +135,7 @@ __all__ = [
     "NotJournalBrokerError",
     "NotJournalPrimaryBrokerError",
     "OffsetNotYetAvailableError",
+    "OversizedFrameError",
     "ProposalMismatchError",
     "RecoveryError",
     "RegisterMismatchError",

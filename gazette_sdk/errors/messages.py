@@ -12,6 +12,7 @@ __all__ = [
     "DesyncError",
     "FramingError",
     "MappingError",
+    "OversizedFrameError",
     "TornFrameError",
 ]
 
@@ -61,6 +62,15 @@ class DesyncError(FramingError):
     ) -> None:
         super().__init__(message, journal=journal, offset=offset)
         self.skipped = skipped
+
+
+class OversizedFrameError(FramingError):
+    """A frame that is longer than readers take.
+
+    Remedy: publishers of this package refuse such messages; find the writer that does not.
+    ``Reader(on_error="skip")`` continues with the next frame. ``frame_bytes_max`` of the framing
+    raises the limit.
+    """
 
 
 class TornFrameError(FramingError):

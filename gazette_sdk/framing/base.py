@@ -14,8 +14,9 @@ from gazette_sdk.errors import FramingError
 
 __all__ = ["FRAME_BYTES_MAX", "Buffer", "Frames", "Framing"]
 
-FRAME_BYTES_MAX = 64 * 1024 * 1024
-"""Default of :attr:`Framing.frame_bytes_max`."""
+FRAME_BYTES_MAX = 64 << 20
+"""Limit of the length of a message with its framing: publishers refuse a longer one, and readers
+pass over it. Default of :attr:`Framing.frame_bytes_max`."""
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
 
@@ -68,9 +69,9 @@ class Framing(abc.ABC):
             between a message's class and payloads.
         header_bytes: length of a frame's header before the payload.
         trailer_bytes: length of a frame's trailer behind the payload.
-        frame_bytes_max: greatest length of a frame that is read. The end of a longer one is not
-            waited for: content that is no frame would fill memory. Set it on a class, or on a
-            framing that you register, to read longer messages.
+        frame_bytes_max: greatest length of a frame that is published and read. A longer one is
+            not kept in memory. Set it on a class, or on a framing that you register, in all
+            publishers and readers, to have longer messages.
         newline_delimited: True if a frame is its payload and a newline, and payloads hold no
             newline.
     """
@@ -110,6 +111,25 @@ class Framing(abc.ABC):
                 It only saves time.
             final: True if no more content follows. Remaining bytes are then reported as an error.
         """
+
+    def find_end(self, head: bytes, passed: int, buffer: Buffer) -> int | None:
+        """Return the index in ``buffer`` behind a frame that is too long to be kept.
+
+        The calls for a frame follow each other, with all of its content. A framing that does not
+        implement this, and is not newline-delimited, has readers that stop at such a frame.
+
+        Args:
+            head: the frame's first ``header_bytes``.
+            passed: number of its bytes before ``buffer``.
+            buffer: the content behind these.
+
+        Returns:
+            -1 if the end is not in ``buffer``; None if the end of such a frame cannot be found.
+        """
+        del head, passed
+        if not self.newline_delimited:
+            return None
+        return buffer.find(b"\n") + 1 or -1
 
     def encode_many(self, payloads: Iterable[bytes], out: bytearray) -> list[int]:
         """Append the frames of ``payloads``, and return the length of ``out`` after each.

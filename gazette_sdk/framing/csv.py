@@ -217,6 +217,23 @@ class _Stream(Csv):
         self._lines = 0
         self._scanner: _Scanner | None = None
         self._scanned_bytes = 0
+        # Of a record that is too long: the scanner, and its last bytes, which are not scanned yet.
+        self._passing = _Scanner()
+        self._unscanned = b""
+
+    def find_end(self, head: bytes, passed: int, buffer: Buffer) -> int:
+        """Return the index in ``buffer`` behind a record; -1 if it does not end there."""
+        del head
+        if not passed:
+            self._passing, self._scanner = self._scanner or _Scanner(), None
+            self._unscanned = b""
+        content = self._unscanned + buffer if self._unscanned else buffer
+        before = passed - len(self._unscanned)
+        is_whole = self._passing.scan(content, -before, final=False)
+        end = self._passing.at - before - len(self._unscanned) if is_whole else -1
+        self._lines += buffer.count(b"\n", 0, end if is_whole else len(buffer))
+        self._unscanned = bytes(content[self._passing.at - before :])
+        return end
 
     def cut(self, buffer: Buffer, *, searched: int = 0, final: bool = False) -> Frames:
         """Find all whole records behind the bytes that earlier cuts consumed."""

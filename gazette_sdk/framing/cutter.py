@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gazette_sdk.errors import FramingError, TornFrameError
+from gazette_sdk.errors import FramingError, OversizedFrameError, TornFrameError
 from gazette_sdk.framing.base import Buffer, Frames, Framing
 
 __all__ = ["Cut", "Cutter"]
@@ -28,13 +28,17 @@ class Cut:
 class Cutter:
     """Cutter of one journal's content into frames.
 
+    A frame that is too long is an error as soon as that is known. Its bytes are dropped up to its
+    end, if the framing finds that, and cutting continues behind it.
+
     Args:
         framing: the journal's framing.
         offset: begin of the content, at the boundary of a frame.
         frame_bytes_max: longer frames are an error; by default the framing's bound.
 
     Attributes:
-        offset: the journal's offset behind the last frame, to resume reading from.
+        offset: the journal's offset behind the last frame that is cut or passed, to resume
+            reading from.
     """
 
     def __init__(
@@ -46,14 +50,19 @@ class Cutter:
         self._pending: Buffer = b""
         self._searched = 0
         self._frame_bytes_max = frame_bytes_max or framing.frame_bytes_max
+        # Of a frame that is too long: its header, and the number of bytes that were dropped.
+        self._head = b""
+        self._passed = 0
 
     @property
     def pending_bytes(self) -> int:
         """Length of the incomplete frame at :attr:`offset`."""
-        return len(self._pending)
+        return self._passed + len(self._pending)
 
     def feed(self, *pieces: bytes) -> Cut:
         """Cut the next content, in pieces, and keep an incomplete frame for the next call."""
+        if self._passed:
+            return self._pass_over(b"".join(pieces))
         buffer: Buffer
         if isinstance(self._pending, bytearray):
             for piece in pieces:
@@ -67,6 +76,12 @@ class Cutter:
 
     def finish(self) -> Cut:
         """Cut the rest when the content has ended: an incomplete frame is an error."""
+        if self._passed:
+            error = TornFrameError(
+                f"unexpected EOF: {self._passed} bytes of a frame that is too long",
+                offset=self.offset,
+            )
+            return Cut(b"", Frames([], [], 0, error), self.offset)
         return self._cut(self._pending, final=True)
 
     def jump(self, offset: int) -> TornFrameError | None:
@@ -76,20 +91,22 @@ class Cutter:
             An error, if the deleted content begins inside a frame.
         """
         torn = None
-        if self._pending:
+        if self.pending_bytes:
             torn = TornFrameError(
-                f"content from offset {self.offset + len(self._pending)} to {offset} was deleted,"
+                f"content from offset {self.offset + self.pending_bytes} to {offset} was deleted,"
                 " within a frame",
                 offset=self.offset,
             )
         self._pending = b""
-        self._searched = 0
+        self._searched = self._passed = 0
         self._stream = self._framing.stream()
         self.offset = offset
         return torn
 
     def _cut(self, buffer: Buffer, *, final: bool) -> Cut:
         frames = self._stream.cut(buffer, searched=self._searched, final=final)
+        if len(buffer) > self._frame_bytes_max:
+            frames = self._up_to_oversized(frames)
         cut = Cut(buffer, frames, self.offset)
         if frames.error is not None and frames.error.offset is not None:
             frames.error.offset += self.offset
@@ -99,13 +116,48 @@ class Cutter:
             self._pending = buffer if isinstance(buffer, bytearray) else bytearray(buffer)
             self._searched = len(buffer)
             if len(buffer) > self._frame_bytes_max and frames.error is None:
-                frames.error = FramingError(
-                    f"a frame of more than {self._frame_bytes_max} bytes; if such messages are "
-                    f"legal, set {type(self._framing).__name__}.frame_bytes_max before reading",
-                    offset=self.offset,
-                )
+                frames.error = self._begin_oversized(buffer)
         else:
             self._pending = bytes(buffer[consumed:])
             self._searched = len(self._pending) if frames.error is None else 0
         self.offset += consumed
         return cut
+
+    # ---------------------------------------------------------- oversized frames
+
+    def _up_to_oversized(self, frames: Frames) -> Frames:
+        """Return the frames before the first that is too long, and the error of that."""
+        begins, ends = frames.begins, frames.ends
+        for index, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            if end - begin > self._frame_bytes_max:
+                return Frames(begins[:index], ends[:index], end, self._oversized(begin))
+        return frames
+
+    def _begin_oversized(self, buffer: Buffer) -> FramingError:
+        """Return the error of an incomplete frame that is too long, and drop its bytes."""
+        head = bytes(buffer[: self._framing.header_bytes])
+        if self._stream.find_end(head, 0, buffer) is None:
+            return FramingError(str(self._oversized(0)), offset=self.offset)
+        self._head = head
+        self._passed = len(buffer)
+        self._pending = b""
+        self._searched = 0
+        return self._oversized(self.offset)
+
+    def _oversized(self, offset: int) -> OversizedFrameError:
+        return OversizedFrameError(
+            f"a frame of more than {self._frame_bytes_max} bytes; if such messages are legal, set"
+            f" {type(self._framing).__name__}.frame_bytes_max before reading",
+            offset=offset,
+        )
+
+    def _pass_over(self, buffer: bytes) -> Cut:
+        """Drop the content of a frame that is too long, and cut what stands behind it."""
+        end = self._stream.find_end(self._head, self._passed, buffer)
+        assert end is not None, "the framing found no end before"
+        if end < 0:
+            self._passed += len(buffer)
+            return Cut(b"", Frames([], [], 0), self.offset)
+        self.offset += self._passed + end
+        self._passed = 0
+        return self._cut(buffer[end:], final=False)

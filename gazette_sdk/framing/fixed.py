@@ -32,6 +32,11 @@ class FixedProtobuf(Framing):
         out += _HEADER.pack(_MAGIC_WORD, len(payload))
         out += payload
 
+    def find_end(self, head: bytes, passed: int, buffer: Buffer) -> int:
+        """Return the index in ``buffer`` behind a frame; -1 if it does not end there."""
+        end = 8 + _HEADER.unpack(head)[1] - passed
+        return end if end <= len(buffer) else -1
+
     def cut(self, buffer: Buffer, *, searched: int = 0, final: bool = False) -> Frames:
         """Find all whole frames up to the end or to bytes that are no frame.
 

@@ -37,6 +37,9 @@ KEPT_BYTES_MAX = 64 << 20
 """Encoded messages of a batch which are kept until it is their turn. What is encoded beyond that,
 to see that it can be, is encoded once more when it is sent."""
 
+_STAMP_BYTES = 64
+"""More than the bytes of a UUID and of the punctuation around it."""
+
 
 def publish_batch(
     sender: Sender, messages: Any, mapping: AnyMapping | None, sequences: Sequences | None = None
@@ -365,10 +368,19 @@ class Slice:
                 message_type = types.pop()
                 kinds = [box.kind(message_type) for box in outboxes]
                 spliced = kinds[0].encode_many(messages)
+                if spliced is not None and self._may_be_oversized(spliced):
+                    self._check(messages)
         except ValidationError:
             self._check(messages)
             raise
         return spliced
+
+    def _may_be_oversized(self, spliced: Spliced) -> bool:
+        """Return True if a message is near the limit of frames, or above it."""
+        limit = min(box.frame_bytes_max for box in self.routed.outboxes)
+        limit -= len(spliced.prefix) + _STAMP_BYTES
+        lines = spliced.lines
+        return len(lines) > limit and max(map(len, lines.split(b"\n{"))) > limit
 
     def _check(self, messages: Sequence[Any]) -> int:
         """Encode each message for nothing, to find a bad one before any is published.

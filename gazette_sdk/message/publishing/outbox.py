@@ -31,6 +31,7 @@ class Outbox:
     Attributes:
         appender: of the journal.
         framing: its framing.
+        frame_bytes_max: greatest length of a frame, which readers take.
         is_lines: the framing is that of JSON lines.
         journal: name of the journal.
         kinds: adapters of the classes of messages that were published to it.
@@ -40,7 +41,7 @@ class Outbox:
         FramingError: the content type has no framing.
     """
 
-    __slots__ = ("appender", "framing", "is_lines", "journal", "kinds", "tail")
+    __slots__ = ("appender", "frame_bytes_max", "framing", "is_lines", "journal", "kinds", "tail")
 
     def __init__(self, appender: JournalAppender, content_type: str) -> None:
         self.appender = appender
@@ -52,6 +53,7 @@ class Outbox:
                 f"{self.journal}: {error}; {NO_FRAMING_REMEDY}", journal=self.journal
             ) from error
         self.tail = appender.queue.tail
+        self.frame_bytes_max = self.framing.frame_bytes_max
         self.is_lines = type(self.framing) is JsonLines
         self.kinds: dict[type, Kind[Any]] = {}
 
@@ -60,6 +62,7 @@ class Outbox:
 
         Raises:
             FramingError: it cannot be framed; nothing was added.
+            ValidationError: the frame is too long; nothing was added.
         """
         begin = len(content)
         try:
@@ -67,7 +70,22 @@ class Outbox:
         except BaseException:  # half a frame must not stay
             del content[begin:]
             raise
-        return len(content) - begin
+        length_bytes = len(content) - begin
+        if length_bytes > self.frame_bytes_max:
+            del content[begin:]
+            raise self.oversized(length_bytes)
+        return length_bytes
+
+    def oversized(self, length_bytes: int) -> ValidationError:
+        """Return the error of a frame that readers do not take."""
+        return ValidationError(
+            f"{self.journal}: a message of {length_bytes} bytes is longer than"
+            f" {self.frame_bytes_max} bytes, which readers take at most: publish it in parts, or"
+            " store it elsewhere and publish where; a longer"
+            f" {type(self.framing).__name__}.frame_bytes_max must be set in all readers, too",
+            kind="message",
+            journal=self.journal,
+        )
 
     def add_frames(
         self, frames: bytes, after: frozenset[AnyFuture] = frozenset()
@@ -95,7 +113,7 @@ class Outbox:
         """
         kind = self.kinds.get(type(message)) or self.kind(type(message))
         out = bytearray()
-        self.framing.encode(kind.encode(message, stamp), out)
+        self.encode(kind.encode(message, stamp), out)
         return bytes(out)
 
     def kind(self, message_type: type[Any]) -> Kind[Any]:

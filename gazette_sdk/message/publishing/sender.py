@@ -174,9 +174,11 @@ class Sender:
                 append = outbox.tail()
                 first = append.length_bytes
                 if outbox.is_lines and NEWLINE not in payload:
-                    # What JsonLines does, without the call: this is done for every message.
-                    append.content += payload + b"\n"
+                    # What encode() does, without the call: this is done for every message.
                     length_bytes = len(payload) + 1
+                    if length_bytes > outbox.frame_bytes_max:
+                        raise outbox.oversized(length_bytes)  # noqa: TRY301 - as above
+                    append.content += payload + b"\n"
                 else:
                     length_bytes = outbox.encode(payload, append.content)
                 append.length_bytes = last = first + length_bytes

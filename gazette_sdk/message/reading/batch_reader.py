@@ -289,7 +289,7 @@ class BatchReader(Generic[T]):
         self._feed(journal, decoder)
 
     def _raise_or_skip(self, error: FramingError) -> None:
-        # A plain FramingError has no end, and cannot be skipped.
+        # The end of what a plain FramingError is about is not known: it cannot be skipped.
         if self._on_error == "raise" or type(error) is FramingError:
             raise error
         if self._on_error == "skip":

@@ -12,6 +12,7 @@ from gazette_sdk.errors import (
     DecodeError,
     DesyncError,
     FramingError,
+    OversizedFrameError,
     TornFrameError,
     ValidationError,
 )
@@ -184,7 +185,7 @@ class ContentDecoder(abc.ABC, Generic[T]):
                 journal=self.journal,
                 offset=offset,
             )
-        for kind in (TornFrameError, DecodeError):
+        for kind in (TornFrameError, DecodeError, OversizedFrameError):
             if isinstance(error, kind):
                 return kind(f"{text}; {_REMEDY}", journal=self.journal, offset=offset)
         return FramingError(f"{text}; {_REMEDY}", journal=self.journal, offset=offset)

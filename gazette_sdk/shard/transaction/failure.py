@@ -118,7 +118,8 @@ class DeadLetter(JsonMessage):
         journal: journal of the record.
         offset: offset of its first byte.
         error: exception of the handler.
-        record: the record, as JSON; None of content that is no message.
+        record: the record, as JSON; None of content that is no message, and of a record that is too
+            long for a letter.
     """
 
     journal: str
@@ -194,8 +195,14 @@ class BadRecords:
         record = envelope.journal, envelope.begin
         if isinstance(self._on_error, DeadLetters):
             refusal = self._refusals[record]
+            letters = direct(self._on_error.journal)
             letter = DeadLetter(*record, refusal.error, refusal.record)
-            txn.publish(letter, mapping=direct(self._on_error.journal))
+            try:
+                txn.publish(letter, mapping=letters)
+            except ValidationError as error:
+                # With its letter around it, a long record is longer than messages may be.
+                text = f"{refusal.error} (without the record: {error})"
+                txn.publish(DeadLetter(*record, text, None), mapping=letters)
         self._left_out.add(record)
 
     @property

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gazette_sdk.errors import DesyncError, FramingError, TornFrameError
+from gazette_sdk.errors import DesyncError, FramingError, OversizedFrameError, TornFrameError
 from gazette_sdk.framing import Csv, Cutter, FixedProtobuf, Framing, JsonLines, json_lines
 from gazette_sdk.testing.framings import read_through
 
@@ -96,8 +96,86 @@ def test_a_frame_longer_than_the_limit_is_an_error_with_its_offset():
     cutter = Cutter(JsonLines(), 70, frame_bytes_max=100)
     assert cutter.feed(b"{}\n" + b"x" * 90).frames.error is None
     error = cutter.feed(b"y" * 90).frames.error
-    assert type(error) is FramingError
+    assert type(error) is OversizedFrameError
     assert error.offset == 73
+    assert cutter.offset == 73, "a reader that stops here begins at the frame again"
+
+
+LIMIT = 50
+SIZES = st.lists(st.integers(0, 2 * LIMIT) | st.integers(LIMIT - 12, LIMIT + 4), max_size=12)
+
+
+@given(SIZES, PLACES, st.integers(0, 1 << 40), st.sampled_from([b"x", b'""', b"\n", b",", b"\r"]))
+@pytest.mark.parametrize("framing", [JsonLines(), FixedProtobuf(), Csv()], ids=lambda f: f.form)
+def test_frames_that_are_too_long_are_passed_over(framing, sizes, places, offset, text):
+    stream, expected, oversized = bytearray(), [], []
+    for size in sizes:
+        if framing.form == "csv":
+            payload = b'"a%b",b' % (text * (size // len(text)))
+        else:
+            payload = b"{%b}" % (b"x" * size)
+        begin = len(stream)
+        framing.encode(payload, stream)
+        found = expected if len(stream) - begin <= LIMIT else oversized
+        found.append((offset + begin, offset + len(stream)))
+    cutter = Cutter(framing, offset, frame_bytes_max=LIMIT)
+    frames, errors = [], []
+    for chunk in cuts_of(bytes(stream), places):
+        fed: bytes | None = chunk
+        while fed is not None:
+            cut = cutter.feed(fed)
+            assert cutter.pending_bytes <= len(stream)
+            frames += [
+                (cut.offset + begin, cut.offset + end)
+                for begin, end in zip(cut.frames.begins, cut.frames.ends, strict=True)
+            ]
+            fed = None
+            if cut.frames.error is not None:
+                assert type(cut.frames.error) is OversizedFrameError
+                errors.append(cut.frames.error.offset)
+                fed = b""
+    last = cutter.finish()
+    assert (len(last.frames), last.frames.error) == (0, None)
+    assert frames == expected
+    assert errors == [begin for begin, _ in oversized]
+    assert cutter.offset == offset + len(stream)
+
+
+@pytest.mark.parametrize("framing", [JsonLines(), FixedProtobuf(), Csv()], ids=lambda f: f.form)
+def test_a_frame_that_is_too_long_and_not_complete_is_torn_at_its_begin(framing):
+    stream = bytearray()
+    framing.encode(b'"%b"' % (b"x" * 2 * LIMIT), stream)
+    cutter = Cutter(framing, 70, frame_bytes_max=LIMIT)
+    assert type(cutter.feed(bytes(stream[:-5])).frames.error) is OversizedFrameError
+    assert cutter.feed(b"").frames.error is None
+    torn = cutter.finish().frames.error
+    assert type(torn) is TornFrameError
+    assert (torn.offset, cutter.offset) == (70, 70)
+    assert len(cutter.feed(bytes(stream[-5:]) + stream[:0]).frames) == 0
+    assert cutter.offset == 70 + len(stream)
+    assert cutter.feed(stream[:10] if framing.form == "protobuf" else b'"x"\n').frames.error is None
+
+
+def test_a_frame_that_is_too_long_and_deleted_in_parts_is_torn():
+    cutter = Cutter(JsonLines(), 70, frame_bytes_max=LIMIT)
+    assert cutter.feed(b"x" * 100).frames.error is not None
+    torn = cutter.jump(1000)
+    assert torn is not None
+    assert "offset 170 to 1000 was deleted" in str(torn)
+    assert len(cutter.feed(b"{}\n").frames) == 1
+    assert cutter.offset == 1003
+
+
+def test_a_framing_that_finds_no_ends_of_long_frames_stops_at_them():
+    class Own(FixedProtobuf):
+        def find_end(self, head, passed, buffer):
+            return Framing.find_end(self, head, passed, buffer)
+
+    cutter = Cutter(Own(), frame_bytes_max=LIMIT)
+    content = MAGIC + b"\xff\xff\x00\x00" + b"x" * LIMIT
+    assert type(cutter.feed(content).frames.error) is FramingError
+    assert type(cutter.feed(b"x").frames.error) is FramingError
+    assert cutter.offset == 0
 
 
 @pytest.mark.parametrize("framing", [JsonLines(), FixedProtobuf(), Csv()])

@@ -26,7 +26,9 @@ from gazette_sdk.errors import (
     DecodeError,
     FragmentNotFoundError,
     GazetteError,
+    OversizedFrameError,
 )
+from gazette_sdk.framing import Framing
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_spark import range_read
 from gazette_spark.batch import GazetteBatchReader
@@ -74,6 +76,27 @@ def test_corrupt_records_are_kept_in_their_column_or_dropped_or_an_error(
     text = message_of(raised.value)
     assert f"a/part: the message at offset {first} cannot" in text
     assert next((corrupted / "a/part").iterdir()).name in text
+    assert "mode=PERMISSIVE" in text
+
+
+@pytest.mark.parametrize("isolation", ["committed", "uncommitted"])
+def test_records_that_are_too_long_are_corrupt_ones(
+    tmp_path: Path, isolation: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(Framing, "frame_bytes_max", 200)
+    content = GOOD[0] + b'{"n":3,"pad":"%b"}\n' % (b"x" * (1 << 20)) + GOOD[1]
+    store_fragment(tmp_path, fragment_of("a/part", 0, content), content)
+    rows = batch_rows(tmp_path, CORRUPT, isolation=isolation, mode="PERMISSIVE")
+    assert sorted(row["n"] for row in rows if row["n"]) == [1, 2]
+    (corrupt,) = [row for row in rows if not row["n"]]
+    assert corrupt["_offset"] == len(GOOD[0])
+    assert "a frame of more than 200 bytes" in corrupt["_corrupt_record"]
+    dropped = batch_rows(tmp_path, CORRUPT, isolation=isolation, mode="DROPMALFORMED")
+    assert [row["n"] for row in dropped] == [1, 2]
+    with pytest.raises(OversizedFrameError) as raised:
+        batch_rows(tmp_path, CORRUPT, isolation=isolation)
+    text = message_of(raised.value)
+    assert f"a/part: offset {len(GOOD[0])}: a frame of more than 200 bytes" in text
     assert "mode=PERMISSIVE" in text
 
 

@@ -5,14 +5,19 @@ from __future__ import annotations
 from operator import itemgetter
 
 import msgspec
+import pyarrow as pa
 import pytest
 
-from gazette_sdk import Publisher
+from gazette_sdk import Publisher, Reader
 from gazette_sdk.errors import (
     FramingError,
     MappingError,
     ValidationError,
 )
+from gazette_sdk.framing import Framing, JsonLines
+from gazette_sdk.framing.base import FRAME_BYTES_MAX
+from gazette_sdk.message import CsvRecord
+from support.protobuf_messages import Gram
 from support.published import TO, WAIT_S, Own, bare
 
 
@@ -82,3 +87,76 @@ def test_a_batch_is_refused_by_journals_without_framing(transport):
         pytest.raises(FramingError, match="a/journal: unrecognized"),
     ):
         publisher.publish_batch([{"n": 1}])
+
+
+LIMIT = 300
+PAD = "x" * 400
+
+
+def published_by(publisher: Publisher, how: str, messages: list) -> None:
+    if how == "publish":
+        for message in messages:
+            publisher.publish(message).result(WAIT_S)
+    elif how == "batch":
+        publisher.publish_batch(messages).result(WAIT_S)
+    elif how == "columns":
+        publisher.publish_batch(pa.Table.from_pylist(messages)).result(WAIT_S)
+    else:
+        with publisher.transaction() as txn:
+            if how == "transaction":
+                for message in messages:
+                    txn.publish(message)
+            else:
+                txn.publish_batch(messages)
+
+
+HOWS = ["publish", "batch", "transaction", "batch of a transaction"]
+KINDS = {
+    "dict": ("application/x-ndjson", lambda text: {"text": text}),
+    "dataclass": ("application/x-ndjson", Own),
+    "protobuf": ("application/x-protobuf-fixed", lambda text: Gram(text=text)),
+    "csv": ("text/csv", lambda text: CsvRecord(["", text])),
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "content_type", "make"),
+    [
+        pytest.param(how, *kind, id=f"{name}, {how}")
+        for name, kind in KINDS.items()
+        for how in [*HOWS, *(["columns"] if name == "dict" else [])]
+    ],
+)
+def test_a_message_is_as_long_as_readers_take_at_most(
+    transport, monkeypatch, how, content_type, make
+):
+    monkeypatch.setattr(Framing, "frame_bytes_max", LIMIT)
+    transport.create("a/journal", content_type=content_type)
+    with Publisher(TO, transport=transport) as publisher:
+        with pytest.raises(ValidationError, match=f"a/journal: .* than {LIMIT} bytes, which read"):
+            published_by(publisher, how, [make(PAD)])
+        publisher.publish(make("")).result(WAIT_S)
+        longest = LIMIT - len(transport.content_of("a/journal"))
+        before = len(transport.content_of("a/journal"))
+        if content_type == "application/x-protobuf-fixed":
+            longest -= 3  # tag and length of the text
+        published_by(publisher, how, [make("x" * longest)])
+        assert transport.content_of("a/journal")[before:].count(b"x" * longest) == 1
+        before = len(transport.content_of("a/journal"))
+        with pytest.raises(ValidationError, match=f"message of {LIMIT + 1} bytes") as caught:
+            published_by(publisher, how, [make("x" * (longest + 1))])
+        assert caught.value.journal == "a/journal"
+        assert len(transport.content_of("a/journal")) == before, "nothing of it is written"
+        if "batch" in how or how == "columns":
+            with pytest.raises(ValidationError, match="message 1 of the batch: a/journal"):
+                published_by(publisher, how, [make("short"), make("x" * (longest + 1))])
+            assert len(transport.content_of("a/journal")) == before
+
+
+def test_a_longer_limit_is_that_of_the_framing(transport, monkeypatch):
+    monkeypatch.setattr(JsonLines, "frame_bytes_max", 1 << 30)
+    transport.create("a/journal")
+    with Publisher(TO, transport=transport) as publisher:
+        publisher.publish({"pad": "x" * FRAME_BYTES_MAX}).result(WAIT_S)
+    (found,) = Reader(dict, name="a/journal", transport=transport)
+    assert len(found.message["pad"]) == FRAME_BYTES_MAX

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from itertools import islice
 
+import pyarrow as pa
 import pytest
 
 from gazette_sdk import Reader
@@ -13,9 +14,10 @@ from gazette_sdk.errors import (
     DesyncError,
     FramingError,
     GazetteError,
+    OversizedFrameError,
     TornFrameError,
 )
-from gazette_sdk.framing import Framing, framing_for
+from gazette_sdk.framing import Framing, JsonLines, framing_for
 from gazette_sdk.message.flags import CONTINUE_TXN
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.memory_transport import MemoryTransport
@@ -217,9 +219,60 @@ def test_a_frame_torn_by_a_jump_is_passed_over():
 
 def test_a_frame_without_end_cannot_be_passed_over(monkeypatch):
     monkeypatch.setattr(Framing, "frame_bytes_max", 10)
+    monkeypatch.setattr(JsonLines, "find_end", lambda *_: None)
     reader = Reader(dict, name="a/journal", transport=transport_of(b"x" * 100), on_error="skip")
     with pytest.raises(FramingError, match="more than 10 bytes"):
         numbers(reader)
+
+
+@pytest.fixture
+def oversized() -> History:
+    """Transactions with messages that are too long within, between and behind them."""
+    history = History()
+    for n in range(3):
+        history.content += b'{"n":%b}\n' % (b"1" * (100 << n))
+        history.pending(1)
+        history.content += frame(7, 3, TICK, CONTINUE_TXN)[:-2] + b',"pad":"%b"}\n' % (b"x" * 999)
+        history.outside(2)
+    history.ack(1)
+    history.content += frame(8, 4, TICK)[:-2] + b',"pad":"%b"}\n' % (b"x" * 100)
+    return history
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 128, 1 << 20])
+@pytest.mark.parametrize("isolation", ["committed", "uncommitted"])
+def test_frames_that_are_too_long_are_passed_over(
+    monkeypatch, oversized, isolation, chunk_bytes, caplog
+):
+    monkeypatch.setattr(Framing, "frame_bytes_max", 99)
+    transport = transport_of(oversized.content, chunk_bytes)
+    options = {"name": "a/journal", "transport": transport, "isolation": isolation, "ring_size": 1}
+    reader = Reader(dict, on_error="skip", **options)
+    expected = oversized.committed() if isolation == "committed" else [0, 1, 2, 3, 4, 5, 6]
+    assert numbers(reader) == expected
+    assert reader.offsets == {"a/journal": len(oversized.content)}
+    assert caplog.text.count("a frame of more than 99 bytes") == 7
+    judged = []
+    assert numbers(Reader(dict, on_error=judged.append, **options)) == expected
+    assert [type(error) for error in judged] == [OversizedFrameError] * 7
+    reader = Reader(dict, **options)
+    with pytest.raises(
+        OversizedFrameError,
+        match=r"^a/journal: offset 0: a frame of more than 99 bytes; .*JsonLines\.frame_bytes_max"
+        r".* on_error='skip' or from an offset",
+    ):
+        numbers(reader)
+    assert reader.offsets == {"a/journal": 0}
+
+
+def test_columns_pass_over_frames_that_are_too_long(monkeypatch, oversized):
+    monkeypatch.setattr(Framing, "frame_bytes_max", 99)
+    reader = Reader(
+        dict, name="a/journal", transport=transport_of(oversized.content, 7), on_error="skip"
+    )
+    batches = reader.arrow(pa.schema([("n", pa.int64())]))
+    found = [n for batch in batches for n in batch.column("n").to_pylist()]
+    assert found == oversized.committed()
 
 
 def test_a_clock_that_runs_backwards_drops_what_was_committed_already():

@@ -16,8 +16,10 @@ from gazette_sdk.errors import (
     DeadlineExceededError,
     DecodeError,
     JournalNotFoundError,
+    OversizedFrameError,
     UnavailableError,
 )
+from gazette_sdk.framing import Framing
 from gazette_sdk.message.flags import ACK_TXN
 from gazette_sdk.message.reading import delivery
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
@@ -405,3 +407,27 @@ def test_an_input_that_follows_waits_for_brokers_to_be_reached(monkeypatch, capl
     failures.append(UnavailableError("no broker"))
     with pytest.raises(UnavailableError):
         on_loop(read(follows=False))
+
+
+def test_messages_that_are_too_long_are_passed_over_where_bad_ones_are(monkeypatch):
+    monkeypatch.setattr(Framing, "frame_bytes_max", 100)
+    history = History()
+    history.pending(1)
+    history.content += b'{"pad":"%b"}\n' % (b"x" * 5000)
+    history.outside(2)
+    history.ack(1)
+
+    async def read(judge):
+        source = input_of(served(history), ring_size=1)
+        source.on_undecodable = judge
+        return numbers(await rest_of(source)), source.checkpoint()
+
+    judged = []
+    found, checkpoint = on_loop(read(judged.append))
+    assert found == [1, 0]
+    assert checkpoint.offsets == {"a/journal": len(history.content)}
+    assert [(type(error), error.offset) for error in judged] == [
+        (OversizedFrameError, history.messages[0].end)
+    ]
+    with pytest.raises(OversizedFrameError, match=r"a/journal: offset .* more than 100 bytes"):
+        on_loop(read(None))

@@ -18,12 +18,19 @@ from gazette_sdk.errors import (
     ConfigurationError,
     UnavailableError,
     UnreadableStateError,
+    ValidationError,
 )
+from gazette_sdk.message.envelope import Envelope
 from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.shard.stores.json_store import JsonStore
-from gazette_sdk.shard.transaction.failure import DeadLetter, HandlerFailedError, HookFailedError
+from gazette_sdk.shard.transaction.failure import (
+    BadRecords,
+    DeadLetter,
+    HandlerFailedError,
+    HookFailedError,
+)
 from gazette_sdk.shard.transaction.runner import Runner
 from gazette_sdk.shard.transaction.steps import CommitStep
 from gazette_sdk.testing.commit_faults import CrashAt, InjectedCrashError
@@ -340,6 +347,23 @@ def test_each_bad_record_has_one_dead_letter(batch_count, is_async):
     rest = [message for message in found.published if isinstance(message, Total)]
     assert rest == run_handler(declared(), [m for m in MIXED if m.customer != "x"]).published
     assert found.state == {"a": 3, "b": 6}
+
+
+def test_the_dead_letter_of_a_record_that_is_too_long_for_one_is_without_it():
+    published = []
+
+    class Transaction:
+        def publish(self, letter, mapping):
+            if letter.record is not None:
+                raise ValidationError("too long")
+            published.append(letter)
+
+    bad = BadRecords(shard.dead_letters("orders/rejected"))
+    envelope = Envelope("orders/part", 7, 9, Order("x", 1), None)
+    bad.add(HandlerFailedError(envelope, ValueError("no x")))
+    bad.leave_out(Transaction(), envelope)
+    text = "ValueError: no x (without the record: too long)"
+    assert published == [DeadLetter("orders/part", 7, text, None)]
 
 
 @pytest.mark.parametrize(
