@@ -80,6 +80,7 @@ class Options:
         corrupt_column: column of content that is no message, in the mode ``PERMISSIVE``.
         bytes_per_trigger_max: content that a micro-batch reads, in bytes; None for no limit.
         fails_on_data_loss: a stream fails if content is gone that it did not read.
+        time_zone: zone of this machine, the driver, which a session has that sets none.
     """
 
     url: str
@@ -95,6 +96,7 @@ class Options:
     corrupt_column: str
     bytes_per_trigger_max: int | None
     fails_on_data_loss: bool
+    time_zone: str
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> Options:
@@ -139,6 +141,7 @@ class Options:
                 "failOnDataLoss", options.get("failondataloss", "true").lower(), ("true", "false")
             )
             == "true",
+            time_zone=_local_zone(),
         )
 
     def message_type(self, journal: str, content_type: str) -> type[Any]:
@@ -158,6 +161,12 @@ class Options:
                 f"gazette: {journal} holds {content_type}; give the option message=module:Class"
             )
         return dict if form == "json" else list
+
+
+def _local_zone() -> str:
+    """Return the name of this machine's time zone, as Java finds it; UTC if it has none."""
+    name = os.environ.get("TZ", "").lstrip(":") or os.path.realpath("/etc/localtime")
+    return name.rpartition("zoneinfo/")[2] if not name.startswith("/etc/") else "UTC"
 
 
 def load_message(spec: str, *, needs_uuid: bool = True) -> type[Any]:

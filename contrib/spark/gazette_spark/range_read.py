@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -154,9 +156,11 @@ class _Columns:
         self._options = options
         self._part = part
         self._requested: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+        # Text without a zone is a time of the session's.
+        in_session: pa.Schema = to_arrow_schema(schema, timezone=_session_zone(options))
         self._made = {_LABELS, options.corrupt_column}
         self._by_time = options.begin.time is not None or options.end.time is not None
-        fields = [field for field in self._requested if field.name not in self._made]
+        fields = [field for field in in_session if field.name not in self._made]
         names = {field.name for field in fields}
         if self._by_time and _TIME.name not in names:
             fields.append(_TIME)
@@ -207,7 +211,7 @@ class _Columns:
         arrays = [
             pa.repeat(pa.scalar(made.get(field.name), type=field.type), batch.num_rows)
             if field.name in self._made
-            else batch.column(field.name)
+            else _of_type(batch.column(field.name), field.type)
             for field in self._requested
         ]
         return self._batch(arrays, batch.num_rows)
@@ -254,6 +258,36 @@ class _Columns:
         if end is not None:
             keep = pc.and_(keep, pc.less(times, _scalar(end, times.type)))
         return batch.filter(keep)
+
+
+def _of_type(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column in UTC, if it has the session's time zone."""
+    return array if array.type == kind else array.cast(kind)
+
+
+def _session_zone(options: Options) -> str:
+    """Return the time zone of the session of a task, as Arrow names it.
+
+    Raises:
+        ConfigurationError: there is no such zone.
+    """
+    task = TaskContext.get()
+    set_zone = task and task.getLocalProperty("spark.sql.session.timeZone")
+    zone = set_zone or options.time_zone
+    offset = re.fullmatch(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::(\d{2}))?", zone)
+    if offset is not None:
+        sign, hours, minutes = offset.groups()
+        return f"{sign}{int(hours):02}:{minutes or '00'}"
+    if zone in {"Z", "UT", "GMT", "GMT0"}:
+        return "UTC"
+    try:
+        pc.assume_timezone(pa.scalar(0, pa.timestamp("s")), zone)
+    except pa.ArrowInvalid as error:
+        raise ConfigurationError(
+            f"gazette: the session's time zone {zone!r} is not known to Python; set"
+            " spark.sql.session.timeZone to a region, such as Europe/Berlin, or to UTC"
+        ) from error
+    return zone
 
 
 def _text_of(error: GazetteError) -> str:

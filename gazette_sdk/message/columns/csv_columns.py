@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
 from gazette_sdk.framing import Frames
 from gazette_sdk.framing.base import Buffer
+from gazette_sdk.message.columns.conversion import timestamps
 from gazette_sdk.message.columns.json_columns import matrix_of
 from gazette_sdk.message.columns.metadata import MISFITS, data_fields, text_column
 from gazette_sdk.message.sequencing.run import Stamps, parse_text_uuids
@@ -46,7 +48,11 @@ class CsvColumns:
         if found < len(names):
             return None
         names += [f"\0{at}" for at in range(len(names), found)]
-        types = {_UUID: pa.string(), **{field.name: field.type for field in fields}}
+        parsed = {
+            field.name: pa.string() if pa.types.is_timestamp(field.type) else field.type
+            for field in fields
+        }
+        types = {_UUID: pa.string(), **parsed}
         try:
             table = pcsv.read_csv(
                 pa.BufferReader(content),
@@ -67,6 +73,12 @@ class CsvColumns:
             return None
         columns = {name: table.column(name).combine_chunks() for name in types}
         uuids = columns.pop(_UUID)
+        try:
+            for field in fields:
+                if pa.types.is_timestamp(field.type):
+                    columns[field.name] = _cast(columns[field.name], field.type)
+        except pa.ArrowInvalid:
+            return None
         texts = matrix_of(uuids)
         stamps = parse_text_uuids(texts) if texts is not None else None
         if texts is None or stamps is None:
@@ -91,8 +103,15 @@ class CsvColumns:
                 ) from None
             if not pa.types.is_string(field.type):
                 texts = [text or None for text in texts]
-            columns[field.name] = pa.array(texts, type=pa.string()).cast(field.type)
+            columns[field.name] = _cast(pa.array(texts, type=pa.string()), field.type)
         return columns
+
+
+def _cast(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return texts as a type; of a timestamp, an empty one is null."""
+    if pa.types.is_timestamp(kind):
+        return timestamps(pc.if_else(pc.equal(texts, ""), None, texts), kind)
+    return texts.cast(kind)
 
 
 def _field_count(record: bytes) -> int:

@@ -102,7 +102,8 @@ class JsonColumns:
             or holds_required(fields)  # which acknowledgements lack
         )
         # Without any field lines are parsed nevertheless: they may be no objects.
-        self._fields = pa.schema(list(map(parsed_field, fields)) or [pa.field("_", pa.null())])
+        self._wanted = pa.schema(fields or [pa.field("_", pa.null())])
+        self._fields = pa.schema(list(map(parsed_field, self._wanted)))
         # A column of the UUID's own key is parsed like any other.
         self._place = None if key in names else UuidPlace(key, 2)
         is_parsed = all(is_parsed_by_arrow(field.type, bytes_form) for field in self._fields)
@@ -194,10 +195,7 @@ class JsonColumns:
         return found, None
 
     def _columns_of(self, table: pa.Table) -> dict[str, Any]:
-        return {
-            field.name: converted(_array(table.column(field.name)), field.type)
-            for field in self._data_fields
-        }
+        return {field.name: _array(table.column(field.name)) for field in self._data_fields}
 
     # ----------------------------------------------------------------- columns
 
@@ -209,7 +207,7 @@ class JsonColumns:
             good, cause = first_misfit(
                 len(lines), lambda start, stop: self._table(lines.part(start, stop)), error
             )
-        best = self._table(lines.part(0, good)) if good else self._fields.empty_table()
+        best = self._table(lines.part(0, good)) if good else self._wanted.empty_table()
         return best, cause
 
     def _table(self, lines: Lines) -> pa.Table:
@@ -225,7 +223,13 @@ class JsonColumns:
         if table.num_rows != len(lines):
             raise ValueError("a line holds more than one object")
         _check_utf8(lines.block)  # pyarrow does not
-        return table
+        if self._fields.types == self._wanted.types:
+            return table
+        columns = [
+            converted(_array(column), field.type)
+            for column, field in zip(table.columns, self._wanted, strict=True)
+        ]
+        return pa.Table.from_arrays(columns, schema=self._wanted)
 
     def _parsed(self, content: bytes | bytearray | memoryview) -> pa.Table:
         """Return the table of well-formed lines."""

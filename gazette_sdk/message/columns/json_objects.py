@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeAlias, TypedDict
 import msgspec
 import pyarrow as pa
 
+from gazette_sdk.message.kinds.json_lines import holds_long_times, time_cutter
+
 __all__ = ["BytesForm", "JsonObjects", "is_parsed_by_arrow"]
 
 BytesForm: TypeAlias = Literal["utf8", "base64", "hex"]
@@ -57,6 +59,7 @@ class JsonObjects:
         self._schema = schema
         row = _typed_dict([(field.name, field.type) for field in schema], bytes_form)
         self._decode = msgspec.json.Decoder(row, dec_hook=_decoded_bytes).decode_lines
+        self._cut_times = time_cutter(row)
 
     def table(self, block: bytes | bytearray | memoryview) -> pa.Table:
         """Return the table of lines, without blank ones.
@@ -66,6 +69,8 @@ class JsonObjects:
             ValueError: a line is no object, or a value does not fit its column.
         """
         try:
+            if self._cut_times is not None and holds_long_times(block, 0, len(block)):
+                block = b"\n".join(map(self._cut_times, bytes(block).split(b"\n")))
             objects = self._decode(block)
         except msgspec.DecodeError as error:
             raise ValueError(str(error)) from error
@@ -120,14 +125,15 @@ _ANNOTATIONS: list[tuple[Callable[[pa.DataType], bool], Any]] = [
     (pa.types.is_floating, float | None),
     (pa.types.is_string, str | None),
     (pa.types.is_large_string, str | None),
-    (pa.types.is_timestamp, dt.datetime | int | None),
-    (pa.types.is_date, dt.date | int | None),
-    (pa.types.is_time, dt.time | int | None),
-    (pa.types.is_duration, dt.timedelta | int | None),
+    (pa.types.is_timestamp, dt.datetime | None),
+    (pa.types.is_date, dt.date | None),
+    (pa.types.is_time, dt.time | None),
+    (pa.types.is_duration, dt.timedelta | None),
     (pa.types.is_decimal, decimal.Decimal | None),
     (pa.types.is_null, None),
 ]
-"""Annotations of plain types. Times may be numbers, in the unit of their type."""
+"""Annotations of plain types. Times are texts, as readers of classes take them: of a number the
+unit is not known."""
 
 
 def _decoded_bytes(kind: type, text: object) -> bytes:

@@ -19,6 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gazette_sdk.message.columns.conversion import timestamps
+
 __all__ = ["sliced_columns"]
 
 Block = bytes | bytearray | memoryview
@@ -212,7 +214,7 @@ def _values(block: Block, slot: _Slot) -> pa.Array:
 def _column(values: pa.Array, slot: _Slot, kind: pa.DataType | None) -> pa.Array | None:
     """Return values as a column of a type, if there is one; None if they need a parser."""
     if slot.is_text:
-        return values if pa.types.is_string(kind) else None
+        return _texts(values, kind)
     if (slot.ends <= slot.begins).any():
         return None
     if _are_numbers(values):
@@ -220,6 +222,16 @@ def _column(values: pa.Array, slot: _Slot, kind: pa.DataType | None) -> pa.Array
     truths = pc.equal(values, "true")
     are_truths = pc.all(pc.or_(truths, pc.equal(values, "false"))).as_py()
     return truths if are_truths and (kind is None or pa.types.is_boolean(kind)) else None
+
+
+def _texts(values: pa.Array, kind: pa.DataType | None) -> pa.Array | None:
+    """Return texts as a column of a type; None if one of them does not fit."""
+    if pa.types.is_timestamp(kind):
+        try:
+            return timestamps(values, kind)
+        except pa.ArrowInvalid:
+            return None
+    return values if pa.types.is_string(kind) else None
 
 
 def _numbers(values: pa.Array, kind: pa.DataType) -> pa.Array | None:

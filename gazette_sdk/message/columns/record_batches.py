@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.message.columns.rows import Row, Rows, gathered
@@ -163,7 +164,7 @@ def checked_schema(schema: Any) -> pa.Schema:
     """Return a schema from an argument of ``pyarrow.schema``.
 
     Raises:
-        ConfigurationError: it is no schema, or has no columns, or a column twice.
+        ConfigurationError: it is no schema, or has no columns, a column twice, or an unknown zone.
     """
     try:
         found = schema if isinstance(schema, pa.Schema) else pa.schema(schema)
@@ -176,4 +177,19 @@ def checked_schema(schema: Any) -> pa.Schema:
         raise ConfigurationError(
             f"the schema names {min(twice)!r} twice" if twice else "the schema is empty"
         )
+    for field in found:
+        _check_zone(field.name, field.type)
     return found
+
+
+def _check_zone(column: str, kind: pa.DataType) -> None:
+    for at in range(kind.num_fields):
+        _check_zone(column, kind.field(at).type)
+    if pa.types.is_timestamp(kind) and kind.tz:
+        try:
+            pc.assume_timezone(pa.scalar(0, pa.timestamp("s")), kind.tz)
+        except pa.ArrowInvalid as error:
+            raise ConfigurationError(
+                f"column {column!r} has the time zone {kind.tz!r}, which is not known; give a"
+                " region, such as Europe/Berlin, an offset, such as +01:00, or UTC"
+            ) from error

@@ -37,6 +37,8 @@ from gazette_sdk.message.kinds.json_lines import (
     decode_object,
     encode,
     encoded_lines,
+    holds_long_times,
+    time_cutter,
 )
 from gazette_sdk.message.uuid import RawUuid, Stamp, is_uuid_text, parse_raw_uuid
 
@@ -334,14 +336,16 @@ class TypedKind(JsonKind):
                 f"{message_type.__qualname__} has a field that JSON cannot hold: {error}",
                 kind="message_type",
             ) from error
+        self._cut_times = time_cutter(message_type)
         super().__init__(
             message_type,
-            decoder.decode,
+            decoder.decode if self._cut_times is None else self._loads_cut,
             key=key,
             field=names.get(key),
             strict=bool(strict),
             names=names,
         )
+        self._decode_whole = decoder.decode
         self._decode_lines = decoder.decode_lines
         if callable(getattr(message_type, "validate", None)):
             self.validate = call_validate
@@ -349,10 +353,19 @@ class TypedKind(JsonKind):
     def _lines(self, messages: Sequence[Any]) -> bytes | None:
         return encoded_lines(messages)
 
+    def _loads_cut(self, payload: bytes) -> Any:
+        """Return the message of a payload, whose times are truncated."""
+        assert self._cut_times is not None
+        return self._decode_whole(self._cut_times(payload))
+
     def decode(self, framing: Framing, buffer: Buffer, frames: Frames) -> Decoded[Any]:
         """Decode a run of lines in one call; in several, if it holds empty acknowledgements."""
         if self._strips or not framing.newline_delimited:
             return super().decode(framing, buffer, frames)
+        if self._cut_times is not None and holds_long_times(
+            buffer, int(frames.begins[0]), int(frames.ends[-1])
+        ):
+            return self._decode_each(framing.payloads(buffer, frames))
         texts = self._texts(framing, buffer, frames)
         if texts is None and self._field is None:
             return self._decode_each(framing.payloads(buffer, frames))

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
+from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
@@ -15,6 +16,7 @@ from gazette_sdk import JsonMessage, Publisher, mapping
 from gazette_sdk.embedded import EmbeddedCluster
 from gazette_sdk.fragment import Store
 from gazette_spark import GazetteDataSource
+from support.fragment_files import fragment_of, store_fragment
 
 pytest_plugins = ["support.spark"]
 
@@ -105,6 +107,22 @@ def test_messages_are_read_over_a_broker_also_what_no_store_has_yet(
     with Publisher(mapping=BY_CUSTOMER, transport=gazette.transport) as publisher:
         publisher.publish(last)
     assert rows(reader.load()) == expected + Counter({("late", 12345): 1})
+
+
+def test_timestamps_are_those_of_sparks_own_json_source(spark: SparkSession, tmp_path: Path):
+    texts = "01T00:00:00.123456789Z", "02T00:00:00", "03T02:30:00.5", "04T00:00:00+05:30"
+    content = b"".join(b'{"at":"2026-07-%s"}\n' % text.encode() for text in texts)
+    store_fragment(tmp_path / "store", fragment_of("a/part", 0, content), content)
+    plain = tmp_path / "plain.json"
+    plain.write_bytes(content)
+    options = {"store": f"file://{tmp_path}/store/", "journals": "a/", "isolation": "uncommitted"}
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        ours = spark.read.format("gazette").options(**options).schema("at timestamp").load()
+        assert ours.collect() == spark.read.schema("at timestamp").json(str(plain)).collect()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
 
 
 def test_a_read_begins_and_ends_at_the_offsets_or_times_it_is_told(

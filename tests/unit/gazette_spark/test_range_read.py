@@ -18,6 +18,8 @@ from pyspark.sql.types import (
     StringType,
     StructField,
     StructType,
+    TimestampNTZType,
+    TimestampType,
 )
 
 from gazette_sdk.errors import (
@@ -272,3 +274,42 @@ def test_a_class_that_executors_cannot_import_is_named(
     assert "a/part" in text
     assert "only_on_the_driver:Order" in text
     assert "addPyFile" in text
+
+
+def test_timestamps_without_a_zone_are_of_the_sessions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    content = b"".join(
+        b'{"at":"%s","all":[{"at":"%s"}]}\n' % (text, text)
+        for text in (b"2026-07-01T02:00:00", b"2026-07-01 02:00:00.5", b"2026-07-01T00:00:00Z")
+    )
+    store_fragment(tmp_path, fragment_of("a/part", 0, content), content)
+    nested = ArrayType(StructType([StructField("at", TimestampType())]))
+    schema = StructType([StructField("at", TimestampType()), StructField("all", nested)])
+    times = {}
+    for zone in ("Europe/Berlin", "UTC", "GMT+2"):
+        monkeypatch.setenv("TZ", zone)
+        rows = batch_rows(tmp_path, schema, isolation="uncommitted")
+        assert [row["all"] for row in rows] == [[{"at": row["at"]}] for row in rows]
+        times[zone] = [row["at"].isoformat() for row in rows]
+    two = ["2026-07-01T02:00:00+00:00", "2026-07-01T02:00:00.500000+00:00"]
+    none = [each.replace("T02", "T00") for each in two]
+    last = "2026-07-01T00:00:00+00:00"
+    assert times == {
+        "UTC": [*two, last],
+        "Europe/Berlin": [*none, last],
+        "GMT+2": [*none, last],
+    }
+    monkeypatch.setenv("TZ", "Mars/Olympus")
+    with pytest.raises(ConfigurationError, match=r"'Mars/Olympus' .*spark\.sql\.session\.timeZone"):
+        batch_rows(tmp_path, schema, isolation="uncommitted")
+
+
+def test_a_timestamp_ntz_has_no_zone(tmp_path: Path):
+    content = b'{"at":"2026-07-01T02:00:00.1234567"}\n{"at":"2026-07-01T02:00:00Z"}\n'
+    store_fragment(tmp_path, fragment_of("a/part", 0, content), content)
+    schema = StructType([StructField("at", TimestampNTZType())])
+    with pytest.raises(DecodeError, match=r"offset 37 .*has the zone 'Z', and its column has none"):
+        batch_rows(tmp_path, schema, isolation="uncommitted")
+    [row] = batch_rows(tmp_path, schema, isolation="uncommitted", mode="DROPMALFORMED")
+    assert row["at"].isoformat() == "2026-07-01T02:00:00.123456"

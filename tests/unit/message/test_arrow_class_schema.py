@@ -461,11 +461,14 @@ def test_metadata_columns_are_added_to_the_schema_of_the_class():
     ]
 
 
-def test_texts_and_numbers_of_dates_are_read_by_a_schema_that_is_given():
-    transport = written([{"day": "2026-02-03"}, {"day": 20_000}])
+@pytest.mark.parametrize(
+    "kind", [pa.date32(), pa.date64(), pa.timestamp("us", "UTC"), pa.time64("us"), pa.duration("s")]
+)
+def test_a_number_is_no_time_whose_unit_is_not_known(kind):
+    transport = written([{"n": 1}, {"n": 2, "at": 20_000}])
     reader = Reader(dict, name="a/journal", transport=transport)
-    days = pa.table(reader.arrow([("day", pa.date32())])).column("day").to_pylist()
-    assert days == [dt.date(2026, 2, 3), dt.date(1970, 1, 1) + dt.timedelta(days=20_000)]
+    with pytest.raises(DecodeError, match="a/journal: the message at offset 54 cannot be decoded"):
+        list(reader.arrow([("at", kind)]))
 
 
 def test_a_value_that_is_no_base64_is_bad_content():

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from gazette_sdk import Reader
-from gazette_sdk.errors import DecodeError
+from gazette_sdk.errors import ConfigurationError, DecodeError
 from gazette_sdk.framing import Csv
 from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
 from gazette_sdk.message.uuid import build_uuid
@@ -58,6 +58,84 @@ def required(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_list(kind):
         return pa.list_(pa.field("item", required(kind.value_type), nullable=False))
     return kind
+
+
+UTC = pa.timestamp("us", tz="UTC")
+BERLIN = pa.timestamp("us", tz="Europe/Berlin")
+
+TIMES: list[tuple[str, pa.DataType, str | None]] = [
+    ("2026-01-01T00:00:00Z", UTC, "2026-01-01T00:00:00+00:00"),
+    ("2026-01-01t00:00:00z", UTC, "2026-01-01T00:00:00+00:00"),
+    ("2026-01-01 00:00:00Z", UTC, "2026-01-01T00:00:00+00:00"),
+    *(
+        (
+            f"2026-01-01T00:00:00.{'9' * n}Z",
+            UTC,
+            f"2026-01-01T00:00:00.{('9' * n).ljust(6, '0')[:6]}+00:00",
+        )
+        for n in range(1, 10)
+    ),
+    ("1960-01-01T00:00:00.0000009Z", UTC, "1960-01-01T00:00:00+00:00"),
+    ("2026-01-01T00:00:00.123456789+05:30", UTC, "2025-12-31T18:30:00.123456+00:00"),
+    ("2026-01-01T00:00:00-0800", UTC, "2026-01-01T08:00:00+00:00"),
+    ("2026-01-01T00:00", UTC, "2026-01-01T00:00:00+00:00"),
+    ("2026-01-01", UTC, "2026-01-01T00:00:00+00:00"),
+    ("2026-01-01T00:00:00.1234567Z", pa.timestamp("s", tz="UTC"), "2026-01-01T00:00:00+00:00"),
+    ("2026-01-01T00:00:00.1239Z", pa.timestamp("ms", tz="UTC"), "2026-01-01T00:00:00.123000+00:00"),
+    # Without a zone: of the column's.
+    ("2026-01-01T00:00:00", UTC, "2026-01-01T00:00:00+00:00"),
+    ("2026-07-01T00:00:00.5", BERLIN, "2026-07-01T00:00:00.500000+02:00"),
+    ("2026-07-01T00:00:00Z", BERLIN, "2026-07-01T02:00:00+02:00"),
+    ("2026-03-29T02:30:00", BERLIN, "2026-03-29T03:30:00+02:00"),
+    ("2026-10-25T02:30:00", BERLIN, "2026-10-25T02:30:00+02:00"),
+    ("2026-01-01T00:00:00", pa.timestamp("us"), "2026-01-01T00:00:00"),
+    ("2026-01-01T00:00:00.1234567", pa.timestamp("us"), "2026-01-01T00:00:00.123456"),
+    ("2026-01-01T00:00:00Z", pa.timestamp("us"), None),
+    ("2026-01-01T00:00:00.1234567+01:00", pa.timestamp("us"), None),
+    # No times.
+    ("2026-01-01T00:00:00.Z", UTC, None),
+    ("2026-01-01T24:00:00Z", UTC, None),
+    ("2026-02-30T00:00:00Z", UTC, None),
+    ("0000-01-01T00:00:00Z", UTC, None),
+    ("2026-01-01T00:00:00+24:00", UTC, None),
+    ("2263-01-01T00:00:00.1234567891Z", pa.timestamp("ns", tz="UTC"), None),
+    ("", UTC, None),
+    ("yesterday", UTC, None),
+]
+
+
+@pytest.mark.parametrize(("text", "kind", "wanted"), TIMES)
+@pytest.mark.parametrize("form", ["sliced", "parsed", "nested", "map", "csv"])
+def test_timestamps_of_all_forms_are_read_alike(form, text, kind, wanted):
+    head = f'{{"UUID":"{uuid_text(1, 0)}","n":1,"v":'
+    content = f'{head}"{text}"}}\n'.encode()
+    field, options = pa.field("v", kind), {}
+    if form == "parsed":
+        content = f'{{"v":"{text}"}}\n{{"v":null}}\n'.encode()
+        options = {"isolation": "uncommitted"}
+    elif form == "nested":
+        content = f'{head}[{{"x":"{text}"}},null,{{}}]}}\n'.encode()
+        field = pa.field("v", pa.list_(pa.struct([("x", kind)])))
+    elif form == "map":
+        content = f'{head}{{"x":"{text}","y":null}}}}\n'.encode()
+        field = pa.field("v", pa.map_(pa.string(), kind))
+    elif form == "csv":
+        if not text:
+            return  # an empty field is null
+        content = f"{uuid_text(1, 0)},{text}\n".encode()
+        options = {"message_type": list}
+    if wanted is None:
+        with pytest.raises(DecodeError, match=r"at offset 0 .*does not fit the schema"):
+            rows_of(content, [field], **options)
+        return
+    value: Any = rows_of(content, [field], **options)[0]["v"]
+    if form == "nested":
+        assert value[1:] == [None, {"x": None}]
+        value = value[0]["x"]
+    elif form == "map":
+        assert value[1] == ("y", None)
+        value = value[0][1]
+    assert value.isoformat() == wanted
 
 
 @pytest.mark.parametrize("options", [{}, {"isolation": "uncommitted"}])
@@ -135,3 +213,9 @@ def test_a_csv_record_without_a_value_is_bad_content_and_an_acknowledgement_is_n
     assert caught.value.offset == content.index(lines[2].encode())
     rows = rows_of(content, fields, message_type=list, on_error="skip")
     assert rows == [{"s": "a", "n": 1}, {"s": "c", "n": 3}]
+
+
+def test_a_time_zone_that_is_not_known_is_refused():
+    schema = [("all", pa.list_(pa.timestamp("s", "Mars/Olympus")))]
+    with pytest.raises(ConfigurationError, match="'all' has the time zone 'Mars/Olympus'"):
+        reader(b"").arrow(schema)
