@@ -7,7 +7,9 @@ which nothing changes, the solution when one broker is lost, and when it has ret
 processor time of all rounds counts, because other programs slow a round down and never speed it up.
 
 Moves are compared with the least possible number: for a lost broker the assignments that it held,
-for a returned one those that others hold above their fair share.
+for a returned one those that others hold above their fair share. Primaries are balanced as the
+rounds of a leader do it, all exchanges in one. Their most at one broker is compared with an even
+share and one.
 """
 
 from __future__ import annotations
@@ -17,15 +19,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
+from unittest.mock import patch
 
 from measure import Figure, arguments, report
 
 from gazette_sdk.cluster import keys
+from gazette_sdk.cluster.allocator import balance
+from gazette_sdk.cluster.allocator.balance import balance_primaries
 from gazette_sdk.cluster.allocator.converge import converge
 from gazette_sdk.cluster.allocator.solver import solve
 from gazette_sdk.cluster.allocator.state import State
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalAllocation, route_value
-from gazette_sdk.cluster.etcd import KeyValue, WatchBatch, WatchEvent
+from gazette_sdk.cluster.etcd import KeyValue, Put, WatchBatch, WatchEvent
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.routes import route_of
 
@@ -35,6 +40,7 @@ JOURNAL_LIMIT = 1024
 
 FIRST_MS_MAX = 1000.0
 UNCHANGED_MS_MAX = 50.0
+EXCHANGES_MS_MAX = 200.0
 MOVES_RATIO_MAX = 1.2
 
 T = TypeVar("T")
@@ -82,6 +88,22 @@ class Cluster:
         desired = solve(self.state(placement))
         return [[self.members[member] for member in holders] for holders in desired]
 
+    def balanced(self, placement: Placement) -> Placement:
+        """Return a placement, the primary of each journal first, after its exchanges."""
+        state = self.state(placement)
+        with patch.object(balance, "EXCHANGES_MAX", len(self.journals)):
+            led = [
+                operation.key.decode().removeprefix(f"{ROOT}/assign/").split("#")
+                for checkpoint in balance_primaries(state)
+                for operation in checkpoint.operations
+                if isinstance(operation, Put) and operation.key.endswith(b"#0")
+            ]
+        primaries = {name: (zone, suffix) for name, zone, suffix, _ in led}
+        return [
+            sorted(holders, key=lambda each, name=name: each != primaries.get(name, holders[0]))
+            for name, holders in zip(self.journals, placement, strict=True)
+        ]
+
     def _entries(self, placement: Placement) -> Iterator[tuple[bytes, bytes]]:
         for name in self.journals:
             spec = pb.JournalSpec(name=name, replication=REPLICATION)
@@ -95,7 +117,8 @@ class Cluster:
             broker.process_spec.endpoint = "http://localhost:8080"
             yield keys.member_key(ROOT, zone, suffix), broker.SerializeToString()
         for name, holders in zip(self.journals, placement, strict=False):
-            value = route_value(route_of((*each, slot) for slot, each in enumerate(holders)))
+            slots = sorted((*each, slot) for slot, each in enumerate(holders))
+            value = route_value(route_of(slots))
             for slot, (zone, suffix) in enumerate(holders):
                 yield keys.assignment_key(ROOT, name, zone, suffix, slot), value
 
@@ -128,10 +151,17 @@ def figures(journals: int, brokers: int, zones: int, rounds: int) -> list[Figure
     empty = cluster.state([])
     placement = cluster.solve([])
     first_ms = least_ms(rounds, lambda: solve(empty))
-    keyspace, desired = cluster.keyspace(placement), solve(empty)
+    uneven, desired = cluster.keyspace(placement), solve(empty)
+    exchanges_ms = least_ms(
+        rounds, lambda: list(balance_primaries(State(uneven, JournalAllocation())))
+    )
+    balanced = cluster.balanced(placement)
+    keyspace = cluster.keyspace(balanced)
+    most = max(loads([holders[:1] for holders in balanced]).values())
 
     def unchanged() -> None:
-        if list(converge(State(keyspace, JournalAllocation()), desired)):
+        state = State(keyspace, JournalAllocation())
+        if list(converge(state, desired)) or list(balance_primaries(state)):
             raise AssertionError("a round without changes writes nothing")
 
     unchanged_ms = least_ms(max(rounds, 3), unchanged)
@@ -152,12 +182,21 @@ def figures(journals: int, brokers: int, zones: int, rounds: int) -> list[Figure
     return [
         _time("first solution", first_ms, FIRST_MS_MAX),
         _time("round without changes", unchanged_ms, UNCHANGED_MS_MAX),
+        _time("round of exchanges of primaries", exchanges_ms, EXCHANGES_MS_MAX),
         _time("solution for a lost broker", lost_ms, FIRST_MS_MAX),
         _moves("moves for a lost broker, what it held = baseline", worst, held),
         _moves(
             "moves when it is back, what is above fair shares = baseline",
             added(degraded, returned),
             above,
+        ),
+        Figure(
+            "most primaries of a broker, an even share and one = baseline",
+            most,
+            -(-journals // brokers) + 1,
+            "journals",
+            1.0,
+            more_is_better=False,
         ),
     ]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from gazette_sdk.broker.append.flow_control import FlowControl
@@ -143,6 +143,7 @@ class Replica:
         self._mark: object = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._not_agreed: list[CompletedSpool] = []
+        self._ends_as_primary = False
         for spool in recovered:
             self.index.commit(spool.fragment, spool.file)
         if storage.persisted:
@@ -257,9 +258,12 @@ class Replica:
     def _complete(self, spool: CompletedSpool) -> None:
         """Store a closed fragment, if all replicas are known to have it."""
         agreed, end = self.agreed, spool.fragment.end
-        if spool.primary and agreed is not None and end > agreed.end:
+        if self._ends_as_primary:
+            spool = replace(spool, primary=True)
+        elif spool.primary and agreed is not None and end > agreed.end:
             self._not_agreed.append(spool)
-        elif end > self.index.acknowledged_end:
+            return
+        if end > self.index.acknowledged_end:
             self._leave_open(spool)
         else:
             self._parts.complete(spool)
@@ -350,6 +354,9 @@ class Replica:
                     self._parts.unagreed(closed)
             self._give_up_not_agreed(spool)
         end = spool.fragment.end
+        # A new primary that lacks the last append begins after it. Only this spool has it then, and
+        # it must not wait as long as a replica's does.
+        self._ends_as_primary = self.is_primary
         await spool.apply(
             pb.ReplicateRequest(
                 proposal=pb.Fragment(

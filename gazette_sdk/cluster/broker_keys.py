@@ -80,6 +80,8 @@ class JournalAllocation(Allocation[pb.JournalSpec, pb.BrokerSpec, pb.Route]):
         max_replication: upper bound of the replication of all journals.
     """
 
+    balances_primaries = True
+
     def __init__(self, max_replication: int = DEFAULT_MAX_REPLICATION) -> None:
         self._max_replication = max_replication
 
@@ -90,6 +92,10 @@ class JournalAllocation(Allocation[pb.JournalSpec, pb.BrokerSpec, pb.Route]):
     def item_limit(self, member: pb.BrokerSpec) -> int:
         """Return the number of journals that a broker offers to hold."""
         return member.journal_limit
+
+    def demoted_value(self, assignment: BrokerAssignment) -> bytes:
+        """Return the same value: the replica stays, and its route says what it has."""
+        return assignment.raw
 
     def is_consistent(
         self,

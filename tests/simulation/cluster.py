@@ -68,6 +68,11 @@ class Host:
     running: asyncio.Task[None] | None = None
     draining: asyncio.Event | None = field(default=None)
 
+    @property
+    def is_leaving(self) -> bool:
+        """True if the process was asked to leave, and could not yet."""
+        return self.draining is not None and self.draining.is_set()
+
 
 class Cluster:
     """Brokers, their network, Etcd and store.

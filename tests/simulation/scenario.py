@@ -9,6 +9,7 @@ import logging
 import random
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -42,6 +43,9 @@ PROGRESS_S = 60.0
 
 READABLE_S = 60.0
 """Time within which every broker of a journal has to serve all of it, virtual."""
+
+BALANCED_S = 30.0
+"""Time after that within which primaries have to be spread over the brokers, virtual."""
 
 DISKS = Path("/dev/shm")
 
@@ -182,6 +186,7 @@ async def _run(seed: int, root: Path, loop: VirtualLoop, checker: Checker) -> No
         await workload.stop()
         for journal in plan.journals:
             await _check_readable(cluster, journal, client("last reader"), checker)
+        await _check_balanced(cluster, plan, checker)
     await workload.stop()
     await _stop(cluster)
     for journal in plan.journals:
@@ -274,6 +279,24 @@ async def _check_readable(
                     Promise.READABLE,
                     f"{journal} at {host.name} is not readable up to {end}: {', '.join(spans)}",
                 )
+
+
+async def _check_balanced(cluster: Cluster, plan: Plan, checker: Checker) -> None:
+    """Check that primaries are spread over the brokers, where journals have several replicas."""
+    share = -(-len(plan.journals) // plan.settings.brokers)
+    if plan.replication == 1 or any(host.is_leaving for host in cluster.hosts):
+        return
+    led: Counter[str] = Counter()
+
+    def is_balanced() -> bool:
+        nonlocal led
+        led = Counter(route[0].name for route in cluster.routes())
+        return led.total() == len(plan.journals) and max(led.values()) <= share + 1
+
+    try:
+        await _until(is_balanced, BALANCED_S)
+    except TimeoutError:
+        checker.violated(Promise.BALANCED, f"primaries of brokers: {dict(led)}")
 
 
 async def _stop(cluster: Cluster) -> None:

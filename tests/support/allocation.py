@@ -62,7 +62,7 @@ def filled(
 
 
 def fill(
-    keyspace: ItemKeySpace[int, VectorMember, bool],
+    keyspace: ItemKeySpace[Any, Any, Any],
     entries: Iterable[tuple[str, str | bytes]],
     *,
     leases: dict[str, int] | None = None,

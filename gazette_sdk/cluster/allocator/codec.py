@@ -49,6 +49,13 @@ class Allocation(ABC, Generic[I_contra, M_contra, A_contra]):
     def item_limit(self, member: M_contra) -> int:
         """Return the greatest number of items that the member may hold, at least 0."""
 
+    def demoted_value(self, assignment: AssignmentEntry[Any]) -> bytes:  # noqa: ARG002 -- for others
+        """Return the value of a primary's assignment once it has another slot.
+
+        By default the replica begins again as a standby.
+        """
+        return b""
+
     def is_exiting(self, member: M_contra) -> bool:
         """Return True if the member is leaving, and should hold no items."""
         return member.exiting

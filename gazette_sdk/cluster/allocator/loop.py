@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from gazette_sdk.cluster.allocator import metrics
-from gazette_sdk.cluster.allocator.balance import balance_primaries
+from gazette_sdk.cluster.allocator.balance import Exchanges, balance_primaries
 from gazette_sdk.cluster.allocator.codec import Allocation
 from gazette_sdk.cluster.allocator.converge import converge
 from gazette_sdk.cluster.allocator.placement import current_placement, shortfall
@@ -124,6 +124,7 @@ class _Allocator:
         self._outage = Outage(_log, "allocation of journals")
         self._solved: object = None
         self._desired: list[list[int]] = []
+        self._exchanges = Exchanges()
         self._shortage: _Shortage | None = None
         self._shortage_timer: asyncio.TimerHandle | None = None
         self._told: _Shortage | None = None  # what was logged of a shortage that lasts
@@ -136,6 +137,7 @@ class _Allocator:
             # Assignments are no input of the solution: a lost one is added again as it was.
             self._desired = await self._solve(state)
             self._solved = state.network
+            self._exchanges.restart()
         elif (kept := _kept_placement(state, self._desired)) is not None:
             self._desired = kept
 
@@ -149,7 +151,7 @@ class _Allocator:
                 await txn.checkpoint(checkpoint)
             await txn.flush()
             if txn.revision == 0 and self._allocation.balances_primaries:
-                for checkpoint in balance_primaries(state):
+                for checkpoint in balance_primaries(state, self._exchanges):
                     await txn.checkpoint(checkpoint)
                 await txn.flush()
         except EtcdError as error:

@@ -1,8 +1,9 @@
 """Simulation of the allocator: what would move if a cluster changed.
 
-It runs the solver and the convergence of a leader on a mirror in memory, round after round, until
-nothing is left to do. Replicas are taken to synchronize between two rounds, and an exiting member
-leaves as soon as it holds nothing. It reads no Etcd, and writes nothing.
+It runs the solver, the convergence and the balance of primaries of a leader on a mirror in memory,
+round after round, until nothing is left to do. Replicas are taken to synchronize between two
+rounds, and an exiting member leaves as soon as it holds nothing. It reads no Etcd, and writes
+nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gazette_sdk.cluster import keys
+from gazette_sdk.cluster.allocator.balance import balance_primaries
 from gazette_sdk.cluster.allocator.codec import Allocation
 from gazette_sdk.cluster.allocator.converge import converge
 from gazette_sdk.cluster.allocator.description import (
@@ -254,7 +256,9 @@ def _unknown(what: str, known: Iterable[str]) -> ConfigurationError:
 
 
 class _DescribedAllocation(Allocation[int, DescribedMember, None]):
-    """Rules for described values. All replicas are in sync."""
+    """Rules for described values: those of journals. All replicas are in sync."""
+
+    balances_primaries = True
 
     def desired_replication(self, item: int) -> int:
         return item
@@ -314,6 +318,12 @@ class _Run:
                 for checkpoint in converge(self.state, desired)
                 for operation in checkpoint.operations
             ]
+            if not operations and self.state.allocation.balances_primaries:
+                operations = [
+                    operation
+                    for checkpoint in balance_primaries(self.state)
+                    for operation in checkpoint.operations
+                ]
             if not operations:
                 operations = self._departures()
             if not operations:

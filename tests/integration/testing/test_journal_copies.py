@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+from collections import Counter
 
 import pytest
 
@@ -11,6 +13,7 @@ from gazette_sdk.testing.journal_checker import JournalChecker, Promise
 from gazette_sdk.testing.journal_copies import check_journals, journal_copies
 from gazette_sdk.transport import loop
 from gazette_sdk.transport.append.route import requests_of
+from gazette_sdk.transport.listing import list_journals
 
 SPEC = """
 name: {name}
@@ -18,6 +21,9 @@ replication: {replication}
 labels: [{{name: content-type, value: application/x-ndjson}}]
 fragment: {{length: 4096, compression_codec: GZIP, stores: ["file:///"], refresh_interval: 1s}}
 """
+
+
+PARTITIONS = SPEC.format(name="copies/", replication=3) + "children:\n"
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +68,35 @@ def test_a_replicated_journal_is_the_same_on_every_broker_and_in_the_store(clust
     assert len({source for source, *_ in brokers}) == 3
     assert {(begin, end) for _, begin, end, _ in brokers} == {(0, brokers[0][2])}
     assert all(source == "store file:///" for source, *_, complete in found if not complete)
+
+
+def test_primaries_are_spread_amid_appends_which_stay_as_they_were_acknowledged(cluster):
+    names = [f"copies/part-{number:02}" for number in range(12)]
+    checker = JournalChecker()
+    spread = asyncio.Event()
+
+    async def append(name):
+        while not spread.is_set():
+            await append_some(cluster.transport, name, checker, 1)
+
+    async def primaries():
+        listing = await list_journals(cluster.transport)
+        routes = [each.route for each in listing.journals if each.spec.name in names]
+        return Counter(
+            route.members[route.primary].suffix for route in routes if route.primary >= 0
+        )
+
+    async def scenario():
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            for name in names:
+                group.create_task(append(name))
+            while not (len(led := await primaries()) == 3 and max(led.values()) <= 5):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            spread.set()
+
+    cluster.apply(PARTITIONS + "".join(f"- name: {name}\n" for name in names))
+    loop.run(scenario(), timeout=60)
+    assert check(cluster, checker, settle_s=20) == []
 
 
 def test_what_stands_in_the_store_alone_is_read_there(cluster):

@@ -235,6 +235,24 @@ def test_closed_fragments_that_not_all_replicas_have_stay_where_they_are(tmp_pat
     run(scenario())
 
 
+def test_what_only_a_former_primary_has_does_not_wait_as_long_as_a_replica(directory):
+    async def scenario():
+        made = Made(directory)
+        replica = made.replica()
+        replica.is_primary = True
+        spool = await replica.spool.take()
+        await commit(spool, b"agreed")
+        replica.acknowledge(spool.fragment)
+        await commit(spool, b", not agreed")
+        replica.spool.put(spool)
+        await replica.shut_down(is_replaced=lambda: True)
+        (closed,) = made.completed
+        assert content_of(closed) == b"agreed, not agreed"
+        assert closed.primary
+
+    run(scenario())
+
+
 def test_a_replica_begins_where_an_earlier_process_ended(tmp_path):
     async def scenario():
         with SpoolDirectory(tmp_path) as directory:

@@ -56,7 +56,7 @@ def test_without_a_change_it_is_what_the_allocator_would_do_now():
     found = simulate(cluster((2,), (3, ONE, THREE)), ClusterChange())
     assert (found.moves, found.moves_min) == (3, 3)
     assert [len(item.holders) for item in found.after.items] == [2, 3]
-    assert found.after.items[1].holders[:2] == (ONE, THREE)
+    assert {ONE, THREE} < set(found.after.items[1].holders)
     assert found.pending == ()
 
 
@@ -74,12 +74,13 @@ def test_a_lost_member_moves_what_it_held():
     primaries = sum(item.holders[0] == ONE for item in description.items)
     found = simulate(description, ClusterChange(removed=(ONE,)))
     assert found.moves == found.moves_min == len(held) == 6
-    assert [each.name for each in found.changed] == held
-    assert found.primaries_changed == primaries
+    assert [each.name for each in found.changed if each.added] == held
+    assert found.primaries_changed >= primaries
     loads = {each.id: each for each in found.members}
     assert loads[ONE].before == Load(primaries, 6, 0.06)
     assert loads[ONE].after is None
     assert all(loads[member].after.replicas == 8 for member in (TWO, THREE, FOUR))
+    assert sorted(loads[member].after.primaries for member in (TWO, THREE, FOUR)) == [2, 3, 3]
 
 
 @pytest.mark.parametrize("lost", FOUR_IN_TWO_ZONES)
