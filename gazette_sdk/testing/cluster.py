@@ -82,7 +82,9 @@ class TemporaryCluster(LocalCluster):
             store.unlink()
             self._healthy_store.rename(store)
 
-    def cut(self, broker: LocalBroker, others: Iterable[LocalBroker]) -> None:
+    def cut(
+        self, broker: LocalBroker, others: Iterable[LocalBroker], *, closes: bool = False
+    ) -> None:
         """Cut a broker from others, both ways. Connections stay open, and nothing arrives.
 
         A process that is started later is not cut.
@@ -90,17 +92,29 @@ class TemporaryCluster(LocalCluster):
         Args:
             broker: a broker that runs.
             others: brokers that run.
+            closes: True to reset connections instead, and to accept and close new ones.
 
         Raises:
             ConfigurationError: the cluster was made without ``cuts``.
         """
         for other in others:
-            self.cut_calls(broker, other)
-            self.cut_calls(other, broker)
+            self.cut_calls(broker, other, closes=closes)
+            self.cut_calls(other, broker, closes=closes)
 
-    def cut_calls(self, caller: LocalBroker, callee: LocalBroker) -> None:
+    def cut_calls(self, caller: LocalBroker, callee: LocalBroker, *, closes: bool = False) -> None:
         """Cut a broker's calls to another, which can still call it. See :meth:`cut`."""
-        self._proxy_of(callee).cut(pid=caller.pid)
+        proxy = self._proxy_of(callee)
+        if closes:
+            proxy.hang_up(pid=caller.pid)
+        else:
+            proxy.cut(pid=caller.pid)
+
+    def accept_for_dead(self, broker: LocalBroker) -> None:
+        """Accept and close connections to a broker while it refuses them, until links are healed.
+
+        Load balancers, service meshes and port proxies do so.
+        """
+        self._proxy_of(broker).accept_for_dead()
 
     def cut_from_etcd(self, broker: LocalBroker) -> None:
         """Cut a broker from all members of Etcd. Other connections of it work. See :meth:`cut`."""

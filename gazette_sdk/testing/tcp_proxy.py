@@ -8,6 +8,7 @@ It stands between a client and a port, such as a broker's, Etcd's, or a store's:
         proxy.cut("answers")           # one way
         proxy.heal()
         proxy.refuse(pid=broker.pid)   # for one process that connects, on Linux
+        proxy.hang_up()                # accepts and closes, as load balancers without a target do
 
 It has a thread of its own, so that it works for plain code, for coroutines, and for processes.
 """
@@ -45,6 +46,8 @@ _BACKLOG: Final = 128
 _COMMAND_TIMEOUT_S: Final = 10.0
 _PROBE_S: Final = 0.05
 """Pause between two looks whether the target listens again."""
+_HANG_UP_S: Final = 1.0
+"""Longest wait for a client to end a connection that was ended before its first byte."""
 
 
 @dataclass(slots=True)
@@ -54,6 +57,8 @@ class _Rule:
     cut: set[Direction] = field(default_factory=set)
     delays_s: dict[Direction, float] = field(default_factory=dict)
     refuses: bool = False
+    hangs_up: bool = False
+    accepts_for_dead: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -147,6 +152,22 @@ class TcpProxy(Startable):
             self._reset(pid)
 
         self._command(refuse, pid)
+
+    def hang_up(self, *, pid: int | None = None) -> None:
+        """Reset the connections of now; accept new ones, and close them before the first byte."""
+
+        def hang_up() -> None:
+            self._rule(pid).hangs_up = True
+            self._reset(pid)
+
+        self._command(hang_up, pid)
+
+    def accept_for_dead(self) -> None:
+        """Accept and close connections while the target refuses them, instead of refusing them.
+
+        Load balancers, service meshes and port proxies do so.
+        """
+        self._command(lambda: setattr(self._rule(None), "accepts_for_dead", True), None)
 
     def heal(self, *, pid: int | None = None) -> None:
         """End the faults of a process's connections; without one, end all faults."""
@@ -269,6 +290,11 @@ class TcpProxy(Startable):
     def _target(self) -> int:
         return self._target_port if isinstance(self._target_port, int) else self._target_port()
 
+    @property
+    def _accepts_for_dead(self) -> bool:
+        rule = self._rules.get(None)
+        return rule is not None and rule.accepts_for_dead
+
     def _rule(self, pid: int | None) -> _Rule:
         return self._rules.setdefault(pid, _Rule())
 
@@ -312,6 +338,7 @@ class TcpProxy(Startable):
     def _accept(self, listener: socket.socket) -> None:
         try:
             client, (_, port) = listener.accept()
+            client.setblocking(False)
         except OSError:
             return  # whoever connected has gone
         self.connections_made += 1
@@ -331,7 +358,7 @@ class TcpProxy(Startable):
         await self._listen_as_ruled()
 
     def _begin_to_follow_target(self) -> None:
-        if self._probe is None:
+        if self._probe is None and not self._accepts_for_dead:
             self._probe = asyncio.create_task(self._follow_target(), name="TCP proxy's probe")
 
     async def _serve(self, client: socket.socket, port: int) -> None:
@@ -343,8 +370,16 @@ class TcpProxy(Startable):
         has_ended, is_reset = False, False
         try:
             connection.pids |= await self._pids_of_client(port)
-            if any(rule.refuses for rule in self._rules_of(connection)):
+            rules = self._rules_of(connection)
+            if any(rule.refuses for rule in rules):
                 is_reset = True
+                return
+            if any(rule.hangs_up for rule in rules):
+                is_reset = True
+                await _hang_up(client)
+                return
+            if self._accepts_for_dead and not await _listens(self._target()):
+                await _hang_up(client)
                 return
             reader, writer = await asyncio.open_connection(sock=client)
             connection.writers.append(writer)
@@ -457,6 +492,15 @@ async def _receive(
         await queue.put((loop.time(), data))
         if not data or isinstance(data, OSError):
             return
+
+
+async def _hang_up(client: socket.socket) -> None:
+    """End a connection before the first byte, and wait until the client ends it, too. Bounded."""
+    client.shutdown(socket.SHUT_WR)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_HANG_UP_S):
+            while await asyncio.get_running_loop().sock_recv(client, _CHUNK_BYTES):
+                pass
 
 
 def _reset_when_closed(connection: socket.socket) -> None:

@@ -217,6 +217,13 @@ def kill_one(stage: Stage, chance: random.Random) -> None:
     stage.wait_for_progress()
 
 
+def kill_behind_proxy(stage: Stage, chance: random.Random) -> None:
+    broker = stage.primary_of(chance.choice(stage.journals))
+    stage.cluster.accept_for_dead(broker)
+    stage.kill([broker])
+    stage.wait_for_progress()
+
+
 def kill_two(stage: Stage, chance: random.Random) -> None:
     stage.kill(chance.sample(stage.running, 2))
 
@@ -272,6 +279,13 @@ def cut_from_peers(stage: Stage, chance: random.Random) -> None:
     broker = stage.primary_of(chance.choice(stage.journals))
     stage.cluster.cut(broker, [each for each in stage.running if each is not broker])
     time.sleep(TTL_S + 2.0)
+    stage.wait_for_progress()
+
+
+def reset_from_peers(stage: Stage, chance: random.Random) -> None:
+    broker = stage.primary_of(chance.choice(stage.journals))
+    others = [each for each in stage.running if each is not broker]
+    stage.cluster.cut(broker, others, closes=True)
     stage.wait_for_progress()
 
 
@@ -334,6 +348,7 @@ FAULTS = (
     Fault("drain one", DRAIN_BAR_S, drain_one),
     Fault("rolling restart", DRAIN_BAR_S, restart_in_turn),
     Fault("kill one", KILL_BAR_S, kill_one),
+    Fault("kill one behind a proxy", KILL_BAR_S, kill_behind_proxy),
     Fault("kill two at once", KILL_BAR_S, kill_two),
     Fault("kill all", KILL_BAR_S, kill_all),
     Fault("kills in quick succession", KILL_BAR_S, kill_in_succession),
@@ -341,6 +356,7 @@ FAULTS = (
     Fault("freeze one", FROZEN_BAR_S, freeze),
     Fault("cut one from etcd", FROZEN_BAR_S, cut_from_etcd),
     Fault("cut one from its peers", FROZEN_BAR_S, cut_from_peers),
+    Fault("peers reset one's connections", FROZEN_BAR_S, reset_from_peers),
     Fault("cut a link one way", FROZEN_BAR_S, cut_one_way),
     Fault("store fails, with kills", STORE_BAR_S, fail_store),
     Fault("kill a member of etcd", ETCD_BAR_S, kill_etcd),

@@ -186,12 +186,12 @@ class _Append:
         return self._response()
 
     async def _proxy(self) -> pb.AppendResponse:
-        """Let the primary make the append. A frozen one is given up when it leaves the cluster."""
+        """Let the primary make the append. A frozen one is given up when it leaves."""
         shared, resolution = self._shared, self._resolution
         primary = resolution.header.process_id
         call = proxy_append(shared.peers, resolution, self._request, self._items)
         try:
-            return await shared.streams.until_gone(primary, call)
+            return await shared.streams.until_gone(primary, call, resolution.journal)
         except UnavailableError as error:
             if shared.streams.on_broken is not None:
                 shared.streams.on_broken(primary, error, 0.0)

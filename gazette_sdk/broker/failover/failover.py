@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from gazette_sdk.broker.failover.pause_guard import PauseGuard
-from gazette_sdk.broker.failover.probe import dial
 from gazette_sdk.broker.failover.rebuilder import Rebuilder
-from gazette_sdk.broker.failover.verifier import Verifier
 from gazette_sdk.broker.replication.peer_streams import PeerStreams
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalAllocation
 from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.item_keyspace import AssignmentEntry
+from gazette_sdk.cluster.verification.probe import dial
+from gazette_sdk.cluster.verification.verifier import Verifier
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 
@@ -32,7 +33,7 @@ class Failover:
     Attributes:
         streams: Replicate streams of this broker to others.
         known_lease: until when this broker's lease is alive.
-        hand_over_s: longest silence of a journal's former primary before its stream is ended.
+        hand_over_s: longest silence of a journal's former primary before streams and calls end.
     """
 
     def __init__(
@@ -50,11 +51,21 @@ class Failover:
         self.hand_over_s = answer_timeout_s / 5
         self._guard = PauseGuard(etcd, lease, ttl_s)
         self.known_lease = self._guard.known
-        self._verifier = Verifier(etcd, keyspace, local_id, lease, streams, dial=dial)
-        self._rebuilder = Rebuilder(
-            etcd, keyspace, allocation, local_id, streams, ttl_s=ttl_s, dial=dial
+        self._verifier = Verifier(
+            etcd, keyspace, local_id, lease, dial=dial, kind="broker", on_left=self._left
         )
-        keyspace.observers.append(self._verifier.observe)
+        self._rebuilder = Rebuilder(
+            etcd,
+            keyspace,
+            allocation,
+            local_id,
+            streams,
+            ttl_s=ttl_s,
+            dial=dial,
+            is_silent=self._verifier.is_silent,
+        )
+        self._keyspace = keyspace
+        keyspace.observers += [self._verifier.observe, self._observe]
 
     async def run(self) -> None:
         """Answer challenges and guard the lease, until cancelled."""
@@ -69,6 +80,17 @@ class Failover:
     def suspect(self, peer: pb.ProcessSpec.ID, reason: object) -> None:
         """Verify that a broker lives, because of a stream or a call that broke."""
         self._verifier.suspect(peer, reason)
+
+    def _observe(self) -> None:
+        """End calls to primaries that lead their journals no more, if these do not answer."""
+        for _, old, new in self._keyspace.changes:
+            if new is None and isinstance(old, AssignmentEntry) and old.slot == 0:
+                self.streams.lead_no_more(old.zone, old.suffix, old.item, self.hand_over_s)
+
+    def _left(self, zone: str, suffix: str, error: GazetteError) -> None:
+        """Break the streams and calls to a broker that is no member: nobody waits for it."""
+        self.streams.fail(zone, suffix, error)
+        self._rebuilder.left(zone, suffix)
 
     def _stream_broke(self, peer: pb.ProcessSpec.ID, error: GazetteError, waited_s: float) -> None:
         self._verifier.suspect(peer, error)

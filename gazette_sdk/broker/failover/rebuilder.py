@@ -1,23 +1,24 @@
-"""The driver of replacements: journals whose replica their primary does not reach go on without it.
+"""The driver of replacements: journals continue without a replica that their primary cannot reach.
 
 A link is cut if the peer was silent for the bound of answers although it was waited for, and does
 not accept a connection either, or let an answer be missed. The peer may be frozen, or the link may
 be cut: it stays a member of the cluster, and only leaves the journals of this primary. The
 allocator keeps what is assigned.
 
-Where one link is cut, and no other member accepts a connection, it is this broker that is cut off:
-it hands its journals over.
+Where one link is cut, no replica answers a dial, and too few other members do, but replicas answer
+a challenge in Etcd, it is this broker that is cut off: it hands its journals over. Replicas that do
+not answer in Etcd either are dead, and get nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
-from gazette_sdk.broker.failover.decision import Input
 from gazette_sdk.broker.failover.links import Links
-from gazette_sdk.broker.failover.probe import DIAL_TIMEOUT_S
 from gazette_sdk.broker.failover.replacement import (
     Action,
     Candidate,
@@ -28,14 +29,36 @@ from gazette_sdk.broker.failover.replacement import (
     unchanged,
 )
 from gazette_sdk.broker.replication.peer_streams import PeerStreams
-from gazette_sdk.cluster.broker_keys import BrokerAssignment, BrokerKeySpace, JournalAllocation
+from gazette_sdk.cluster.broker_keys import (
+    BrokerAssignment,
+    BrokerEntry,
+    BrokerKeySpace,
+    JournalAllocation,
+)
 from gazette_sdk.cluster.etcd import Compare, Etcd
+from gazette_sdk.cluster.verification.decision import Input
+from gazette_sdk.cluster.verification.probe import DIAL_TIMEOUT_S
 from gazette_sdk.errors import DeadlineExceededError, EtcdError
 from gazette_sdk.protocol import broker_pb2 as pb
 
 __all__ = ["Rebuilder"]
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Survey:
+    """Result of dialling all other members.
+
+    Attributes:
+        candidates: those that have room.
+        unreached: those that were not reached.
+        silent: those of them that do not answer in Etcd either.
+    """
+
+    candidates: Sequence[Candidate]
+    unreached: frozenset[tuple[str, str]]
+    silent: frozenset[tuple[str, str]]
 
 
 class Rebuilder:
@@ -47,8 +70,9 @@ class Rebuilder:
         allocation: the allocator's rules.
         local_id: this broker.
         streams: Replicate streams of this broker to others.
-        ttl_s: of leases: a journal is changed once in this time at most.
+        ttl_s: of leases: a journal gets another replica once in this time at most.
         dial: dials an endpoint.
+        is_silent: challenges a member, and returns True if nothing answers for it.
     """
 
     def __init__(
@@ -61,6 +85,7 @@ class Rebuilder:
         *,
         ttl_s: float,
         dial: Callable[[str], Awaitable[Input]],
+        is_silent: Callable[[BrokerEntry], Awaitable[bool]],
     ) -> None:
         self._etcd = etcd
         self._keyspace = keyspace
@@ -69,9 +94,10 @@ class Rebuilder:
         self._streams = streams
         self._ttl_s = ttl_s
         self._dial = dial
+        self._is_silent = is_silent
         # Slightly less than the bound of an answer, so that one missed answer suffices.
         self._links = Links(streams.answer_timeout_s * 0.95)
-        self._changed_at: dict[str, float] = {}
+        self._changed: dict[str, tuple[float, Action]] = {}
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._is_closed = False
 
@@ -84,6 +110,8 @@ class Rebuilder:
             waited_s: how long the stream had waited for the peer.
         """
         name = peer.zone, peer.suffix
+        if self._keyspace.member(*name) is None:
+            return  # the next process of its id is another one
         now = asyncio.get_running_loop().time()
         heard_at = self._streams.heard_at(*name)
         self._links.failed(name, now, waited_s=waited_s, heard_at=heard_at)
@@ -99,6 +127,10 @@ class Rebuilder:
             )
             self._tasks[name] = task
             task.add_done_callback(lambda done: self._settled(name, done))
+
+    def left(self, zone: str, suffix: str) -> None:
+        """Note that a broker is no member any more."""
+        self._links.worked((zone, suffix))
 
     async def aclose(self) -> None:
         """Cancel what is going on, and begin nothing more."""
@@ -147,37 +179,51 @@ class Rebuilder:
             )
             if assignment.slot == 0
         ]
-        candidates: Sequence[Candidate] | None = None
+        survey: _Survey | None = None
         is_done = True
         for journal in journals:
             assignments = self._keyspace.assignments(journal)
             if not any((a.zone, a.suffix) == name for a in assignments):
                 continue
-            if candidates is None:
-                candidates = await self._candidates()
-            is_done &= await self._change(journal, candidates)
+            if survey is None:
+                survey = await self._survey()
+            is_done &= await self._change(journal, survey)
         return is_done
 
-    async def _candidates(self) -> Sequence[Candidate]:
-        """Return the other members that have room."""
-        found: list[tuple[str, str, float]] = []
-        dials: list[Awaitable[bool]] = []
-        for member in self._keyspace.members():
-            name = member.zone, member.suffix
-            limit = self._allocation.item_limit(member.value)
-            held = len(self._keyspace.local_assignments(*name))
-            is_exiting = self._allocation.is_exiting(member.value)
-            if member.value.process_spec.id != self._local_id and held < limit and not is_exiting:
-                found.append((*name, held / limit))
-                dials.append(self._reaches(name, member.value.process_spec.endpoint))
-        results = await asyncio.gather(*dials)
-        return [
-            Candidate(zone, suffix, load, is_reached=is_reached)
-            for (zone, suffix, load), is_reached in zip(found, results, strict=True)
+    async def _survey(self) -> _Survey:
+        """Dial all other members, and challenge those that are not reached."""
+        others = [
+            member
+            for member in self._keyspace.members()
+            if member.value.process_spec.id != self._local_id
         ]
+        reached = await asyncio.gather(*map(self._reaches, others))
+        candidates = []
+        for member, is_reached in zip(others, reached, strict=True):
+            limit = self._allocation.item_limit(member.value)
+            held = len(self._keyspace.local_assignments(member.zone, member.suffix))
+            if held < limit and not self._allocation.is_exiting(member.value):
+                candidates.append(
+                    Candidate(member.zone, member.suffix, held / limit, is_reached=is_reached)
+                )
+        unreached = [m for m, is_reached in zip(others, reached, strict=True) if not is_reached]
+        silent = await asyncio.gather(*map(self._is_known_to_be_silent, unreached))
+        return _Survey(
+            candidates,
+            frozenset((m.zone, m.suffix) for m in unreached),
+            frozenset((m.zone, m.suffix) for m, is_ in zip(unreached, silent, strict=True) if is_),
+        )
 
-    async def _reaches(self, name: tuple[str, str], endpoint: str) -> bool:
+    async def _is_known_to_be_silent(self, member: BrokerEntry) -> bool:
+        try:
+            return await self._is_silent(member)
+        except EtcdError as error:
+            _log.warning("broker %s/%s was not challenged: %s", member.zone, member.suffix, error)
+            return False
+
+    async def _reaches(self, member: BrokerEntry) -> bool:
         """Return True if a member is reached. One whose link is cut is not dialled for that."""
+        name, endpoint = (member.zone, member.suffix), member.value.process_spec.endpoint
         if self._is_cut(name):
             return False
         begun = asyncio.get_running_loop().time()
@@ -186,12 +232,8 @@ class Rebuilder:
 
     # --------------------------------------------------------------- one journal
 
-    async def _change(self, journal: str, candidates: Sequence[Candidate]) -> bool:
+    async def _change(self, journal: str, survey: _Survey) -> bool:
         """Decide about one journal. Return False if it has to be looked at again."""
-        now = asyncio.get_running_loop().time()
-        changed_at = self._changed_at.get(journal)
-        if changed_at is not None and now - changed_at < self._ttl_s:
-            return False
         keyspace = self._keyspace
         item, assignments = keyspace.item(journal), keyspace.assignments(journal)
         primary = next((a for a in assignments if self._is_ours(a) and a.slot == 0), None)
@@ -202,14 +244,26 @@ class Rebuilder:
             assignments,
             primary,
             {name for name in members if self._is_cut(name)},
-            [c for c in candidates if (c.zone, c.suffix) not in members],
+            [c for c in survey.candidates if (c.zone, c.suffix) not in members],
             desired=self._allocation.desired_replication(item.value),
-            unreached={(c.zone, c.suffix) for c in candidates if not c.is_reached},
+            unreached=survey.unreached,
+            silent=survey.silent,
         )
-        if decision.action is Action.NOTHING:
+        if decision.action is Action.NOTHING or self._changed_lately(journal, decision.action):
             return False
-        self._changed_at[journal] = now
-        return await self._write(journal, assignments, primary, decision)
+        is_written = await self._write(journal, assignments, primary, decision)
+        if is_written:
+            self._changed[journal] = asyncio.get_running_loop().time(), decision.action
+        return is_written
+
+    def _changed_lately(self, journal: str, action: Action) -> bool:
+        """Return True if we changed a journal a short time ago.
+
+        A replacement does not delay that we give up our place: we may have been cut off since.
+        """
+        changed_at, changed = self._changed.get(journal, (-math.inf, Action.NOTHING))
+        is_recent = asyncio.get_running_loop().time() - changed_at < self._ttl_s
+        return is_recent and (action is Action.REPLACE or changed is Action.HAND_OVER)
 
     async def _write(
         self,
@@ -232,12 +286,11 @@ class Rebuilder:
             key = keyspace.assignment_key(journal, substitute.zone, substitute.suffix, peer.slot)
             lease = member.lease
         if decision.action is Action.HAND_OVER:
-            assert key is not None, "a substitute takes our place"
-            change = f"is handed to {peer.suffix}, since we reach no replica"
+            change = f"is handed to {peer.suffix}, since we reach too few brokers"
             first = keyspace.assignment_key(journal, peer.zone, peer.suffix, 0)
             operations = hand_over(primary, peer, first, key, lease)
         else:
-            change = f"goes on without {peer.suffix}, which we do not reach"
+            change = f"continues without {peer.suffix}, which we do not reach"
             operations = replace(peer, key, lease)
         try:
             is_written = (await self._etcd.txn(compares, operations)).succeeded

@@ -1,8 +1,9 @@
 """Replacement of replicas that their primary does not reach, as a pure decision.
 
-The primary holds every acknowledged byte. So it may go on without a replica that it does not reach,
-as soon as another broker takes the place. A primary that reaches nobody at all is cut off itself:
-it gives its role to a replica, which holds every acknowledged byte, too.
+The primary holds every acknowledged byte. So it may continue without a replica that it does not
+reach, as soon as another broker takes the place. A primary that reaches no replica, and too few
+other brokers, though replicas answer in Etcd, is cut off itself: it gives its role to one of them,
+which holds every acknowledged byte, too.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Action(enum.Enum):
     REPLACE = enum.auto()
     """The replica leaves the journal, and a substitute takes its slot, unless there are enough."""
     HAND_OVER = enum.auto()
-    """Another replica becomes the primary, and a substitute, which it may reach, takes our place:
-    we reach nobody, and waited for one of them for the whole bound."""
+    """Another replica becomes the primary, and a substitute, which it may reach, takes our place,
+    unless there are enough: we reach no replica, and waited for one for the whole bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ def decide(
     *,
     desired: int,
     unreached: Collection[tuple[str, str]] = (),
+    silent: Collection[tuple[str, str]] = (),
 ) -> Decision:
     """Return what a primary does about one journal.
 
@@ -83,23 +85,30 @@ def decide(
         cut_off: zone and suffix of the members that it does not reach.
         candidates: members that have room, and are not of the journal.
         desired: number of members that the journal should have.
-        unreached: members that did not accept a connection just now.
+        unreached: members that were not reached just now.
+        silent: members that do not answer in Etcd either: they are dead, and take over nothing.
     """
     peers = sorted((a for a in assignments if a is not primary), key=lambda a: a.slot)
     lost = [peer for peer in peers if (peer.zone, peer.suffix) in cut_off]
     if not lost:
         return _NOTHING
+    reached = [candidate for candidate in candidates if candidate.is_reached]
+    unreached_peers = [p for p in peers if p in lost or (p.zone, p.suffix) in unreached]
+    needed = min(len(peers), desired - 1)
+    if len(unreached_peers) == len(peers) and len(reached) < needed:
+        living = [each for each in candidates if (each.zone, each.suffix) not in silent]
+        successors = [peer for peer in peers if (peer.zone, peer.suffix) not in silent]
+        if successors and (living or len(assignments) > desired):
+            # Preferably one that was synchronized last, and was heard later.
+            peer = min(successors, key=lambda p: (p.raw != primary.raw, p in lost, p.slot))
+            has_surplus = len(assignments) > desired
+            substitute = None if has_surplus else _best(living, assignments, primary)
+            return Decision(Action.HAND_OVER, peer, substitute)
     if len(assignments) > desired:
         return Decision(Action.REPLACE, lost[0])
-    reached = [candidate for candidate in candidates if candidate.is_reached]
     if reached:
         return Decision(Action.REPLACE, lost[0], _best(reached, assignments, lost[0]))
-    # The peer may reach the substitute. Without one nobody could do better than we.
-    others = [peer for peer in peers if peer not in lost]
-    if candidates and all((peer.zone, peer.suffix) in unreached for peer in others):
-        successor = (others or lost)[0]  # preferably one that was heard later
-        return Decision(Action.HAND_OVER, successor, _best(candidates, assignments, primary))
-    return _NOTHING
+    return _NOTHING  # without a substitute no one could do better than we
 
 
 def _best(
@@ -133,7 +142,11 @@ def replace(peer: BrokerAssignment, key: bytes | None, lease: int) -> list[Opera
 
 
 def hand_over(
-    primary: BrokerAssignment, peer: BrokerAssignment, peer_key: bytes, key: bytes, lease: int
+    primary: BrokerAssignment,
+    peer: BrokerAssignment,
+    peer_key: bytes,
+    key: bytes | None,
+    lease: int,
 ) -> list[Operation]:
     """Return the operations by which a replica becomes the primary, and a substitute joins.
 
@@ -141,12 +154,14 @@ def hand_over(
         primary: assignment of the primary, which leaves.
         peer: assignment of the replica.
         peer_key: its assignment key in slot 0.
-        key: assignment key of the substitute, in the slot of the replica.
+        key: assignment key of the substitute, in the slot of the replica; ``None`` for none.
         lease: that of the substitute.
     """
-    return [
+    operations: list[Operation] = [
         Delete(primary.key),
         Delete(peer.key),
         Put(peer_key, peer.raw, peer.lease),
-        Put(key, b"", lease),
     ]
+    if key is not None:
+        operations.append(Put(key, b"", lease))
+    return operations

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from gazette_sdk.broker.replication.peer_stream import PEER_ANSWER_TIMEOUT_S, OpenStream, PeerStream
-from gazette_sdk.errors import GazetteError
+from gazette_sdk.errors import GazetteError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 
 __all__ = ["PeerStreams"]
@@ -17,6 +17,14 @@ __all__ = ["PeerStreams"]
 T = TypeVar("T")
 
 _Name: TypeAlias = tuple[str, str]
+
+
+@dataclass(slots=True)
+class _Call:
+    """Call to a peer about a journal, and the error that ended it early."""
+
+    journal: str
+    error: GazetteError | None = None
 
 
 @dataclass(slots=True)
@@ -32,7 +40,7 @@ class PeerStreams:
     answer_timeout_s: float = PEER_ANSWER_TIMEOUT_S
     on_broken: Callable[[pb.ProcessSpec.ID, GazetteError, float], None] | None = None
     _open: dict[_Name, set[PeerStream]] = field(default_factory=dict)
-    _calls: dict[_Name, dict[asyncio.Task[Any], GazetteError | None]] = field(default_factory=dict)
+    _calls: dict[_Name, dict[asyncio.Task[Any], _Call]] = field(default_factory=dict)
     _heard_at: dict[_Name, float] = field(default_factory=dict)
 
     def open(self, peer: pb.ProcessSpec.ID, open_stream: OpenStream) -> PeerStream:
@@ -43,15 +51,17 @@ class PeerStreams:
         self._open.setdefault((peer.zone, peer.suffix), set()).add(stream)
         return stream
 
-    async def until_gone(self, peer: pb.ProcessSpec.ID, call: Coroutine[Any, Any, T]) -> T:
-        """Await a call to a peer, until the peer has left the cluster.
+    async def until_gone(
+        self, peer: pb.ProcessSpec.ID, call: Coroutine[Any, Any, T], journal: str = ""
+    ) -> T:
+        """Await a call to a journal's primary, until that has left the cluster or the journal.
 
         Raises:
-            GazetteError: of :meth:`fail`. The call was cancelled.
+            GazetteError: of :meth:`fail` or :meth:`lead_no_more`. The call was cancelled.
         """
         task = asyncio.ensure_future(call)
         name = peer.zone, peer.suffix
-        self._calls.setdefault(name, {})[task] = None
+        self._calls.setdefault(name, {})[task] = _Call(journal)
         try:
             await asyncio.wait([task])
         except asyncio.CancelledError:  # nobody wants the call's outcome any more
@@ -60,7 +70,7 @@ class PeerStreams:
             await asyncio.wait([task])  # it reads from what our caller closes next
             raise
         finally:
-            error = self._calls[name].pop(task)
+            error = self._calls[name].pop(task).error
             if not self._calls[name]:
                 del self._calls[name]
         if error is not None and task.cancelled():
@@ -71,10 +81,29 @@ class PeerStreams:
         """Break all streams to a peer, and end all calls: nobody waits for its answers any more."""
         for stream in list(self._open.get((zone, suffix), ())):
             stream.fail(error)
-        calls = self._calls.get((zone, suffix), {})
-        for task in calls:
-            calls[task] = error
+        for task, call in self._calls.get((zone, suffix), {}).items():
+            call.error = error
             task.cancel()
+
+    def lead_no_more(self, zone: str, suffix: str, journal: str, grace_s: float) -> None:
+        """End the present calls to a journal's former primary, unless they end soon.
+
+        It finishes its append in progress. If it is cut off from us, its answer never comes.
+        """
+        error = UnavailableError(
+            f"broker {zone}/{suffix} leads the journal no more, and did not answer", journal=journal
+        )
+
+        def end() -> None:
+            for task, call in calls.items():
+                if not task.done():
+                    call.error = error
+                    task.cancel()
+
+        present = self._calls.get((zone, suffix), {})
+        calls = {task: call for task, call in present.items() if call.journal == journal}
+        if calls:
+            asyncio.get_running_loop().call_later(grace_s, end)
 
     def heard_at(self, zone: str, suffix: str) -> float:
         """Return the loop time of the last answer of a peer; -inf if there was none."""

@@ -187,6 +187,41 @@ def test_connections_are_refused_while_the_target_refuses():
                         assert time.monotonic() < deadline
 
 
+def closed_before_the_first_byte(proxy):
+    with connected(proxy) as client:
+        client.sendall(b"ping")
+        return client.recv(4) == b""
+
+
+def test_connections_are_accepted_and_closed_while_the_target_refuses():
+    """As load balancers and service meshes do."""
+    with contextlib.ExitStack() as running:
+        port = running.enter_context(echoing())
+        with TcpProxy(port) as proxy:
+            proxy.accept_for_dead()
+            with connected(proxy) as client:
+                assert echo(client) == b"ping"
+            running.close()
+            assert closed_before_the_first_byte(proxy)
+            assert closed_before_the_first_byte(proxy)
+            with echoing(port), connected(proxy) as client:
+                assert echo(client) == b"ping"
+            proxy.heal()
+            assert refused(proxy)
+
+
+def test_a_proxy_that_hangs_up_resets_connections_and_closes_new_ones(proxy):
+    with connected(proxy) as client:
+        assert echo(client) == b"ping"
+        proxy.hang_up()
+        with pytest.raises(ConnectionResetError):
+            client.recv(4)
+        assert closed_before_the_first_byte(proxy)
+        proxy.heal()
+        with connected(proxy) as another:
+            assert echo(another) == b"ping"
+
+
 CLIENT = """
 import socket, sys
 client = socket.create_connection(("127.0.0.1", int(sys.argv[1])))

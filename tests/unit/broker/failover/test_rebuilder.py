@@ -6,14 +6,19 @@ import asyncio
 
 import pytest
 
-from gazette_sdk.broker.failover.decision import Input
 from gazette_sdk.broker.failover.rebuilder import Rebuilder
+from gazette_sdk.broker.failover.replacement import Action
 from gazette_sdk.broker.replication.peer_streams import PeerStreams
 from gazette_sdk.cluster.broker_keys import JournalAllocation
+from gazette_sdk.cluster.verification.decision import Input
 from gazette_sdk.errors import DeadlineExceededError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import ZONE, Mirror
 from support.etcd import run
+
+
+async def is_silent(member):
+    return member.suffix == "broker-d"
 
 
 def test_a_member_whose_link_is_cut_is_no_candidate_and_is_not_dialled():
@@ -35,11 +40,15 @@ def test_a_member_whose_link_is_cut_is_no_candidate_and_is_not_dialled():
             PeerStreams(),
             ttl_s=5.0,
             dial=dial,
+            is_silent=is_silent,
         )
         endpoints = {name: mirror.keyspace.endpoint(ZONE, f"broker-{name}") for name in "bcd"}
         frozen = pb.ProcessSpec.ID(zone=ZONE, suffix="broker-b")
         rebuilder.failed(frozen, DeadlineExceededError("no answer"), waited_s=10.0)
-        found = {each.suffix: each.is_reached for each in await rebuilder._candidates()}
+        survey = await rebuilder._survey()
+        assert survey.unreached == {(ZONE, "broker-b"), (ZONE, "broker-d")}
+        assert survey.silent == {(ZONE, "broker-d")}
+        found = {each.suffix: each.is_reached for each in survey.candidates}
         assert found == {"broker-b": False, "broker-c": True, "broker-d": False}
         assert sorted(dialled) == sorted([endpoints["c"], endpoints["d"]])
         await asyncio.sleep(0)
@@ -80,6 +89,7 @@ def test_a_link_is_cut_by_the_wait_for_its_peer_whatever_ended_that(
             PeerStreams(answer_timeout_s=10.0),
             ttl_s=20.0,
             dial=dial,
+            is_silent=is_silent,
         )
         peer = pb.ProcessSpec.ID(zone=ZONE, suffix="broker-b")
         rebuilder.failed(peer, error, waited_s=waited_s)
@@ -111,7 +121,71 @@ def test_a_member_that_answers_while_it_is_dialled_is_reached(is_heard):
             streams,
             ttl_s=5.0,
             dial=dial,
+            is_silent=is_silent,
         )
-        assert [each.is_reached for each in await rebuilder._candidates()] == [is_heard]
+        survey = await rebuilder._survey()
+        assert [each.is_reached for each in survey.candidates] == [is_heard]
+
+    run(scenario())
+
+
+def test_only_a_hand_over_follows_a_replacement_at_once():
+    """A primary may be cut off from the others after it replaced a replica."""
+
+    async def scenario():
+        mirror = Mirror()
+        rebuilder = Rebuilder(
+            None,
+            mirror.keyspace,
+            JournalAllocation(9),
+            pb.ProcessSpec.ID(zone=ZONE, suffix="broker-a"),
+            PeerStreams(),
+            ttl_s=5.0,
+            dial=None,
+            is_silent=is_silent,
+        )
+        now = asyncio.get_running_loop().time()
+        for changed, age_s, action, is_delayed in [
+            (Action.REPLACE, 1.0, Action.REPLACE, True),
+            (Action.REPLACE, 6.0, Action.REPLACE, False),
+            (Action.REPLACE, 1.0, Action.HAND_OVER, False),
+            (Action.HAND_OVER, 1.0, Action.HAND_OVER, True),
+            (Action.HAND_OVER, 6.0, Action.HAND_OVER, False),
+        ]:
+            rebuilder._changed["a/journal"] = now - age_s, changed
+            assert rebuilder._changed_lately("a/journal", action) == is_delayed
+        assert not rebuilder._changed_lately("another/journal", Action.REPLACE)
+
+    run(scenario())
+
+
+def test_the_link_to_a_process_that_has_left_says_nothing_about_its_successor():
+    async def scenario():
+        mirror = Mirror()
+        key, value = mirror.member("broker-b")
+        mirror.put({key: value})
+
+        async def dial(_):
+            return Input.REACHED
+
+        rebuilder = Rebuilder(
+            None,
+            mirror.keyspace,
+            JournalAllocation(9),
+            pb.ProcessSpec.ID(zone=ZONE, suffix="broker-a"),
+            PeerStreams(answer_timeout_s=10.0),
+            ttl_s=20.0,
+            dial=dial,
+            is_silent=is_silent,
+        )
+        killed = pb.ProcessSpec.ID(zone=ZONE, suffix="broker-b")
+        rebuilder.failed(killed, DeadlineExceededError("no answer"), waited_s=10.0)
+        assert rebuilder._is_cut((ZONE, "broker-b"))
+        mirror.put({}, delete=[key])
+        rebuilder.left(ZONE, "broker-b")
+        rebuilder.failed(killed, UnavailableError("it has left"), waited_s=10.0)
+        mirror.put({key: value})
+        assert (await rebuilder._survey()).unreached == frozenset()
+        await rebuilder.aclose()
 
     run(scenario())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import chain, combinations, product
 
 import pytest
@@ -47,8 +48,12 @@ def test_every_combination_has_its_action(count, desired, candidates, lost):
     assignments = [assignment(f"peer-{slot}", slot) for slot in range(count)]
     cut_off = {("z0", f"peer-{slot}") for slot in lost}
     found = decide(assignments, assignments[0], cut_off, candidates, desired=desired)
+    has_room = bool(candidates) or count > desired
     if not lost:
         assert found.action is Action.NOTHING
+    elif len(lost) == count - 1 and len(candidates) < min(count, desired) - 1 and has_room:
+        assert (found.action, found.peer) == (Action.HAND_OVER, assignments[1])
+        assert (found.substitute is None) == (count > desired)
     elif count > desired:
         assert (found.action, found.substitute) == (Action.REPLACE, None)
         assert found.peer is assignments[lost[0]]
@@ -60,7 +65,6 @@ def test_every_combination_has_its_action(count, desired, candidates, lost):
         assert found.substitute is wanted
     else:
         assert found.action is Action.NOTHING
-    # Whatever is decided: the journal keeps its members' number where it was right, and us.
     assert found.peer is not assignments[0]
 
 
@@ -82,7 +86,7 @@ def test_a_journal_is_handed_over_where_nobody_is_reached_and_a_substitute_exist
 @pytest.mark.parametrize("is_spare_reached", [False, True])
 @pytest.mark.parametrize("unreached", subsets((1, 2, 3)))
 @pytest.mark.parametrize("lost", subsets((1, 2, 3)))
-def test_one_link_that_is_cut_suffices_where_nobody_accepts_a_connection(
+def test_one_link_that_is_cut_suffices_where_no_replica_and_too_few_others_are_reached(
     lost, unreached, is_spare_reached
 ):
     assignments = [assignment(f"peer-{slot}", slot) for slot in range(4)]
@@ -97,13 +101,49 @@ def test_one_link_that_is_cut_suffices_where_nobody_accepts_a_connection(
     )
     if not lost:
         assert found.action is Action.NOTHING
-    elif is_spare_reached:
-        assert found == Decision(Action.REPLACE, assignments[lost[0]], spare)
     elif {*lost, *unreached} == {1, 2, 3}:
         successor = next((slot for slot in (1, 2, 3) if slot not in lost), 1)
         assert found == Decision(Action.HAND_OVER, assignments[successor], spare)
+    elif is_spare_reached:
+        assert found == Decision(Action.REPLACE, assignments[lost[0]], spare)
     else:
         assert found.action is Action.NOTHING
+
+
+@pytest.mark.parametrize("silent", subsets(("peer-1", "peer-2", "spare")))
+@pytest.mark.parametrize("count", [3, 4])
+def test_nothing_is_handed_over_to_the_dead(silent, count):
+    """A broker whose peers have all died keeps its places, and so does a lone one."""
+    assignments = [assignment(f"peer-{slot}", slot) for slot in range(count)]
+    everyone = {("z0", f"peer-{slot}") for slot in range(1, count)}
+    spare = Candidate("z1", "spare", 0, is_reached=False)
+    dead = {("z1" if name == "spare" else "z0", name) for name in silent}
+    found = decide(
+        assignments,
+        assignments[0],
+        everyone,
+        [spare],
+        desired=3,
+        silent=dead if count == 3 else dead | {("z0", "peer-3")},
+    )
+    living = [slot for slot in (1, 2) if f"peer-{slot}" not in silent]
+    if living and count == 4:
+        assert found == Decision(Action.HAND_OVER, assignments[living[0]])
+    elif living and "spare" not in silent:
+        assert found == Decision(Action.HAND_OVER, assignments[living[0]], spare)
+    elif count == 4:
+        assert found == Decision(Action.REPLACE, assignments[1])
+    else:
+        assert found.action is Action.NOTHING
+
+
+def test_a_replica_that_was_synchronized_last_becomes_the_primary():
+    assignments = [assignment(f"peer-{slot}", slot) for slot in range(3)]
+    assignments[1] = dataclasses.replace(assignments[1], raw=b"")  # it joined lately
+    everyone = {("z0", "peer-1"), ("z0", "peer-2")}
+    spare = [Candidate("z1", "spare", 0, is_reached=False)]
+    found = decide(assignments, assignments[0], everyone, spare, desired=3)
+    assert found.peer is assignments[2]
 
 
 def test_the_least_loaded_takes_the_place_where_two_zones_remain():
@@ -133,4 +173,9 @@ def test_operations_of_a_replacement_and_of_a_hand_over():
         Delete(peer.key),
         Put(b"p1-in-0", b"route", 101),
         Put(b"new-in-1", b"", 7),
+    ]
+    assert hand_over(primary, peer, b"p1-in-0", None, 0) == [
+        Delete(primary.key),
+        Delete(peer.key),
+        Put(b"p1-in-0", b"route", 101),
     ]

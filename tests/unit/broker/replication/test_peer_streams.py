@@ -118,3 +118,35 @@ def test_a_call_to_a_peer_ends_when_the_peer_has_left():
         assert not streams._calls
 
     run(scenario())
+
+
+def test_calls_to_a_former_primary_end_if_they_do_not_end_soon():
+    """It finishes its append in progress; if it is cut off from us, its answer never comes."""
+
+    async def scenario():
+        streams = PeerStreams()
+        answer = asyncio.get_running_loop().create_future()
+
+        async def answered():
+            return await answer
+
+        async def frozen():
+            await asyncio.Event().wait()
+
+        peer = PEERS[0]
+        former = asyncio.ensure_future(streams.until_gone(peer, frozen(), "a/journal"))
+        finishing = asyncio.ensure_future(streams.until_gone(peer, answered(), "a/journal"))
+        other = asyncio.ensure_future(streams.until_gone(peer, frozen(), "another/journal"))
+        await asyncio.sleep(0)
+        streams.lead_no_more(peer.zone, peer.suffix, "a/journal", 0.01)
+        again = asyncio.ensure_future(streams.until_gone(peer, frozen(), "a/journal"))
+        answer.set_result("answer")
+        assert await finishing == "answer"
+        with pytest.raises(UnavailableError, match="leads the journal no more"):
+            await former
+        for call in (other, again):
+            assert not call.done()
+            call.cancel()
+        await asyncio.wait([other, again])
+
+    run(scenario())

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import threading
 
 import pytest
 
-from gazette_sdk.broker.failover.decision import Input
-from gazette_sdk.broker.failover.probe import dial
+from gazette_sdk.cluster.verification.decision import Input
+from gazette_sdk.cluster.verification.probe import dial
 from support.etcd import run
 
 
@@ -43,6 +44,28 @@ def test_an_endpoint_that_answers_is_reached(listener):
     for endpoint in (f"http://127.0.0.1:{port}", f"https://localhost:{port}/path"):
         assert run(dial(endpoint)) is Input.REACHED
     answering.join(10)
+
+
+@pytest.mark.parametrize("how", ["accept", "read", "reset"])
+def test_an_endpoint_that_closes_before_the_first_byte_is_no_answer(listener, how):
+    """A proxy in front of a dead process does so."""
+
+    def serve():
+        for _ in range(2):
+            connection, _ = listener.accept()
+            with connection:
+                if how != "accept":
+                    connection.recv(1000)
+                if how == "reset":
+                    linger = struct.pack("ii", 1, 0)
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+
+    serving = threading.Thread(target=serve, daemon=True)
+    serving.start()
+    port = listener.getsockname()[1]
+    for host in ("http://127.0.0.1", "https://localhost"):
+        assert run(dial(f"{host}:{port}")) is Input.CLOSED
+    serving.join(10)
 
 
 def test_an_endpoint_on_which_nobody_listens_refuses(listener):

@@ -1,12 +1,12 @@
-"""Challenges in Etcd: keys that a living broker deletes at once.
+"""Challenges in Etcd: keys that a living member deletes at once.
 
 They stand below ``/gazette_sdk/failover{root}``, outside the cluster's own prefix::
 
-    answering/{zone}#{suffix}     the broker answers challenges; under its own lease
-    challenges/{zone}#{suffix}    asks the broker whether it lives; under the verifier's lease
+    answering/{zone}#{suffix}     the member answers challenges; under its own lease
+    challenges/{zone}#{suffix}    asks the member whether it lives; under the verifier's lease
 
-A challenge is created by one verifier at a time. Its broker deletes it. So does every other broker
-which reaches the broker's endpoint: a member that others hear is never deposed.
+A challenge is created by one verifier at a time. The challenged deletes it. So does every
+other member which reaches its endpoint: a member that others hear is never deposed.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from gazette_sdk.broker.failover.decision import Input
-from gazette_sdk.broker.slot import Signal
-from gazette_sdk.cluster.broker_keys import BrokerKeySpace
 from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Put
+from gazette_sdk.cluster.item_keyspace import ProcessKeySpace
 from gazette_sdk.cluster.keyspace import Entry, KeySpace
+from gazette_sdk.cluster.verification.decision import Input
 from gazette_sdk.errors import EtcdError
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -37,20 +36,20 @@ _log = logging.getLogger(__name__)
 
 
 class Challenges:
-    """Answers of one broker to challenges, and its own challenges of others.
+    """Answers of one member to challenges, and its own challenges of others.
 
     Args:
         etcd: the client.
         keyspace: mirror of the cluster.
-        local_id: this broker.
-        lease: id of this broker's lease.
+        local_id: this member.
+        lease: id of this member's lease.
         dial: dials an endpoint.
     """
 
     def __init__(
         self,
         etcd: Etcd,
-        keyspace: BrokerKeySpace,
+        keyspace: ProcessKeySpace[Any, Any, Any],
         local_id: pb.ProcessSpec.ID,
         lease: int,
         dial: Callable[[str], Awaitable[Input]],
@@ -63,7 +62,6 @@ class Challenges:
         root = f"/gazette_sdk/failover{keyspace.root.rstrip('/')}"
         self._mirror = KeySpace(root, _decode)
         self._mirror.observers.append(self._observe)
-        self._changed = Signal()
         self._answering: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -91,7 +89,7 @@ class Challenges:
             await asyncio.sleep(RETRY_S)
 
     async def _announce(self) -> None:
-        """Tell that we answer challenges, when there is a broker which may challenge us."""
+        """Tell that we answer challenges, when there is a member which may challenge us."""
         while len(self._keyspace.members()) < MEMBERS_MIN:
             await self._keyspace.wait_for_update()
         key = self._key("answering", self._local_id)
@@ -118,12 +116,8 @@ class Challenges:
     async def gone(self, member: pb.ProcessSpec.ID, revision: int = 0) -> None:
         """Return when there is no challenge of a member that is as new as ``revision``."""
         key = self._key("challenges", member)
-        while True:
-            changed = self._changed
-            entry = self._mirror.find(key)
-            if entry is None and self._mirror.revision >= revision:
-                return
-            await changed.wait()
+        while self._mirror.find(key) is not None or self._mirror.header.revision < revision:
+            await self._mirror.wait_for_update()
 
     async def end(self, member: pb.ProcessSpec.ID, revision: int, *compares: Compare) -> bool:
         """Delete a challenge. Return True if it was unanswered, and everything compared holds.
@@ -144,8 +138,6 @@ class Challenges:
 
     def _observe(self) -> None:
         """Answer the challenges of the last changes."""
-        signal, self._changed = self._changed, Signal()
-        signal.fire()
         prefix = self._key("challenges")
         for _, _, entry in self._mirror.changes:
             if entry is None or not entry.key.startswith(prefix):

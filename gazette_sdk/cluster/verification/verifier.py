@@ -1,8 +1,8 @@
-"""The driver of verifications: from evidence that a broker died to the revocation of its lease.
+"""The driver of verifications: from evidence that a member died to the revocation of its lease.
 
-Evidence is a Replicate stream that broke, at either end, or a call to a broker that could not be
-carried. It only begins a verification, which the table of `decision` defines: evidence of a broker
-that lives costs it a few connections.
+Evidence is a stream or a link that broke, or a call that could not be carried. It only begins a
+verification, which the table of `decision` defines: evidence of a member that lives costs it a few
+connections.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from gazette_sdk.broker.failover.challenges import Challenges
-from gazette_sdk.broker.failover.decision import ENDS, Input, State, step
-from gazette_sdk.broker.replication.peer_streams import PeerStreams
-from gazette_sdk.cluster.broker_keys import BrokerEntry, BrokerKeySpace
 from gazette_sdk.cluster.etcd import Compare, Etcd
-from gazette_sdk.cluster.item_keyspace import MemberEntry
+from gazette_sdk.cluster.item_keyspace import MemberEntry, ProcessKeySpace
+from gazette_sdk.cluster.verification.challenges import Challenges
+from gazette_sdk.cluster.verification.decision import DIALS, ENDS, Input, State, step
 from gazette_sdk.errors import EtcdError, GazetteError, LeaseLostError, UnavailableError
 from gazette_sdk.protocol import broker_pb2 as pb
 
@@ -36,50 +34,59 @@ ANSWER_CALLS = 5
 """Time to answer, in times of the call of Etcd that made the challenge: Etcd may be slow."""
 
 SILENT_ANSWER_S = 2.0
-"""Time to answer in place of a broker that does not answer challenges itself: one of another
+"""Time to answer in place of a member that does not answer challenges itself: one of another
 implementation, or an earlier release."""
 
+SILENT_ANSWER_SHARE = 0.5
+"""Time to answer for such a member, as a share of the time that its lease has left, if its endpoint
+closes connections instead of refusing them. A proxy may do that to a question that it does not
+understand. A member that lives renews its lease in each third of its time."""
+
 VERIFY_AGAIN_S = 1.0
-"""Pause between verifications of one broker that were not the last."""
+"""Pause between verifications of one member that were not the last."""
 
 _log = logging.getLogger(__name__)
 
 
 class Verifier:
-    """Verifier of suspected brokers, and observer of those that leave.
+    """Verifier of suspected members, and observer of those that leave.
 
     Args:
         etcd: the client.
         keyspace: mirror of the cluster; :meth:`observe` is to be one of its observers.
-        local_id: this broker, which is never suspected.
-        lease: id of this broker's lease.
-        streams: Replicate streams of this broker to others.
+        local_id: this member, which is never suspected.
+        lease: id of this member's lease.
         dial: dials an endpoint.
+        kind: what members are called: ``broker`` or ``consumer``.
+        on_left: called with the zone and suffix of each member that left, and an error that says
+            so: nobody waits for its answers then.
     """
 
     def __init__(
         self,
         etcd: Etcd,
-        keyspace: BrokerKeySpace,
+        keyspace: ProcessKeySpace[Any, Any, Any],
         local_id: pb.ProcessSpec.ID,
         lease: int,
-        streams: PeerStreams,
         *,
         dial: Callable[[str], Awaitable[Input]],
+        kind: str,
+        on_left: Callable[[str, str, GazetteError], None] = lambda *_: None,
     ) -> None:
         self._etcd = etcd
         self._keyspace = keyspace
         self._local_id = local_id
-        self._streams = streams
+        self._kind = kind
+        self._on_left = on_left
         self._dial = dial
-        self._challenges = Challenges(etcd, keyspace, local_id, lease, dial)
+        self.challenges = Challenges(etcd, keyspace, local_id, lease, dial)
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._again: set[tuple[str, str]] = set()
 
     async def run(self) -> None:
         """Answer challenges until cancelled; then end all verifications."""
         try:
-            await self._challenges.run()
+            await self.challenges.run()
         finally:
             tasks = list(self._tasks.values())
             for task in tasks:
@@ -88,22 +95,21 @@ class Verifier:
                 await asyncio.wait(tasks)
 
     def observe(self) -> None:
-        """Break the streams to brokers that are no members any more, and verify them no longer.
-
-        Nobody waits for their answers then: the route without them is what counts.
-        """
+        """Verify processes that are no members any more no longer, and report that they left."""
         for _, old, new in self._keyspace.changes:
             if new is None and isinstance(old, MemberEntry):
                 if (task := self._tasks.get((old.zone, old.suffix))) is not None:
                     task.cancel()
-                gone = UnavailableError(f"broker {old.zone}/{old.suffix} has left the cluster")
-                self._streams.fail(old.zone, old.suffix, gone)
+                name = f"{self._kind} {old.zone}/{old.suffix}"
+                self._on_left(
+                    old.zone, old.suffix, UnavailableError(f"{name} has left the cluster")
+                )
 
     def suspect(self, peer: pb.ProcessSpec.ID, reason: object) -> None:
-        """Verify that a broker lives; again, if that is going on.
+        """Verify that a member lives; again, if that is going on.
 
         Args:
-            peer: the broker.
+            peer: the member.
             reason: why it is suspected, for the log.
         """
         name = peer.zone, peer.suffix
@@ -112,22 +118,51 @@ class Verifier:
         if name in self._tasks:
             self._again.add(name)
             return
-        _log.debug("broker %s/%s is verified: %s", *name, reason)
+        _log.debug("%s %s/%s is verified: %s", self._kind, *name, reason)
         task = asyncio.get_running_loop().create_task(
             self._verify(*name), name=f"verify {peer.zone}/{peer.suffix}"
         )
         self._tasks[name] = task
         task.add_done_callback(lambda done: self._verified(name, done))
 
+    async def is_silent(self, member: MemberEntry[Any]) -> bool:
+        """Challenge a member that is not suspected. Return True if the challenge is unanswered.
+
+        A member that does not answer challenges is not known to be silent.
+
+        Raises:
+            EtcdError: Etcd refused, or did not answer.
+        """
+        peer = member.value.process_spec.id
+        if not self.challenges.are_answered_by(peer, member.lease):
+            return False
+        loop = asyncio.get_running_loop()
+        begun, revision = loop.time(), 0
+        try:
+            async with asyncio.timeout(SILENT_ANSWER_S):
+                while not (revision := await self.challenges.create(peer)):
+                    await self.challenges.gone(peer)  # that of another member
+                    begun = loop.time()
+            answer_s = max(ANSWER_S, ANSWER_CALLS * (loop.time() - begun))
+            async with asyncio.timeout(answer_s):
+                await self.challenges.gone(peer, revision)
+                revision = 0
+        except TimeoutError:
+            if not revision:
+                return False
+        finally:
+            is_unanswered = bool(revision) and await self.challenges.end(peer, revision)
+        return is_unanswered
+
     async def _verify(self, zone: str, suffix: str) -> None:
-        """Verify one broker, until there is no new evidence or it is no member any more."""
+        """Verify one member, until there is no new evidence or it is no member any more."""
         self._again.add((zone, suffix))
         while (zone, suffix) in self._again:
             self._again.discard((zone, suffix))
             member = self._keyspace.member(zone, suffix)
             if member is None:
                 return
-            await _Verification(self._etcd, self._challenges, self._dial, member).run()
+            await _Verification(self._etcd, self.challenges, self._dial, member, self._kind).run()
             await asyncio.sleep(VERIFY_AGAIN_S)
 
     def _verified(self, name: tuple[str, str], task: asyncio.Task[None]) -> None:
@@ -142,9 +177,10 @@ class _Verification:
 
     Args:
         etcd: the client.
-        challenges: those of this broker.
+        challenges: those of this member.
         dial: dials an endpoint.
         member: the suspect's key.
+        kind: of the member.
     """
 
     def __init__(
@@ -152,12 +188,15 @@ class _Verification:
         etcd: Etcd,
         challenges: Challenges,
         dial: Callable[[str], Awaitable[Input]],
-        member: BrokerEntry,
+        member: MemberEntry[Any],
+        kind: str,
     ) -> None:
         self._etcd = etcd
         self._challenges = challenges
         self._dial = dial
         self._member = member
+        self._kind = kind
+        self._is_closed = False  # by the last dial
         self._peer = member.value.process_spec.id
         self._endpoint = member.value.process_spec.endpoint
         self._challenge = 0  # its revision, while it is there
@@ -175,6 +214,8 @@ class _Verification:
                 except EtcdError as error:
                     _log.warning("the verification of %s failed: %s", self._endpoint, error)
                     given = Input.FAILED
+                if state in DIALS:
+                    self._is_closed = given is Input.CLOSED
                 state = step(state, given)
         finally:
             if self._challenge:
@@ -203,6 +244,8 @@ class _Verification:
         self._challenge = await self._challenges.create(self._peer)
         is_answering = self._challenges.are_answered_by(self._peer, self._member.lease)
         shortest_s = ANSWER_S if is_answering else SILENT_ANSWER_S
+        if self._is_closed and not is_answering:
+            shortest_s = max(shortest_s, SILENT_ANSWER_SHARE * self._time_to_live_s)
         self._answer_s = max(shortest_s, ANSWER_CALLS * (loop.time() - begun))
         return Input.CREATED if self._challenge else Input.HELD
 
@@ -246,9 +289,10 @@ class _Verification:
 
     async def _revoke(self) -> Input:
         _log.warning(
-            "broker %s/%s is dead: %s refuses connections, and its challenge in Etcd was not "
-            "answered; its lease is revoked",
-            self._peer.zone, self._peer.suffix, self._endpoint,
+            "%s %s/%s is dead: %s %s connections, and its challenge in Etcd was not answered; its "
+            "lease is revoked",
+            self._kind, self._peer.zone, self._peer.suffix, self._endpoint,
+            "closes" if self._is_closed else "refuses",
         )  # fmt: skip
         try:
             await self._etcd.revoke(self._member.lease)

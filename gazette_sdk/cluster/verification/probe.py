@@ -1,4 +1,4 @@
-"""Dial of a broker's endpoint, which tells a dead process from one that cannot be reached."""
+"""Dial of a member's endpoint: tells a dead process from one that cannot be reached."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
-from gazette_sdk.broker.failover.decision import Input
+from gazette_sdk.cluster.verification.decision import Input
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import urls
 
@@ -17,8 +17,10 @@ __all__ = ["DIAL_TIMEOUT_S", "dial"]
 DIAL_TIMEOUT_S = 0.5
 """Bound of one dial. A process that is dead refuses within a round trip."""
 
-_QUESTION = b"GET /debug/ready HTTP/1.1\r\nHost: broker\r\nConnection: close\r\n\r\n"
-"""Request to which any broker has an answer: a response, or with TLS an alert."""
+_QUESTION = b"GET /debug/ready HTTP/1.1\r\nHost: member\r\nConnection: close\r\n\r\n"
+"""Request to which any member has an answer: a response, or with TLS an alert."""
+
+_NOTHING_LISTENS = frozenset({Input.REFUSED, Input.CLOSED})
 
 
 async def dial(endpoint: str, *, timeout_s: float = DIAL_TIMEOUT_S) -> Input:
@@ -28,12 +30,12 @@ async def dial(endpoint: str, *, timeout_s: float = DIAL_TIMEOUT_S) -> Input:
     networks do for a host that they do not reach.
 
     Args:
-        endpoint: URL of a broker: ``http://``, ``https://`` or ``unix://``.
+        endpoint: URL of a broker or consumer: ``http://``, ``https://`` or ``unix://``.
         timeout_s: bound of the whole dial.
 
     Returns:
-        ``REACHED`` if an address of the host answered, ``REFUSED`` if all of them refused, else
-        ``UNCLEAR``.
+        ``REACHED`` if an address of the host answered; ``REFUSED`` if all of them refused;
+        ``CLOSED`` if they did that, or accepted and closed; else ``UNCLEAR``.
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -42,7 +44,9 @@ async def dial(endpoint: str, *, timeout_s: float = DIAL_TIMEOUT_S) -> Input:
         return Input.UNCLEAR
     if Input.REACHED in found:
         return Input.REACHED
-    return Input.REFUSED if found and set(found) == {Input.REFUSED} else Input.UNCLEAR
+    if not found or not _NOTHING_LISTENS.issuperset(found):
+        return Input.UNCLEAR
+    return Input.CLOSED if Input.CLOSED in found else Input.REFUSED
 
 
 async def _places(endpoint: str) -> AsyncIterator[tuple[int, Any]]:
@@ -73,7 +77,9 @@ async def _connect(family: int, address: Any) -> Input:
             return Input.REFUSED
         try:
             await asyncio.get_running_loop().sock_sendall(sock, _QUESTION)
-            await asyncio.get_running_loop().sock_recv(sock, 1)
+            answer = await asyncio.get_running_loop().sock_recv(sock, 1)
+        except (ConnectionResetError, BrokenPipeError):
+            return Input.CLOSED
         except OSError:
             return Input.UNCLEAR
-        return Input.REACHED
+        return Input.REACHED if answer else Input.CLOSED

@@ -8,11 +8,10 @@ import logging
 
 import pytest
 
-from gazette_sdk.broker.failover import verifier as verifier_module
-from gazette_sdk.broker.failover.decision import Input
-from gazette_sdk.broker.failover.verifier import Verifier
-from gazette_sdk.broker.replication.peer_streams import PeerStreams
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
+from gazette_sdk.cluster.verification import verifier as verifier_module
+from gazette_sdk.cluster.verification.decision import Input
+from gazette_sdk.cluster.verification.verifier import Verifier
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import LIMIT_S, ZONE
 from support.etcd import run
@@ -33,7 +32,6 @@ class Member:
         self.keyspace = BrokerKeySpace()
         self.answers: dict[str, Input] = {}
         self.dials = 0
-        self.streams = PeerStreams()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def join(self, *, is_answering: bool = True) -> None:
@@ -45,7 +43,7 @@ class Member:
         revision = await self.etcd.put(key, spec.SerializeToString(), lease=self.lease)
         await self.keyspace.load(self.etcd, revision)
         self.verifier = Verifier(
-            self.etcd, self.keyspace, self.id, self.lease, self.streams, dial=self._dial
+            self.etcd, self.keyspace, self.id, self.lease, dial=self._dial, kind="broker"
         )
         self.keyspace.observers.append(self.verifier.observe)
         self.run(self.keyspace.watch(self.etcd, delay_s=0.001))
@@ -72,10 +70,10 @@ class Member:
 
     def knows(self, other: Member) -> bool:
         """Return True if it knows that another broker answers challenges."""
-        return self.verifier._challenges.are_answered_by(other.id, other.lease)
+        return self.verifier.challenges.are_answered_by(other.id, other.lease)
 
     def challenged(self, member: pb.ProcessSpec.ID) -> bool:
-        board = self.verifier._challenges
+        board = self.verifier.challenges
         return board._mirror.find(board._key("challenges", member)) is not None
 
     async def lost(self, suffix: str) -> None:
@@ -202,6 +200,46 @@ def test_a_broker_that_does_not_answer_challenges_has_more_time(etcd, monkeypatc
     run(scenario())
 
 
+def test_a_silent_broker_whose_endpoint_closes_connections_has_half_of_its_lease(etcd, monkeypatch):
+    """A proxy may close what it does not understand, though the broker lives."""
+    monkeypatch.setattr(verifier_module, "SILENT_ANSWER_S", 0.1)
+    monkeypatch.setattr(verifier_module, "SILENT_ANSWER_SHARE", 0.02)
+
+    async def scenario():
+        async with members(etcd, "one1") as (one,):
+            other = Member(one.etcd, "other")
+            await other.join(is_answering=False)
+            async with asyncio.timeout(LIMIT_S):
+                while not one.sees("other"):
+                    await one.keyspace.wait_for_update()
+            one.answers["other"] = Input.CLOSED
+            loop = asyncio.get_running_loop()
+            begun = loop.time()
+            one.verifier.suspect(other.id, "it is dead")
+            await one.lost("other")
+            assert loop.time() - begun >= 0.02 * 59
+            await other.freeze()
+
+    run(scenario())
+
+
+def test_members_that_answer_in_etcd_are_not_silent(etcd):
+    async def scenario():
+        async with members(etcd, "one1", "two2", "dead") as (one, two, dead):
+            await dead.freeze()
+            found = {name: one.keyspace.member(ZONE, name) for name in ("two2", "dead")}
+            assert not await one.verifier.is_silent(found["two2"])
+            assert await one.verifier.is_silent(found["dead"])
+            two.answers["dead"] = Input.REACHED  # it answers in its place
+            assert not await one.verifier.is_silent(found["dead"])
+            assert await challenges(one.etcd) == []
+            assert await two.verifier.challenges.create(dead.id)  # and dies
+            await two.freeze()
+            assert not await one.verifier.is_silent(found["dead"]), "it cannot be known"
+
+    run(scenario())
+
+
 def test_a_lease_that_is_renewed_meanwhile_saves_the_suspect(etcd, monkeypatch):
     monkeypatch.setattr(verifier_module, "SILENT_ANSWER_S", 2.5)
 
@@ -239,7 +277,7 @@ def test_a_verifier_that_died_is_succeeded_by_another_one(etcd):
         async with members(etcd, "one1", "two2", "dead") as (one, two, dead):
             await dead.freeze()
             # Its challenge stays until its own lease ends.
-            assert await two.verifier._challenges.create(dead.id)
+            assert await two.verifier.challenges.create(dead.id)
             await two.freeze()
             one.verifier.suspect(dead.id, "its stream broke")
             one.verifier.suspect(two.id, "its stream broke")

@@ -1,9 +1,10 @@
-"""Verification of a broker that may be dead, as a table.
+"""Verification of a member that may be dead, as a table.
 
 The driver (`verifier`) performs the action of the current state, and reports the result as one
-:class:`Input`. A broker is deposed only if its endpoint refuses every dial *and* it leaves a
-challenge in Etcd unanswered. One that others or Etcd still hear answers the challenge, or others
-do so in its place: so a cut link never deposes it, also one that refuses.
+:class:`Input`. A member is deposed only if its endpoint refuses every dial, or closes it before the
+first byte of an answer, *and* it leaves a challenge in Etcd unanswered. One that others or Etcd
+still hear answers the challenge, or others do so in its place: so a cut link never deposes it, also
+one that refuses.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-__all__ = ["ENDS", "VERIFICATION", "Input", "State", "step"]
+__all__ = ["DIALS", "ENDS", "VERIFICATION", "Input", "State", "step"]
 
 
 class State(enum.Enum):
@@ -35,21 +36,28 @@ ENDS = frozenset({State.ALIVE, State.UNDECIDED, State.DEPOSED})
 """States in which a verification has ended. Where it is undecided, the lease decides."""
 
 
+DIALS = frozenset({State.DIAL, State.DIAL_LATER, State.DIAL_AGAIN, State.DIAL_LAST})
+"""States whose action is a dial."""
+
+
 class Input(enum.Enum):
     """Result of a state's action."""
 
     REFUSED = enum.auto()
     """The host is there, and nothing listens at the endpoint."""
+    CLOSED = enum.auto()
+    """The connection was closed before the first byte of an answer: by a proxy, load balancer or
+    service mesh in front of a process that does not listen, or by a link that resets."""
     REACHED = enum.auto()
-    """The endpoint accepted a connection."""
+    """The endpoint answered."""
     UNCLEAR = enum.auto()
     """The dial failed otherwise: the host may be away, or the network."""
     CREATED = enum.auto()
     """The challenge is ours."""
     HELD = enum.auto()
-    """Another broker has challenged the suspect."""
+    """Another member has challenged the suspect."""
     FREE = enum.auto()
-    """The challenge of another broker has ended."""
+    """The challenge of another member has ended."""
     ANSWERED = enum.auto()
     """Our challenge is gone, or the lease was renewed: the suspect lives."""
     UNANSWERED = enum.auto()
@@ -64,13 +72,16 @@ class Input(enum.Enum):
 
 VERIFICATION: Mapping[tuple[State, Input], State] = {
     (State.DIAL, Input.REFUSED): State.DIAL_AGAIN,
+    (State.DIAL, Input.CLOSED): State.DIAL_AGAIN,
     # A process that is killed may close its listener after its connections.
     (State.DIAL, Input.REACHED): State.DIAL_LATER,
     (State.DIAL, Input.UNCLEAR): State.UNDECIDED,
     (State.DIAL_LATER, Input.REFUSED): State.DIAL_AGAIN,
+    (State.DIAL_LATER, Input.CLOSED): State.DIAL_AGAIN,
     (State.DIAL_LATER, Input.REACHED): State.ALIVE,
     (State.DIAL_LATER, Input.UNCLEAR): State.UNDECIDED,
     (State.DIAL_AGAIN, Input.REFUSED): State.CHALLENGE,
+    (State.DIAL_AGAIN, Input.CLOSED): State.CHALLENGE,
     (State.DIAL_AGAIN, Input.REACHED): State.ALIVE,
     (State.DIAL_AGAIN, Input.UNCLEAR): State.UNDECIDED,
     (State.CHALLENGE, Input.CREATED): State.AWAIT_ANSWER,
@@ -83,6 +94,7 @@ VERIFICATION: Mapping[tuple[State, Input], State] = {
     (State.AWAIT_ANSWER, Input.UNANSWERED): State.DIAL_LAST,
     (State.AWAIT_ANSWER, Input.FAILED): State.UNDECIDED,
     (State.DIAL_LAST, Input.REFUSED): State.CONDEMN,
+    (State.DIAL_LAST, Input.CLOSED): State.CONDEMN,
     (State.DIAL_LAST, Input.REACHED): State.ALIVE,
     (State.DIAL_LAST, Input.UNCLEAR): State.UNDECIDED,
     (State.CONDEMN, Input.CONFIRMED): State.REVOKE,
