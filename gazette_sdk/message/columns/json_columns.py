@@ -33,6 +33,7 @@ from gazette_sdk.message.columns.metadata import (
     uuid_column,
 )
 from gazette_sdk.message.kinds.fixed_place import UuidPlace
+from gazette_sdk.message.kinds.json_lines import last_values
 from gazette_sdk.message.sequencing.run import (
     NO_STAMPS,
     Stamps,
@@ -219,7 +220,13 @@ class JsonColumns:
         """
         if not _are_objects(lines):
             lines = _stripped(lines)
-        table = self._parsed(lines.block)
+        try:
+            table = self._parsed(lines.block)
+        except pa.ArrowInvalid as error:
+            if _TWICE not in str(error):
+                raise
+            # pyarrow refuses a key that an object has twice. All other readers take the last.
+            table = self._parsed(_with_last_values(lines.block))
         if table.num_rows != len(lines):
             raise ValueError("a line holds more than one object")
         _check_utf8(lines.block)  # pyarrow does not
@@ -262,6 +269,21 @@ class JsonColumns:
 
 
 # -------------------------------------------------------------------- pieces
+
+
+_TWICE = "was specified twice"
+"""Part of pyarrow's error of a key that an object has twice."""
+
+
+def _with_last_values(block: bytes | bytearray | memoryview) -> bytes:
+    """Return lines whose objects have each key once, with its last value."""
+    lines = bytes(block).split(b"\n")
+    for at, line in enumerate(lines):
+        try:
+            lines[at] = last_values(line)
+        except (msgspec.DecodeError, RecursionError):
+            continue  # which the parser refuses, with an error of its own
+    return b"\n".join(lines)
 
 
 def _are_objects(lines: Lines) -> bool:

@@ -29,6 +29,7 @@ __all__ = [
     "encode",
     "encoded_lines",
     "holds_long_times",
+    "last_values",
     "time_cutter",
 ]
 
@@ -79,6 +80,25 @@ def encoded_lines(messages: Sequence[Any]) -> bytes | None:
     return lines if breaks == len(messages) else None
 
 
+_decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+def last_values(text: bytes) -> bytes:
+    """Return JSON whose objects, at any depth, have each key once, with its last value.
+
+    Raises:
+        DecodeError: of msgspec: it is malformed.
+    """
+    first = text.lstrip()[:1]
+    if first == b"{":
+        parts = _decode_parts(text)
+        return encode({key: msgspec.Raw(last_values(bytes(part))) for key, part in parts.items()})
+    if first == b"[":
+        return encode([msgspec.Raw(last_values(bytes(item))) for item in _decode_items(text)])
+    return text
+
+
 # -------------------------------------------------------------------- times
 
 _DOT, _COLON, _FIVE, _NINE = (np.uint8(ord(character)) for character in ".:59")
@@ -89,9 +109,6 @@ _long_digits = re.compile(rb"(:\d\d\.\d{6})\d+")
 
 Cutter: TypeAlias = Callable[[bytes], bytes]
 """Function that returns JSON with the digits of its times cut to microseconds."""
-
-_decode_parts = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
-_decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def time_cutter(message_type: type[Any]) -> Cutter | None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pyarrow as pa
+import pydantic
 import pytest
 
-from gazette_sdk import Reader
+from gazette_sdk import JsonMessage, Reader
 from gazette_sdk.errors import ConfigurationError, DecodeError
 from gazette_sdk.framing import Csv
 from gazette_sdk.message.flags import ACK_TXN, CONTINUE_TXN
@@ -219,3 +223,80 @@ def test_a_time_zone_that_is_not_known_is_refused():
     schema = [("all", pa.list_(pa.timestamp("s", "Mars/Olympus")))]
     with pytest.raises(ConfigurationError, match="'all' has the time zone 'Mars/Olympus'"):
         reader(b"").arrow(schema)
+
+
+@dataclass
+class Twice(JsonMessage):
+    a: int | None = None
+    s: dict[str, int] | None = None
+    all: list[dict[str, int]] | None = None
+    day: dt.date | None = None
+
+
+class TwiceStruct(msgspec.Struct):
+    a: int | None = None
+    s: dict[str, int] | None = None
+    all: list[dict[str, int]] | None = None
+    day: dt.date | None = None
+
+
+class TwiceModel(pydantic.BaseModel):
+    a: int | None = None
+    s: dict[str, int] | None = None
+    all: list[dict[str, int]] | None = None
+    day: dt.date | None = None
+
+
+@pytest.mark.parametrize("places", [True, False])
+@pytest.mark.parametrize("kind", [pa.map_(pa.string(), pa.int64()), pa.struct([("x", pa.int64())])])
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ('"a":1,"a":2', {"a": 2}),
+        ('"a":1,"a":null', {}),
+        ('"a":null,"a":3', {"a": 3}),
+        ('"a":1,"\\u0061":2', {"a": 2}),
+        ('"s":{"x":1},"a":1,"s":{"x":2}', {"a": 1, "s": {"x": 2}}),
+        ('"s":{"x":1,"x":2}', {"s": {"x": 2}}),
+        ('"all":[{"x":1,"x":2},{"x":3}]', {"all": [{"x": 2}, {"x": 3}]}),
+        ('"more":1,"more":2,"a":1', {"a": 1}),
+    ],
+)
+def test_of_a_key_twice_the_last_value_counts(line, wanted, kind, places):
+    head = f'"UUID":"{uuid_text(1, 0)}",' if places else ""
+    good = f'{{{head}"a":7}}\n'
+    content = f"{good}{{{head}{line}}}\n{good}".encode()
+    found = []
+    for message_type in (Twice, TwiceStruct, TwiceModel):
+        options = {"message_type": message_type, "isolation": "uncommitted"}
+        [_, envelope, _] = reader(content, **options)
+        found.append({key: getattr(envelope.message, key) for key in ("a", "s", "all")})
+    assert found == [{"a": None, "s": None, "all": None} | wanted] * 3
+    [_, envelope, _] = reader(content, isolation="uncommitted")
+    assert {key: envelope.message.get(key) for key in ("a", "s", "all")} == found[0]
+
+    schema = pa.schema([("a", pa.int64()), ("s", kind), ("all", pa.list_(kind))])
+    rows = [
+        {name: plain(value) for name, value in row.items()}
+        for row in rows_of(content, list(schema), isolation="uncommitted")
+    ]
+    empty = {"a": 7, "s": None, "all": None}
+    assert rows == [empty, found[0], empty]
+
+
+def plain(value: Any) -> Any:
+    """Return a value of a column as that of a message: maps are dicts there."""
+    if isinstance(value, list):
+        is_map = any(isinstance(each, tuple) for each in value)
+        return dict(value) if is_map else [plain(each) for each in value]
+    return value
+
+
+def test_a_line_that_is_bad_is_named_among_others_with_a_key_twice():
+    lines = [b'{"a":1,"a":2}\n'] * 5 + [b'{"a":"x","a":"y"}\n'] + [b'{"a":3,"a":4}\n'] * 5
+    fields = [pa.field("a", pa.int64())]
+    with pytest.raises(DecodeError) as caught:
+        rows_of(b"".join(lines), fields, isolation="uncommitted")
+    assert caught.value.offset == 5 * len(lines[0])
+    rows = rows_of(b"".join(lines), fields, isolation="uncommitted", on_error="skip")
+    assert [row["a"] for row in rows] == [2] * 5 + [4] * 5
