@@ -30,6 +30,7 @@
     │   └── UnreadableStateError     a value of the state would not be read again as it is
     ├── BackPressureError            the bound of unsent messages is reached
     ├── DeliveryTimeoutError         an append was not acknowledged in time
+    ├── UserCodeError                user code raised what ends an iteration, a task or a process
     └── ClosedError                  used after it was closed
 
 Each error has attributes of its subject (``journal``, ``offset``, ``status``; ``None`` where they
@@ -41,7 +42,13 @@ Modules: ``base``, ``journals`` (with the statuses of brokers), ``calls``, ``sto
 
 from __future__ import annotations
 
-from gazette_sdk.errors.base import ClosedError, ConfigurationError, GazetteError, ValidationError
+from gazette_sdk.errors.base import (
+    ClosedError,
+    ConfigurationError,
+    GazetteError,
+    UserCodeError,
+    ValidationError,
+)
 from gazette_sdk.errors.calls import (
     CallCancelledError,
     CallError,
@@ -150,6 +157,7 @@ __all__ = [
     "UnauthenticatedError",
     "UnavailableError",
     "UnreadableStateError",
+    "UserCodeError",
     "ValidationError",
     "WrongAppendOffsetError",
     "WrongRouteError",

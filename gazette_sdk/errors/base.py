@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-__all__ = ["ClosedError", "ConfigurationError", "GazetteError", "ValidationError"]
+__all__ = [
+    "ClosedError",
+    "ConfigurationError",
+    "GazetteError",
+    "UserCodeError",
+    "ValidationError",
+]
 
 
 class GazetteError(Exception):
@@ -70,3 +76,24 @@ class ClosedError(GazetteError):
 
     Remedy: create another one. Publishers, readers and transports cannot be opened again.
     """
+
+
+class UserCodeError(GazetteError):
+    """User code raised what ends an iteration, a task or the process, such as StopIteration.
+
+    Remedy: catch the exception in the function that the text names, and raise another one there.
+
+    Args:
+        message: the failure.
+        error: the exception.
+        index: index of the item that the function was called with, of several.
+
+    Attributes:
+        error: the exception.
+        index: index of the item; None if it was called with one only.
+    """
+
+    def __init__(self, message: str, *, error: BaseException, index: int | None = None) -> None:
+        super().__init__(message)
+        self.error = error
+        self.index = index

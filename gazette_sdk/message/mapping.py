@@ -25,6 +25,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
 from gazette_sdk.protocol.names import validate_journal
 from gazette_sdk.protocol.selectors import parse_selector, topic_hint
+from gazette_sdk.user_code import call, call_each, text_of
 
 __all__ = [
     "Direct",
@@ -167,8 +168,9 @@ class SelectorMapping:
 
         Raises:
             MappingError: no journal matches the selector.
+            UserCodeError: a function of the mapping raised StopIteration or alike.
         """
-        return self._names(partitions)[self._choose(message, partitions)]
+        return self._names(partitions)[call(self._choose, message, partitions)]
 
     def pick_many(
         self, messages: Sequence[Any], partitions: Partitions, keys: list[Any] | None = None
@@ -182,10 +184,11 @@ class SelectorMapping:
 
         Raises:
             MappingError: no journal matches the selector, or a key has a wrong type.
+            UserCodeError: a function of the mapping raised StopIteration or alike.
         """
         del keys  # used only by mappings with keys
         self._names(partitions)
-        return [self._choose(message, partitions) for message in messages]
+        return call_each(lambda message: self._choose(message, partitions), messages)
 
     def _names(self, partitions: Partitions) -> tuple[str, ...]:
         if not partitions.names:
@@ -223,7 +226,7 @@ class _KeyedMapping(SelectorMapping):
         _check_key(key)
         super().__init__(
             selector,
-            lambda message, partitions: choose(fnv1a32(key_bytes(key(message))), partitions),
+            lambda message, partitions: choose(fnv1a32(key_bytes(call(key, message))), partitions),
         )
         self.key = self._key = key
         self._choose_by_hash = choose
@@ -232,7 +235,7 @@ class _KeyedMapping(SelectorMapping):
 
     def pick(self, message: Any, partitions: Partitions) -> str:
         """See :meth:`SelectorMapping.pick`. Each distinct key is hashed once."""
-        key = self._key(message)
+        key = call(self._key, message)
         listed, known = self._known
         if type(key) not in _PLAIN_KEYS:
             return self._names(partitions)[
@@ -250,7 +253,7 @@ class _KeyedMapping(SelectorMapping):
         """See :meth:`SelectorMapping.pick_many`. Each distinct key is hashed once."""
         self._names(partitions)
         assert self.key is not None
-        found = list(map(self.key, messages)) if keys is None else keys
+        found = call_each(self.key, messages) if keys is None else keys
         if not _PLAIN_KEYS.issuperset(map(type, found)):  # others may be equal with other bytes
             return [self._choose_by_hash(fnv1a32(key_bytes(key)), partitions) for key in found]
         listed, known = self._known
@@ -317,7 +320,8 @@ def checked_journal(journal: object, mapping: object) -> str:
     """
     if not isinstance(journal, str):
         raise MappingError(
-            f"the mapping {mapping!r} returned {journal!r}: a mapping returns a journal's name"
+            f"the mapping {text_of(mapping)} returned {text_of(journal)!r}: a mapping returns a"
+            " journal's name"
         )
     validate_journal(journal)
     return journal

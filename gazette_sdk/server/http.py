@@ -22,6 +22,7 @@ from aiohttp.http_writer import StreamWriter
 
 from gazette_sdk.errors import GazetteError, UnauthenticatedError, ValidationError
 from gazette_sdk.server.http_connection import HttpConnection
+from gazette_sdk.user_code import described, text_of
 
 __all__ = [
     "HttpHandler",
@@ -223,14 +224,14 @@ class HttpHost:
             return text_error(error.status, error.text or error.reason)
         except tuple(_STATUS_OF_ERROR) as error:
             known = (_STATUS_OF_ERROR.get(kind) for kind in type(error).mro())
-            return text_error(next(filter(None, known)), str(error))
+            return text_error(next(filter(None, known)), text_of(error))
         except Exception as error:
             if isinstance(error, ConnectionError) and HttpConnection.of(request).is_closing:
                 raise  # the client has left
             _log.exception("request failed unexpectedly", extra={"path": request.raw_path})
             if request.writer.output_size:
                 raise ConnectionError("the answer had begun: the connection is closed") from error
-            return text_error(500, f"{type(error).__name__}: {error}")
+            return text_error(500, described(error))
 
     async def _dispatch(self, request: web.Request) -> web.StreamResponse:
         if self._local_names_only and not is_local_name(request.headers.get(hdrs.HOST)):

@@ -16,6 +16,8 @@ from typing import Any, Literal, TextIO
 
 import orjson
 
+from gazette_sdk.user_code import encodable, text_of
+
 __all__ = [
     "LEVELS",
     "RECENT",
@@ -60,7 +62,9 @@ _SECRETS = re.compile(
 
 def redact(text: str) -> str:
     """Return ``text`` without tokens, passwords and signatures of URLs."""
-    return _SECRETS.sub(lambda match: "".join(group or "" for group in match.groups()) + "…", text)
+    return _SECRETS.sub(
+        lambda match: "".join(group or "" for group in match.groups()) + "…", encodable(text)
+    )
 
 
 def fields_of(record: logging.LogRecord) -> dict[str, Any]:
@@ -82,7 +86,7 @@ def _without_secrets(value: Any) -> Any:
         }
     if isinstance(value, list | tuple):
         return [_without_secrets(item) for item in value]
-    return redact(str(value))
+    return redact(text_of(value))
 
 
 class _Formatter(logging.Formatter):
@@ -95,12 +99,20 @@ class _Formatter(logging.Formatter):
         return (
             moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             level,
-            redact(record.getMessage()),
+            redact(_message_of(record)),
         )
 
     def traceback(self, record: logging.LogRecord) -> str:
         """Return the traceback of the record's error, or an empty string."""
         return redact(self.formatException(record.exc_info)) if record.exc_info else ""
+
+
+def _message_of(record: logging.LogRecord) -> str:
+    """Return the message, also if the text of an argument cannot be made."""
+    try:
+        return record.getMessage()
+    except BaseException as error:  # noqa: BLE001 - of an argument's `__str__`
+        return f"{record.msg} (an argument's __str__ raised {type(error).__name__})"
 
 
 class JsonFormatter(_Formatter):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gazette_sdk.errors import CallError, GazetteError, StoreError
 from gazette_sdk.protocol.status_codes import CODE_NAMES
+from gazette_sdk.user_code import described, text_of
 
 __all__ = ["CODES", "MAX_DETAILS", "SUCCESS", "Outcome", "malformed", "outcome_of"]
 
@@ -52,8 +53,8 @@ def outcome_of(error: Exception, path: str) -> Outcome:
     """
     if not isinstance(error, GazetteError):
         _log.error("call failed unexpectedly", extra={"method": path}, exc_info=error)
-        return Outcome("UNKNOWN", f"{type(error).__name__}: {error}"[:MAX_DETAILS])
-    code, text = "UNKNOWN", str(error)
+        return Outcome("UNKNOWN", described(error)[:MAX_DETAILS])
+    code, text = "UNKNOWN", text_of(error)
     if isinstance(error, CallError) and CODES.get(error.code):
         code = error.code
     _log.debug("call failed", extra={"method": path, "err": text})

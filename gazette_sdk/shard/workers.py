@@ -9,6 +9,8 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import TypeVar
 
+from gazette_sdk.user_code import contained
+
 __all__ = ["on_worker"]
 
 T = TypeVar("T")
@@ -25,10 +27,11 @@ async def on_worker(workers: Executor | None, function: Callable[..., T], *argum
         arguments: its arguments.
 
     Raises:
-        Exception: whatever the function raises, unless the wait was cancelled.
+        UserCodeError: it raised what would end an iteration, a task, or the process.
+        Exception: whatever else it raises, unless the wait was cancelled.
     """
     loop = asyncio.get_running_loop()
-    call = loop.run_in_executor(workers, partial(function, *arguments))
+    call = loop.run_in_executor(workers, partial(contained, function, *arguments))
     try:
         return await asyncio.shield(call)
     except asyncio.CancelledError:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import logging
 import os
 import threading
 from abc import abstractmethod
@@ -21,6 +22,7 @@ from typing import Any, Self, TypeVar
 
 from gazette_sdk.contexts import Startable
 from gazette_sdk.errors import GazetteError
+from gazette_sdk.user_code import described
 
 __all__ = [
     "LoopStartable",
@@ -37,6 +39,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 START_TIMEOUT_S = 10.0
 """A thread that has not begun to run its loop after this time is starved beyond use."""
@@ -71,7 +75,18 @@ class _Loops:
         def serve() -> None:
             asyncio.set_event_loop(loop)
             loop.call_soon(running.set)
-            loop.run_forever()
+            while True:
+                try:
+                    loop.run_forever()
+                except (KeyboardInterrupt, SystemExit) as error:
+                    # Of a task that user code began here. Everything else waits for this loop.
+                    _log.error(
+                        "a task on the SDK's event loop raised %s, which ends that task only",
+                        described(error),
+                        exc_info=error,
+                    )
+                else:
+                    break
             loop.close()
 
         thread = threading.Thread(target=serve, name="gazette-sdk-loop", daemon=True)

@@ -17,6 +17,7 @@ from gazette_sdk.framing.base import Buffer
 from gazette_sdk.message.kinds.base import Decoded, Kind
 from gazette_sdk.message.sequencing.run import InvalidUuidError, parse_text_uuids
 from gazette_sdk.message.uuid import TEXT_BYTES, RawUuid, Stamp, uuid_of_text
+from gazette_sdk.user_code import call, call_each
 
 __all__ = ["CsvKind", "CsvRecord", "find"]
 
@@ -109,11 +110,16 @@ class CsvKind(Kind[Any]):
         texts = None if records is None else _uuids_at_fixed_place(buffer, frames)
         if records is None or texts is None:
             return self._decode_each(framing.payloads(buffer, frames))
-        uuids = [record[0] for record in records]
-        return Decoded(self._made(records), uuids, texts=texts)
+        try:
+            made = self._made(records)
+        except MemoryError:
+            raise
+        except Exception:  # noqa: BLE001 - of the class; the bad record is found one by one
+            return self._decode_each(framing.payloads(buffer, frames))
+        return Decoded(made, [record[0] for record in records], texts=texts)
 
     def _decode_each(self, payloads: list[bytes]) -> Decoded[Any]:
-        records: list[list[str]] = []
+        records: list[Any] = []
         uuids: list[RawUuid] = []
         error: Exception | None = None
         for payload in payloads:
@@ -127,19 +133,29 @@ class CsvKind(Kind[Any]):
             except ValueError as cause:
                 error = InvalidUuidError(len(records), str(cause))
                 break
-            records.append(record)
-            uuids.append(record[0])
-        return Decoded(self._made(records), uuids, error)
+            uuid = record[0]
+            try:
+                [made] = self._made([record])
+            except MemoryError:
+                raise
+            except Exception as cause:  # noqa: BLE001 - whatever its class raises
+                error = cause
+                break
+            records.append(made)
+            uuids.append(uuid)
+        return Decoded(records, uuids, error)
 
     def _made(self, records: list[list[str]]) -> list[Any]:
-        return records if self.message_type is list else list(map(self.message_type, records))
+        return records if self.message_type is list else call_each(self.message_type, records)
 
     # ------------------------------------------------------- acknowledgements
 
     def new_acknowledgement(self, message: Any, journal: str) -> Any:
         """Return the result of the record's own ``new_acknowledgement``, or empty fields."""
         own: Callable[[str], Any] | None = getattr(message, "new_acknowledgement", None)
-        return own(journal) if callable(own) else self.message_type([""] * len(message))
+        if callable(own):
+            return call(own, journal)
+        return call(self.message_type, [""] * len(message))
 
 
 # ------------------------------------------------------------------- pieces

@@ -41,6 +41,7 @@ from gazette_sdk.message.kinds.json_lines import (
     time_cutter,
 )
 from gazette_sdk.message.uuid import RawUuid, Stamp, is_uuid_text, parse_raw_uuid
+from gazette_sdk.user_code import call, call_each, text_of
 
 __all__ = ["DictKind", "JsonKind", "TypedKind"]
 
@@ -99,7 +100,7 @@ class JsonKind(Kind[Any]):
     def encode(self, message: Any, stamp: Stamp) -> bytes:
         """Return the message's JSON object, with the UUID as its first key."""
         if self._field is not None:
-            message = self._with_uuid(message, stamp.text().decode())
+            message = call(self._with_uuid, message, stamp.text().decode())
         try:
             acknowledges = stamp.flags == ACK_TXN
             body = self._dumps_empty(message) if acknowledges else self._dumps(message)
@@ -136,7 +137,7 @@ class JsonKind(Kind[Any]):
 
     def _unencodable(self, reason: object) -> ValidationError:
         return ValidationError(
-            f"{self.message_type.__qualname__} cannot be encoded as JSON: {reason}",
+            f"{self.message_type.__qualname__} cannot be encoded as JSON: {text_of(reason)}",
             kind="encoding",
         )
 
@@ -163,11 +164,10 @@ class JsonKind(Kind[Any]):
         if texts is not None:
             try:
                 if self._strips:
-                    messages = [self._loads(self._stripped(payload)) for payload in payloads]
-                else:
-                    messages = list(map(self._loads, payloads))
+                    payloads = [self._stripped(payload) for payload in payloads]
+                messages = call_each(self._loads, payloads)
             except DECODE_ERRORS:
-                return self._decode_each(payloads)
+                return self._decode_each(framing.payloads(buffer, frames))
             return Decoded(messages, raw_texts(texts), texts=texts)
         return self._decode_each(payloads)
 
@@ -212,15 +212,15 @@ class JsonKind(Kind[Any]):
     def _decode_one(self, payload: bytes) -> tuple[Any, RawUuid]:
         raw = self._uuid_within(payload)
         try:
-            message = self._loads(self._stripped(payload) if self._strips else payload)
+            message = call(self._loads, self._stripped(payload) if self._strips else payload)
         except DECODE_ERRORS:
             # An acknowledgement is empty: it may lack the fields that other messages must have.
             if not is_acknowledgement(raw):
                 raise
             decode_object(payload)  # refuses anything but an object
-            message = empty_instance(self.message_type)
+            message = call(empty_instance, self.message_type)
             if self._field is not None:
-                message = self._with_uuid(message, text_of(raw))
+                message = call(self._with_uuid, message, uuid_text(raw))
         return message, raw
 
     def _uuid_within(self, payload: bytes) -> RawUuid:
@@ -264,7 +264,7 @@ class JsonKind(Kind[Any]):
     def new_acknowledgement(self, message: Any, journal: str) -> Any:
         """Return the result of the message's own ``new_acknowledgement``, or an empty instance."""
         own = getattr(message, "new_acknowledgement", None)
-        return own(journal) if callable(own) else empty_instance(self.message_type)
+        return call(own, journal) if callable(own) else call(empty_instance, self.message_type)
 
 
 class DictKind(JsonKind):
@@ -298,7 +298,7 @@ class DictKind(JsonKind):
         return Decoded(messages, uuids, texts=texts)
 
     def _decode_one(self, payload: bytes) -> tuple[Any, RawUuid]:
-        message = self._loads(payload)
+        message = decode_object(payload)
         raw = message.pop(KEY, None)
         if raw is not None:
             return message, checked(raw)
@@ -392,7 +392,7 @@ class TypedKind(JsonKind):
         try:
             for index in [*acknowledgements, len(frames)]:
                 if at < index:
-                    messages += self._decode_lines(view[begins[at] : ends[index - 1]])
+                    messages += call(self._decode_lines, view[begins[at] : ends[index - 1]])
                 if index < len(frames):
                     line = bytes(view[begins[index] : ends[index] - 1])
                     messages.append(self._decode_one(line)[0])
@@ -425,12 +425,12 @@ def checked(value: object) -> str:
 
 def is_acknowledgement(raw: RawUuid) -> bool:
     try:
-        return bool(raw) and parse_raw_uuid(text_of(raw))[2] == ACK_TXN
+        return bool(raw) and parse_raw_uuid(uuid_text(raw))[2] == ACK_TXN
     except ValueError:
         return False
 
 
-def text_of(raw: RawUuid) -> str:
+def uuid_text(raw: RawUuid) -> str:
     return raw.decode("ascii", "replace") if isinstance(raw, bytes) else str(raw or "")
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from gazette_sdk.framing import Frames, Framing
 from gazette_sdk.framing.base import Buffer
+from gazette_sdk.user_code import call
 
 __all__ = [
     "BULK_MIN",
@@ -59,7 +60,7 @@ def decode_lines(
     collects = gc.isenabled()
     gc.disable()
     try:
-        messages = decode(memoryview(buffer)[frames.begins[0] : frames.ends[-1]])
+        messages = call(decode, memoryview(buffer)[frames.begins[0] : frames.ends[-1]])
     except DECODE_ERRORS:
         return None
     finally:

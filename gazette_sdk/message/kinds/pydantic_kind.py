@@ -8,6 +8,7 @@ import pydantic
 import pydantic_core
 
 from gazette_sdk.message.kinds.json_kind import KEY, JsonKind
+from gazette_sdk.user_code import call, text_of
 
 __all__ = ["PydanticKind"]
 
@@ -36,12 +37,15 @@ class PydanticKind(JsonKind):
 
     def _encode(self, message: Any, *, warns: bool = True) -> bytes:
         try:
-            body = bytes(self._serializer.to_json(message, by_alias=True, warnings=warns))
+            body = call(self._serialized, message, warns)
         except pydantic_core.PydanticSerializationError as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(text_of(error)) from error
         if body[:1] != b"{":
             raise ValueError("its serializer makes no object of it, which could hold a UUID")
         return body
+
+    def _serialized(self, message: Any, warns: bool) -> bytes:  # noqa: FBT001 - called by position
+        return bytes(self._serializer.to_json(message, by_alias=True, warnings=warns))
 
     def _dumps_empty(self, message: Any) -> bytes:
         return self._encode(message, warns=False)

@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gazette_sdk.errors import BackPressureError, FramingError, MappingError, ValidationError
+from gazette_sdk.errors import (
+    BackPressureError,
+    FramingError,
+    MappingError,
+    UserCodeError,
+    ValidationError,
+)
 from gazette_sdk.framing import JsonLines
 from gazette_sdk.message.clock import TICK
 from gazette_sdk.message.kinds import validator_of
@@ -26,6 +32,7 @@ from gazette_sdk.message.publishing.receipt import BatchReceipt
 from gazette_sdk.message.publishing.rows import is_arrow, known_keys, rows_of, table_of
 from gazette_sdk.message.publishing.sender import AnyMapping, Sender, no_mapping
 from gazette_sdk.message.uuid import PRODUCER_BYTES, Stamp
+from gazette_sdk.user_code import call, call_each
 
 __all__ = ["SLICE_COUNT", "Routed", "Slice", "publish_batch"]
 
@@ -112,11 +119,13 @@ class _Batch:
         kept_bytes = 0
         for begin in range(0, self.count, SLICE_COUNT):
             messages = self._load(begin)
-            _validate(messages)
             try:
+                _validate(messages)
                 routed = _route(self._sender, messages, self._mapping)
             except MappingError as error:
                 raise self._located(error, begin, messages) from error
+            except UserCodeError as error:
+                raise _located(error, begin) from error.error
             if routed is None:
                 return None
             if self._sequences is not None:
@@ -197,14 +206,26 @@ class _Batch:
             appender.send()
 
 
+def _located(error: UserCodeError, begin: int) -> UserCodeError:
+    """Return the same error with the position of its message, where that is known."""
+    if error.index is None:
+        return error
+    index = begin + error.index
+    return UserCodeError(f"message {index} of the batch: {error}", error=error.error, index=index)
+
+
 def _validate(messages: Sequence[Any]) -> None:
     types: set[type[Any]] = set(map(type, messages))
     validators = {each: validator_of(each) for each in types}
-    if any(validators.values()):
+    if len(types) == 1:
+        [validate] = validators.values()
+        if validate is not None:
+            call_each(validate, messages)
+    elif any(validators.values()):
         for message in messages:
             validate = validators[type(message)]
             if validate is not None:
-                validate(message)
+                call(validate, message)
 
 
 def _route(sender: Sender, messages: Sequence[Any], mapping: AnyMapping) -> Routed | None:
@@ -219,7 +240,7 @@ def _route(sender: Sender, messages: Sequence[Any], mapping: AnyMapping) -> Rout
     if isinstance(mapping, Direct):
         outbox = sender.outbox_of(mapping.journal)
         return None if outbox is None else Routed([outbox])
-    names = list(map(mapping, messages))
+    names = call_each(mapping, messages)
     if set(map(type, names)) != {str}:
         names = [checked_journal(name, mapping) for name in names]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
@@ -370,7 +391,7 @@ class Slice:
                 spliced = kinds[0].encode_many(messages)
                 if spliced is not None and self._may_be_oversized(spliced):
                     self._check(messages)
-        except ValidationError:
+        except (ValidationError, UserCodeError):
             self._check(messages)
             raise
         return spliced
@@ -394,6 +415,9 @@ class Slice:
             outbox = self.routed.of(index)
             try:
                 length_bytes += len(outbox.frame(message, stamp))
+            except UserCodeError as error:
+                error.index = index
+                raise _located(error, self._begin) from error.error
             except (ValidationError, FramingError) as error:
                 text = f"message {self._begin + index} of the batch: {error}"
                 if isinstance(error, FramingError):

@@ -121,7 +121,7 @@ class Deferred:
                 call.placeholder.settle(self._sender.closed_error())
                 self.calls.popleft()
                 raise
-            except Exception as error:  # noqa: BLE001 - receipt and flush raise it
+            except BaseException as error:  # noqa: BLE001 - receipt and flush raise it
                 call.placeholder.settle(error)
                 if not call.has_transaction:
                     self._sender.note_failure(error)

@@ -5,7 +5,6 @@ The steps are the same for plain code, which blocks, and for coroutines, which a
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Generator
@@ -17,6 +16,7 @@ from gazette_sdk.message.publishing.intents import AckIntents
 from gazette_sdk.message.publishing.producer import Sequences
 from gazette_sdk.message.publishing.sender import Sender
 from gazette_sdk.transport.append.pending import PendingAppend, all_ended
+from gazette_sdk.user_code import acontained
 
 __all__ = [
     "ROLLBACK_TIMEOUT_S",
@@ -171,5 +171,10 @@ async def _blocked(wait: _Wait) -> bool:
 async def _awaited(wait: _Wait) -> bool:
     if isinstance(wait, tuple):
         return await all_ended(*wait)
-    await asyncio.ensure_future(wait) if not inspect.iscoroutine(wait) else await wait
+    await acontained(_result, wait)
     return True
+
+
+async def _result(awaitable: Awaitable[object]) -> object:
+    """Await what ``save`` returned."""
+    return await awaitable

@@ -12,6 +12,7 @@ from gazette_sdk.message.kinds.base import Kind
 from gazette_sdk.message.uuid import Stamp
 from gazette_sdk.transport.append.appender import JournalAppender
 from gazette_sdk.transport.append.pending import AnyFuture, PendingAppend
+from gazette_sdk.user_code import call
 
 __all__ = ["NEWLINE", "Outbox"]
 
@@ -66,7 +67,7 @@ class Outbox:
         """
         begin = len(content)
         try:
-            self.framing.encode(payload, content)
+            call(self.framing.encode, payload, content)
         except BaseException:  # half a frame must not stay
             del content[begin:]
             raise

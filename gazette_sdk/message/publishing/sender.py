@@ -34,6 +34,7 @@ from gazette_sdk.transport.append.appender import JournalAppender
 from gazette_sdk.transport.append.pending import AnyFuture, PendingAppend
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.loop import is_in_coroutine, is_running, on_loop, run
+from gazette_sdk.user_code import call
 
 if TYPE_CHECKING:
     from gazette_sdk.message.publishing.producer import Producer, Sequences
@@ -107,7 +108,7 @@ class Sender:
         self._mapping_timeout_s = mapping_timeout_s
         self._has_room = threading.Condition(self.lock)
         self._room_waiters = 0
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._interruption: ClosedError | None = None
         self._connection: PublisherConnection | None = None
         self._abandoned: weakref.finalize[..., Sender] | None = None
@@ -131,7 +132,7 @@ class Sender:
         except KeyError:
             validate = self._validators[message_type] = validator_of(message_type)
         if validate is not None:
-            validate(message)
+            call(validate, message)
         chosen = self.mapping if mapping is None else mapping
         if chosen is None:
             raise no_mapping()
@@ -254,7 +255,7 @@ class Sender:
             journal = mapping.pick(message, partitions)
             return self.outboxes.get(journal) or self.open_listed(journal, partitions)
         try:
-            journal = mapping(message)
+            journal = call(mapping, message)
         except TypeError:
             check_mapping(mapping)
             raise
@@ -301,7 +302,9 @@ class Sender:
             await watches.partitions(mapping)
             return
         for message in messages:
-            journal = message if mapping is None else checked_journal(mapping(message), mapping)
+            journal = message
+            if mapping is not None:
+                journal = checked_journal(call(mapping, message), mapping)
             if journal not in self.outboxes:
                 self._open(journal, await watches.content_type(journal))
 
@@ -317,7 +320,7 @@ class Sender:
         if isinstance(chosen, SelectorMapping):
             if chosen.selector in self._listed:
                 return
-        elif all(chosen(message) in self.outboxes for message in messages):
+        elif all(call(chosen, message) in self.outboxes for message in messages):
             return
         await on_loop(self.connection().loop, self.list_journals(messages, chosen))
 
@@ -378,7 +381,7 @@ class Sender:
             shown += f" and {len(journals) - DOUBT_MAX} more journals"
         return f"messages to {shown} whose receipts have no result"
 
-    def note_failure(self, error: Exception) -> None:
+    def note_failure(self, error: BaseException) -> None:
         """Remember a failure, unless there is an earlier one."""
         with self.lock:
             self._failure = self._failure or error

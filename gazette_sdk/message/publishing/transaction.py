@@ -32,6 +32,7 @@ from gazette_sdk.message.publishing.producer import Sequences, ended_error
 from gazette_sdk.message.publishing.receipt import BatchReceipt, Receipt, ReceiptTimeoutError
 from gazette_sdk.message.publishing.sender import AnyMapping, Sender
 from gazette_sdk.transport.append.pending import PendingAppend
+from gazette_sdk.user_code import call
 
 __all__ = ["Transaction", "TransactionInDoubtError"]
 
@@ -225,7 +226,7 @@ class Transaction:
             raise
         # From here on its producer is used again only if all goes well.
         if intents and self._save is not None:
-            saved = self._save(intents)
+            saved = call(self._save, intents)
             if inspect.isawaitable(saved):
                 yield saved
         try:

@@ -42,6 +42,7 @@ from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.connect import connect
 from gazette_sdk.transport.loop import is_running
+from gazette_sdk.user_code import call
 
 __all__ = ["Batch", "BatchReader", "OnError"]
 
@@ -295,7 +296,7 @@ class BatchReader(Generic[T]):
         if self._on_error == "skip":
             _log.warning("passed over: %s", error)
         else:
-            self._on_error(error)
+            call(self._on_error, error)
 
     # ------------------------------------------------------------------ accept
 

@@ -32,6 +32,7 @@ from gazette_sdk.message.sequencing.run import (
     valid_stamps,
 )
 from gazette_sdk.message.uuid import parse_raw_uuid
+from gazette_sdk.user_code import call, text_of
 
 __all__ = ["ContentDecoder", "JournalDecoder", "framing_and_kind", "journal_decoder"]
 
@@ -144,7 +145,7 @@ class ContentDecoder(abc.ABC, Generic[T]):
         cut, self._rest = self._rest, None
         run = self._empty
         if cut is not None:
-            run, cause = self.decode(cut)
+            run, cause = call(self.decode, cut)  # runs code of framing and class
             if cause is not None:
                 frames, bad = cut.frames, len(run)
                 self.offset = cut.offset + int(frames.ends[bad])
@@ -192,7 +193,7 @@ class ContentDecoder(abc.ABC, Generic[T]):
 
 
 def _in_one_line(cause: Exception) -> str:
-    lines = [line.strip() for line in str(cause).splitlines()]
+    lines = [line.strip() for line in text_of(cause).splitlines()]
     return "; ".join(filter(None, lines)) or type(cause).__name__
 
 

@@ -8,9 +8,14 @@ goes there, once, with the resolution's header.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import (
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -26,6 +31,7 @@ from gazette_sdk.errors import (
     ShardStatusError,
     UnauthenticatedError,
     UnavailableError,
+    UserCodeError,
 )
 from gazette_sdk.message.mapping import Mapping, SelectorMapping
 from gazette_sdk.message.publishing.partitions import Watches
@@ -42,6 +48,7 @@ from gazette_sdk.shard.consumer.resolver import Resolution, Resolver
 from gazette_sdk.shard.consumer.shard import LocalShard
 from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.user_code import acontained, contained, exit_within
 
 __all__ = ["EndpointCalls", "EndpointStatus", "forwarded_claims", "status_of"]
 
@@ -106,6 +113,7 @@ class EndpointCalls:
         transport: to the journals, which mappings choose from.
         workers: threads that run ``def`` functions.
         authorization: verifies callers.
+        exits: called with the error of a function that raised KeyboardInterrupt or SystemExit.
     """
 
     def __init__(
@@ -115,10 +123,12 @@ class EndpointCalls:
         transport: Transport,
         workers: Executor,
         authorization: Authorization,
+        exits: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
         self._resolver = resolver
         self._workers = workers
         self._authorization = authorization
+        self._exits = exits
         self._watches = Watches(transport, LISTING_TIMEOUT_S)
 
     async def aclose(self) -> None:
@@ -155,9 +165,10 @@ class EndpointCalls:
         if mapping is None:
             raise ConfigurationError(remedy)
         if isinstance(mapping, SelectorMapping):
-            journal = mapping.pick(message, await self._watches.partitions(mapping))
+            partitions = await self._watches.partitions(mapping)
+            journal = self._contained(mapping.pick, message, partitions)
         else:
-            journal = mapping(message)
+            journal = self._contained(mapping, message)
         shards = self._resolver.shards_of(journal)
         if not shards:
             raise MappingError(f"no shard reads {journal} yet; try again", journal=journal)
@@ -212,17 +223,44 @@ class EndpointCalls:
         """
         assert shard.handle is not None, "its store is ready"
         query = partial(Query, shard=shard.handle, request=request, body=body)
-        if inspect.iscoroutinefunction(serve):
-            with _view(shard.store) as store:
-                return await serve(query(store=store), **parameters)
-        # It needs the store until it returns, also if the caller gives up.
-        return await on_worker(self._workers, _call, serve, shard.store, query, parameters)
+        with self._ending():
+            if inspect.iscoroutinefunction(serve):
+                return await _acall(serve, shard.store, query, parameters)
+            # It needs the store until it returns, also if the caller gives up.
+            return await on_worker(self._workers, _call, serve, shard.store, query, parameters)
 
     async def run_alone(self, serve: Handler, request: object) -> Any:
         """Call a function of a request that is about no shard."""
-        if inspect.iscoroutinefunction(serve):
-            return await serve(request)
-        return await on_worker(self._workers, serve, request)
+        with self._ending():
+            if inspect.iscoroutinefunction(serve):
+                return await acontained(serve, request)
+            return await on_worker(self._workers, serve, request)
+
+    def named_shard(self, shard_of: Callable[[Any], str] | None, request: object) -> str:
+        """Return the id of the shard that a request names; empty if it names none."""
+        return "" if shard_of is None else self._contained(shard_of, request)
+
+    def _contained(self, function: Callable[..., str], *arguments: object) -> str:
+        with self._ending():
+            return contained(function, *arguments)
+
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """End the process in order behind a call whose function raised what ends it."""
+        try:
+            yield
+        except UserCodeError as error:
+            if exit_within(error) is not None:
+                self._exits(error)
+            raise
+
+
+async def _acall(
+    serve: Handler, store: Any, query: Callable[..., Query[Any]], parameters: dict[str, str]
+) -> Any:
+    """Call an ``async def`` function, on the event loop."""
+    with _view(store) as view:
+        return await acontained(serve, query(store=view), **parameters)
 
 
 def _call(
@@ -230,7 +268,7 @@ def _call(
 ) -> Any:
     """Call a ``def`` function, on a worker thread."""
     with _view(store) as view:
-        return serve(query(store=view), **parameters)
+        return contained(serve, query(store=view), **parameters)
 
 
 def _view(store: Any) -> AbstractContextManager[Any]:
@@ -238,5 +276,5 @@ def _view(store: Any) -> AbstractContextManager[Any]:
     committed = getattr(store, "committed", None)
     if committed is None:
         return nullcontext(store)
-    view: AbstractContextManager[Any] = committed()
+    view: AbstractContextManager[Any] = contained(committed)
     return view

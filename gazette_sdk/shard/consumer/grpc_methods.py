@@ -83,7 +83,7 @@ class _ServedMethod:
         async with calls.admit(call, method.capability) as claims:
             if method.is_about_no_shard:
                 return self._checked(await calls.run_alone(method.serve, request))
-            shard = "" if method.shard_of is None else method.shard_of(request)
+            shard = calls.named_shard(method.shard_of, request)
             if not shard:
                 remedy = f"name the shard in the request of {method.rpc}"
                 shard = await calls.shard_of(method.by, request, remedy)

@@ -24,6 +24,7 @@ from gazette_sdk.shard.consumer.endpoint_calls import EndpointCalls, forwarded_c
 from gazette_sdk.shard.consumer.resolver import primary_of
 from gazette_sdk.shard.consumer.shard import LocalShard
 from gazette_sdk.transport.wires.tls import Tls
+from gazette_sdk.user_code import described, text_of
 
 __all__ = ["HttpEndpoints"]
 
@@ -73,7 +74,7 @@ class HttpEndpoints:
                     aiohttp.ClientError,
                     OSError,
                 ) as error:
-                    return _failure(status_of(error).http, str(error))
+                    return _failure(status_of(error).http, text_of(error))
         return None
 
     async def aclose(self) -> None:
@@ -114,12 +115,12 @@ class HttpEndpoints:
             found = await self._calls.run(
                 endpoint.serve, shard, parameters, request=request, body=body
             )
+            return _response(found)
         except (GazetteError, asyncio.CancelledError, web.HTTPException):
             raise
         except Exception as error:  # noqa: BLE001 - any of the application's exceptions
             _log.exception("%s %s failed", endpoint.method, endpoint.path)
-            return _failure(500, f"{type(error).__name__}: {error}")
-        return _response(found)
+            return _failure(500, described(error))
 
     # ------------------------------------------------------------- elsewhere
 

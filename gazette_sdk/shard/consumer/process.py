@@ -17,6 +17,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -45,7 +46,9 @@ from gazette_sdk.shard.consumer.resolver import Resolver
 from gazette_sdk.shard.consumer.service import ShardService
 from gazette_sdk.shard.consumer.shard import LocalShard, ShardParts
 from gazette_sdk.shard.transaction.consume import OnStep
+from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.user_code import contained
 
 __all__ = ["CONSUMERS_PREFIX", "Consumer", "ConsumerConfig", "StuckShardsError"]
 
@@ -172,7 +175,7 @@ class Consumer:
             transport=self._transport,
             settings=dict(config.settings),
         )
-        await asyncio.get_running_loop().run_in_executor(workers, self.application.start, process)
+        await on_worker(workers, self.application.start, process)
         self._is_application_started = True
         revision = await membership.announce(complete(spec))
         await self.keyspace.load(etcd, revision)
@@ -188,6 +191,7 @@ class Consumer:
             lookups=asyncio.Semaphore(LOOKUPS_MAX),
             openings=asyncio.Semaphore(OPENINGS_MAX),
             new_on_step=type(self).new_on_step,
+            exits=self._member.fail,
         )
         self.resolver = Resolver(
             self.keyspace,
@@ -214,12 +218,13 @@ class Consumer:
             transport=self._transport,
             workers=workers,
             authorization=authorization,
+            exits=self._member.fail,
         )
         self.endpoints = HttpEndpoints(
             self.application.endpoints, self._calls, self._peers, tls=config.peer_tls
         )
         self._is_composed = True
-        declared = self.application.rpcs()
+        declared = contained(self.application.rpcs)
         self.methods = tuple(application_methods(declared, self._calls, self._peers))
         self.resolver.local.refresh()
         run = self._member.run
@@ -378,7 +383,9 @@ class Consumer:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(SHUTDOWN_TIMEOUT_S):
-                await loop.run_in_executor(self._workers, self.application.stop)
+                # Not by on_worker: a hook that does not return is not waited for.
+                stopping = partial(contained, self.application.stop)
+                await loop.run_in_executor(self._workers, stopping)
         except TimeoutError:
             return [f"the hook stop of {self.application.full_name} has not returned"]
         except Exception:  # noqa: BLE001 - any of the application's; the rest has to be stopped

@@ -65,6 +65,7 @@ from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.append.service import AppendService
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.user_code import acontained, described, exit_within, text_of
 
 __all__ = ["LocalShard", "ShardParts", "ShardStepError"]
 
@@ -100,6 +101,7 @@ class ShardParts:
         lookups: bound of concurrent look-ups of hints and logs.
         openings: bound of stores that are opened at once.
         new_on_step: returns, for a shard's id, what its runner calls at each step of a commit.
+        exits: ends the process in order, because user code raised KeyboardInterrupt or SystemExit.
     """
 
     application: Application[Any, Any]
@@ -112,6 +114,7 @@ class ShardParts:
     lookups: asyncio.Semaphore
     openings: asyncio.Semaphore
     new_on_step: Callable[[str], OnStep] | None = None
+    exits: Callable[[BaseException], None] = lambda _: None
 
 
 class ShardStepError(GazetteError):
@@ -467,13 +470,13 @@ class LocalShard:
             if store is not None:
                 destroy = store.destroy
                 if inspect.iscoroutinefunction(destroy):
-                    await destroy()
+                    await acontained(destroy)
                 else:
                     await self._on_worker(destroy)
         finally:
             await self._on_worker(partial(shutil.rmtree, self._directory, ignore_errors=True))
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: BaseException) -> None:
         """Fail the shard, unless it has failed or is being stopped."""
         if self._lifecycle.is_ended:
             return
@@ -485,7 +488,9 @@ class LocalShard:
             extra={"shard": self.id},
             exc_info=error_of_code(error.__cause__ if isinstance(error, ShardStepError) else error),
         )
-        self._show(failed_status([str(error) or type(error).__name__]))
+        self._show(failed_status([text_of(error) or type(error).__name__]))
+        if exit_within(error) is not None:
+            self._parts.exits(error)
         self.stopping()
         self._cancel(task for task in self._tasks if task is not self._reporting)
 
@@ -505,7 +510,9 @@ class LocalShard:
     # ------------------------------------------------------------------ parts
 
     def _run(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work, name=f"{name} of {self.id}")
+        task = asyncio.get_running_loop().create_task(
+            acontained(_awaited, work), name=f"{name} of {self.id}"
+        )
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
         return task
@@ -513,12 +520,9 @@ class LocalShard:
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if task.cancelled():
-            return
-        error = task.exception()
-        if isinstance(error, Exception):
+            self._failed(GazetteError(f"{task.get_name()} was cancelled, by code that runs in it"))
+        elif (error := task.exception()) is not None:
             self._failed(error)
-        elif error is not None:
-            raise error
 
     def _local_assignment(self) -> ShardAssignment | None:
         return local_assignment(self._parts.keyspace, self.id, self._parts.local_id)
@@ -550,5 +554,9 @@ class LocalShard:
         try:
             return await work
         except Exception as error:
-            text = str(error) if isinstance(error, GazetteError) else repr(error)
+            text = text_of(error) if isinstance(error, GazetteError) else described(error)
             raise ShardStepError(f"{name}: {text}") from error
+
+
+async def _awaited(work: Coroutine[Any, Any, None]) -> None:
+    await work

@@ -13,6 +13,7 @@ from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.shard_spec import reduce_status
 from gazette_sdk.transport.backoff import delay_s
+from gazette_sdk.user_code import encodable
 
 __all__ = ["ERROR_CHARACTERS_MAX", "StatusReports", "failed_status", "local_assignment"]
 
@@ -30,7 +31,7 @@ def failed_status(errors: Iterable[str]) -> cpb.ReplicaStatus:
         code=cpb.ReplicaStatus.FAILED,
         errors=[
             text if len(text) <= ERROR_CHARACTERS_MAX else f"{text[:ERROR_CHARACTERS_MAX]}{_CUT}"
-            for text in errors
+            for text in map(encodable, errors)
         ],
     )
 

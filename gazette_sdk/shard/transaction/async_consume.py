@@ -13,6 +13,7 @@ from gazette_sdk.shard.transaction.failure import HandlerFailedError, HookFailed
 from gazette_sdk.shard.transaction.machine import Action, Current
 from gazette_sdk.shard.transaction.steps import CommitStep
 from gazette_sdk.shard.transaction.transaction import DeferError
+from gazette_sdk.user_code import acontained, is_cancellation
 
 __all__ = ["LOOP_SLICE_S", "AsyncConsumer", "OnWorker"]
 
@@ -112,7 +113,7 @@ class AsyncConsumer:
         """Call the store: on the loop where it is a coroutine function, else on a worker."""
         function = getattr(self._consumer.txn.store, name)
         if inspect.iscoroutinefunction(function):
-            return await function(*arguments)
+            return await acontained(function, *arguments)
         return await self._on_worker(function, *arguments)
 
     async def _consume_rest(self, deadline: float) -> Slice | None:
@@ -130,7 +131,9 @@ class AsyncConsumer:
                     await self._on_worker(consumer.validate_state)
             except DeferError:
                 return consumer.deferred(envelope)
-            except Exception as error:
+            except BaseException as error:
+                if is_cancellation(error):
+                    raise
                 raise HandlerFailedError(envelope, error) from error
             if time.monotonic() >= deadline:
                 return Slice(more=True, closes=consumer.is_full)
@@ -147,5 +150,7 @@ class AsyncConsumer:
             called = getattr(self._consumer.application, name)(self._consumer.txn)
             if called is not None:  # the base's hook is no coroutine function
                 await called
-        except Exception as error:
+        except BaseException as error:
+            if is_cancellation(error):
+                raise
             raise HookFailedError(name, error) from error

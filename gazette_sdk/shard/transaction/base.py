@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from gazette_sdk.errors import GazetteError
@@ -14,6 +15,7 @@ from gazette_sdk.message.sequencing.checkpoint import Checkpoint
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.shard.recovery.file_change import FileChange
 from gazette_sdk.transport.append.pending import AnyFuture
+from gazette_sdk.user_code import notify
 
 __all__ = [
     "AppendFuture",
@@ -24,10 +26,24 @@ __all__ = [
     "NewInput",
     "OutputLike",
     "RecorderLike",
+    "new_commit",
 ]
 
 CommitFuture: TypeAlias = concurrent.futures.Future[None]
 """Future of a commit. It ends on the event loop; any thread may wait for it."""
+
+
+class _Commit(concurrent.futures.Future[None]):
+    """Future whose callbacks, which are user code, cannot fail who ends it."""
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        super().add_done_callback(partial(notify, fn))
+
+
+def new_commit() -> CommitFuture:
+    """Return the future of a commit that begins."""
+    return _Commit()
+
 
 BadRecord: TypeAlias = tuple[str, int]
 """Journal and begin of a record for which the handler raised."""

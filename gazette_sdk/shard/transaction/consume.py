@@ -174,7 +174,7 @@ class Consumer:
                 return self.deferred(envelope)
             except LeftOutError:
                 return Slice(more=True, closes=True)
-            except Exception as error:
+            except BaseException as error:
                 raise HandlerFailedError(envelope, error) from error
             if self.is_full:
                 return Slice(more=True, closes=True)
@@ -197,7 +197,7 @@ class Consumer:
         txn.envelope = None
         try:
             self.application.finalize(txn)
-        except Exception as error:
+        except BaseException as error:
             raise HookFailedError("finalize", error) from error
         self.validate_state()
         checkpoint = self.close_transaction()
@@ -279,7 +279,7 @@ class Consumer:
         self.txn.store.begin()
         try:
             self.application.begin(self.txn)
-        except Exception as error:
+        except BaseException as error:
             raise HookFailedError("begin", error) from error
         self.machine.consumed(time.monotonic())
 

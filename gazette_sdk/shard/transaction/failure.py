@@ -29,6 +29,7 @@ from gazette_sdk.errors import (
     GazetteError,
     MappingError,
     UnreadableStateError,
+    UserCodeError,
     ValidationError,
 )
 from gazette_sdk.message.envelope import Envelope
@@ -37,6 +38,7 @@ from gazette_sdk.message.mapping import direct
 from gazette_sdk.shard.application.application import DeadLetters, OnError
 from gazette_sdk.shard.transaction.base import BadRecord
 from gazette_sdk.shard.transaction.transaction import Transaction
+from gazette_sdk.user_code import described, encodable, exit_within
 
 __all__ = [
     "BadRecords",
@@ -248,27 +250,37 @@ class BadRecords:
 
 def _is_of_record(error: BaseException) -> bool:
     """Return True if another record may do better."""
+    if exit_within(error) is not None:
+        return False
     if isinstance(error, GazetteError):
-        return isinstance(error, ValidationError | MappingError | UnreadableStateError)
+        record = ValidationError | MappingError | UnreadableStateError | UserCodeError
+        return isinstance(error, record)
     if isinstance(error, OSError):
         return error.errno not in _MACHINE_ERRNOS
-    return isinstance(error, Exception) and not isinstance(error, MemoryError)
+    return not isinstance(error, MemoryError)
 
 
 def _as_json(message: Any) -> Any:
     """Return a message as values of JSON; as text where it has no such form."""
-    serialized = getattr(message, "SerializeToString", None)
-    if serialized is not None:
-        return base64.b64encode(serialized()).decode()
-    dump = getattr(message, "model_dump", None)
     try:
-        if dump is not None:
-            return dump(mode="json")
-        return msgspec.to_builtins(message)
-    except (TypeError, ValueError):
-        return repr(message)
+        serialized = getattr(message, "SerializeToString", None)
+        if serialized is not None:
+            return base64.b64encode(serialized()).decode()
+        dump = getattr(message, "model_dump", None)
+        values = msgspec.to_builtins(message) if dump is None else dump(mode="json")
+        msgspec.json.encode(values)  # refuses lone surrogates, for example
+    except BaseException:  # noqa: BLE001 - of the message's class, or values of its handler
+        return _repr(message)
+    return values
+
+
+def _repr(message: Any) -> str:
+    try:
+        return encodable(repr(message))
+    except BaseException:  # noqa: BLE001 - of the message's class
+        return f"an object of {type(message).__name__}"
 
 
 def _text(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = described(error)
     return text if len(text) <= ERROR_CHARACTERS_MAX else text[:ERROR_CHARACTERS_MAX] + " …"

@@ -25,6 +25,7 @@ from gazette_sdk.message.sequencing.sequencer import RING_SIZE, Sequencer
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.names import validate_journal
 from gazette_sdk.transport.base import Transport
+from gazette_sdk.user_code import call
 
 __all__ = ["Input", "MessageType"]
 
@@ -172,6 +173,6 @@ def _decoders(message: MessageType) -> Callable[[Opened], JournalDecoder[Any]]:
         if opened.spec is not None:
             spec.CopyFrom(opened.spec)
         spec.name = opened.journal
-        return journal_decoder(message(spec), opened, sequenced=True)
+        return journal_decoder(call(message, spec), opened, sequenced=True)
 
     return new_decoder

@@ -42,6 +42,7 @@ from gazette_sdk.shard.transaction.base import (
     NewInput,
     OutputLike,
     RecorderLike,
+    new_commit,
 )
 from gazette_sdk.shard.transaction.consume import Consumer, OnStep, PreparedCommit
 from gazette_sdk.shard.transaction.failure import BadRecords, HandlerFailedError, HookFailedError
@@ -58,6 +59,7 @@ from gazette_sdk.shard.transaction.steps import CommitStep
 from gazette_sdk.shard.transaction.transaction import Transaction
 from gazette_sdk.shard.workers import on_worker
 from gazette_sdk.transport.append.pending import AnyFuture
+from gazette_sdk.user_code import acontained, is_cancellation
 
 __all__ = ["Runner"]
 
@@ -273,7 +275,7 @@ class Runner:
         began = time.monotonic()
         self._consumer.preparing_s = 0.0
         try:
-            prepared = await self._turn()
+            prepared = await acontained(self._turn)
         except Exception as error:  # noqa: BLE001 - the machine decides what follows
             self.machine.failed(error, aborts=self._bad.may_leave_out(error))
             return
@@ -296,7 +298,7 @@ class Runner:
         if self._log is not None:
             logged = self._log.append(prepared.contents, after=outputs)
             self._metrics.recorded(sum(map(len, prepared.contents)))
-        commit: CommitFuture = concurrent.futures.Future()
+        commit = new_commit()
         prior = PriorTransaction(commit, outputs, logged, {}, prepared)
         self._prior = prior
         intents = prepared.checkpoint.ack_intents
@@ -317,7 +319,9 @@ class Runner:
         """
         try:
             await self._call_hook("finished", commit)
-        except Exception as error:
+        except BaseException as error:
+            if is_cancellation(error):
+                raise
             raise HookFailedError("finished", error) from error
 
     async def _take_prior(self) -> None:
@@ -368,7 +372,7 @@ class Runner:
         """Append the acknowledgements of the restored checkpoint, before the first commit."""
         if not checkpoint.ack_intents:
             return
-        commit: CommitFuture = concurrent.futures.Future()
+        commit = new_commit()
         commit.set_result(None)
         appends = self._output.send_stored(checkpoint.ack_intents)
         self._prior = PriorTransaction(commit, (), None, appends)
@@ -398,7 +402,7 @@ class Runner:
         if self.machine.current is Current.EMPTY:
             return
         self.machine.abandoned()  # so that the hook is called once
-        commit: CommitFuture = concurrent.futures.Future()
+        commit = new_commit()
         commit.set_exception(failure)
         await self._call_finished(commit)
 
@@ -461,7 +465,7 @@ class Runner:
         if getattr(hook, "__func__", None) is vars(Application)[name]:
             return
         if self._application.is_async:
-            await hook(self._txn, *arguments)
+            await acontained(hook, self._txn, *arguments)
         else:
             await self._on_worker(hook, self._txn, *arguments)
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeAlias
 from gazette_sdk.errors import GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.transport.loop import is_running
+from gazette_sdk.user_code import notify
 
 __all__ = ["AnyFuture", "Outcome", "PendingAppend", "all_ended", "any_ended"]
 
@@ -143,7 +144,7 @@ class PendingAppend:
         self._receiver = None
         callbacks = self._callbacks
         while callbacks:
-            callbacks.pop()(self)
+            notify(callbacks.pop(), self)
 
     def done(self) -> bool:
         """Return True if it was acknowledged, or has failed for good."""
@@ -179,7 +180,7 @@ class PendingAppend:
         if self.outcome is not None:
             with contextlib.suppress(ValueError):  # it was called by `settle`
                 callbacks.remove(callback)
-                callback(self)
+                notify(callback, self)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Block until it has ended.

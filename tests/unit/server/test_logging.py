@@ -44,6 +44,21 @@ def test_json_is_one_object_per_line(logged):
     assert "ZeroDivisionError: oops" in second["traceback"]
 
 
+class NoTextError(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("style", ["text", "json", "color"])
+@pytest.mark.parametrize("error", [NoTextError(), ValueError("file \udcff")])
+def test_a_record_is_written_whatever_the_text_of_its_error_is(logged, style, error):
+    out = logged("info", style)
+    logging.getLogger("a").error("it failed: %s", error, exc_info=error, extra={"err": error})
+    out.getvalue().encode()
+    assert "it failed: " in out.getvalue()
+    assert "it failed: " in RECENT.lines[-1]
+
+
 def test_text_is_pairs_quoted_where_needed(logged):
     out = logged("debug", "text")
     logging.getLogger("a").debug("two words", extra={"plain": "x", "quoted": 'a "b"', "n": None})

@@ -16,7 +16,13 @@ from google.protobuf.wrappers_pb2 import StringValue, UInt64Value
 from gazette_sdk import shard
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.embedded import EmbeddedCluster
-from gazette_sdk.errors import ClosedError, ConfigurationError, LeaseLostError
+from gazette_sdk.errors import (
+    ClosedError,
+    ConfigurationError,
+    GazetteError,
+    LeaseLostError,
+    UserCodeError,
+)
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Authority, Capability, authority_for
 from gazette_sdk.protocol.selectors import parse_selector
@@ -108,6 +114,16 @@ def ask(consumer, number, token=None):
         request = urllib.request.Request(url, headers=headers)
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             return answer.status, json.load(answer)["cents"]
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)["error"]
+
+
+def answer_of(consumer, path):
+    """The status and the text of an answer over HTTP."""
+    try:
+        with urllib.request.urlopen(consumer.address + path, timeout=TIMEOUT_S) as answer:
+            return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
             return error.code, json.load(error)["error"]
@@ -233,6 +249,59 @@ def test_a_journal_whose_shard_has_another_id_gets_no_second_one(cluster):
         consumer.wait_caught_up(TIMEOUT_S)
         ids = {each.spec.id for each in consumer.list_shards()}
     assert ids == {"by-hand", "manual/orders/part-001"}
+
+
+def test_queries_that_raise_what_ends_a_task_or_the_process_are_answered(cluster):
+    application = Totals("answering", hot_standbys=0)
+    for name, error in (
+        ("stop", StopIteration()),
+        ("cancel", asyncio.CancelledError()),
+        ("text", ValueError("file \udcff")),
+        ("exit", SystemExit(3)),
+    ):
+
+        def fail(query, customer, error=error):
+            raise error
+
+        async def fail_later(query, customer, error=error):
+            raise error
+
+        application.get(f"/api/{name}/{{customer}}", by=BY_CUSTOMER)(fail)
+        application.get(f"/api/{name}-later/{{customer}}", by=BY_CUSTOMER)(fail_later)
+    with consumer_of(cluster, application) as consumer:
+        consumer.wait_caught_up(TIMEOUT_S)
+        for name in ("stop", "cancel", "text", "stop-later", "cancel-later", "text-later"):
+            status, text = answer_of(consumer, f"/api/{name}/customer-1")
+            assert (status, name[:4] in text.lower() or "\\udcff" in text) == (500, True)
+        consumer.wait_caught_up(TIMEOUT_S)
+        assert "SystemExit: 3" in answer_of(consumer, "/api/exit-later/customer-1")[1]
+        with pytest.raises(UserCodeError, match="SystemExit: 3"):  # the process is to end
+            consumer.wait_caught_up(TIMEOUT_S)
+
+
+def test_a_handler_that_ends_the_process_is_reported_first(cluster):
+    class Exiting(Totals):
+        def consume(self, txn, order):
+            raise SystemExit(3)
+
+    with consumer_of(cluster, Exiting("exiting", hot_standbys=0)) as consumer:
+        with pytest.raises(GazetteError, match="SystemExit: 3"):
+            sdk_loop.run(consumer.ended(), TIMEOUT_S)
+        with pytest.raises(GazetteError, match="SystemExit: 3"):
+            consumer.wait_caught_up(TIMEOUT_S)
+
+
+def test_a_handler_that_cancels_its_own_task_fails_its_shard(cluster):
+    class Cancelling(shard.Application):
+        message, store, sources = order_totals.Order, shard.RocksStore[str, int], "topic=orders"
+        name, hot_standbys = "cancelling", 0
+
+        async def consume(self, txn, order):
+            asyncio.current_task().cancel()
+            await asyncio.sleep(0)
+
+    with consumer_of(cluster, Cancelling()) as consumer:
+        wait_until(lambda: codes(consumer) == {cpb.ReplicaStatus.FAILED})
 
 
 def test_a_consumer_that_loses_its_lease_says_so(cluster, caplog):

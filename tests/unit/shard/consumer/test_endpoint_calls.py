@@ -17,6 +17,7 @@ from gazette_sdk.errors import (
     ShardStatusError,
     UnauthenticatedError,
     UnavailableError,
+    UserCodeError,
 )
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.shard.consumer.endpoint_calls import EndpointCalls, status_of
@@ -49,6 +50,41 @@ def test_a_function_that_nobody_waits_for_has_the_store_until_it_returns():
 
     with ThreadPoolExecutor(1) as workers:
         asyncio.run(work(workers))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("about", ["shard", "no shard", "mapping", "shard_of"])
+@pytest.mark.parametrize("kind", [StopIteration, asyncio.CancelledError, SystemExit])
+def test_a_function_that_raises_what_ends_a_task_answers_with_an_error(is_async, about, kind):
+    shard = SimpleNamespace(handle=SimpleNamespace(id="shard"), store=SimpleNamespace(value=7))
+    exits = []
+
+    def fail(*_):
+        raise kind
+
+    async def fail_later(*_):
+        raise kind
+
+    async def work(workers):
+        calls = EndpointCalls(
+            None, transport=None, workers=workers, authorization=None, exits=exits.append
+        )
+        serve = fail_later if is_async else fail
+        async with asyncio.timeout(TIMEOUT_S):
+            if about == "shard":
+                await calls.run(serve, shard, {}, request="request")
+            elif about == "no shard":
+                await calls.run_alone(serve, "request")
+            elif about == "mapping":
+                await calls.shard_of(fail, "request", "name it")
+            else:
+                calls.named_shard(fail, "request")
+
+    # Python makes a RuntimeError of a StopIteration that leaves a coroutine.
+    expected = pytest.raises((UserCodeError, RuntimeError), match=kind.__name__)
+    with ThreadPoolExecutor(1) as workers, expected:
+        asyncio.run(work(workers))
+    assert len(exits) == (kind is SystemExit)
 
 
 @pytest.mark.parametrize(

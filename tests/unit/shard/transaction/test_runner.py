@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 
 from gazette_sdk import JsonMessage, mapping, shard
@@ -30,6 +31,7 @@ from gazette_sdk.shard.transaction.failure import (
     DeadLetter,
     HandlerFailedError,
     HookFailedError,
+    _as_json,
 )
 from gazette_sdk.shard.transaction.runner import Runner
 from gazette_sdk.shard.transaction.steps import CommitStep
@@ -376,6 +378,94 @@ def test_failures_that_are_not_the_records_fail_the_shard(error):
     with pytest.raises(HandlerFailedError) as caught:
         run_handler(declared(fail, on_error="skip"), ORDERS)
     assert caught.value.error is error
+
+
+class NoTextError(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+ENDING = [asyncio.CancelledError(), StopIteration(), SystemExit(3), KeyboardInterrupt()]
+
+
+@pytest.mark.parametrize("kind", [Traced, TracedAsync])
+@pytest.mark.parametrize("error", ENDING, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("hook", ["begin", "consume", "finalize", "finished"])
+def test_a_hook_that_raises_what_ends_a_task_fails_the_shard(kind, error, hook):
+    def fail(self, *_):
+        raise error
+
+    async def fail_later(self, *_):
+        fail(self)
+
+    application = type("Failing", (kind,), {hook: fail if kind is Traced else fail_later})()
+    with pytest.raises((HandlerFailedError, HookFailedError), match=type(error).__name__):
+        run_handler(application, ORDERS)
+    assert run_handler(declared(), ORDERS).state == STATE  # the event loop is alive
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ValueError("file \udcff not found"), "ValueError: file \\udcff not found"),
+        (NoTextError(), "NoTextError: (its __str__ raised RuntimeError)"),
+        (asyncio.CancelledError(), "CancelledError"),
+        (StopIteration("a"), None),
+    ],
+)
+def test_a_record_is_dead_lettered_whatever_its_handler_raises(is_async, error, text):
+    def handle(txn, order):
+        if order.customer == "x":
+            raise error
+        add(txn, order)
+
+    async def later(txn, order):
+        if order.customer == "x" and isinstance(error, asyncio.CancelledError):
+            task = asyncio.ensure_future(asyncio.sleep(60))
+            task.cancel()
+            await task
+        handle(txn, order)
+
+    function = later if is_async else handle
+    application = declared(function, on_error=shard.dead_letters("orders/rejected"))
+    found = run_handler(application, MIXED)
+    letters = [message for message in found.published if isinstance(message, DeadLetter)]
+    assert [letter.offset for letter in letters] == [2, 4, 6, 7]
+    assert all(msgspec.json.encode(letter) for letter in letters)
+    if text is not None:
+        assert {letter.error for letter in letters} == {text}
+    assert found.state == run_handler(declared(function, on_error="skip"), MIXED).state
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+def test_what_ends_the_process_is_no_failure_of_the_record(error):
+    def fail(txn, order):
+        raise error
+
+    with pytest.raises(HandlerFailedError) as caught:
+        run_handler(declared(fail, on_error="skip"), ORDERS)
+    assert caught.value.error is error
+
+
+def test_a_callback_of_a_commit_that_raises_fails_nobody(caplog):
+    class Calling(Traced):
+        def finished(self, txn, commit):
+            commit.add_done_callback(self.called_back)
+
+        def called_back(self, commit):
+            raise SystemExit(3)
+
+    assert run_handler(Calling(), ORDERS).state == STATE
+    assert "called_back raised SystemExit: 3" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "record", [{"text": "\udcff"}, {"object": object()}, NoTextError(), Order("a", NoTextError())]
+)
+def test_every_record_has_a_form_in_json(record):
+    letter = DeadLetter(JOURNAL, 0, "an error", _as_json(record))
+    msgspec.json.encode(letter)
 
 
 @pytest.mark.parametrize("step", CommitStep)

@@ -1,0 +1,214 @@
+"""Calls of user code: keys, mappings, validators, framings, handlers, queries and hooks.
+
+User code may raise anything. StopIteration ends a ``map()`` without an error, CancelledError a
+task, SystemExit an event loop with all that waits for it. So user code is called only by the
+functions of this module, or within ``try`` and ``except BaseException``:
+
+==========================  ======================  =============================================
+raised                      :func:`call`            :func:`contained`, in the SDK's own threads
+                                                    and event loops
+==========================  ======================  =============================================
+StopIteration,              UserCodeError           UserCodeError
+StopAsyncIteration,
+CancelledError,
+GeneratorExit, others of
+BaseException
+KeyboardInterrupt,          as it is: the caller's  UserCodeError. Its waiters get it, then the
+SystemExit                  program ends            owner ends the process in order
+any other Exception         as it is                as it is
+==========================  ======================  =============================================
+
+The text of an exception is user code, too: :func:`text_of` returns it whatever ``__str__`` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from operator import length_hint
+from typing import Any, TypeVar
+
+from gazette_sdk.errors import UserCodeError
+
+__all__ = [
+    "acontained",
+    "call",
+    "call_each",
+    "contained",
+    "described",
+    "encodable",
+    "error_of",
+    "exit_within",
+    "is_cancellation",
+    "notify",
+    "text_of",
+]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+EXITS = (KeyboardInterrupt, SystemExit)
+"""Exceptions that end the process."""
+
+_ENDS = (StopIteration, StopAsyncIteration)
+
+_CAUSES_MAX = 16
+"""Causes of an exception that are looked at."""
+
+
+def call(function: Callable[..., T], *arguments: Any) -> T:
+    """Call user code on the thread of its caller.
+
+    Raises:
+        UserCodeError: it raised what would end an iteration or a task.
+        Exception: whatever else it raised; KeyboardInterrupt and SystemExit, too.
+    """
+    try:
+        return function(*arguments)
+    except BaseException as error:
+        if isinstance(error, EXITS) or not _is_control_flow(error):
+            raise
+        raise error_of(error, function) from error
+
+
+def call_each(function: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
+    """Call user code with each item, as :func:`call`, at the cost of ``map()``.
+
+    Raises:
+        UserCodeError: as of :func:`call`; its ``index`` is that of the item.
+        Exception: whatever else it raised.
+    """
+    rest = iter(items)
+    results: list[T] = []
+    try:
+        results = list(map(function, rest))
+    except BaseException as error:
+        if isinstance(error, EXITS) or not _is_control_flow(error):
+            raise
+        index = len(items) - length_hint(rest) - 1
+        raise error_of(error, function, index=index) from error
+    if len(results) != len(items):  # StopIteration ends map() early, without an error
+        raise error_of(StopIteration(), function, index=len(results))
+    return results
+
+
+def contained(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """Call user code on a thread, or in a task, of the SDK.
+
+    Raises:
+        UserCodeError: it raised what would end an iteration, a task, or the process.
+        Exception: whatever else it raised.
+    """
+    try:
+        return function(*arguments, **named)
+    except BaseException as error:
+        if not _is_control_flow(error):
+            raise
+        raise error_of(error, function) from error
+
+
+async def acontained(function: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
+    """Call and await user code in a task of the SDK, as :func:`contained`.
+
+    Raises:
+        asyncio.CancelledError: the task itself is being cancelled.
+    """
+    try:
+        return await function(*arguments, **named)
+    except BaseException as error:
+        if not _is_control_flow(error) or is_cancellation(error):
+            raise
+        raise error_of(error, function) from error
+
+
+def notify(callback: Callable[..., object], *arguments: Any) -> None:
+    """Call back where no one can be told of an error: it is logged."""
+    try:
+        callback(*arguments)
+    except BaseException as error:  # noqa: BLE001 - others are still to be called
+        _log.error("%s raised %s", _name_of(callback), described(error), exc_info=error)
+
+
+# -------------------------------------------------------------------------- errors
+
+
+def error_of(
+    error: BaseException, function: Callable[..., Any], *, index: int | None = None
+) -> UserCodeError:
+    """Return the error that stands for an exception of user code.
+
+    Args:
+        error: the exception.
+        function: function that raised it.
+        index: index of the item that it was called with, of several.
+    """
+    text = f"{_name_of(function)} raised {described(error)}"
+    if isinstance(error, _ENDS):
+        text += ", which ends an iteration: catch it there, as with next(…, None)"
+    elif isinstance(error, EXITS):
+        text += ", which ends the process: raise another exception where only the call is to fail"
+    else:
+        text += ": catch it there, or raise an Exception"
+    found = UserCodeError(text, error=error, index=index)
+    found.__cause__ = error
+    return found
+
+
+def is_cancellation(error: BaseException) -> bool:
+    """Return True if the running task ends by this: it is being cancelled, or thrown away."""
+    if isinstance(error, GeneratorExit):
+        return True
+    if not isinstance(error, asyncio.CancelledError):
+        return False
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def exit_within(error: BaseException | None) -> BaseException | None:
+    """Return the KeyboardInterrupt or SystemExit among an exception and its causes, if any."""
+    for _ in range(_CAUSES_MAX):
+        if error is None or isinstance(error, EXITS):
+            return error
+        error = error.__cause__
+    return None
+
+
+def _is_control_flow(error: BaseException) -> bool:
+    return not isinstance(error, Exception) or isinstance(error, _ENDS)
+
+
+# --------------------------------------------------------------------------- texts
+
+
+def text_of(value: object) -> str:
+    """Return the text of an exception or another object, whatever its ``__str__`` does."""
+    try:
+        text = str(value)
+    except BaseException as error:  # noqa: BLE001 - the text says so
+        text = f"(its __str__ raised {type(error).__name__})"
+    return encodable(text)
+
+
+def described(error: BaseException) -> str:
+    """Return the class and the text of an exception."""
+    name, text = encodable(type(error).__name__), text_of(error)
+    return f"{name}: {text}" if text else name
+
+
+def encodable(text: str) -> str:
+    r"""Return a text as UTF-8 can hold it: lone surrogates become ``\udcff``."""
+    return str.encode(text, "utf-8", "backslashreplace").decode()
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function, with its module."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__qualname__", None)
+    if not isinstance(name, str):
+        return f"an object of {encodable(type(function).__qualname__)}"
+    module = getattr(function, "__module__", None)
+    return encodable(f"{module}.{name}" if isinstance(module, str) else name)
