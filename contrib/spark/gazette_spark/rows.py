@@ -12,6 +12,7 @@ import pyarrow as pa
 from gazette_sdk.errors import ConfigurationError, JournalNotFoundError, ValidationError
 from gazette_sdk.framing.registry import framing_for
 from gazette_sdk.message import CsvRecord, mapping
+from gazette_sdk.message.kinds.json_kind import KEY
 from gazette_sdk.message.mapping import SelectorMapping
 from gazette_sdk.protocol.labels import CONTENT_TYPE, value_of
 from gazette_sdk.transport import Transport
@@ -59,6 +60,11 @@ async def row_form(transport: Transport, options: WriteOptions) -> RowForm:
     [(content_type, journal)] = types.items()
     form = framing_for(content_type).form
     if form == "json":
+        if KEY in options.columns:
+            raise ConfigurationError(
+                f"gazette: the column {KEY!r} cannot be written to {journal}, as each message has"
+                " its own UUID there; rename or drop the column"
+            )
         return RowForm(lambda batch: batch.select(options.columns), _by_key(options, itemgetter))
     if form == "csv":
         return RowForm(

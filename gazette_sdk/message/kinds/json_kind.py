@@ -268,7 +268,10 @@ class JsonKind(Kind[Any]):
 
 
 class DictKind(JsonKind):
-    """Kind of dicts. The UUID is no part of a dict: it is spliced in, and removed."""
+    """Kind of dicts. The UUID is no part of a dict: it is spliced in, and removed.
+
+    A dict with the same key is refused: its value would be lost.
+    """
 
     def __init__(self, message_type: type[Any]) -> None:
         super().__init__(message_type, decode_object, key=KEY)
@@ -313,8 +316,17 @@ class DictKind(JsonKind):
 
 def _encode_dict(message: dict[str, Any]) -> bytes:
     if KEY in message:
-        message = {key: value for key, value in message.items() if key != KEY}
+        raise own_uuid(f"the dict has the key {KEY!r}")
     return encode(message)
+
+
+def own_uuid(subject: str) -> ValidationError:
+    """Return the error of a message with a key of its own that the message UUID takes."""
+    return ValidationError(
+        f"{subject}, which publishing writes: its own value would be lost; rename the key, or"
+        " remove it from an object that was not read by a Reader",
+        kind="own_uuid",
+    )
 
 
 class TypedKind(JsonKind):

@@ -7,7 +7,7 @@ from typing import Any
 import pydantic
 import pydantic_core
 
-from gazette_sdk.message.kinds.json_kind import KEY, JsonKind
+from gazette_sdk.message.kinds.json_kind import KEY, JsonKind, own_uuid
 from gazette_sdk.user_code import call, text_of
 
 __all__ = ["PydanticKind"]
@@ -31,11 +31,16 @@ class PydanticKind(JsonKind):
             strict=strict,
             names=names,
         )
+        if self._field is None and key in _computed_keys(message_type):
+            raise own_uuid(f"{message_type.__qualname__} has a computed field {key!r}")
+        self._takes_extra = message_type.model_config.get("extra") == "allow"
         self._dumps = self._encode
         self._serializer = message_type.__pydantic_serializer__
         self._validator = message_type.__pydantic_validator__
 
     def _encode(self, message: Any, *, warns: bool = True) -> bytes:
+        if self._takes_extra and self.key in (message.__pydantic_extra__ or ()):
+            raise own_uuid(f"the {self.message_type.__qualname__} has an extra field {self.key!r}")
         try:
             body = call(self._serialized, message, warns)
         except pydantic_core.PydanticSerializationError as error:
@@ -56,6 +61,11 @@ class PydanticKind(JsonKind):
         except pydantic.ValidationError as error:
             # The error's own text has many lines.
             raise ValueError("; ".join(map(_complaint, error.errors()))) from error
+
+
+def _computed_keys(message_type: type[pydantic.BaseModel]) -> set[str]:
+    fields = message_type.model_computed_fields
+    return {each.alias or name for name, each in fields.items()}
 
 
 def _complaint(error: pydantic_core.ErrorDetails) -> str:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from gazette_sdk.errors import ValidationError
+from gazette_sdk.message.kinds.json_kind import KEY, own_uuid
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,8 +21,6 @@ __all__ = ["Row", "Rows", "is_arrow", "known_keys", "table_of"]
 
 _CLASSES_KNOWN_MAX = 64
 """Classes of so many sets of columns are kept: each costs as much as encoding thousands of rows."""
-
-_UUID = "UUID"
 
 _MEANT = frozenset({"uuid_field", "validate"})
 """Attributes which mean something where a class of messages has them."""
@@ -61,7 +60,7 @@ def table_of(messages: Any) -> pa.Table:
     """Columns as a table; nothing is copied.
 
     Raises:
-        ValidationError: two columns have one name.
+        ValidationError: two columns have one name, or one has that of the message UUID.
     """
     import pyarrow as pa  # noqa: PLC0415 - only where columns are given
 
@@ -76,20 +75,26 @@ def table_of(messages: Any) -> pa.Table:
         raise ValidationError(
             f"columns of a batch have the same name: {', '.join(sorted(twice))}", kind="columns"
         )
+    if KEY in table.column_names:
+        raise own_uuid(f"the batch has a column {KEY!r}")
     return table
 
 
 def rows_of(table: pa.Table, begin: int, count: int) -> Rows:
-    """Rows of a table, in order. The column ``UUID`` is left out: each row gets one of its own.
+    """Rows of a table, in order.
 
     Raises:
-        ValidationError: a column has a value that no Python object is for.
+        ValidationError: a column has a value that no Python object is for, or JSON cannot hold.
     """
     part = table.slice(begin, count)
     columns: dict[str, list[Any]] = {}
     for name in part.column_names:
-        if name == _UUID:
-            continue
+        if not _is_finite(part.column(name)):
+            raise ValidationError(
+                f"column {name!r} has NaN or an infinite number, which JSON cannot hold; write null"
+                " in its place, or cast the column to string",
+                kind="columns",
+            )
         try:
             columns[name] = _values(part.column(name))
         except (TypeError, ValueError, OverflowError) as error:
@@ -139,6 +144,38 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
     if "map<" in str(kind):
         return [_with_objects(value, kind) for value in values]
     return values
+
+
+def _is_finite(column: pa.ChunkedArray) -> bool:
+    """Return True if a column holds no NaN and no infinite number, at any depth."""
+    return not _holds_floats(column.type) or all(map(_is_finite_array, column.chunks))
+
+
+def _holds_floats(kind: pa.DataType) -> bool:
+    import pyarrow as pa  # noqa: PLC0415 - only where columns are given
+
+    if pa.types.is_dictionary(kind):
+        return _holds_floats(kind.value_type)
+    parts = (kind.field(at).type for at in range(kind.num_fields))
+    return bool(pa.types.is_floating(kind)) or any(map(_holds_floats, parts))
+
+
+def _is_finite_array(array: pa.Array) -> bool:
+    import pyarrow as pa  # noqa: PLC0415 - only where columns are given
+
+    kind = array.type
+    if not _holds_floats(kind):
+        return True
+    if pa.types.is_floating(kind):
+        return bool(np.isfinite(array.drop_null().to_numpy()).all())
+    if pa.types.is_dictionary(kind):
+        return _is_finite_array(array.dictionary_decode())
+    if pa.types.is_struct(kind):
+        return all(map(_is_finite_array, array.flatten()))
+    if pa.types.is_map(kind):
+        begin, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+        return all(_is_finite_array(each[begin:end]) for each in (array.keys, array.items))
+    return _is_finite_array(array.flatten())
 
 
 def _with_objects(value: Any, kind: pa.DataType) -> Any:

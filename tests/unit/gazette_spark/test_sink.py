@@ -8,7 +8,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as st
 
-from gazette_sdk.errors import DeadlineExceededError, MappingError, UnavailableError
+from gazette_sdk import Reader
+from gazette_sdk.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    MappingError,
+    UnavailableError,
+    ValidationError,
+)
 from gazette_spark import connection, producers, sink
 from gazette_spark.producers import TaskTransaction
 from gazette_spark.sink import GazetteBatchWriter, PreparedCommit
@@ -86,3 +93,31 @@ def test_a_batch_write_without_brokers_fails_before_its_tasks(transport):
 def test_the_error_of_a_row_without_a_key_names_the_column(transport):
     with pytest.raises(MappingError, match=r"message 1 of the batch: .*the key is the column 'n'"):
         write(STREAM, 1, None)
+
+
+def test_what_json_cannot_hold_is_refused_by_its_column(transport):
+    fields = [st.StructField("x", st.DoubleType()), st.StructField("UUID", st.StringType())]
+    options = {"journals": "topic=target"}
+    with pytest.raises(
+        ConfigurationError, match=r"column 'UUID' cannot .*a/target.*rename or drop"
+    ):
+        GazetteBatchWriter(WriteOptions.parse(options, st.StructType(fields), is_stream=False))
+    parsed = WriteOptions.parse(options, st.StructType(fields[:1]), is_stream=True)
+    for value in (float("nan"), float("-inf")):
+        batch = pa.record_batch({"x": pa.array([0.5, value])})
+        with pytest.raises(ValidationError, match="column 'x' has NaN or an infinite number"):
+            sink._write(parsed, STREAM, iter([batch]))
+    assert not transport.content_of("a/target")
+
+
+def test_csv_journals_hold_what_json_cannot(transport):
+    transport.create("a/records", topic="records", content_type="text/csv")
+    fields = [st.StructField("x", st.DoubleType()), st.StructField("UUID", st.StringType())]
+    options = {"journals": "topic=records"}
+    parsed = WriteOptions.parse(options, st.StructType(fields), is_stream=True)
+    values = [0.5, float("nan"), float("-inf"), None]
+    batch = pa.record_batch({"x": pa.array(values), "UUID": pa.array(["mine"] * 4)})
+    sink._write(parsed, STREAM, iter([batch]))
+    schema = pa.schema([("x", pa.float64()), ("UUID", pa.string())])
+    reader = Reader(list, name="a/records", transport=transport, isolation="uncommitted")
+    assert str(pa.table(reader.arrow(schema)).to_pylist()) == str(batch.to_pylist())

@@ -48,7 +48,6 @@ def test_columns_are_written_as_rows(transport):
             "not a name": pa.array([1, None]),
             "validate": pa.array([1, None]),
             "uuid_field": pa.array([1, None]),
-            "UUID": pa.array(["old", None]),
             "null": pa.nulls(2),
         }
     )
@@ -115,6 +114,46 @@ def test_a_value_that_python_cannot_hold_is_refused_with_its_column(transport, c
         pytest.raises(ValidationError, match=r"a value of column 'odd', of type .*cast the column"),
     ):
         publisher.publish_batch(pa.record_batch({"odd": column}))
+
+
+NAN, INF = float("nan"), float("-inf")
+FLOATS = pa.list_(pa.float32())
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1.5, NAN]),
+        pa.array([1.5, None, INF], pa.float32()),
+        pa.array([np.float16("nan")], pa.float16()),
+        pa.array([[1.5], None, [None, NAN]], FLOATS),
+        pa.array([{"x": [{"y": INF}]}]),
+        pa.array([[("k", NAN)]], pa.map_(pa.string(), pa.float64())),
+        pa.array([1.5, NAN]).dictionary_encode(),
+    ],
+    ids=lambda column: str(column.type),
+)
+@pytest.mark.parametrize("rows", [0, 5000])
+def test_numbers_that_json_cannot_hold_are_refused_with_their_column(transport, column, rows):
+    transport.create("a/journal")
+    column = pa.chunked_array([pa.nulls(rows, column.type), column])
+    table = pa.table({"n": pa.array(range(len(column))), "odd": column})
+    with Publisher(TO, transport=transport) as publisher:
+        with pytest.raises(ValidationError, match=r"column 'odd' has NaN or an infinite number"):
+            publisher.publish_batch(table)
+        publisher.publish_batch(table.slice(0, rows)).result(WAIT_S)
+        publisher.publish_batch(table.select(["n"])).result(WAIT_S)
+    assert len(bare(transport, "a/journal")) == 2 * rows + len(column) - rows
+
+
+def test_a_column_in_place_of_the_uuid_is_refused(transport):
+    transport.create("a/journal")
+    batch = pa.record_batch({"UUID": pa.array(["mine"]), "n": pa.array([1])})
+    with (
+        Publisher(TO, transport=transport) as publisher,
+        pytest.raises(ValidationError, match=r"the batch has a column 'UUID', .*rename"),
+    ):
+        publisher.publish_batch(batch)
 
 
 KEYS = [

@@ -30,6 +30,7 @@ from support.published import TO, WAIT_S, Own, bare
          "message 1 of the batch: a JSON line cannot hold a line break"),
         ([Own(1), Own(object())], ValidationError, "message 1 of the batch"),
         ([{"n": 1}, "text"], ValidationError, "str can carry no message UUID"),
+        ([{"n": 1}, {"UUID": "own"}], ValidationError, "the dict has the key 'UUID'"),
         ([{"n": 1}, None], ValidationError, "NoneType"),
         ({"n": 1}, ValidationError, "not one dict"),
         ("text", ValidationError, "not one str; publish"),

@@ -225,12 +225,37 @@ def test_an_acknowledgement_of_another_writer_is_read():
     assert Envelope("j", 0, 1, None, decoded.uuids[0]).flags == ACK_TXN
 
 
-def test_a_dict_is_published_without_changing_it_and_its_old_uuid_is_replaced():
-    message = {"a": 1, "UUID": "old"}
+def test_a_dict_is_published_without_changing_it():
+    message = {"a": 1, "uuid": "own"}
     payload = kind_of(dict, "json").encode(message, stamp())
-    assert json.loads(payload) == {"UUID": "0000000a-0000-1000-8000-0d04970419de", "a": 1}
-    assert message == {"a": 1, "UUID": "old"}
+    assert json.loads(payload) == {"UUID": "0000000a-0000-1000-8000-0d04970419de", **message}
+    assert message == {"a": 1, "uuid": "own"}
     assert kind_of(dict, "json").encode({}, stamp()).count(b",") == 0
+
+
+@pytest.mark.parametrize("value", ["own", None, "0000000a-0000-1000-8000-0d04970419de"])
+def test_a_message_with_a_key_of_its_own_in_place_of_the_uuid_is_refused(value):
+    class Open(pydantic.BaseModel, extra="allow"):
+        a: int
+
+    for message in ({"a": 1, "UUID": value}, Open(a=1, UUID=value)):
+        with pytest.raises(ValidationError, match=r"'UUID', which publishing writes: .*rename"):
+            kind_of(type(message), "json").encode(message, stamp())
+    kind = kind_of(Open, "json")
+    [read] = decode(Open, kind.encode(Open(a=1, b=2), stamp())).messages
+    assert kind.encode(read, stamp()) == kind.encode(Open(a=1, b=2), stamp())
+
+
+def test_a_computed_field_in_place_of_the_uuid_is_refused():
+    class Computed(pydantic.BaseModel):
+        a: int
+
+        @pydantic.computed_field(alias="UUID")
+        def id(self) -> str:
+            return f"order {self.a}"
+
+    with pytest.raises(ValidationError, match="Computed has a computed field 'UUID'"):
+        kind_of(Computed, "json")
 
 
 @pytest.mark.parametrize("message_type", [Order, Lower, Struct, Strict, Model, StrictModel, Own])
