@@ -126,20 +126,21 @@ def claims_for(request: Message) -> RequestedClaims:
         return RequestedClaims(Capability.LIST, request.selector, _HOUR_S)
     if isinstance(request, pb.ApplyRequest | cpb.ApplyRequest | cpb.UnassignRequest):
         return RequestedClaims(Capability.APPLY, pb.LabelSelector(), _MINUTE_S)
-    if isinstance(request, pb.ReadRequest | pb.FragmentsRequest):
-        return RequestedClaims(Capability.READ, journal_selector(request.journal), _HOUR_S)
-    if isinstance(request, pb.AppendRequest):
-        return RequestedClaims(Capability.APPEND, journal_selector(request.journal), _HOUR_S)
+    if isinstance(request, pb.ReadRequest | pb.FragmentsRequest | pb.AppendRequest):
+        is_append = isinstance(request, pb.AppendRequest)
+        capability = Capability.APPEND if is_append else Capability.READ
+        return RequestedClaims(capability, journal_selector(request.journal), _HOUR_S)
     if isinstance(request, pb.ReplicateRequest):
         return RequestedClaims(
             Capability.REPLICATE, journal_selector(request.proposal.journal), _HOUR_S
         )
-    selector = pb.LabelSelector()
-    if isinstance(request, cpb.StatRequest | cpb.GetHintsRequest):
-        selector.include.CopyFrom(label_set((("id", request.shard),)))
-    elif not isinstance(request, pb.FragmentStoreHealthRequest):
+    if isinstance(request, pb.FragmentStoreHealthRequest):
+        # A store that no journal names yet is checked for those who may create one with it.
+        return RequestedClaims(Capability.READ | Capability.APPLY, pb.LabelSelector(), _MINUTE_S)
+    if not isinstance(request, cpb.StatRequest | cpb.GetHintsRequest):
         raise TypeError(f"{type(request).__name__} is no request of a known service")
-    return RequestedClaims(Capability.READ, selector, _HOUR_S)
+    shard = pb.LabelSelector(include=label_set((("id", request.shard),)))
+    return RequestedClaims(Capability.READ, shard, _HOUR_S)
 
 
 # ---------------------------------------------------------------- clients

@@ -130,9 +130,14 @@ def test_too_many_changes_for_one_transaction_name_the_option(tool, name):
     tool.ok("journals", "delete", "-l", f"prefix={name}/")
 
 
-def test_a_token_that_may_not_list_can_still_apply(gazctl, tmp_path, name):
+def test_keys_create_the_first_journals_and_a_token_that_may_not_list_can_apply(
+    gazctl, tmp_path, name
+):
     with EmbeddedCluster(tmp_path / "data", sync_etcd=False, auth_keys=KEY) as cluster:
         gazctl.environ["BROKER_ADDRESS"] = cluster.address
+        # No journal names the store yet.
+        made = gazctl("journals", "create", f"{name}/first", f"--broker.auth-keys={KEY}")
+        assert (made.status, made.stderr) == (0, "")
         token = Authority(KEY).sign(Capability.APPLY, pb.LabelSelector(), 600, time.time())
         option = f"--broker.auth-token={token}"
         assert outcomes(apply(gazctl, specs(name, "a"), option)) == {"a": "created"}
