@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +36,11 @@ from gazette_sdk.broker.recovery.recorded_routes import RecordedRoutes
 from gazette_sdk.broker.recovery.route_recorder import RouteRecorder
 from gazette_sdk.broker.recovery.unagreed import UnagreedSpools
 from gazette_sdk.broker.recovery.waiting_journals import WaitingJournals
+from gazette_sdk.broker.recovery.withheld import (
+    WithheldSpools,
+    withhold_missing,
+    withhold_other_history,
+)
 from gazette_sdk.broker.replica import Replica, ReplicaParts
 from gazette_sdk.broker.resolver import Resolver
 from gazette_sdk.broker.service import JournalService
@@ -47,6 +53,7 @@ from gazette_sdk.cluster.broker_keys import (
     JournalEntry,
 )
 from gazette_sdk.cluster.etcd import Etcd
+from gazette_sdk.cluster.keyspace import Continuity
 from gazette_sdk.cluster.member_process import EtcdConfig, MemberProcess
 from gazette_sdk.cluster.membership import Membership
 from gazette_sdk.errors import ConfigurationError, EtcdError, EtcdUnavailableError
@@ -101,6 +108,7 @@ class Broker:
     resolver: Resolver
     persister: Persister
     _quarantine: Quarantine
+    _withheld: WithheldSpools
     _unagreed: UnagreedSpools
     _failover: Failover
     _last_routes: LastRoutes
@@ -171,6 +179,9 @@ class Broker:
         spools = self._spools = self._spools or await self._open_spools(
             await self._make_default_root(etcd)
         )
+        continuity = await withhold_other_history(
+            etcd, spools, EtcdHistory.seen(spools), self.keyspace.root
+        )
         note = LeaseNote(spools.root)
         await revoke_noted(etcd, await asyncio.to_thread(note.read))
         recovered = await asyncio.to_thread(spools.recover, etcd.cluster_id)
@@ -182,6 +193,8 @@ class Broker:
         revision = await membership.announce(spec)
         await self.keyspace.load(etcd, revision)
 
+        if continuity is not Continuity.SAME:
+            recovered = await withhold_missing(spools, self.keyspace, recovered)
         await asyncio.to_thread(spools.sweep, self._exists)
         await self._load_records(etcd)
         self._last_routes = LastRoutes(self.keyspace, self._records, config.max_replication)
@@ -196,6 +209,7 @@ class Broker:
         run("allocator", self._allocate())
         run("persister", self.persister.run())
         run("recovery", self._quarantine.run())
+        run("withheld spools", self._withheld.run())
         run("un-agreed spools", self._unagreed.run())
         run("failover", self._failover.run())
         run("waiting journals", self._waiting_journals.run())
@@ -297,6 +311,7 @@ class Broker:
             known_lease=failover.known_lease,
             is_all_stored=self._last_routes.is_withdrawn,
             record_route=records.change,
+            refusal=lambda journal: self._withheld.refusal(journal),  # noqa: PLW0108 - likewise
         )
         parts = ReplicaParts(
             complete=self.persister.complete,
@@ -353,14 +368,19 @@ class Broker:
             upload=lambda spool: self.persister.complete(replace(spool, primary=True)),
             replica_of=self._replica_of,
             upload_agreed=lambda spool: self._unagreed.add(replace(spool, primary=True)),
-            restores_head=history.was_member,
+            restores_head=lambda journal: (
+                history.was_member(journal) or self._withheld.was_released(journal)
+            ),
             goes_on=self._last_routes.goes_on,
             continued_by=history.continued_by,
             other_members=history.other_members,
             waits=lambda journal: bool(self._last_routes.absent_brokers(journal)),
             decided=self._waiting_journals.wake,
             unverified=spools.unverified_heads(),
+            is_withheld=spools.is_withheld,
         )
+        self._withheld = WithheldSpools(spools, self.keyspace, self._release)
+        self._withheld.log()
         self._route_recorder = RouteRecorder(etcd, self.keyspace, records, self._last_routes)
         self._departure = Departure(
             etcd,
@@ -380,6 +400,7 @@ class Broker:
             lambda: self._unagreed.observe(self._last_routes.changed_journals()),
             self._waiting_journals.wake,
             self._route_recorder.wake,
+            self._withheld.wake,
         ]
         self._is_composed = True
         self.resolver.refresh()
@@ -424,6 +445,7 @@ class Broker:
             "allocator",
             "leaving alone",
             "recovery",
+            "withheld spools",
             "un-agreed spools",
             "waiting journals",
             "route recorder",
@@ -527,6 +549,14 @@ class Broker:
     def _hold(self, spool: CompletedSpool) -> None:
         """Ask the others about a spool of ours, also if recovery has ended."""
         self._quarantine.hold(spool)
+        self._resume_recovery()
+
+    def _release(self, item: JournalEntry, spools: Sequence[CompletedSpool]) -> None:
+        """Ask the others about the spools of a journal that were withheld."""
+        self._quarantine.release((item.id, item.create_revision), spools)
+        self._resume_recovery()
+
+    def _resume_recovery(self) -> None:
         recovery = self._member.tasks.get("recovery")
         if recovery is not None and recovery.done():  # None: we stop, and the next start asks
             self._member.run("recovery", self._quarantine.run())

@@ -205,6 +205,26 @@ _SIMULATE = Command(
     ),
 )
 
+_SPOOLS_ACCEPT = Command(
+    "spools accept",
+    "Accept that Etcd was restored from an older backup, for the spools of a broker",
+    "gazette_sdk.cli.spools:accept",
+    (LOGGING,),
+    details=(
+        "A broker that has seen more than Etcd has, or another Etcd, keeps all of its spools "
+        "unverified: they are not served, not uploaded and not removed. Its log names the "
+        "DIRECTORY. Start all brokers first, and apply the specs of journals that are missing, "
+        "which brings their content back without this command.\n\n"
+        "The broker over the directory, or the next one that starts, then compares its spools with "
+        "what the other brokers and the stores have. It uses those of which no other broker has "
+        "other bytes, and keeps the others under names that end in .superseded."
+    ),
+    examples=(("gazette spools accept /spools", "at the broker's own machine"),),
+    arguments="DIRECTORY",
+    arguments_min=1,
+    arguments_max=1,
+)
+
 _PRINT_CONFIG = Command(
     "print-config",
     "Print the effective configuration of `serve` as an INI file",
@@ -228,6 +248,7 @@ GAZETTE = Program(
         _BENCH,
         _SIMULATE,
         *SPARK_COMMANDS,
+        _SPOOLS_ACCEPT,
         _PRINT_CONFIG,
         completion_command("gazette"),
     ),

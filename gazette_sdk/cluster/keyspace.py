@@ -8,6 +8,7 @@ and applies a batch of changes without an await in between: readers always see a
 from __future__ import annotations
 
 import asyncio
+import enum
 import heapq
 import itertools
 import logging
@@ -18,11 +19,27 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from gazette_sdk.cluster.etcd import Etcd, KeyValue, WatchBatch, WatchEvent, prefix_end
-from gazette_sdk.errors import ConfigurationError, EtcdError, EtcdUnavailableError, GazetteError
+from gazette_sdk.errors import (
+    ConfigurationError,
+    EtcdCompactedError,
+    EtcdError,
+    EtcdUnavailableError,
+    GazetteError,
+)
 from gazette_sdk.outage import Outage
 from gazette_sdk.protocol import broker_pb2 as pb
 
-__all__ = ["Change", "Decoder", "Entry", "KeySpace", "check_root", "restart_delay_s"]
+__all__ = [
+    "Change",
+    "Continuity",
+    "Decoder",
+    "Entry",
+    "HistoryMark",
+    "KeySpace",
+    "check_root",
+    "compare_history",
+    "restart_delay_s",
+]
 
 PAGE_ENTRIES = 1000
 """Number of keys in one page of a load: bounds the size of a response."""
@@ -76,6 +93,31 @@ class Change(NamedTuple):
     new: Entry[Any] | None
 
 
+class HistoryMark(NamedTuple):
+    """Key by which the history of an Etcd is recognized.
+
+    Attributes:
+        cluster_id: of the Etcd cluster.
+        revision: that was seen.
+        key: key that had the greatest ``mod_revision`` of a prefix at that revision; empty if the
+            prefix had none.
+        mod_revision: of the key.
+    """
+
+    cluster_id: int
+    revision: int
+    key: bytes = b""
+    mod_revision: int = 0
+
+
+class Continuity(enum.Enum):
+    """Relation of an Etcd to a history that was seen before."""
+
+    SAME = "it has this history"
+    OTHER = "it is another cluster, or was restored from an older backup"
+    UNKNOWN = "it has compacted the revision"
+
+
 class KeySpace:
     """Mirror of one prefix.
 
@@ -106,6 +148,7 @@ class KeySpace:
         self.observers: list[Callable[[], None]] = []
         self._decode = decoder
         self._keys: list[bytes] = []
+        self._newest: Entry[Any] | None = None  # of the greatest modification, unless it is old
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._waiter_numbers = itertools.count()
         self._end: BaseException | None = None
@@ -116,6 +159,17 @@ class KeySpace:
     def revision(self) -> int:
         """The newest revision that changed this prefix."""
         return self.header.revision
+
+    def mark(self) -> HistoryMark:
+        """Return the mark of the mirror's history."""
+        newest = self._newest
+        if newest is None or self.find(newest.key) is not newest:  # it was deleted
+            newest = max(self.entries, key=lambda entry: entry.mod_revision, default=None)
+            self._newest = newest
+        header = self.header
+        if newest is None:
+            return HistoryMark(header.cluster_id, header.revision)
+        return HistoryMark(header.cluster_id, header.revision, newest.key, newest.mod_revision)
 
     def search(self, key: bytes) -> tuple[int, bool]:
         """Return the (insertion) index of ``key`` in ``entries``, and True if it is there."""
@@ -225,13 +279,14 @@ class KeySpace:
     async def _follow(self, etcd: Etcd, delay_s: float) -> None:
         resume = self.header.revision + 1
         attempt = 0
+        is_resumed = False
         outage = Outage(_log, f"watch of {self.root} in Etcd")
         while True:
             await asyncio.sleep(restart_delay_s(attempt))
             attempt += 1
             queue: asyncio.Queue[WatchBatch | GazetteError] = asyncio.Queue(QUEUE_BATCHES_MAX)
             reader = asyncio.create_task(
-                _read_watch(etcd, self.root.encode(), resume, queue, outage)
+                self._read_watch(etcd, resume, queue, outage, is_resumed=is_resumed)
             )
             try:
                 failure: GazetteError | None = None
@@ -260,7 +315,41 @@ class KeySpace:
                 await asyncio.wait([reader])
             if not isinstance(failure, EtcdUnavailableError):
                 raise failure
+            is_resumed = True
             outage.failed(failure)
+
+    async def _read_watch(
+        self,
+        etcd: Etcd,
+        start: int,
+        queue: asyncio.Queue[WatchBatch | GazetteError],
+        outage: Outage,
+        *,
+        is_resumed: bool,
+    ) -> None:
+        """Put the batches of a watch into ``queue``, and at last the error that ended it."""
+        try:
+            if is_resumed:
+                await self._check_history(etcd)
+            watch = etcd.watch(self.root.encode(), start, on_created=outage.ended)
+            async with aclosing(watch) as batches:
+                async for batch in batches:
+                    await queue.put(batch)
+        except GazetteError as error:
+            await queue.put(error)
+
+    async def _check_history(self, etcd: Etcd) -> None:
+        """Check that Etcd has what the mirror has, before a lost watch is resumed.
+
+        Raises:
+            EtcdError: it has not: a watch would leave out what it has lost.
+        """
+        mark = self.mark()
+        if await compare_history(etcd, mark, self.root) is Continuity.OTHER:
+            raise EtcdError(
+                f"Etcd does not have revision {mark.revision} of {self.root} any more: it was "
+                "restored from an older backup, or is another one; restart the process"
+            )
 
     # -------------------------------------------------------------- applying
 
@@ -357,6 +446,12 @@ class KeySpace:
         if self.header.member_id and header.member_id != self.header.member_id:
             _log.info("the member of Etcd changed to %x", header.member_id)
         self._keys, self.entries, self.changes, self.header = keys, entries, changes, header
+        new = [change.new for change in changes if change.new is not None]
+        self._newest = max(
+            new if self._newest is None else [self._newest, *new],
+            key=lambda entry: entry.mod_revision,
+            default=None,
+        )
         self._reindex(changes)
         for observer in self.observers:
             observer()
@@ -404,20 +499,32 @@ def check_root(root: str) -> None:
         )
 
 
-async def _read_watch(
-    etcd: Etcd,
-    prefix: bytes,
-    start: int,
-    queue: asyncio.Queue[WatchBatch | GazetteError],
-    outage: Outage,
-) -> None:
-    """Put the batches of a watch into ``queue``, and at last the error that ended it."""
+async def compare_history(etcd: Etcd, mark: HistoryMark, root: str) -> Continuity:
+    """Compare the history of an Etcd with a mark.
+
+    A revision alone does not show that Etcd went back: it may be greater again by now.
+
+    Args:
+        etcd: the client.
+        mark: what was seen before.
+        root: prefix of the mark's key, which this client may read.
+
+    Raises:
+        EtcdError: Etcd did not answer, or refused.
+    """
+    if mark.cluster_id != etcd.cluster_id:
+        return Continuity.OTHER
+    now = await etcd.range(mark.key or root.encode())
+    if now.header.revision < mark.revision:
+        return Continuity.OTHER
+    if not mark.key or mark.mod_revision in {kv.mod_revision for kv in now.entries}:
+        return Continuity.SAME
     try:
-        async with aclosing(etcd.watch(prefix, start, on_created=outage.ended)) as batches:
-            async for batch in batches:
-                await queue.put(batch)
-    except GazetteError as error:
-        await queue.put(error)
+        then = await etcd.range(mark.key, revision=mark.mod_revision)
+    except EtcdCompactedError:
+        return Continuity.UNKNOWN
+    is_same = [kv.mod_revision for kv in then.entries] == [mark.mod_revision]
+    return Continuity.SAME if is_same else Continuity.OTHER
 
 
 def _check_header(have: pb.Header.Etcd, update: pb.Header.Etcd) -> None:

@@ -82,6 +82,7 @@ class Appends:
         is_all_stored: returns True if the last broker of a journal left when all of its content was
             stored, and nobody continued it since.
         record_route: returns the operations that record a journal's last route.
+        refusal: returns why a journal that we lead takes no append now; empty if it does.
         now: Unix time, in seconds.
     """
 
@@ -95,6 +96,7 @@ class Appends:
     known_lease: KnownLease = field(default_factory=KnownLease)
     is_all_stored: Callable[[str], bool] = lambda _: False
     record_route: RecordRoute = lambda *_: ()
+    refusal: Callable[[str], str] = lambda _: ""
     now: Callable[[], float] = field(default=time.time)
 
     async def append(
@@ -241,6 +243,11 @@ class _Append:
         if resolution.replica is not None and resolution.spec is not None:
             self._terms = Terms(resolution.spec)
         self._status = resolution.status
+        if resolution.status == pb.OK and resolution.is_local:
+            self._detail = self._shared.refusal(request.journal)
+            if self._detail:
+                self._status = pb.INSUFFICIENT_JOURNAL_BROKERS
+                return Input.REFUSED
         given = judge_resolution(
             resolution.status,
             request.suspend,

@@ -28,6 +28,7 @@ from gazette_sdk.cluster import keys
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry
 from gazette_sdk.cluster.etcd import Etcd
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry
+from gazette_sdk.cluster.keyspace import HistoryMark
 from gazette_sdk.errors import EtcdCompactedError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.journal_spec import DEFAULT_MAX_REPLICATION
@@ -45,11 +46,17 @@ HISTORY_TIMEOUT_S = 10.0
 WRITE_DELAY_S = 1.0
 """Delay before a revision is written, so that a burst of changes costs one write."""
 
+_REVISION_NAME = "revision"
+_WORDS = 6
+"""Words of the file: cluster, revision, the broker's zone and suffix, key and revision of the mark."""
+
 _log = logging.getLogger(__name__)
 
 
 class RevisionFile:
     """File with the last revision of Etcd at which this broker was a member, and its id.
+
+    It also has the key by which that history of Etcd is recognized.
 
     Args:
         path: the file.
@@ -63,7 +70,7 @@ class RevisionFile:
         self._path = path
         self._synced = synced
         self._local_id = local_id
-        self._header = pb.Header.Etcd()
+        self._mark = HistoryMark(0, 0)
         self._timer: asyncio.TimerHandle | None = None
 
     def read(self, cluster_id: int) -> int:
@@ -79,7 +86,18 @@ class RevisionFile:
     def read_id(self) -> pb.ProcessSpec.ID | None:
         """Return the id of the broker that wrote the file; ``None`` if it has none."""
         words = self._words()
-        return pb.ProcessSpec.ID(zone=words[2], suffix=words[3]) if len(words) == 4 else None
+        return pb.ProcessSpec.ID(zone=words[2], suffix=words[3]) if len(words) >= 4 else None
+
+    def read_mark(self) -> HistoryMark | None:
+        """Return the mark of the history that was seen; ``None`` if the file has none."""
+        words = self._words()
+        try:
+            cluster_id, revision = map(int, words[:2])
+            if len(words) < _WORDS:  # of an earlier version
+                return HistoryMark(cluster_id, revision)
+            return HistoryMark(cluster_id, revision, bytes.fromhex(words[4]), int(words[5]))
+        except ValueError:
+            return None
 
     def _words(self) -> list[str]:
         try:
@@ -87,9 +105,9 @@ class RevisionFile:
         except (FileNotFoundError, UnicodeDecodeError):
             return []
 
-    def write_later(self, header: pb.Header.Etcd) -> None:
-        """Write a revision after :data:`WRITE_DELAY_S`."""
-        self._header = header
+    def write_later(self, mark: HistoryMark) -> None:
+        """Write a revision and its mark after :data:`WRITE_DELAY_S`."""
+        self._mark = mark
         if self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(WRITE_DELAY_S, self.flush)
@@ -100,9 +118,10 @@ class RevisionFile:
             return
         self._timer.cancel()
         self._timer = None
-        words = [str(self._header.cluster_id), str(self._header.revision)]
+        cluster_id, revision, key, mod_revision = self._mark
+        words = [str(cluster_id), str(revision)]
         if self._local_id is not None:
-            words += [self._local_id.zone, self._local_id.suffix]
+            words += [self._local_id.zone, self._local_id.suffix, key.hex(), str(mod_revision)]
         try:
             replace_file(self._path, " ".join(words).encode("ascii"), synced=self._synced)
         except OSError as error:
@@ -135,12 +154,17 @@ class EtcdHistory:
         self._last_routes = last_routes
         self._max_replication = max_replication
         self._revision = RevisionFile(
-            directory.root / "revision",
+            directory.root / _REVISION_NAME,
             local_id,
             synced=directory.durability is Durability.PERSISTED,
         )
         self._former_id: pb.ProcessSpec.ID | None = None
         self._checked_revision = 0
+
+    @staticmethod
+    def seen(directory: SpoolDirectory) -> HistoryMark | None:
+        """Return the mark of the history that a spool directory has seen."""
+        return RevisionFile(directory.root / _REVISION_NAME).read_mark()
 
     async def check(self, etcd: Etcd) -> None:
         """Forget the heads that became outdated while this broker was away.
@@ -167,7 +191,7 @@ class EtcdHistory:
         for journal in sorted(continued):
             self._directory.forget_head(journal, reason)
         # Only now: a process that ends before has to check the same history again.
-        self._revision.write_later(keyspace.header)
+        self._revision.write_later(keyspace.mark())
         self._revision.flush()
 
     def observe(self) -> None:
@@ -178,7 +202,7 @@ class EtcdHistory:
             if isinstance(new, AssignmentEntry) and self._is_continued_in(new):
                 self._directory.forget_head(new.item, HeadInput.CONTINUED_BY_OTHERS)
         if keyspace.member(local.zone, local.suffix) is not None:
-            self._revision.write_later(keyspace.header)
+            self._revision.write_later(keyspace.mark())
 
     def observe_records(self) -> None:
         """Forget heads that became outdated by the last batch of changes of recorded routes.

@@ -136,6 +136,7 @@ class Quarantine:
         other_members: returns the other members of a journal's last route in any case.
         waits: returns True if a journal waits for members of its last route, who are away.
         decided: called when nothing of a journal is in quarantine any more.
+        is_withheld: returns True if the files of a journal are withheld. Its replicas wait, too.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class Quarantine:
         waits: Callable[[str], bool] = lambda _: False,
         decided: Callable[[], None] = lambda: None,
         unverified: Iterable[Head] = (),
+        is_withheld: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._directory = directory
         self._exists = exists
@@ -168,6 +170,7 @@ class Quarantine:
         self._other_members = other_members
         self._waits = waits
         self._decided = decided
+        self._is_withheld = is_withheld
         self._woken = asyncio.Event()
         self._whole: dict[Key, CompletedSpool | None] = {}  # last one, if all of them are whole
         self._entries: dict[Key, list[_Entry]] = {}  # without those that are being decided
@@ -193,6 +196,8 @@ class Quarantine:
             of the journal is in quarantine without which it is not complete.
         """
         key = (journal, create_revision)
+        if self._is_withheld(journal):
+            return [], self._ready.setdefault(key, Signal())
         taken = self._usable.pop(key, [])
         ready = self._ready.get(key)
         if ready is None:
@@ -214,6 +219,19 @@ class Quarantine:
         """Take a spool of this process: others may have continued its journal without us."""
         key = (spool.fragment.journal, spool.create_revision)
         self._entries.setdefault(key, []).append(_Entry(spool))
+        self._ready.setdefault(key, Signal())
+        self._woken.set()
+
+    def release(self, key: Key, spools: Iterable[CompletedSpool]) -> None:
+        """Take the spools of a journal which were withheld, and its unverified head.
+
+        Args:
+            key: the journal that they belong to now.
+            spools: contested; there may be none.
+        """
+        if self._directory.unverified_head(key[0]) is not None:
+            self._unverified.add(key)
+        self._entries.setdefault(key, []).extend(map(_Entry, spools))
         self._ready.setdefault(key, Signal())
         self._woken.set()
 
@@ -243,10 +261,19 @@ class Quarantine:
 
     def holds(self, journal: str, create_revision: int) -> bool:
         """Return True if a replica of a journal waits for what is in quarantine."""
-        return (journal, create_revision) in self._ready
+        return (journal, create_revision) in self._ready or self._is_withheld(journal)
 
     def observe(self, changes: Iterable[Change]) -> None:
-        """Ask again at once if a journal with spools in quarantine is among changed keys."""
+        """Ask again at once if a journal with spools in quarantine is among changed keys.
+
+        The replica of a deleted journal whose files are withheld ends without them.
+        """
+        changes = list(changes)
+        for _, old, new in changes:
+            if isinstance(old, ItemEntry) and new is None and self._is_withheld(old.id):
+                ready = self._ready.pop((old.id, old.create_revision), None)
+                if ready is not None:
+                    ready.fire()
         if not self._entries:
             return
         held = {journal for journal, _ in self._entries}

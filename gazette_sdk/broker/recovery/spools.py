@@ -13,7 +13,8 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,10 +40,11 @@ from gazette_sdk.broker.spool.commit_log import (
     parse_log,
 )
 from gazette_sdk.broker.spool.content_file import CompletedSpool, ContentFile
+from gazette_sdk.cluster.keyspace import HistoryMark
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol.fragments import sum_of
 
-__all__ = ["RecoveredJournal", "recover_journal", "serial_of"]
+__all__ = ["RecoveredJournal", "WithheldJournal", "recover_journal", "serial_of"]
 
 _SPOOL_NAME = re.compile(r"([0-9a-f]{16})-([0-9a-f]{8})\.(log|content)")
 _ASIDE_NAME = re.compile(r"([0-9a-f]{16}-[0-9a-f]{8})\.(log|content)\.(damaged|superseded)")
@@ -61,6 +63,7 @@ class RecoveredJournal:
         unverified: the unverified head; ``None`` if there is none.
         serial: the greatest serial in a file's name.
         forgotten: the greatest serial of a contested spool, which no longer states the head.
+        withheld: what is withheld; then there are neither spools nor heads.
     """
 
     spools: list[CompletedSpool]
@@ -68,6 +71,26 @@ class RecoveredJournal:
     unverified: Head | None
     serial: int
     forgotten: int
+    withheld: WithheldJournal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WithheldJournal:
+    """Spools and head of a journal that are withheld: they are of another history of Etcd.
+
+    Attributes:
+        journal: its name.
+        create_revision: at which the journal was created there.
+        spools: in order.
+        head: the greatest committed offset known; ``None`` if none is.
+        mark: of the Etcd by which they were withheld.
+    """
+
+    journal: str
+    create_revision: int
+    spools: Sequence[CompletedSpool]
+    head: Head | None
+    mark: HistoryMark
 
 
 def recover_journal(
@@ -87,6 +110,37 @@ def recover_journal(
             a last commit whose content is not there never was acknowledged, and what is recovered
             is forced to disk.
     """
+    mark = _read_withheld(directory)
+    if mark is None:
+        return _recover(directory, cluster_id, opened, synced=synced)
+    found = _recover(directory, None, opened, synced=synced)
+    head = found.head or found.unverified
+    # Of several journals of this name the last one is withheld.
+    last = max(found.spools, key=lambda spool: serial_of(spool.file.path), default=None)
+    if last is not None:
+        journal, create_revision = last.fragment.journal, last.create_revision
+    elif head is not None:
+        journal, create_revision = head.journal, head.create_revision
+    else:
+        return found
+    found.withheld = WithheldJournal(
+        journal,
+        create_revision,
+        tuple(each for each in found.spools if each.create_revision == create_revision),
+        head if head is not None and head.create_revision == create_revision else None,
+        mark,
+    )
+    return found
+
+
+def _recover(
+    directory: Path,
+    cluster_id: int | None,
+    opened: Callable[[Path, Origin], ContentFile],
+    *,
+    synced: bool = False,
+) -> RecoveredJournal:
+    """Recover the spools of one journal, whichever Etcd cluster they are of if that is ``None``."""
     forgotten = _read_forgotten(directory)
     # A contested serial is not given again: the new spool would be taken for the old one.
     serial = max(forgotten, _set_aside_serial(directory))
@@ -120,8 +174,8 @@ def recover_journal(
     return found
 
 
-def _is_of(origin: Origin | None, cluster_id: int) -> TypeGuard[Origin]:
-    return origin is not None and origin.cluster_id == cluster_id
+def _is_of(origin: Origin | None, cluster_id: int | None) -> TypeGuard[Origin]:
+    return origin is not None and cluster_id in (origin.cluster_id, None)
 
 
 def _acknowledged(origin: Origin, commits: list[Commit], good: Commit | None) -> list[Commit]:
@@ -185,7 +239,9 @@ def _recover_spool(
     )
 
 
-def _inspect(stem: Path, log: ParsedLog, cluster_id: int) -> tuple[SpoolInput, Commit | None]:
+def _inspect(
+    stem: Path, log: ParsedLog, cluster_id: int | None
+) -> tuple[SpoolInput, Commit | None]:
     """Return the condition of a spool's files, and the last commit that the content matches."""
     content, origin = stem.with_suffix(".content"), log.origin
     size = content.stat().st_size if content.exists() else 0
@@ -196,7 +252,7 @@ def _inspect(stem: Path, log: ParsedLog, cluster_id: int) -> tuple[SpoolInput, C
             return SpoolInput.NOTHING_COMMITTED, None
         _log.error("%s.log is damaged; it and its content are kept as *.damaged", stem)
         return SpoolInput.DAMAGED, None
-    if origin.cluster_id != cluster_id:
+    if not _is_of(origin, cluster_id):
         _log.warning(
             "%s.content is a spool of %s in another Etcd cluster (%d, this one is %d): its files "
             "stay as they are", stem, origin.journal, origin.cluster_id, cluster_id,
@@ -261,14 +317,16 @@ def _set_aside_serial(directory: Path) -> int:
     return serial
 
 
-def _read_head(path: Path, cluster_id: int, reason: HeadInput = HeadInput.READ) -> Head | None:
+def _read_head(
+    path: Path, cluster_id: int | None, reason: HeadInput = HeadInput.READ
+) -> Head | None:
     if not path.exists():
         return None
     head = decode_head(path.read_bytes())
     if head is None:
         given = HeadInput.DAMAGED
     else:
-        given = reason if head.cluster_id == cluster_id else HeadInput.OTHER_CLUSTER
+        given = reason if cluster_id in (head.cluster_id, None) else HeadInput.OTHER_CLUSTER
     effect, state = head_step(HeadState.ABSENT, given)
     if effect is HeadEffect.SET_ASIDE:
         _log.error("%s is damaged; kept as %s.damaged", path, path.stem)
@@ -280,6 +338,18 @@ def _read_head(path: Path, cluster_id: int, reason: HeadInput = HeadInput.READ) 
             cluster_id,
         )  # fmt: skip
     return head if state is not HeadState.ABSENT else None
+
+
+def _read_withheld(directory: Path) -> HistoryMark | None:
+    """Return the mark of the Etcd by which a journal's files were withheld."""
+    path = directory / "withheld"
+    if not path.exists():
+        return None
+    cluster_id, _, revision = path.read_bytes().partition(b" ")
+    try:
+        return HistoryMark(int(cluster_id), int(revision))
+    except ValueError:
+        return HistoryMark(0, sys.maxsize)  # no journal is known to have been created since
 
 
 def _read_forgotten(directory: Path) -> int:

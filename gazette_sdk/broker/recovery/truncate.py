@@ -1,7 +1,8 @@
-"""Truncation of a recovered spool whose end, or all of which, others wrote anew.
+"""Changes of a recovered spool's files: truncated, relabelled, or set aside.
 
-Both functions may be interrupted at any point: the next start finds either the whole spool or the
-result. `quarantine` calls them.
+The end of a spool, or all of it, may have been written anew by others; and its journal may have
+been created again in an Etcd that did not know it. All functions may be interrupted at any point:
+the next start finds either the spool as it was or the result.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from gazette_sdk.broker.spool.commit_log import Commit, CommitLog, Origin, Parse
 from gazette_sdk.broker.spool.content_file import CompletedSpool
 from gazette_sdk.errors import CorruptFragmentError
 from gazette_sdk.protocol import broker_pb2 as pb
-from gazette_sdk.protocol.fragments import sum_of
+from gazette_sdk.protocol.fragments import digest_of, sum_of
 
-__all__ = ["set_superseded_aside", "truncate_spool"]
+__all__ = ["relabel_spool", "set_superseded_aside", "truncate_spool"]
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +63,32 @@ def truncate_spool(spool: CompletedSpool, end: int, *, synced: bool) -> Complete
     fragment.end = end
     fragment.sum.CopyFrom(sum_of(commit.digest))
     return replace(spool, fragment=fragment, registers=pb.LabelSet.FromString(commit.registers))
+
+
+def relabel_spool(
+    spool: CompletedSpool, create_revision: int, cluster_id: int, *, synced: bool
+) -> CompletedSpool:
+    """Assign a recovered spool to the journal of its name that was created later. Blocks.
+
+    Args:
+        spool: recovered, and in no index.
+        create_revision: Etcd revision at which that journal was created.
+        cluster_id: of the Etcd cluster.
+        synced: force the new log to disk before it replaces the old one.
+
+    Raises:
+        OSError: the log could not be replaced. The call may be repeated.
+    """
+    content = spool.file.path
+    log, fresh = content.with_suffix(".log"), content.with_suffix(".new")
+    parsed = parse_log(log.read_bytes())
+    assert parsed.origin is not None, "recovery read the log"
+    origin = replace(parsed.origin, create_revision=create_revision, cluster_id=cluster_id)
+    fresh.unlink(missing_ok=True)
+    commit = _commit_at(parsed, spool.fragment.end, digest_of(spool.fragment.sum), spool)
+    _write_log(fresh, origin, commit, synced=synced)
+    fresh.rename(log)
+    return replace(spool, create_revision=create_revision, primary=False)
 
 
 def set_superseded_aside(spool: CompletedSpool) -> Path:

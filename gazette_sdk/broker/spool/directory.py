@@ -5,9 +5,11 @@
     ROOT/lock                                      locked while a broker uses the directory
     ROOT/lease                                     the lease of the last process (`lease_note`)
     ROOT/revision                                  last revision of Etcd (`etcd_history`)
+    ROOT/accepted                                  withheld spools may be used (`withheld`)
     ROOT/journals/NAME=DIGEST/head                 the greatest committed offset, and the registers
     ROOT/journals/NAME=DIGEST/head.unverified      a head that is not used yet
     ROOT/journals/NAME=DIGEST/forgotten            serial of the last contested spool
+    ROOT/journals/NAME=DIGEST/withheld             its files are of another history of Etcd
     ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.log     commits of a spool (`commit_log`)
     ROOT/journals/NAME=DIGEST/BEGIN-SERIAL.content its bytes (`content_file`)
     ROOT/journals/NAME=DIGEST/*.damaged            damaged files; never removed
@@ -32,20 +34,30 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Self, TypeVar
 from urllib.parse import quote
 
-from gazette_sdk.broker.recovery.spools import recover_journal, serial_of
+from gazette_sdk.broker.recovery.spools import WithheldJournal, recover_journal, serial_of
 from gazette_sdk.broker.recovery.states import HeadEffect, HeadInput, HeadState, head_step
+from gazette_sdk.broker.recovery.truncate import relabel_spool
 from gazette_sdk.broker.spool.chunk_queue import ChunkThread
 from gazette_sdk.broker.spool.commit_log import CommitLog, Head, Origin, encode_head
 from gazette_sdk.broker.spool.content_file import CompletedSpool, ContentFile, SpoolDiskError
+from gazette_sdk.cluster.keyspace import HistoryMark
 from gazette_sdk.errors import ConfigurationError
 
-__all__ = ["CompletedSpool", "Durability", "JournalSpools", "SpoolDirectory", "replace_file"]
+__all__ = [
+    "CompletedSpool",
+    "Durability",
+    "JournalSpools",
+    "SpoolDirectory",
+    "accept_etcd",
+    "replace_file",
+]
 
 _NAME_LENGTH = 120  # of a journal in the name of its directory; the digest makes it unique
 _BACKGROUND_THREADS = 2  # compression shares two cores with everything else
@@ -86,6 +98,7 @@ class SpoolDirectory:
         self._serial = 0
         self._cluster_id = 0  # of the recovery
         self._forgotten: dict[str, int] = {}  # content of each journal's file of this name
+        self._withheld: dict[str, WithheldJournal] = {}
         try:
             (root / "journals").mkdir(parents=True, exist_ok=True)
             self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -301,8 +314,11 @@ class SpoolDirectory:
                 ),
                 directories,
             ):
-                recovered += found.spools
                 self._serial = max(self._serial, found.serial)
+                if found.withheld is not None:
+                    self._withheld[found.withheld.journal] = found.withheld
+                    continue
+                recovered += found.spools
                 if found.spools:
                     self._forgotten[found.spools[0].fragment.journal] = found.forgotten
                 if found.head is not None:
@@ -314,6 +330,87 @@ class SpoolDirectory:
         if recovered:
             _log.info("recovered %d spools of an earlier process in %s", len(recovered), self.root)
         return recovered
+
+    # ------------------------------------------------------------- withheld
+
+    def withhold_all(self, mark: HistoryMark) -> None:
+        """Withhold the files of all journals from recovery, until :meth:`release`. Blocks.
+
+        Args:
+            mark: of the Etcd of now, which does not have their history.
+        """
+        for directory in (self.root / "journals").iterdir():
+            if directory.is_dir():
+                self._write_withheld(directory, mark)
+
+    def withhold(self, spools: Sequence[CompletedSpool], mark: HistoryMark) -> None:
+        """Withhold the recovered spools, and the head, of one journal. Blocks."""
+        name = spools[0].fragment.journal
+        with self._heads_lock:
+            self._unwritten.discard(name)
+            head = self._heads.pop(name, None) or self._unverified.pop(name, None)
+        self._write_withheld(self._directory_of(name), mark)
+        self._withheld[name] = WithheldJournal(
+            name, spools[-1].create_revision, tuple(spools), head, mark
+        )
+
+    def withheld(self) -> Sequence[WithheldJournal]:
+        """Return what is withheld of all journals."""
+        return list(self._withheld.values())
+
+    def is_withheld(self, name: str) -> bool:
+        """Return True if the files of a journal are withheld."""
+        return name in self._withheld
+
+    def release(self, name: str, create_revision: int) -> Sequence[CompletedSpool]:
+        """Release what is withheld of a journal: its head is unverified, its spools contested.
+
+        They belong to the journal that now has this name, from then on. Blocks. A call that was
+        interrupted may be repeated, also after a restart.
+
+        Args:
+            name: the journal's.
+            create_revision: Etcd revision at which it was created.
+
+        Raises:
+            OSError: the files could not be written. They stay withheld.
+        """
+        withheld, directory = self._withheld[name], self._directory_of(name)
+        is_synced = self.durability is Durability.PERSISTED
+        spools = [
+            relabel_spool(spool, create_revision, self._cluster_id, synced=is_synced)
+            for spool in withheld.spools
+        ]
+        with self._heads_lock:
+            if withheld.head is not None:
+                head = replace(
+                    withheld.head, create_revision=create_revision, cluster_id=self._cluster_id
+                )
+                replace_file(self._unverified_path(name), encode_head(head), synced=is_synced)
+                self._unverified[name] = head
+            serial = f"{self._serial:08x}".encode()
+            replace_file(directory / "forgotten", serial, synced=is_synced)
+            self._forgotten[name] = self._serial
+            (directory / "head").unlink(missing_ok=True)
+            (directory / "withheld").unlink(missing_ok=True)
+            if is_synced:
+                self.sync_names(name)
+            del self._withheld[name]
+        return spools
+
+    def take_acceptance(self) -> bool:
+        """Return True if an operator has accepted the Etcd of now; see :func:`accept_etcd`."""
+        return (self.root / "accepted").exists()
+
+    def end_acceptance(self) -> None:
+        """Remove the note of an operator's acceptance. Blocks."""
+        (self.root / "accepted").unlink(missing_ok=True)
+
+    def _write_withheld(self, directory: Path, mark: HistoryMark) -> None:
+        content = f"{mark.cluster_id} {mark.revision}".encode()
+        replace_file(
+            directory / "withheld", content, synced=self.durability is Durability.PERSISTED
+        )
 
     async def in_background(self, work: Callable[[], T]) -> T:
         """Run blocking work, which :meth:`close` waits for even if the caller is cancelled."""
@@ -505,6 +602,35 @@ class JournalSpools:
 
 
 # ------------------------------------------------------------------- on disk
+
+
+def accept_etcd(root: Path) -> int:
+    """Accept the present Etcd for the withheld spools of a directory. Blocks.
+
+    The broker over the directory, or the next one, compares them with what others have, and uses
+    them.
+
+    Args:
+        root: a spool directory; a broker may use it.
+
+    Returns:
+        the number of journals of which something is withheld; without any nothing is written.
+
+    Raises:
+        ConfigurationError: it is no spool directory, or cannot be written.
+    """
+    try:
+        count = sum(1 for _ in (root / "journals").glob("*/withheld"))
+        if not (root / "journals").is_dir():
+            raise FileNotFoundError("it has no directory `journals`")
+        if count:
+            (root / "accepted").touch()
+    except OSError as error:
+        raise ConfigurationError(
+            f"{root} is no spool directory of a broker: {error}; give the one of "
+            "--broker.spool-dir, which the broker's log names, too"
+        ) from error
+    return count
 
 
 def _safe_name(journal: str) -> str:

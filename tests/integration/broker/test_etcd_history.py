@@ -11,6 +11,7 @@ from gazette_sdk.broker.recovery.etcd_history import (
 )
 from gazette_sdk.cluster import etcd as etcd_module
 from gazette_sdk.cluster.broker_keys import BrokerKeySpace
+from gazette_sdk.cluster.keyspace import HistoryMark
 from gazette_sdk.protocol import broker_pb2 as pb
 from support.brokers import LIMIT_S, HandCluster, crash, journal_spec, without_waiting
 from support.etcd import run
@@ -120,8 +121,8 @@ def test_the_revision_file_is_of_one_cluster(tmp_path):
     async def scenario():
         revision_file = RevisionFile(tmp_path / "revision")
         assert revision_file.read(7) == 0
-        revision_file.write_later(pb.Header.Etcd(cluster_id=7, revision=41))
-        revision_file.write_later(pb.Header.Etcd(cluster_id=7, revision=42))
+        revision_file.write_later(HistoryMark(7, 41))
+        revision_file.write_later(HistoryMark(7, 42))
         revision_file.flush()
         revision_file.flush()
         again = RevisionFile(tmp_path / "revision")
@@ -138,7 +139,7 @@ def test_a_revision_file_is_written_by_itself(tmp_path, monkeypatch):
 
     async def scenario():
         revision_file = RevisionFile(tmp_path / "revision")
-        revision_file.write_later(pb.Header.Etcd(cluster_id=7, revision=41))
+        revision_file.write_later(HistoryMark(7, 41))
         await until(lambda: revision_file.read(7) == 41)
 
     run(scenario())

@@ -291,7 +291,9 @@ def test_a_journal_waits_if_the_store_does_not_list_its_last_content(
         listings.append(journal)
         found = list_now(stores, url, journal)
         is_listed = is_stopping and is_late and len(listings) > 3
-        return found if is_listed else [each for each in found if each.end <= len(b"first,")]
+        return (
+            found if is_listed else [each for each in found if each.fragment.end <= len(b"first,")]
+        )
 
     monkeypatch.setattr(refresh, "_list", lagging)
     monkeypatch.setattr(departure, "LISTED_TIMEOUT_S", 10.0 if is_late else 0.5)

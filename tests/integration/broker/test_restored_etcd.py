@@ -1,0 +1,198 @@
+"""A broker over an Etcd that was restored from an older backup: a real Etcd, and its own tools."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gazette_sdk.broker.api.in_process import InProcessTransport
+from gazette_sdk.broker.process import Broker
+from gazette_sdk.broker.recovery import withheld
+from gazette_sdk.broker.spool.directory import accept_etcd
+from gazette_sdk.cluster import etcd as etcd_module
+from gazette_sdk.cluster.etcd_binary import find_etcd
+from gazette_sdk.cluster.etcd_server import EtcdServer
+from gazette_sdk.cluster.keyspace import Entry, KeySpace
+from gazette_sdk.errors import EtcdError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.testing.etcd import EtcdFixture
+from support.brokers import LIMIT_S, Client, a_broker, config_for, crash, journal_spec
+from support.etcd import run
+from support.spools import until
+
+SAME, OTHER = "same cluster id", "other cluster id"
+COMPACTED = "same cluster id, more revisions than before, and no history"
+
+
+class RestorableEtcd:
+    """An Etcd with a backup."""
+
+    def __init__(self, directory: Path) -> None:
+        self.server = EtcdServer(directory / "etcd", sync_writes=False)
+        self._snapshot = directory / "snapshot.db"
+
+    async def save(self) -> None:
+        await _tool("etcdctl", "--endpoints", self.server.endpoint, "snapshot", "save",
+                    self._snapshot)  # fmt: skip
+
+    async def restore(self, which: str = SAME) -> None:
+        """End the server, and start one over the backup, at the same port."""
+        await asyncio.to_thread(self.server.kill)
+        data = self.server.data_dir / "data"
+        await asyncio.to_thread(shutil.rmtree, data)
+        token = "another" if which == OTHER else "etcd-cluster"
+        peer = "unix://peer:0"
+        await _tool(
+            "etcdutl", "snapshot", "restore", self._snapshot, "--data-dir", data,
+            "--name", "embedded", "--initial-cluster", f"embedded={peer}",
+            "--initial-advertise-peer-urls", peer, "--initial-cluster-token", token,
+        )  # fmt: skip
+        await self.server.start()
+        if which == COMPACTED:
+            async with EtcdFixture(self.server).client() as client:
+                for number in range(20):
+                    last = await client.put(b"/elsewhere", b"%d" % number)
+                compaction = etcd_module.rpc.CompactionRequest(revision=last, physical=True)
+                await client._call(client._kv.Compact, compaction)
+
+
+async def _tool(name: str, *arguments: object) -> None:
+    path = find_etcd().with_name(name)
+    command = [str(path), *map(str, arguments)]
+    await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
+
+
+@pytest.fixture
+def restorable(tmp_path, monkeypatch):
+    monkeypatch.setattr(withheld, "POLL_S", 0.05)
+    made = RestorableEtcd(tmp_path)
+    made.server.start_blocking()
+    yield made
+    made.server.stop_blocking()
+
+
+SPOOLS = [b"acknowledged", b"and after", b"before "]
+"""Content of the spools that the broker has: no store has any."""
+
+
+@contextlib.asynccontextmanager
+async def crashed_broker(restorable, tmp_path):
+    """A broker that acknowledged bytes before and after the backup, and was killed then."""
+    fixture = EtcdFixture(restorable.server)
+    broker = Broker(config_for(fixture, tmp_path))
+    await broker.start()
+    client = Client(InProcessTransport(broker.service))
+    await client.apply(journal_spec("a/known"))
+    await client.append_when_ready("a/known", b"before ")
+    await restorable.save()
+    await client.append_when_ready("a/known", b"and after")
+    await client.apply(journal_spec("b/new"))
+    await client.append_when_ready("b/new", b"acknowledged")
+    broker._history.flush()
+    await crash(broker)
+    yield fixture
+
+
+def contents(tmp_path):
+    spools = (tmp_path / "spools-broker-1" / "journals").glob("*/*.content")
+    return sorted(path.read_bytes() for path in spools)
+
+
+@pytest.mark.parametrize("which", [SAME, OTHER, COMPACTED])
+def test_acknowledged_bytes_outlive_an_etcd_that_goes_back(which, restorable, tmp_path, caplog):
+
+    async def scenario():
+        async with crashed_broker(restorable, tmp_path) as fixture:
+            assert contents(tmp_path) == SPOOLS
+            await restorable.restore(which)
+
+            async with a_broker(fixture, tmp_path) as (broker, client):
+                assert set(SPOOLS) <= set(contents(tmp_path))
+                text = caplog.text
+                assert "stay in" in text
+                assert f"gazette spools accept {tmp_path}/spools-broker-1" in text
+                if which != COMPACTED:
+                    # What Etcd knows is served when an operator has accepted it.
+                    status = pb.INSUFFICIENT_JOURNAL_BROKERS
+                    refused = await client.append_until("a/known", b"!", status)
+                    assert "gazette spools accept" in refused[-1].store_health_error
+
+                # What it does not know comes back with its spec.
+                await client.apply(journal_spec("b/new"))
+                answer = (await client.append_until("b/new", b"!", pb.OK))[-1]
+                assert answer.commit.begin == len(b"acknowledged")
+                assert await client.read("b/new") == b"acknowledged!"
+                if which != COMPACTED:
+                    assert set(SPOOLS) <= set(contents(tmp_path))
+                    assert accept_etcd(tmp_path / "spools-broker-1") == 1
+                answer = (await client.append_until("a/known", b"!", pb.OK))[-1]
+                assert answer.commit.begin == len(b"before and after")
+                assert await client.read("a/known") == b"before and after!"
+                assert not broker._spools.withheld()
+                assert not broker._spools.take_acceptance()
+
+            async with a_broker(fixture, tmp_path) as (broker, client):
+                assert not broker._spools.withheld()
+                for journal in ("a/known", "b/new"):
+                    await client.append_until(journal, b"?", pb.OK)
+                assert await client.read("a/known") == b"before and after!?"
+                assert await client.read("b/new") == b"acknowledged!?"
+
+    caplog.set_level(logging.ERROR, "gazette_sdk.broker.recovery.withheld")
+    run(scenario(), timeout_s=90)
+
+
+def test_an_etcd_that_went_back_is_recognized_when_it_has_more_revisions_again(
+    restorable, tmp_path
+):
+    async def scenario():
+        async with crashed_broker(restorable, tmp_path) as fixture:
+            await restorable.restore()
+            async with fixture.client() as client:
+                for number in range(100):
+                    await client.put(b"/elsewhere", b"%d" % number)
+            for _ in range(2):  # also after a start that decided nothing
+                async with a_broker(fixture, tmp_path) as (broker, _):
+                    names = {each.journal for each in broker._spools.withheld()}
+                    assert names == {"a/known", "b/new"}
+            assert contents(tmp_path) == SPOOLS
+
+    run(scenario(), timeout_s=60)
+
+
+def test_a_journal_that_was_deleted_meanwhile_leaves_no_spools(restorable, tmp_path):
+    async def scenario():
+        async with crashed_broker(restorable, tmp_path) as fixture:
+            async with fixture.client() as client:
+                for kv in (await client.range(b"/", b"0")).entries:
+                    if kv.key.endswith(b"/b/new"):
+                        await client.delete(kv.key)
+            async with a_broker(fixture, tmp_path) as (broker, _):
+                assert not broker._spools.withheld()
+                await until(lambda: b"acknowledged" not in contents(tmp_path))
+
+    run(scenario(), timeout_s=60)
+
+
+def test_a_mirror_does_not_go_on_over_an_etcd_that_went_back(restorable):
+    async def scenario():
+        fixture = EtcdFixture(restorable.server)
+        async with fixture.client() as client:
+            await client.put(b"/root/one", b"1")
+            await restorable.save()
+            last = await client.put(b"/root/two", b"2")
+            mirror = KeySpace("/root", lambda kv: Entry.of(kv, kv.value))
+            await mirror.load(client, last)
+            watch = asyncio.create_task(mirror.watch(client))
+            await restorable.restore()
+            with pytest.raises(EtcdError, match="restored from an older backup"):
+                async with asyncio.timeout(LIMIT_S):
+                    await watch
+
+    run(scenario(), timeout_s=60)
