@@ -48,7 +48,7 @@ WRITE_DELAY_S = 1.0
 
 _REVISION_NAME = "revision"
 _WORDS = 6
-"""Words of the file: cluster, revision, the broker's zone and suffix, key and revision of the mark."""
+"""Words of the file: cluster, revision, zone, suffix; key and revision of the mark."""
 
 _log = logging.getLogger(__name__)
 

@@ -181,6 +181,13 @@ def test_progress_leaves_the_revision_alone_and_moves_the_place_to_resume_at(mon
         class Quiet:
             """An Etcd that tells only of progress, and loses the connection at once."""
 
+            cluster_id = 0
+
+            async def range(self, _key, **_):
+                return etcd_module.RangeResult(
+                    pb.Header.Etcd(revision=100), (), has_more=False, count=0
+                )
+
             async def watch(self, _prefix, start, **_):
                 starts.append(start)
                 yield module.WatchBatch(pb.Header.Etcd(revision=start + 9), ())
