@@ -33,7 +33,6 @@ from gazette_sdk.testing.shards import RunningShards, ShardProcess, run_shards
 from support import stream_sum
 
 __all__ = [
-    "FAIL_OVER_BAR_S",
     "SHARD_FAULTS",
     "ShardOutcome",
     "ShardStage",
@@ -48,6 +47,9 @@ REPLICATION = 3
 
 FAIL_OVER_BAR_S = TTL_S + 1.0
 """Longest fail-over to a hot standby. Without one, the time of the recovery is added."""
+
+KILLED_FAIL_OVER_BAR_S = 2.0
+"""The same, from a process that was killed."""
 
 STORM_STEPS = 3
 """Faults of brokers, and at the same time of consumers, in a storm."""
@@ -138,10 +140,17 @@ class ShardOutcome(Outcome):
         return max((each.bounded_s for each in self.fail_overs), default=0.0)
 
     @property
+    def fail_over_bar_s(self) -> float:
+        """Bar of the longest fail-over."""
+        return KILLED_FAIL_OVER_BAR_S if self.fault in KILLS else FAIL_OVER_BAR_S
+
+    @property
     def is_within_bar(self) -> bool:
         """No sum was late, and no fail-over that waited for nothing else."""
         is_bounded = self.fault not in UNBOUNDED
-        return super().is_within_bar and not (is_bounded and self.fail_over_s > FAIL_OVER_BAR_S)
+        return super().is_within_bar and not (
+            is_bounded and self.fail_over_s > self.fail_over_bar_s
+        )
 
 
 @contextlib.contextmanager
@@ -288,11 +297,16 @@ UNBOUNDED = (
 )
 """Faults in which a fail-over waits for brokers, or for the start of a process."""
 
-SHARD_FAULTS = (
+KILLS = (
     Fault("kill a consumer", LATEST_S, kill_consumer),
+    Fault("kill primary and standby", LATEST_S, kill_primary_and_standby),
+)
+"""Faults of processes that others find dead at once."""
+
+SHARD_FAULTS = (
+    *KILLS,
     Fault("freeze a consumer", LATEST_S, freeze_consumer),
     Fault("drain a consumer", LATEST_S, drain_consumer),
-    Fault("kill primary and standby", LATEST_S, kill_primary_and_standby),
     Fault("restart consumers in turn", LATEST_S, restart_consumers_in_turn),
     *UNBOUNDED,
 )

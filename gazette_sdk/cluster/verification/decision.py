@@ -12,7 +12,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 
-__all__ = ["DIALS", "ENDS", "VERIFICATION", "Input", "State", "step"]
+__all__ = ["DIALS", "ENDS", "NOTHING_LISTENS", "VERIFICATION", "Input", "State", "step"]
 
 
 class State(enum.Enum):
@@ -69,6 +69,9 @@ class Input(enum.Enum):
     FAILED = enum.auto()
     """Etcd refused, or did not answer."""
 
+
+NOTHING_LISTENS = frozenset({Input.REFUSED, Input.CLOSED})
+"""Results of a dial that stand for a dead process, if the challenge is unanswered, too."""
 
 VERIFICATION: Mapping[tuple[State, Input], State] = {
     (State.DIAL, Input.REFUSED): State.DIAL_AGAIN,

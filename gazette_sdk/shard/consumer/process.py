@@ -25,6 +25,9 @@ from gazette_sdk.cluster.allocator.state import leader_of
 from gazette_sdk.cluster.apply_items import ItemChange, apply_items
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAllocation, is_consistent
 from gazette_sdk.cluster.member_process import MemberProcess
+from gazette_sdk.cluster.verification.neighbours import Neighbours
+from gazette_sdk.cluster.verification.probe import dial, hold
+from gazette_sdk.cluster.verification.verifier import Verifier
 from gazette_sdk.errors import ConfigurationError, EtcdTransactionFailedError, GazetteError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
@@ -239,6 +242,13 @@ class Consumer:
             ),
         )
         run("generator", self._generate())
+        verifier = Verifier(
+            etcd, self.keyspace, self._id, membership.lease, dial=dial, kind="consumer"
+        )
+        neighbours = Neighbours(self.keyspace, self._id, verifier.suspect, hold=hold)
+        self.keyspace.observers += [verifier.observe, neighbours.observe]
+        run("verifier", verifier.run())
+        run("neighbours", neighbours.run())
 
     async def _generate(self) -> None:
         """Create shards of the application's sources, while this process leads."""
@@ -342,11 +352,11 @@ class Consumer:
         if self._is_stopped:
             return
         self._is_stopped = True
-        await self._member.cancel("generator", "allocator", "leaving")
+        await self._member.cancel("generator", "allocator", "leaving", "neighbours")
         stuck = [*await self._stop_serving(), *await self._stop_application()]
         if self._member.membership is not None:
             await self._member.membership.revoke()
-        await self._member.cancel("watch")
+        await self._member.cancel("watch", "verifier")  # until now it has answered challenges
         if self._peers is not None:
             await self._peers.aclose()
         if self._member.etcd is not None:

@@ -6,9 +6,15 @@ from itertools import product
 
 import pytest
 
-from gazette_sdk.cluster.verification.decision import ENDS, VERIFICATION, Input, State, step
+from gazette_sdk.cluster.verification.decision import (
+    ENDS,
+    NOTHING_LISTENS,
+    VERIFICATION,
+    Input,
+    State,
+    step,
+)
 
-NOTHING_LISTENS = {Input.REFUSED, Input.CLOSED}
 BETWEEN = [state for state in State if state not in ENDS]
 
 

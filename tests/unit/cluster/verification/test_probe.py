@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from gazette_sdk.cluster.verification.decision import Input
-from gazette_sdk.cluster.verification.probe import dial
+from gazette_sdk.cluster.verification.probe import dial, hold
 from support.etcd import run
 
 
@@ -100,5 +100,25 @@ def test_a_dial_is_bounded(monkeypatch):
 
         monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", never)
         assert await dial("http://127.0.0.1:1", timeout_s=0.01) is Input.UNCLEAR
+
+    run(scenario())
+
+
+def test_a_held_connection_is_kept_until_its_process_ends(listener):
+    async def scenario():
+        port = listener.getsockname()[1]
+        answering = threading.Thread(target=lambda: accepted.append(listener.accept()[0]))
+        accepted = []
+        answering.start()
+        holding = asyncio.ensure_future(hold(f"http://127.0.0.1:{port}", timeout_s=5))
+        await asyncio.to_thread(answering.join)
+        with accepted[0] as connection:
+            assert b"Connection" not in await asyncio.to_thread(connection.recv, 1000)
+            connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            done, _ = await asyncio.wait([holding], timeout=0.05)
+            assert not done
+        assert await holding is Input.REACHED
+        listener.close()
+        assert await hold(f"http://127.0.0.1:{port}") is Input.REFUSED
 
     run(scenario())
