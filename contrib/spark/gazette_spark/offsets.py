@@ -45,7 +45,7 @@ class Position:
     @property
     def producers(self) -> list[ProducerState]:
         """States of the journal's producers."""
-        return Checkpoint.from_bytes(self.state).producers
+        return Checkpoint.from_bytes(self.state).producers if self.state else []
 
     @property
     def replay_begin(self) -> int:
@@ -129,7 +129,8 @@ class StreamOffset:
                 for name, each in stored["journals"].items()
             }
             for position in journals.values():
-                Checkpoint.from_bytes(position.state)
+                if position.state:
+                    Checkpoint.from_bytes(position.state)
         except (KeyError, AttributeError, binascii.Error, DecodeError) as error:
             raise ConfigurationError(
                 f"gazette: the checkpoint holds a malformed offset ({error!r}); use another"

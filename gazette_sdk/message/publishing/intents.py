@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping
 
 from google.protobuf.message import DecodeError
 
+from gazette_sdk.errors import DecodeError as DamagedError
 from gazette_sdk.errors import ValidationError
+from gazette_sdk.message.sequencing.checkpoint import sealed, unsealed
 from gazette_sdk.protocol import consumer_pb2
 
 __all__ = ["AckIntents"]
@@ -43,21 +45,20 @@ class AckIntents(Mapping[str, bytes]):
         return hash(frozenset(self._frames.items()))
 
     def to_bytes(self) -> bytes:
-        """As a protobuf ``consumer.Checkpoint`` that holds nothing else."""
-        return consumer_pb2.Checkpoint(ack_intents=self._frames).SerializeToString(
-            deterministic=True
-        )
+        """Return a stored ``Checkpoint`` that holds nothing else, with a checksum."""
+        message = consumer_pb2.Checkpoint(ack_intents=self._frames)
+        return sealed(message.SerializeToString(deterministic=True))
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> AckIntents:
         """Intents which :meth:`to_bytes` wrote, or those of a stored checkpoint.
 
         Raises:
-            ValidationError: ``stored`` is no checkpoint.
+            ValidationError: ``stored`` is no checkpoint, or is damaged.
         """
         try:
-            checkpoint = consumer_pb2.Checkpoint.FromString(bytes(stored))
-        except (DecodeError, TypeError, ValueError) as error:
+            checkpoint = consumer_pb2.Checkpoint.FromString(unsealed(bytes(stored)))
+        except (DamagedError, DecodeError, TypeError, ValueError) as error:
             raise ValidationError(
                 f"these {len(stored)} bytes are no stored acknowledgement intents: {error}",
                 kind="ack_intents",

@@ -1,10 +1,14 @@
 """Checkpoints: exact positions of readers, from which others go on.
 
-The stored form is the message ``Checkpoint`` that all consumers store (shard section 1).
+The stored form is the message ``Checkpoint`` that all consumers store (shard section 1), after a
+seal: a magic and a checksum of the message. To a parser of the message the seal is a field that is
+not known, which Gazette's consumers skip. What they, and earlier releases, store has no seal.
 """
 
 from __future__ import annotations
 
+import struct
+import zlib
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
@@ -14,7 +18,41 @@ from gazette_sdk.errors import DecodeError
 from gazette_sdk.message.uuid import PRODUCER_BYTES
 from gazette_sdk.protocol import consumer_pb2
 
-__all__ = ["Checkpoint", "ProducerState"]
+__all__ = ["Checkpoint", "ProducerState", "sealed", "unsealed"]
+
+_MAGIC = b"\xa1\x06GZck"
+"""Tag of the field 100, of the type fixed64, and the first half of its value."""
+
+_CHECKSUM = struct.Struct("<I")
+_SEAL_BYTES = len(_MAGIC) + _CHECKSUM.size
+
+_ALIKE_MAX = 2
+"""Bytes that a message without a seal has in common with the magic at most: it begins with the tag
+of field 1 or 2, whose value begins with the tag of its own first field."""
+
+
+def sealed(message: bytes) -> bytes:
+    """Return a stored message with a seal before it."""
+    return _MAGIC + _CHECKSUM.pack(zlib.crc32(message)) + message
+
+
+def unsealed(stored: bytes) -> bytes:
+    """Return a stored message without its seal, or as it is if it has none.
+
+    Raises:
+        DecodeError: the message or its seal is damaged.
+    """
+    head = stored[: len(_MAGIC)]
+    if head == _MAGIC and len(stored) >= _SEAL_BYTES:
+        message = stored[_SEAL_BYTES:]
+        if stored[len(_MAGIC) : _SEAL_BYTES] == _CHECKSUM.pack(zlib.crc32(message)):
+            return message
+    elif sum(one == other for one, other in zip(head, _MAGIC, strict=False)) <= _ALIKE_MAX:
+        return stored
+    raise DecodeError(
+        f"{len(stored)} bytes of a checkpoint do not have the checksum with which they were stored;"
+        " restore them from a copy"
+    )
 
 
 class ProducerState(NamedTuple):
@@ -52,7 +90,10 @@ class Checkpoint:
     create_revisions: dict[str, int] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """Return the stored form: equal bytes for equal checkpoints with producers in one order."""
+        """Return the stored form, with a checksum.
+
+        Equal checkpoints with producers in one order have equal bytes.
+        """
         message = consumer_pb2.Checkpoint(ack_intents=self.ack_intents)
         sources = message.sources
         for journal, offset in self.offsets.items():
@@ -63,25 +104,36 @@ class Checkpoint:
             # Sub-messages that hold nothing but zeros are written, too.
             state = consumer_pb2.Checkpoint.ProducerState(last_ack=last_ack, begin=begin)
             sources[journal].producers.add(id=producer, state=state)
-        return message.SerializeToString(deterministic=True)
+        return sealed(message.SerializeToString(deterministic=True))
 
     @classmethod
     def from_bytes(cls, stored: bytes) -> Self:
-        """Return a checkpoint from its stored form; no bytes are the empty checkpoint.
+        """Return a checkpoint from its stored form, with or without a checksum.
 
         A journal without an offset reads as one with offset 0.
 
         Raises:
-            DecodeError: ``stored`` is no checkpoint.
+            DecodeError: ``stored`` is no checkpoint, is damaged, or has no bytes.
         """
+        whole = unsealed(stored)
+        if not stored:
+            raise DecodeError(
+                "no bytes are no checkpoint: everything would be read again from the begin; restore"
+                " them from a copy, or leave the checkpoint out to begin there"
+            )
         message = consumer_pb2.Checkpoint()
         try:
-            message.ParseFromString(stored)
+            message.ParseFromString(whole)
         except google.protobuf.message.DecodeError as error:
             raise DecodeError(
                 f"{len(stored)} bytes are no checkpoint ({error}); pass what"
                 " Checkpoint.to_bytes() gave"
             ) from error
+        if whole is stored and not message.sources and not message.ack_intents:
+            raise DecodeError(
+                f"{len(stored)} bytes are no checkpoint (they name no journal); pass what"
+                " Checkpoint.to_bytes() gave"
+            )
         producers = [
             ProducerState(
                 journal,

@@ -171,10 +171,10 @@ class SqlStore:
             self._create_table(self._connection)
             with self._connection.begin():
                 stored = self._raise_fence(self._connection)
-                if not stored:
+                # Gazette, and earlier releases, store no bytes before the first commit.
+                restored = Checkpoint.from_bytes(stored) if stored else Checkpoint()
+                if restored == Checkpoint():
                     refuse_other_files(self._recovered, "SqlStore")
-            self._used_at = time.monotonic()
-            return Checkpoint.from_bytes(stored)
         except sqlalchemy.exc.IntegrityError as error:
             raise FencedError(
                 f"another process inserted the checkpoint of {self._shard_fqn} just now"
@@ -183,6 +183,8 @@ class SqlStore:
             raise ShardStoreError(
                 f"the checkpoint of {self._shard_fqn} cannot be restored: {error}"
             ) from error
+        self._used_at = time.monotonic()
+        return restored
 
     def begin(self) -> None:
         """Begin a transaction; the database knows of it from its first statement on.
@@ -285,7 +287,7 @@ class SqlStore:
         ).first()
         self._fence, stored = (_NO_ROW, b"") if row is None else row
         if self._fence == _NO_ROW:
-            self._fence, stored = 1, b""
+            self._fence, stored = 1, Checkpoint().to_bytes()
             connection.execute(
                 sa.insert(_TABLE).values(
                     shard_fqn=self._shard_fqn, fence=self._fence, checkpoint=stored

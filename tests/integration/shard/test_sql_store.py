@@ -101,6 +101,26 @@ def test_it_keeps_the_contract(url, tmp_path) -> None:
     )
 
 
+def test_a_damaged_checkpoint_is_refused(url) -> None:
+    store = SqlStore(url, SHARD)
+    store.restore()
+    commit(store, 1)
+    [(stored,)] = rows(url, "SELECT checkpoint FROM gazette_checkpoints")
+    table = sa.table("gazette_checkpoints", sa.column("checkpoint", sa.LargeBinary))
+
+    def put_checkpoint(content: bytes) -> None:
+        with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
+            connection.execute(sa.update(table).values(checkpoint=content))
+
+    for damaged in (bytes(stored)[:-1] + b"\x08", bytes(stored)[:-1]):
+        put_checkpoint(damaged)
+        with pytest.raises(ShardStoreError, match=r"cannot be restored: .* from a copy"):
+            store.restore()
+    put_checkpoint(bytes(stored)[10:])
+    assert store.restore() == checkpoint_of(1), "as Gazette, and earlier releases, stored it"
+    store.destroy()
+
+
 def test_a_primary_of_an_older_fence_cannot_commit(url) -> None:
     assert [case["source"].split(":")[1] for case in vectors.group("message", "sql_store")] == [
         "TestSQLCheckpointPersistAndRestore",

@@ -2,6 +2,10 @@
 
 import json
 
+import pytest
+
+from gazette_sdk.errors import ConfigurationError
+from gazette_sdk.message.sequencing.checkpoint import Checkpoint, ProducerState
 from gazette_spark import lag
 from gazette_spark.offsets import Position, StreamOffset
 
@@ -24,3 +28,15 @@ def test_offsets_are_restored_from_their_text():
     stored = json.loads(json.dumps(offset.to_json()))
     assert list(stored["journals"]) == ["a", "b"]
     assert StreamOffset.from_json(stored, "uncommitted") == offset
+
+
+def test_offsets_whose_state_is_damaged_are_refused():
+    state = Checkpoint({"a": 7}, [ProducerState("a", b"\1bcdef", 1 << 60, 3)]).to_bytes()
+    stored = StreamOffset("committed", {"a": Position(7, 1, state)}).to_json()
+    restored = StreamOffset.from_json(stored, "committed").journals["a"]
+    assert [producer.begin for producer in restored.producers] == [3]
+    for at in range(len(state)):
+        damaged = state[:at] + bytes([state[at] ^ 2]) + state[at + 1 :]
+        offset = StreamOffset("committed", {"a": Position(7, 1, damaged)}).to_json()
+        with pytest.raises(ConfigurationError, match="malformed offset"):
+            StreamOffset.from_json(offset, "committed")

@@ -12,6 +12,7 @@ from gazette_sdk.message.sequencing.checkpoint import Checkpoint, ProducerState
 from gazette_sdk.protocol import consumer_pb2
 from support.vectors import group
 
+SEAL_BYTES = 10
 VECTORS = group("message", "checkpoint")
 
 JOURNALS = st.sampled_from(["a", "b/c", "a;suffix", "ü"])
@@ -42,7 +43,10 @@ def test_stored_checkpoints_decode_as_recorded(case):
     found = Checkpoint.from_bytes(stored)
     assert as_recorded(found) == case["expect"]
     assert Checkpoint.from_bytes(found.to_bytes()) == found
-    assert len(found.to_bytes()) == len(stored)
+    sealed = found.to_bytes()
+    assert len(sealed) == len(stored) + SEAL_BYTES
+    # Another consumer skips the seal, and reads the same.
+    assert as_recorded(Checkpoint.from_bytes(reparsed(sealed))) == case["expect"]
 
 
 def test_parts_are_stored_and_found_again_as_recorded():
@@ -94,9 +98,60 @@ def test_ids_of_another_length_are_cut_or_filled(stored, expected):
     assert found.producers == [ProducerState("a", expected, 0, 0)]
 
 
-def test_nothing_is_the_empty_checkpoint():
-    assert Checkpoint.from_bytes(b"") == Checkpoint()
-    assert Checkpoint().to_bytes() == b""
+def reparsed(stored: bytes) -> bytes:
+    """The known fields of a stored checkpoint, as another consumer reads and stores them."""
+    message = consumer_pb2.Checkpoint.FromString(stored)
+    message.DiscardUnknownFields()
+    return message.SerializeToString()
+
+
+def test_no_bytes_are_no_checkpoint_and_the_empty_one_has_some():
+    with pytest.raises(DecodeError, match="read again from the begin; restore"):
+        Checkpoint.from_bytes(b"")
+    assert Checkpoint.from_bytes(Checkpoint().to_bytes()) == Checkpoint()
+    assert reparsed(Checkpoint().to_bytes()) == b""
+
+
+STORED = [
+    Checkpoint(),
+    Checkpoint({"a": 1}),
+    Checkpoint({"a/journal": 7}, [ProducerState("a/journal", b"\1bcdef", 1 << 60, -1)]),
+    Checkpoint({"a": 1, "b": 1 << 40}, [], {"a": b"ack"}, {"b": 3}),
+]
+
+
+@pytest.mark.parametrize("checkpoint", STORED, ids=["empty", "one", "producer", "more"])
+def test_damage_of_a_stored_checkpoint_is_found(checkpoint):
+    stored = checkpoint.to_bytes()
+    assert Checkpoint.from_bytes(stored) == checkpoint
+    damaged = [stored[:length] for length in range(len(stored))]
+    damaged += [stored + b"\0", stored + stored, b"\0" * len(stored)]
+    for at in range(len(stored)):
+        damaged += [
+            stored[:at] + bytes([stored[at] ^ 1 << bit]) + stored[at + 1 :] for bit in range(8)
+        ]
+        damaged += [stored[:at] + b"\0" * len(stored[at:]), stored[:at] + stored[at + 1 :]]
+    for found in damaged:
+        if found != stored:
+            with pytest.raises(DecodeError, match=r"restore them from a copy|to_bytes\(\)"):
+                Checkpoint.from_bytes(found)
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_are_a_checkpoint_or_refused(stored):
+    try:
+        Checkpoint.from_bytes(stored)
+    except DecodeError:
+        pass
+    else:
+        assert consumer_pb2.Checkpoint.FromString(stored) is not None
+
+
+@given(st.dictionaries(JOURNALS, st.integers(0, (1 << 63) - 1), min_size=1), st.lists(STATES))
+def test_checkpoints_without_a_checksum_are_read(offsets, states):
+    given_one = Checkpoint(offsets, states)
+    old = reparsed(given_one.to_bytes())
+    assert Checkpoint.from_bytes(old) == Checkpoint.from_bytes(given_one.to_bytes())
 
 
 def test_what_is_no_checkpoint_is_refused():

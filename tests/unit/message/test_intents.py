@@ -29,6 +29,17 @@ def test_stored_intents_are_a_checkpoint_and_read_back_equal():
     assert found == intents
     assert hash(found) == hash(intents)
     assert AckIntents.from_bytes(b"") == AckIntents()
+    assert AckIntents.from_bytes(AckIntents().to_bytes()) == AckIntents()
+    without = checkpoint.__class__(ack_intents=checkpoint.ack_intents).SerializeToString()
+    assert AckIntents.from_bytes(without) == intents
+
+
+def test_damaged_intents_are_refused():
+    stored = AckIntents({"a/journal": b"one\n"}).to_bytes()
+    for at in range(len(stored)):
+        damaged = stored[:at] + bytes([stored[at] ^ 4]) + stored[at + 1 :]
+        with pytest.raises(ValidationError, match="no stored acknowledgement intents"):
+            AckIntents.from_bytes(damaged)
 
 
 def test_what_is_no_checkpoint_is_refused():

@@ -291,6 +291,19 @@ def test_a_malformed_offset_is_refused(tmp_path, value) -> None:
     store.destroy()
 
 
+def test_a_damaged_checkpoint_is_refused(tmp_path) -> None:
+    store = opened(RocksStore(tmp_path, key=bytes, value=bytes))
+    store.start_commit(Checkpoint({"a": 1234}))
+    stored = store._database[rocks_store.CHECKPOINT_KEY]
+    for damaged in (b"", stored[:-1] + b"\x08", stored[:-1]):
+        store._database[rocks_store.CHECKPOINT_KEY] = damaged
+        with pytest.raises(ShardStoreError, match=r"checkpoint is malformed: .* from a copy"):
+            store.restore()
+    store._database[rocks_store.CHECKPOINT_KEY] = stored[10:]
+    assert store.restore() == Checkpoint({"a": 1234}), "as Gazette, and earlier releases, stored it"
+    store.destroy()
+
+
 @pytest.mark.parametrize("name", ["rocksdb-counter-0", "rocksdb-counter-1", "rocksdb-summer"])
 def test_a_database_of_the_reference_goes_on(tmp_path, name) -> None:
     golden = vectors.golden(f"consumer/recoverylog/{name}.json")

@@ -227,3 +227,19 @@ def test_a_closed_store_and_malformed_files_are_refused(tmp_path) -> None:
     with pytest.raises(ShardStoreError, match="cannot be restored"):
         store.restore()
     store.destroy()
+
+
+def test_a_damaged_checkpoint_is_refused(tmp_path) -> None:
+    store = make(tmp_path)
+    store.restore()
+    store.begin()
+    put(store, 1, b"")
+    store.start_commit(checkpoint_of(1))
+    stored = checkpoint_of(1).to_bytes()
+    for damaged in (b"", stored[:-1] + b"\x08", stored[:-1]):
+        store._connection.execute("UPDATE gazette_checkpoint SET checkpoint = ?", (damaged,))
+        with pytest.raises(ShardStoreError, match=r"cannot be restored: .* from a copy"):
+            store.restore()
+    store._connection.execute("UPDATE gazette_checkpoint SET checkpoint = ?", (stored[10:],))
+    assert store.restore() == checkpoint_of(1), "as Gazette, and earlier releases, stored it"
+    store.destroy()
