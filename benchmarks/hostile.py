@@ -51,6 +51,31 @@ def _http(method: str, target: str, length: int, body: bytes = b"") -> bytes:
     return head.encode() + body
 
 
+def _http2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    head = len(payload).to_bytes(3, "big") + bytes([kind, flags])
+    return head + stream.to_bytes(4, "big") + payload
+
+
+def _grpc_call(stream: int, length: int, *, ends: bool = False) -> bytes:
+    """A List, and the begin of its request."""
+    fields = {
+        b":method": b"POST",
+        b":scheme": b"http",
+        b":path": b"/protocol.Journal/List",
+        b":authority": b"localhost",
+        b"content-type": b"application/grpc",
+        b"te": b"trailers",
+    }
+    headers = b"".join(
+        b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+        for name, value in fields.items()
+    )
+    message = b"\0" + length.to_bytes(4, "big")
+    return _http2_frame(1, 4, stream, headers) + _http2_frame(0, int(ends), stream, message)
+
+
+_GRPC = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _http2_frame(4, 0, 0)
+
 ATTACKS: dict[str, tuple[bytes, bytes]] = {
     "half of a large call": (PREFACE + header(Kind.CALL, 16 << 20), bytes(1 << 20)),
     "half of a large message": (PREFACE + _APPEND + header(Kind.MESSAGE, 16 << 20), bytes(1 << 20)),
@@ -70,6 +95,15 @@ ATTACKS: dict[str, tuple[bytes, bytes]] = {
     "profiles": (_http("GET", "/debug/pprof/profile?seconds=60", 0), b""),
     "gRPC without frames": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b""),
     "gRPC with garbage": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes(1 << 16)),
+    "half of gRPC requests": (
+        _GRPC + b"".join(_grpc_call(stream, 4 << 20) for stream in range(1, 17, 2)),
+        _http2_frame(0, 0, 1, bytes(16384)),
+    ),
+    "gRPC calls without a token": (
+        _GRPC,
+        b"".join(_grpc_call(stream, 0, ends=True) for stream in range(1, 201, 2)),
+    ),
+    "HTTP calls without a token": (b"", _http("GET", f"/{JOURNAL}", 0) * 10),
     "silence": (b"", b""),
 }
 """Attacks by name: the bytes sent first, and those sent as long as the broker takes them."""

@@ -14,6 +14,8 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from gazette_sdk.server.peer_limits import UnknownCost, UnknownShare
+
 __all__ = ["ACCEPTS_PER_TURN", "Acceptor"]
 
 _log = logging.getLogger(__name__)
@@ -25,6 +27,9 @@ the loop from those that are served."""
 PACE_S = 0.004
 """Pause after so many, if more may wait: at most 1,000 connections are made per second. Clients of
 the stream transport wait one second for the answer to their preface, before they choose gRPC."""
+
+SLOW_PACE_S = 0.03
+"""The longest such pause, while unknown clients have used more than their share of a core."""
 
 RETRY_S = 0.5
 """Pause after the process was out of descriptors or memory. Connections wait in the kernel."""
@@ -43,16 +48,19 @@ class Acceptor:
         factory: makes the protocol object of a connection.
         tls: TLS to terminate on its connections.
         handshake_timeout_s: bound of the handshake of TLS.
+        unknown: processor time of unknown clients.
     """
 
     def __init__(
         self,
         listening: socket.socket,
-        factory: Callable[[], asyncio.Protocol],
+        factory: Callable[[], asyncio.BaseProtocol],
         *,
         tls: ssl.SSLContext | None,
         handshake_timeout_s: float,
+        unknown: UnknownShare,
     ) -> None:
+        self._unknown = unknown
         self._listening = listening
         self._factory = factory
         self._tls = tls
@@ -83,11 +91,12 @@ class Acceptor:
                 self._pause(RETRY_S)
                 return
             connection.setblocking(False)
+            self._unknown.spend(UnknownCost.CONNECTION)
             task = self._loop.create_task(self._make(connection))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-        self._pause(PACE_S)
+        self._pause(max(PACE_S, min(self._unknown.delay_s, SLOW_PACE_S)))
 
     def _pause(self, pause_s: float) -> None:
         """Accept again after a pause. The kernel reports the socket as ready all the time."""

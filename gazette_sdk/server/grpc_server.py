@@ -8,27 +8,33 @@ metrics, and an orderly end of streams.
 **End of a refused stream.** If a server ends a call while the client is still sending, a grpcio
 client may report ``Internal error from Core`` instead of the status. So a call that ends before
 its client has half-closed first reads the remaining messages, within a bound.
+
+**Begin of a call.** All methods are registered as ones of streams, because grpc.aio calls the
+function of a unary method only once the whole request is there. The token is seen before: a call
+with a good one lifts the limits of its connection (:mod:`~gazette_sdk.server.splice`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from gazette_sdk.errors import GazetteError
+from gazette_sdk.errors import CallError, GazetteError, UnauthenticatedError
+from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability
 from gazette_sdk.protocol.service import ERROR_METADATA, Rpc
 from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, Call, call_of
 from gazette_sdk.server.metrics import meters_of
 from gazette_sdk.server.outcomes import SUCCESS, Outcome, malformed, outcome_of
-from gazette_sdk.server.peer_limits import peer_of_splice
+from gazette_sdk.server.splice import Splicer
 
 __all__ = ["DEFAULT_MAX_RECEIVE_BYTES", "ActiveCall", "GrpcServer", "Method"]
 
@@ -40,6 +46,19 @@ DRAIN_QUIET_S = 0.1
 
 DRAIN_TIMEOUT_S = 5.0
 """Greatest time for which a refused stream is read."""
+
+REQUEST_TIMEOUT_S = 30.0
+"""Seconds in which the request of a unary call must be complete."""
+
+UNKNOWN_REQUEST_TIMEOUT_S = 1.0
+"""The same for a client without a good token."""
+
+INCOMPLETE_BYTES_MAX = 64 << 20
+"""Memory of requests that are not complete. So many greatest requests may be incomplete for longer
+than :data:`INCOMPLETE_AGE_S`; beyond it the oldest ones are refused."""
+
+INCOMPLETE_AGE_S = 0.25
+"""Age from which an incomplete request may be refused, so that a burst of complete ones is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +94,18 @@ class GrpcServer:
 
     Args:
         max_receive_bytes: greatest message accepted.
+
+    Attributes:
+        active: running calls.
+        authority: verifies the token of a connection's first calls.
+        incomplete: unary requests that are being received.
     """
 
     def __init__(self, *, max_receive_bytes: int = DEFAULT_MAX_RECEIVE_BYTES) -> None:
         self.active: set[ActiveCall] = set()
+        self.authority: Authority | AllowAll = AllowAll()
+        self.incomplete = _IncompleteRequests(INCOMPLETE_BYTES_MAX // max_receive_bytes)
+        self._splicer: Splicer | None = None
         self._max_receive_bytes = max_receive_bytes
         self._services: dict[str, dict[str, grpc.RpcMethodHandler]] = {}
         self._server: grpc.aio.Server | None = None
@@ -87,10 +114,11 @@ class GrpcServer:
         """Serve further RPCs. Call before :meth:`start`."""
         for method in methods:
             _, service, name = method.rpc.path.split("/")
-            self._services.setdefault(service, {})[name] = _Handler(method, self.active).generic()
+            self._services.setdefault(service, {})[name] = _Handler(self, method).generic()
 
-    async def start(self, path: Path) -> None:
-        """Serve on a Unix socket, which must not exist yet."""
+    async def start(self, splicer: Splicer) -> None:
+        """Serve on the Unix socket of a splicer, which must not exist yet."""
+        self._splicer = splicer
         server = grpc.aio.server(
             options=(
                 ("grpc.max_receive_message_length", self._max_receive_bytes),
@@ -105,15 +133,109 @@ class GrpcServer:
             server.add_generic_rpc_handlers(
                 (grpc.method_handlers_generic_handler(service, handlers),)
             )
-        server.add_insecure_port(f"unix:{path}")
+        server.add_insecure_port(f"unix:{splicer.path}")
         await server.start()
         self._server = server
+
+    def admit(self, context: grpc.aio.ServicerContext) -> tuple[str, UnauthenticatedError | None]:
+        """Lift the limits of a call's connection if the call has a good token.
+
+        The service checks the token of each call itself, with the capability that it requires.
+
+        Returns:
+            the IP address of the caller, and the error of its token if the limits stay.
+        """
+        assert self._splicer is not None, "calls come after the start"
+        connection = self._splicer.find(context.peer())
+        if connection is None:
+            return "", None
+        if not connection.is_known:
+            token = dict(context.invocation_metadata()).get("authorization")
+            try:
+                self.authority.verify(token, Capability(0), time.time())
+            except UnauthenticatedError as error:
+                return connection.peer, error
+            connection.admit()
+        return connection.peer, None
 
     async def stop(self, grace_s: float) -> None:
         """Accept no further calls. Wait ``grace_s`` for running ones, then cancel them."""
         if self._server is not None:
             await self._server.stop(grace_s or None)
             self._server = None
+
+
+class _IncompleteRequests:
+    """Unary requests that are being received, oldest first.
+
+    Args:
+        count_max: number of them that may stand still.
+    """
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = max(1, count_max)
+        self._receiving: dict[asyncio.Timeout, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @contextlib.contextmanager
+    def receiving(self, bound: asyncio.Timeout) -> Iterator[None]:
+        """Count a request while the context is open."""
+        self._receiving[bound] = time.monotonic()
+        self._check_later()
+        try:
+            yield
+        finally:
+            del self._receiving[bound]
+
+    def _check_later(self) -> None:
+        if len(self._receiving) > self._count_max and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(INCOMPLETE_AGE_S, self._check)
+
+    def _check(self) -> None:
+        """End the waits for the oldest requests, as far as there are too many."""
+        self._timer = None
+        many = len(self._receiving) - self._count_max
+        until_s = time.monotonic() - INCOMPLETE_AGE_S
+        for bound, begun_s in itertools.islice(self._receiving.items(), max(0, many)):
+            if begun_s > until_s:
+                break
+            if not bound.expired():
+                bound.reschedule(0.0)
+        self._check_later()
+
+
+async def _request_of(
+    context: grpc.aio.ServicerContext,
+    incomplete: _IncompleteRequests,
+    refusal: UnauthenticatedError | None,
+) -> bytes:
+    """Return the request of a unary call.
+
+    Args:
+        context: of the call.
+        incomplete: counts it until it is complete. Those of unknown clients are not counted: their
+            connections have a bound of their own.
+        refusal: error of the token of an unknown client.
+
+    Raises:
+        CallError: it is not complete in time, or others need its place, or there is none.
+        UnauthenticatedError: the same for an unknown client. The connection lets few of its bytes
+            through, so that a large request is never complete.
+    """
+    timeout_s = REQUEST_TIMEOUT_S if refusal is None else UNKNOWN_REQUEST_TIMEOUT_S
+    try:
+        async with asyncio.timeout(timeout_s) as bound:
+            with incomplete.receiving(bound) if refusal is None else contextlib.nullcontext():
+                wire = await context.read()
+    except TimeoutError:
+        raise refusal or CallError(
+            f"the request was not complete within {timeout_s:g} s, or others needed its place: "
+            "send it faster",
+            code="DEADLINE_EXCEEDED",
+        ) from None
+    if wire is grpc.aio.EOF:
+        raise CallError("the call has no request: send one", code="INTERNAL")
+    return bytes(wire)
 
 
 class _Requests:
@@ -164,7 +286,8 @@ class _Requests:
 class _Handler:
     """Functions of one method which grpc.aio calls."""
 
-    def __init__(self, method: Method, active: set[ActiveCall]) -> None:
+    def __init__(self, server: GrpcServer, method: Method) -> None:
+        self._server = server
         self._path = method.rpc.path
         self._serve = method.serve
         self._streams = (method.rpc.client_streams, method.rpc.server_streams)
@@ -172,31 +295,38 @@ class _Handler:
         self._decode = method.decode or (lambda wire, _first: parse(wire))
         self._encode = method.encode or (lambda message: bytes(message.SerializeToString()))
         self._meters = meters_of(method.rpc.path, *self._streams)
-        self._active = active
+        self._active = server.active
 
     def generic(self) -> grpc.RpcMethodHandler:
         """Return the handler to register, over raw bytes in both directions."""
-        make: Any = {
-            (False, False): grpc.unary_unary_rpc_method_handler,
-            (False, True): grpc.unary_stream_rpc_method_handler,
-            (True, False): grpc.stream_unary_rpc_method_handler,
-            (True, True): grpc.stream_stream_rpc_method_handler,
-        }[self._streams]
+        make: Any = (
+            grpc.stream_stream_rpc_method_handler
+            if self._streams[1]
+            else grpc.stream_unary_rpc_method_handler
+        )
         handler: grpc.RpcMethodHandler = make(
             self._serve_stream if self._streams[0] else self._serve_message
         )
         return handler
 
-    async def _serve_message(self, wire: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        self._meters.received += 1
-        return await self._run(
-            context, None, lambda call: self._respond(self._first(wire), call, context)
-        )
+    async def _serve_message(self, _requests: object, context: grpc.aio.ServicerContext) -> bytes:
+        peer, refusal = self._server.admit(context)
+
+        async def respond(call: Call) -> bytes:
+            wire = await _request_of(context, self._server.incomplete, refusal)
+            self._meters.received += 1
+            request = _decoded(self._decode, wire, self._path, first=True)
+            return await self._respond(request, call, context)
+
+        return await self._run(context, peer, None, respond)
 
     async def _serve_stream(self, _requests: object, context: grpc.aio.ServicerContext) -> bytes:
         requests = _Requests(context, self._decode, self._path)
         return await self._run(
-            context, requests, lambda call: self._respond(requests, call, context)
+            context,
+            self._server.admit(context)[0],
+            requests,
+            lambda call: self._respond(requests, call, context),
         )
 
     async def _respond(self, request: Any, call: Call, context: grpc.aio.ServicerContext) -> bytes:
@@ -212,12 +342,10 @@ class _Handler:
                 meters.sent += 1
         return b""
 
-    def _first(self, wire: bytes) -> Any:
-        return _decoded(self._decode, wire, self._path, first=True)
-
     async def _run(
         self,
         context: grpc.aio.ServicerContext,
+        peer: str,
         requests: _Requests | None,
         serve: Callable[[Call], Awaitable[bytes]],
     ) -> bytes:
@@ -232,7 +360,7 @@ class _Handler:
                     context.invocation_metadata(),
                     timeout_s=context.time_remaining(),
                     chunk_bytes=FOREIGN_CHUNK_BYTES,
-                    peer=peer_of_splice(context.peer()),
+                    peer=peer,
                 )
             )
         except asyncio.CancelledError:

@@ -12,6 +12,7 @@ import html
 import ipaddress
 import logging
 import posixpath
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -21,7 +22,9 @@ from aiohttp import hdrs, web
 from aiohttp.http_writer import StreamWriter
 
 from gazette_sdk.errors import GazetteError, UnauthenticatedError, ValidationError
+from gazette_sdk.protocol.authorization import AllowAll, Authority, Capability
 from gazette_sdk.server.http_connection import HttpConnection
+from gazette_sdk.server.peer_limits import UnknownCost, UnknownShare
 from gazette_sdk.user_code import described, text_of
 
 __all__ = [
@@ -47,6 +50,9 @@ _STATUS_OF_ERROR: dict[type[Exception], int] = {
     UnauthenticatedError: 401,
     GazetteError: 500,
 }
+
+UNKNOWN_DELAY_S = 0.5
+"""Longest wait of a request without a good token: probes of health have such bounds."""
 
 _PATH_SAFE = "/-_.~$&+,:;=@"
 """Bytes of a path which need no escape."""
@@ -165,11 +171,19 @@ class HttpHost:
     """aiohttp server of connections from the listener.
 
     Args:
+        unknown: processor time of unknown clients.
         local_names_only: refuse requests whose ``Host`` is no name of this machine's loopback. A
             web page cannot reach a server on loopback by a name of its own then (DNS rebinding).
+
+    Attributes:
+        authority: verifies tokens. The mounts check the token of each request themselves.
     """
 
-    def __init__(self, *, local_names_only: bool = False) -> None:
+    def __init__(
+        self, *, unknown: UnknownShare | None = None, local_names_only: bool = False
+    ) -> None:
+        self.authority: Authority | AllowAll = AllowAll()
+        self._unknown = unknown or UnknownShare()
         self._local_names_only = local_names_only
         self._mounts: list[tuple[str, HttpHandler]] = []
         self._runner: web.AppRunner | None = None
@@ -219,6 +233,7 @@ class HttpHost:
     ) -> web.StreamResponse:
         try:
             with HttpConnection.of(request).serving(request):
+                await self._await_turn(request)
                 return await self._dispatch(request)
         except web.HTTPException as error:
             return text_error(error.status, error.text or error.reason)
@@ -232,6 +247,22 @@ class HttpHost:
             if request.writer.output_size:
                 raise ConnectionError("the answer had begun: the connection is closed") from error
             return text_error(500, described(error))
+
+    async def _await_turn(self, request: web.Request) -> None:
+        """Wait, if an unknown client asks, while such have used more than their share of a core."""
+        connection = HttpConnection.of(request)
+        try:
+            self.authority.verify(
+                request.headers.get(hdrs.AUTHORIZATION), Capability(0), time.time()
+            )
+        except UnauthenticatedError:
+            self._unknown.spend(UnknownCost.HTTP_REQUEST)
+            if delay_s := min(self._unknown.delay_s, UNKNOWN_DELAY_S):
+                await connection.rest(delay_s)
+        else:
+            if not connection.is_known:
+                connection.is_known = True
+                self._unknown.spend(-UnknownCost.CONNECTION)
 
     async def _dispatch(self, request: web.Request) -> web.StreamResponse:
         if self._local_names_only and not is_local_name(request.headers.get(hdrs.HOST)):

@@ -46,9 +46,12 @@ class HttpConnection(web.RequestHandler):
 
     Bodies stay as they are sent: see ``Content-Encoding`` in
     :mod:`gazette_sdk.broker.api.http_gateway`.
+
+    Attributes:
+        is_known: a request had a good token.
     """
 
-    __slots__ = ("_had_no_room", "_headers_timer", "_received_bytes", "_served")
+    __slots__ = ("_had_no_room", "_headers_timer", "_received_bytes", "_served", "is_known")
 
     def __init__(self, server: web.Server) -> None:
         super().__init__(
@@ -58,6 +61,7 @@ class HttpConnection(web.RequestHandler):
             access_log=None,  # type: ignore[arg-type] # None turns it off
             auto_decompress=False,
         )
+        self.is_known = False
         self._headers_timer: asyncio.TimerHandle | None = None
         self._received_bytes = 0
         self._had_no_room = False
@@ -110,6 +114,19 @@ class HttpConnection(web.RequestHandler):
             self._served = None
             if watch is not None:
                 watch.cancel()
+
+    async def rest(self, delay_s: float) -> None:
+        """Wait before a request is served, and read nothing meanwhile."""
+        transport = self.transport
+        if transport is None or self._reading_paused:
+            await asyncio.sleep(delay_s)
+            return
+        transport.pause_reading()
+        try:
+            await asyncio.sleep(delay_s)
+        finally:
+            if not self._reading_paused:
+                transport.resume_reading()
 
     # ----------------------------------------------------------- of aiohttp
 

@@ -21,7 +21,7 @@ from typing import cast
 
 from gazette_sdk.errors import ConfigurationError
 from gazette_sdk.server.acceptor import Acceptor
-from gazette_sdk.server.peer_limits import PeerLimits
+from gazette_sdk.server.peer_limits import PeerLimits, UnknownShare
 
 __all__ = ["HTTP_OPENINGS", "OPENING_TIMEOUT_S", "Listener", "PortProtocol", "find_protocol"]
 
@@ -34,6 +34,9 @@ bound of a graceful stop, so that silent connections never delay one."""
 REFUSED_TIMEOUT_S = 1.0
 """Seconds within which a connection beyond its peer's limit has to send its first bytes, so that
 the refusal can be written in its protocol."""
+
+OPENING_BYTES_MAX = 16 << 10
+"""Greatest first read of a connection."""
 
 BACKLOG = 1024
 """Connections that the kernel queues until they are accepted."""
@@ -97,15 +100,21 @@ class Listener:
     Args:
         tls: TLS to terminate on TCP connections. Unix sockets never use it.
         limits: limits of the connections of each peer.
+        unknown: processor time of unknown clients.
     """
 
     def __init__(
-        self, *, tls: ssl.SSLContext | None = None, limits: PeerLimits | None = None
+        self,
+        *,
+        tls: ssl.SSLContext | None = None,
+        limits: PeerLimits | None = None,
+        unknown: UnknownShare | None = None,
     ) -> None:
         self.limits = limits or PeerLimits()
         self.port: int | None = None
         self.path: Path | None = None
         self._tls = tls
+        self._unknown = unknown or UnknownShare()
         self._protocols: list[PortProtocol] = []
         self._sockets: list[socket.socket] = []
         self._acceptors: list[Acceptor] = []
@@ -224,6 +233,7 @@ class Listener:
                 lambda: _Opening(self),
                 tls=self._tls if self.path is None else None,
                 handshake_timeout_s=OPENING_TIMEOUT_S,
+                unknown=self._unknown,
             )
             for bound in self._sockets
         ]
@@ -246,7 +256,11 @@ class Listener:
             self.path = None
 
 
-class _Opening(asyncio.Protocol):
+_opening_bytes = memoryview(bytearray(OPENING_BYTES_MAX))
+"""Bytes that a connection without a protocol receives, taken within one callback."""
+
+
+class _Opening(asyncio.BufferedProtocol):
     """Connection whose protocol is not known yet."""
 
     def __init__(self, listener: Listener) -> None:
@@ -273,8 +287,11 @@ class _Opening(asyncio.Protocol):
                     self._hand_over(offered)
                     return
 
-    def data_received(self, data: bytes) -> None:
-        self._seen += data
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - its signature
+        return _opening_bytes
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._seen += _opening_bytes[:nbytes]
         found, undecided = find_protocol(self._seen, self._listener._protocols)  # noqa: SLF001 - as above
         if found is not None:
             self._hand_over(found)

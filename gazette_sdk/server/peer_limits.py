@@ -1,29 +1,23 @@
-"""Limits of the connections and of the concurrent calls of one peer, which is an IP address."""
+"""Limits of clients: connections and calls of each peer, processor time of all unknown ones.
+
+A peer is an IP address. An unknown client has no good token, or has not shown it yet.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import os
-import sys
+import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from enum import Enum
 from typing import Any
-from urllib.parse import unquote
 
 from gazette_sdk.errors import CallError
 
-__all__ = [
-    "PeerLimits",
-    "http_refusal",
-    "peer_of",
-    "peer_of_splice",
-    "splice_address",
-]
+__all__ = ["PeerLimits", "UnknownCost", "UnknownShare", "http_refusal", "peer_of"]
 
-_SPLICE = "gazette-splice"
 _MAPPED = "::ffff:"  # begins an IPv4 address in the form of IPv6
 
 PEERS_CHECKED = 1024
@@ -33,27 +27,6 @@ PEERS_CHECKED = 1024
 def peer_of(address: Any) -> str:
     """Return the IP address of a socket's peer; empty for a Unix socket."""
     return address[0].removeprefix(_MAPPED) if isinstance(address, tuple) and address else ""
-
-
-_splices = itertools.count()
-
-
-def splice_address(peer: str) -> str | None:
-    """Return the address to bind a spliced connection to, so that gRPC knows its peer.
-
-    It is a name in Linux's abstract namespace, unique and without a file. Other systems have none.
-    """
-    if sys.platform != "linux" or not peer:
-        return None
-    return f"\0{_SPLICE}-{os.getpid()}-{next(_splices)}-{peer}"
-
-
-def peer_of_splice(address: str) -> str:
-    """Return the IP address in the peer of a spliced gRPC call; empty if it has none."""
-    kind, _, name = address.partition(":")
-    if kind != "unix-abstract" or not name.startswith(_SPLICE):
-        return ""
-    return unquote(name.removeprefix(_SPLICE).split("-", 3)[3])
 
 
 class PeerLimits:
@@ -115,6 +88,60 @@ class PeerLimits:
             self._calls[peer] -= 1
             if not self._calls[peer]:
                 del self._calls[peer]
+
+
+UNKNOWN_SHARE = 0.2
+"""Part of a core that unknown clients get."""
+
+UNKNOWN_CREDIT_S = 0.2
+"""Processor time that they may use at once, after a pause: for probes of health, and for clients
+that all connect again when a server has started."""
+
+UNKNOWN_DEBT_S = 0.5
+"""Greatest processor time that is held against them, so that a flood soon is forgotten."""
+
+
+class UnknownCost(float, Enum):
+    """Processor time of an unknown client's steps, in seconds, as measured."""
+
+    CONNECTION = 0.00025
+    GRPC_CONNECTION = 0.0005
+    GRPC_CALL = 0.001
+    HTTP_REQUEST = 0.0006
+    STREAM_FRAME = 0.00002
+
+
+class UnknownShare:
+    """Share of a core that clients without a good token get together.
+
+    Their steps are counted with fixed costs. Once they have used more than their share, connections
+    are accepted slowly, and their requests and calls wait. What a client with a good token cost
+    before that was known is given back.
+
+    Args:
+        now: monotonic time in seconds.
+    """
+
+    def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._debt_s = -UNKNOWN_CREDIT_S
+        self._at_s = now()
+
+    def spend(self, cost_s: float) -> None:
+        """Count a step; give it back if its cost is negative."""
+        debt_s = self._debt_now() + cost_s
+        self._debt_s = max(-UNKNOWN_CREDIT_S, min(debt_s, UNKNOWN_DEBT_S))
+
+    @property
+    def delay_s(self) -> float:
+        """Seconds until the next step may be made."""
+        return max(0.0, self._debt_now() / UNKNOWN_SHARE)
+
+    def _debt_now(self) -> float:
+        now_s = self._now()
+        self._debt_s = max(-UNKNOWN_CREDIT_S, self._debt_s - (now_s - self._at_s) * UNKNOWN_SHARE)
+        self._at_s = now_s
+        return self._debt_s
 
 
 def http_refusal(reason: str) -> bytes:

@@ -17,7 +17,7 @@ from gazette_sdk.server.debug import DebugPages
 from gazette_sdk.server.grpc_server import DEFAULT_MAX_RECEIVE_BYTES, GrpcServer
 from gazette_sdk.server.http import HttpHost
 from gazette_sdk.server.listener import HTTP_OPENINGS, Listener, PortProtocol
-from gazette_sdk.server.peer_limits import PeerLimits, http_refusal
+from gazette_sdk.server.peer_limits import PeerLimits, UnknownShare, http_refusal
 from gazette_sdk.server.settings import DebugSettings, ProcessSettings
 from gazette_sdk.server.splice import Splicer
 from gazette_sdk.server.stream_server import StreamServer
@@ -73,10 +73,11 @@ class Server:
         limits: PeerLimits | None = None,
     ) -> None:
         self.grpc = GrpcServer(max_receive_bytes=max_receive_bytes)
-        self.stream = StreamServer(active=self.grpc.active)
-        self.http = HttpHost(local_names_only=local_names_only)
+        self._unknown = UnknownShare()
+        self.stream = StreamServer(active=self.grpc.active, unknown=self._unknown)
+        self.http = HttpHost(unknown=self._unknown, local_names_only=local_names_only)
         self.limits = limits or PeerLimits()
-        self.listener = Listener(tls=tls, limits=self.limits)
+        self.listener = Listener(tls=tls, limits=self.limits, unknown=self._unknown)
         self.tls = tls
         self._host = host
         self._port = port or "0"
@@ -84,8 +85,8 @@ class Server:
         self._advertise_port = advertise_port
         self._scheme = "https" if tls is not None else "http"
         self._debug_port = debug_port
-        self._debug_http = HttpHost()
-        self._debug_listener = Listener()
+        self._debug_http = HttpHost(unknown=self._unknown)
+        self._debug_listener = Listener(unknown=self._unknown)
         self._endpoint: str | None = None
         self._directory: Path | None = None
         self._splicer: Splicer | None = None
@@ -108,14 +109,15 @@ class Server:
         return self._endpoint
 
     def require_tokens(self, authority: Authority | AllowAll) -> None:
-        """Require tokens of the diagnostics, and of large frames. Call before :meth:`start`.
+        """Require tokens of the diagnostics, large frames and requests. Call before :meth:`start`.
 
         The services check the token of each call themselves.
 
         Args:
             authority: verifies the tokens.
         """
-        self._debug_pages.authority = self.stream.authority = authority
+        for part in (self._debug_pages, self.stream, self.grpc, self.http, self._debug_http):
+            part.authority = authority
 
     def bind(self) -> str:
         """Bind the port (and that of the diagnostics) and return the endpoint.
@@ -155,9 +157,8 @@ class Server:
         self._directory = await asyncio.to_thread(
             lambda: Path(tempfile.mkdtemp(prefix="gazette-", dir=_runtime_directory()))
         )
-        socket_path = self._directory / "grpc"
-        self._splicer = Splicer(socket_path)
-        await self.grpc.start(socket_path)
+        self._splicer = Splicer(self._directory / "grpc", self._unknown)
+        await self.grpc.start(self._splicer)
         await self.http.start()
         self.listener.add(
             PortProtocol("grpc", (_GRPC_OPENING,), self._splicer, alpn="h2", refusal=http_refusal)

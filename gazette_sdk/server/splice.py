@@ -4,20 +4,25 @@ grpcio cannot share a listening socket with HTTP/1. So the gRPC server listens o
 socket, and the bytes of each gRPC connection are copied to and from it. Each direction has one
 large buffer, without streams and their copies. If a side cannot take more, the other side is not
 read.
+
+A connection must earn its memory and its place, as one of the stream transport. Until one of its
+calls had a good token, few of its bytes and calls are let through, and it has some seconds. What is
+held back is not read, so that it waits at the client. The gRPC server finds the connection of a
+call by the address that its Unix socket is bound to: a file in the private directory of the server.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from gazette_sdk.server.peer_limits import peer_of, splice_address
+from gazette_sdk.server.peer_limits import UnknownCost, UnknownShare, peer_of
 
-__all__ = ["READ_BYTES", "Splicer"]
+__all__ = ["READ_BYTES", "SplicedConnection", "Splicer", "UnknownFrames"]
 
 _log = logging.getLogger(__name__)
 
@@ -35,19 +40,51 @@ WARN_PERIOD_S = 60.0
 WRITE_HIGH_BYTES = 1024 * 1024
 """Bytes that may wait for one side before the other side is no longer read."""
 
+UNKNOWN_TIMEOUT_S = 5.0
+"""Seconds in which a call of a connection must have a good token."""
+
+UNKNOWN_BYTES_MAX = 64 << 10
+"""Bytes of a connection that reach the gRPC server before that. The largest headers fit in, and the
+rest of a large first request follows when its token was checked."""
+
+UNKNOWN_CALLS_MAX = 64
+"""Calls of a connection that reach the gRPC server before that."""
+
+UNKNOWN_READ_BYTES = 16 << 10
+"""Greatest read before that."""
+
+UNKNOWN_CONNECTIONS_MAX = 512
+"""Connections without a good token so far. Beyond it the oldest one is cut: a client that has a
+token sends it within moments, also while others dial without end."""
+
 
 class Splicer:
     """Factory of protocol objects that splice a connection to a Unix socket.
 
     Args:
-        path: the socket of the server.
+        path: the socket of the server, in a directory of this process alone.
+        unknown: processor time of unknown clients.
+
+    Attributes:
+        path: as given.
+        unknown: as given.
+        fronts: connections of the public port.
+        connecting: tasks that dial the server.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, unknown: UnknownShare | None = None) -> None:
         self.path = path
+        self.unknown = unknown or UnknownShare()
         self.fronts: set[asyncio.Transport] = set()
         self.connecting: set[asyncio.Task[None]] = set()
+        self._connections: dict[str, SplicedConnection] = {}
+        self._unknown: dict[SplicedConnection, None] = {}  # oldest first
+        self._numbers = itertools.count()
         self._quiet_until_s = 0.0
+
+    def find(self, peer: str) -> SplicedConnection | None:
+        """Return the connection of a call, by the peer that the gRPC server reports."""
+        return self._connections.get(peer.rpartition("/")[2])
 
     def warn(self, error: OSError) -> None:
         """Log that the server cannot be reached, once per period."""
@@ -60,9 +97,27 @@ class Splicer:
                 error,
             )
 
-    def __call__(self) -> asyncio.Protocol:
+    def __call__(self) -> asyncio.BufferedProtocol:
         """Return a protocol object for one connection."""
-        return _Front(self)
+        return SplicedConnection(self, f"c{next(self._numbers):x}").front
+
+    def opened(self, connection: SplicedConnection) -> None:
+        """Note a connection, which is unknown so far."""
+        self.fronts.add(connection.transport)
+        self._connections[connection.name] = connection
+        self._unknown[connection] = None
+        if len(self._unknown) > UNKNOWN_CONNECTIONS_MAX:
+            next(iter(self._unknown)).abort()
+
+    def known(self, connection: SplicedConnection) -> None:
+        """Note that a connection is unknown no more."""
+        self._unknown.pop(connection, None)
+
+    def lost(self, connection: SplicedConnection) -> None:
+        """Forget a connection."""
+        self.fronts.discard(connection.transport)
+        self._connections.pop(connection.name, None)
+        self._unknown.pop(connection, None)
 
     async def aclose(self) -> None:
         """Abort all connections."""
@@ -75,37 +130,119 @@ class Splicer:
             await asyncio.wait(connecting)
 
 
-class _Front(asyncio.Protocol):
-    """Connection of the public port which is not joined with the server yet."""
+class SplicedConnection:
+    """Connection of the public port to the gRPC server.
 
-    def __init__(self, splicer: Splicer) -> None:
+    Args:
+        splicer: its splicer.
+        name: name of the file that its Unix socket is bound to.
+
+    Attributes:
+        name: as given.
+        front: the side of the client.
+        transport: the transport of that side.
+        peer: IP address of the client.
+        is_known: True if one of its calls had a good token.
+    """
+
+    def __init__(self, splicer: Splicer, name: str) -> None:
+        self.name = name
+        self.front = _Side(self)
+        self.transport: asyncio.Transport
+        self.peer = ""
+        self.is_known = False
         self._splicer = splicer
-        self._transport: asyncio.Transport
-        self._opening = b""
+        self._frames = UnknownFrames()
+        self._joining: asyncio.Task[None] | None = None
+        self._is_joined = False
+        self._retry: asyncio.TimerHandle | None = None
+        self._spent_s = float(UnknownCost.CONNECTION)
+        self._timer: asyncio.TimerHandle
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
-        self._transport.pause_reading()
+    def made(self, transport: asyncio.Transport) -> None:
+        """Begin, with a connection from the listener."""
+        self.transport = transport
         # A lost peer would not be detected while both sides are silent.
-        self._transport.get_extra_info("socket").setsockopt(
-            socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1
-        )
-        self._splicer.fronts.add(self._transport)
-        task = asyncio.get_running_loop().create_task(self._connect())
-        self._splicer.connecting.add(task)
-        task.add_done_callback(self._splicer.connecting.discard)
+        raw = transport.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self.peer = peer_of(transport.get_extra_info("peername"))
+        self._timer = asyncio.get_running_loop().call_later(UNKNOWN_TIMEOUT_S, self._cut)
+        self._splicer.opened(self)
 
-    def data_received(self, data: bytes) -> None:
-        self._opening += data
+    def received(self, data: bytes) -> None:
+        """Take bytes of the client while it is unknown."""
+        self._frames.put(data)
+        if self._is_joined:
+            self._forward()
+        elif self._frames.is_http2 is False:
+            self.abort()
+        elif self._frames.is_http2 and self._joining is None:
+            self.transport.pause_reading()
+            self._joining = asyncio.get_running_loop().create_task(self._join())
+            self._splicer.connecting.add(self._joining)
+            self._joining.add_done_callback(self._splicer.connecting.discard)
 
-    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - its signature
-        self._splicer.fronts.discard(self._transport)
+    def admit(self) -> None:
+        """Lift the limits: a call had a good token."""
+        if self.is_known:
+            return
+        self.is_known = True
+        self._timer.cancel()
+        self._splicer.known(self)
+        self._splicer.unknown.spend(-self._spent_s)
+        if self._is_joined and not self.transport.is_closing():
+            self.front.other.transport.write(self._frames.rest())
+            self.front.lift_limits()
+            self.front.other.lift_limits()
+            self.transport.resume_reading()
 
-    async def _connect(self) -> None:
-        loop, transport = asyncio.get_running_loop(), self._transport
-        front, back = _Side(lambda: self._splicer.fronts.discard(transport)), _Side(lambda: None)
-        front.other, back.other = back, front
-        front.connection_made(transport)
+    def lost(self) -> None:
+        """Forget the client, which has left."""
+        self._timer.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
+        self._frames.rest()
+        self._splicer.lost(self)
+
+    def abort(self) -> None:
+        """Abort it."""
+        self._timer.cancel()
+        self._splicer.known(self)
+        self.transport.abort()
+
+    def _cut(self) -> None:
+        _log.debug("cutting a gRPC client without a good token", extra={"peer": self.peer})
+        self.abort()
+
+    def _forward(self) -> None:
+        """Forward what the client may send now.
+
+        Its first call never waits. Further ones do, while unknown clients have used their share.
+        """
+        self._retry = None
+        if self.is_known or self.transport.is_closing():
+            return
+        delay_s = self._splicer.unknown.delay_s if self._frames.calls else 0.0
+        before = self._frames.calls
+        calls_max = before if delay_s else UNKNOWN_CALLS_MAX
+        self.front.other.transport.write(self._frames.take(calls_max))
+        self._spend((self._frames.calls - before) * UnknownCost.GRPC_CALL)
+        if self._frames.holds:
+            self.transport.pause_reading()
+            if self._frames.calls < UNKNOWN_CALLS_MAX and not self._frames.is_full:
+                self._retry = asyncio.get_running_loop().call_later(delay_s, self._forward)
+        elif not self.transport.is_reading():
+            self.transport.resume_reading()
+
+    def _spend(self, cost_s: float) -> None:
+        self._splicer.unknown.spend(cost_s)
+        self._spent_s += cost_s
+
+    async def _join(self) -> None:
+        """Join the connection with one to the gRPC server."""
+        self._spend(UnknownCost.GRPC_CONNECTION)
+        loop, transport, back = asyncio.get_running_loop(), self.transport, _Side(None)
+        back.other = self.front
         try:
             await loop.create_unix_connection(lambda: back, sock=await self._dial())
         except OSError as error:
@@ -115,18 +252,18 @@ class _Front(asyncio.Protocol):
         if transport.is_closing():
             back.transport.abort()
             return
-        back.transport.write(self._opening)
-        transport.set_protocol(front)
-        transport.resume_reading()
+        self.front.other = back
+        self._is_joined = True
+        self._forward()
 
     async def _dial(self) -> socket.socket:
-        """Return a connection to the gRPC server, whose own address names the peer."""
+        """Return a connection to the gRPC server, whose own address is this connection's name."""
         dialled = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        own = self._splicer.path.with_name(self.name)
         try:
             dialled.setblocking(False)
-            peer = peer_of(self._transport.get_extra_info("peername"))
-            if (address := splice_address(peer)) is not None:
-                dialled.bind(address)
+            dialled.bind(str(own))
+            own.unlink()  # the address stays
             await asyncio.get_running_loop().sock_connect(dialled, str(self._splicer.path))
         except BaseException:
             dialled.close()
@@ -138,30 +275,45 @@ class _Side(asyncio.BufferedProtocol):
     """One side of a joined pair.
 
     Args:
-        lost: called when its connection is lost.
+        connection: its connection, if it is the client's side.
+
+    Attributes:
+        transport: its transport.
+        other: the other side; itself until the pair is joined.
     """
 
-    def __init__(self, lost: Callable[[], None]) -> None:
+    def __init__(self, connection: SplicedConnection | None) -> None:
         self.transport: asyncio.Transport
-        self.other: _Side
-        self._lost = lost
+        self.other = self
+        self._connection = connection
+        self._is_limited = connection is not None
         self._ended = False
         self._expiry: asyncio.TimerHandle | None = None
+        self._buffer = memoryview(bytearray(UNKNOWN_READ_BYTES))
+
+    def lift_limits(self) -> None:
+        """Forward all bytes from now on, with large reads."""
+        self._is_limited = False
         self._buffer = memoryview(bytearray(READ_BYTES))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         self.transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        if self._connection is not None:
+            self._connection.made(self.transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - its signature
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self._is_limited and self._connection is not None:
+            self._connection.received(bytes(self._buffer[:nbytes]))
+            return
         to = self.other.transport
         to.write(self._buffer[:nbytes])
         if to.get_write_buffer_size():
             # The transport may reference unsent bytes: they must not be overwritten.
-            self._buffer = memoryview(bytearray(READ_BYTES))
+            self._buffer = memoryview(bytearray(len(self._buffer)))
 
     def pause_writing(self) -> None:
         self.other.transport.pause_reading()
@@ -171,7 +323,7 @@ class _Side(asyncio.BufferedProtocol):
 
     def eof_received(self) -> bool:
         self._ended = True
-        if not self.other.transport.can_write_eof():
+        if self.other is self or not self.other.transport.can_write_eof():
             return False
         self.other.transport.write_eof()
         self._expiry = asyncio.get_running_loop().call_later(
@@ -185,7 +337,8 @@ class _Side(asyncio.BufferedProtocol):
         self.transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._lost()
+        if self._connection is not None:
+            self._connection.lost()
         self._buffer = memoryview(b"")  # the pair is a reference cycle, which is collected late
         if self._expiry is not None:
             self._expiry.cancel()
@@ -193,3 +346,91 @@ class _Side(asyncio.BufferedProtocol):
             self.other.transport.abort()
         else:
             self.other.transport.close()
+
+
+# ---------------------------------------------------------------------- unknown clients
+
+
+class UnknownFrames:
+    """HTTP/2 bytes of a client without a good token: what of them is let through. Pure.
+
+    The first frame must be SETTINGS: what is no HTTP/2 costs the gRPC server nothing. Others are
+    distinguished by their lengths and types only.
+
+    Attributes:
+        calls: calls that were let through.
+    """
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._within = len(_PREFACE)  # bytes of the current frame that were not let through yet
+        self._bytes = 0
+        self.calls = 0
+
+    @property
+    def is_http2(self) -> bool | None:
+        """True if the client began as HTTP/2 does, None if it is not known yet, before taking."""
+        begin = len(_PREFACE)
+        if not _PREFACE.startswith(self._held[:begin]):
+            return False
+        kind = self._held[begin + 3 : begin + 4]
+        return kind[0] == _SETTINGS if kind else None
+
+    @property
+    def holds(self) -> bool:
+        """True if bytes wait that no further bytes will let through."""
+        if not self._held:
+            return False
+        if self._within:
+            return self.is_full
+        return len(self._held) >= _HEADER_BYTES
+
+    @property
+    def is_full(self) -> bool:
+        """True if as many bytes as possible were let through."""
+        return self._bytes >= UNKNOWN_BYTES_MAX
+
+    def put(self, data: bytes) -> None:
+        """Add bytes of the client."""
+        self._held += data
+
+    def take(self, calls_max: int = UNKNOWN_CALLS_MAX) -> bytes:
+        """Remove and return the bytes that are let through now.
+
+        Args:
+            calls_max: number of calls that may have been let through then.
+        """
+        end = 0
+        room = UNKNOWN_BYTES_MAX - self._bytes
+        while end < room:
+            if not self._within:
+                if len(self._held) - end < _HEADER_BYTES:
+                    break
+                if self._held[end + 3] == _HEADERS:
+                    if self.calls >= calls_max:
+                        break
+                    self.calls += 1
+                length = int.from_bytes(self._held[end : end + 3], "big")
+                self._within = _HEADER_BYTES + length
+            count = min(self._within, len(self._held) - end, room - end)
+            if not count:
+                break
+            self._within -= count
+            end += count
+        taken = bytes(self._held[:end])
+        del self._held[:end]
+        self._bytes += end
+        return taken
+
+    def rest(self) -> bytes:
+        """Remove and return all bytes."""
+        rest = bytes(self._held)
+        self._held.clear()
+        return rest
+
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_HEADER_BYTES = 9
+_HEADERS, _SETTINGS = 1, 4
+"""HTTP/2's preface, the length of a frame's header, and the types of the frames that begin a call
+and a connection (RFC 9113 sections 3.4, 4.1, 6.2 and 6.5)."""

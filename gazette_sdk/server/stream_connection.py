@@ -34,7 +34,7 @@ from gazette_sdk.protocol.stream_calls import (
 from gazette_sdk.protocol.stream_frames import PREFACE, Frame, FrameBuffer, Kind, MethodTraits
 from gazette_sdk.server.grpc_server import ActiveCall
 from gazette_sdk.server.outcomes import Outcome
-from gazette_sdk.server.peer_limits import peer_of
+from gazette_sdk.server.peer_limits import UnknownCost, UnknownShare, peer_of
 from gazette_sdk.server.stream_method import StreamMethod
 from gazette_sdk.server.stream_output import StreamOutput
 from gazette_sdk.server.stream_serving import Intake, StreamCall, StreamServing
@@ -91,6 +91,7 @@ class StreamHost(Protocol):
     methods: dict[int, StreamMethod]
     traits: dict[int, MethodTraits]
     authority: Authority | AllowAll
+    unknown: UnknownShare
     zone: str
     suffix: str
     active: set[ActiveCall]
@@ -242,6 +243,7 @@ class StreamConnection(asyncio.BufferedProtocol):
     def _check_limits(self, frames: int) -> None:
         """Check what an unknown client has sent."""
         self._unauthorized_frames += frames
+        self._host.unknown.spend(frames * UnknownCost.STREAM_FRAME)
         if self._unauthorized_frames > UNAUTHORIZED_FRAMES_MAX:
             self._fail(f"{UNAUTHORIZED_FRAMES_MAX} frames came before a call with a good token")
         elif self._buffer.frame_bytes > UNAUTHORIZED_FRAME_BYTES:
@@ -379,6 +381,8 @@ class StreamConnection(asyncio.BufferedProtocol):
         except UnauthenticatedError:
             return
         self._is_authorized = True
+        cost_s = UnknownCost.CONNECTION + self._unauthorized_frames * UnknownCost.STREAM_FRAME
+        self._host.unknown.spend(-cost_s)
         self._intake_high_bytes = INTAKE_HIGH_BYTES
         self._set_timer(None)
 

@@ -21,6 +21,7 @@ from gazette_sdk.protocol.stream_calls import ServerCalls
 from gazette_sdk.protocol.stream_frames import METHODS, PREFACE, MethodTraits
 from gazette_sdk.server.grpc_server import ActiveCall
 from gazette_sdk.server.listener import PortProtocol
+from gazette_sdk.server.peer_limits import UnknownShare
 from gazette_sdk.server.stream_connection import StreamConnection
 from gazette_sdk.server.stream_method import Answer, StreamMethod
 from gazette_sdk.server.stream_serving import StreamCall
@@ -46,18 +47,25 @@ class StreamServer:
     Args:
         active: calls in progress, for the diagnostics.
         connections_max: greatest number of connections served at once.
+        unknown: processor time of unknown clients.
 
     Attributes:
         methods: methods served, by number.
         traits: shapes of these methods.
+        unknown: as given.
         authority: verifies the token of a connection's first calls.
         zone: zone of the server's member key; empty if it is no member.
         suffix: suffix of the same.
     """
 
     def __init__(
-        self, *, active: set[ActiveCall] | None = None, connections_max: int = CONNECTIONS_MAX
+        self,
+        *,
+        active: set[ActiveCall] | None = None,
+        connections_max: int = CONNECTIONS_MAX,
+        unknown: UnknownShare | None = None,
     ) -> None:
+        self.unknown = unknown or UnknownShare()
         self.methods: dict[int, StreamMethod] = {}
         self.traits: dict[int, MethodTraits] = {}
         self.zone = ""

@@ -144,6 +144,8 @@ async def serving(
 ) -> AsyncIterator[Server]:
     """A server with all fronts of a journal service."""
     server = Server(**options)
+    if authority is not None:
+        server.require_tokens(authority)
     server.grpc.add(journal_methods(journals))
     server.stream.add(stream_methods(journals))
     gateway = JsonGateway(json_methods(journals), authority=authority, allow_origins=allow_origins)

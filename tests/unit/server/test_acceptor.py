@@ -8,10 +8,13 @@ import json
 import socket
 import subprocess
 import sys
+import time
 
 from gazette_sdk.server import acceptor as acceptor_module
 from gazette_sdk.server.listener import Listener, PortProtocol
+from gazette_sdk.server.peer_limits import UnknownShare
 from gazette_sdk.transport.loop import run
+from support.spools import until
 
 CLIENT = r"""
 import socket, sys
@@ -112,3 +115,23 @@ def test_new_connections_leave_the_loop_to_others():
         return turns
 
     assert run(scenario(), 10) >= 100 // acceptor_module.ACCEPTS_PER_TURN
+
+
+def test_connections_are_accepted_slowly_while_unknown_clients_have_used_their_share():
+    async def scenario():
+        share = UnknownShare()
+        share.spend(100.0)
+        listener = Listener(unknown=share)
+        listener.add(PortProtocol("any", (b"X",), asyncio.Protocol))
+        port = listener.bind("127.0.0.1", 0)
+        await listener.start()
+        begun_s = time.monotonic()
+        with contextlib.ExitStack() as held:
+            for _ in range(20):
+                held.enter_context(socket.create_connection(("127.0.0.1", port)))
+            await until(lambda: len(listener._opening) == 20)
+            listener.close()
+        return time.monotonic() - begun_s
+
+    pauses = 20 // acceptor_module.ACCEPTS_PER_TURN - 1
+    assert run(scenario(), 10) >= pauses * acceptor_module.SLOW_PACE_S

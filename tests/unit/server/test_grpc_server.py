@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import time
 
 import grpc
 import grpc.aio
@@ -13,10 +14,13 @@ from gazette_sdk.errors import (
     ValidationError,
 )
 from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.authorization import Authority, Capability
 from gazette_sdk.server import grpc_server as grpc_module
+from gazette_sdk.server import splice
 from gazette_sdk.server.call import FOREIGN_CHUNK_BYTES, MAX_CHUNK_BYTES
 from gazette_sdk.server.metrics import metrics_text
 from gazette_sdk.transport.loop import run
+from support import raw_grpc
 from support.scripted_journals import HEADER, ScriptedJournals, items, metadata, serving, stub
 from support.spools import until
 
@@ -409,5 +413,89 @@ def test_calls_are_counted():
                 counted("grpc_server_msg_sent_total", "Read", grpc_type="server_stream")
                 == before[2] + 2
             )
+
+    run(scenario(), 10)
+
+
+# ---------------------------------------------------------------------- unknown clients
+
+AUTHORITY = Authority("YSBzZWNyZXQga2V5IG9mIHRoZSB0ZXN0cw==")
+LARGE = pb.ApplyRequest(changes=[pb.ApplyRequest.Change(delete="a/" + "b" * 400)] * 5000)
+
+
+def authorization() -> tuple[tuple[str, str]]:
+    token = AUTHORITY.header(Capability.ALL, pb.LabelSelector(), 60, time.time())
+    return (("authorization", token),)
+
+
+def test_a_large_first_request_with_a_good_token_is_served():
+    async def scenario():
+        journals = ScriptedJournals()
+        async with serving(journals, authority=AUTHORITY) as server, channel_to(server) as channel:
+            await stub(channel, "Apply")(LARGE, metadata=authorization())
+            assert len(journals.calls) == 1
+
+    run(scenario(), 10)
+
+
+def test_many_first_calls_with_a_good_token_are_served():
+    async def scenario():
+        journals = ScriptedJournals()
+        async with serving(journals, authority=AUTHORITY) as server, channel_to(server) as channel:
+            apply = stub(channel, "Apply")
+            calls = [apply(pb.ApplyRequest(), metadata=authorization()) for _ in range(300)]
+            await asyncio.gather(*calls)
+
+    run(scenario(), 20)
+
+
+def test_a_large_request_without_a_good_token_is_unauthenticated_before_it_is_read(monkeypatch):
+    monkeypatch.setattr(grpc_module, "UNKNOWN_REQUEST_TIMEOUT_S", 0.2)
+
+    async def scenario():
+        journals = ScriptedJournals()
+        async with serving(journals, authority=AUTHORITY) as server, channel_to(server) as channel:
+            refused = await _refused(stub(channel, "Apply")(LARGE))
+            assert refused.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert "missing authorization header" in refused.details()
+            assert journals.calls == []
+
+    run(scenario(), 10)
+
+
+def test_a_connection_whose_calls_have_no_good_token_is_cut(monkeypatch):
+    monkeypatch.setattr(splice, "UNKNOWN_TIMEOUT_S", 0.5)
+
+    async def scenario():
+        journals = ScriptedJournals()
+        journals.on_list = lambda *_: items(UnauthenticatedError("no token"))
+        async with serving(journals, authority=AUTHORITY) as server, channel_to(server) as channel:
+            refused = await _refused(stub(channel, "List")(pb.ListRequest()))
+            assert refused.code() is grpc.StatusCode.UNAUTHENTICATED
+            state = channel.get_state()
+            assert state is grpc.ChannelConnectivity.READY
+            await asyncio.wait_for(channel.wait_for_state_change(state), 5)
+
+    run(scenario(), 10)
+
+
+def test_without_keys_the_oldest_of_many_incomplete_requests_are_refused(monkeypatch):
+    """Each is a message of 1,000 bytes of which one was sent."""
+    monkeypatch.setattr(grpc_module, "INCOMPLETE_AGE_S", 0.1)
+
+    async def scenario():
+        journals = ScriptedJournals()
+        journals.on_list = lambda *_: items(pb.ListResponse())
+        async with serving(journals, max_receive_bytes=32 << 20) as server:  # two may stand still
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.listener.port)
+            writer.write(raw_grpc.PREFACE)
+            for stream in (1, 3, 5):
+                writer.write(raw_grpc.call(stream, "/protocol.Journal/List"))
+                writer.write(raw_grpc.half_message(stream, 1000, b"x"))
+            ended = await asyncio.wait_for(raw_grpc.ended_stream(reader), 5)
+            assert ended == 1
+            async with channel_to(server) as channel:
+                assert [item async for item in stub(channel, "List")(pb.ListRequest())]
+            writer.transport.abort()
 
     run(scenario(), 10)

@@ -1,10 +1,14 @@
 import asyncio
 import logging
+import time
 
 import pytest
 from aiohttp import web
 
 from gazette_sdk.errors import GazetteError, UnauthenticatedError, ValidationError
+from gazette_sdk.protocol import broker_pb2 as pb
+from gazette_sdk.protocol.authorization import Authority, Capability
+from gazette_sdk.server import http as http_module
 from gazette_sdk.server.http import TrailedResponse, clean_path, parse_target, quote_path
 from gazette_sdk.server.process import Server
 from gazette_sdk.transport.loop import run
@@ -209,6 +213,35 @@ def test_a_connection_is_kept_for_further_requests():
             await server.stop(0)
 
     run(ask(), 15)
+
+
+def test_requests_without_a_good_token_wait_while_such_have_used_their_share(monkeypatch):
+    monkeypatch.setattr(http_module, "UNKNOWN_DELAY_S", 0.3)
+    authority = Authority("YSBzZWNyZXQga2V5IG9mIHRoZSB0ZXN0cw==")
+    token = authority.header(Capability.READ, pb.LabelSelector(), 60, time.time())
+
+    async def ask():
+        server = Server()
+        server.require_tokens(authority)
+        server.http.mount("/", _echo_path)
+        await server.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.listener.port)
+        server._unknown.spend(100.0)
+        took_s = []
+        try:
+            for header in ("", f"Authorization: {token}\r\n", "", "Authorization: Bearer x\r\n"):
+                begun_s = time.monotonic()
+                writer.write(f"GET /echo HTTP/1.1\r\nHost: localhost\r\n{header}\r\n".encode())
+                await asyncio.wait_for(reader.readuntil(b"/echo"), 5)
+                took_s.append(time.monotonic() - begun_s)
+        finally:
+            writer.transport.abort()
+            await server.stop(0)
+        return took_s
+
+    without, good, later, bad = run(ask(), 15)
+    assert min(without, later, bad) >= 0.3
+    assert good < 0.2
 
 
 def test_a_client_that_leaves_cancels_its_request():

@@ -1,7 +1,16 @@
+from itertools import pairwise
+
 import pytest
 
 from gazette_sdk.errors import CallError
-from gazette_sdk.server.peer_limits import PeerLimits, peer_of, peer_of_splice, splice_address
+from gazette_sdk.server.peer_limits import (
+    UNKNOWN_CREDIT_S,
+    UNKNOWN_DEBT_S,
+    UNKNOWN_SHARE,
+    PeerLimits,
+    UnknownShare,
+    peer_of,
+)
 
 
 class Transport:
@@ -57,9 +66,50 @@ def test_unix_sockets_have_no_peer_and_no_limit():
         pass
 
 
-@pytest.mark.parametrize("peer", ["192.0.2.1", "2001:db8::1", "fe80::1%eth0"])
-def test_a_spliced_connection_names_its_peer(peer):
-    name = splice_address(peer).removeprefix("\0")
-    assert peer_of_splice("unix-abstract:" + name.replace("%", "%25")) == peer
-    assert peer_of_splice("unix:") == ""
+def test_ipv4_addresses_of_dual_sockets_are_ipv4_addresses():
     assert peer_of(("::ffff:192.0.2.1", 1)) == "192.0.2.1"
+
+
+# ---------------------------------------------------------------------- unknown clients
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 1000.0
+
+    def __call__(self):
+        return self.now_s
+
+
+def test_unknown_clients_get_their_share_of_a_core_whatever_they_ask_for():
+    clock = Clock()
+    share = UnknownShare(now=clock)
+    used_s = 0.0
+    until_s = clock.now_s + 60
+    while clock.now_s < until_s:
+        if share.delay_s:
+            clock.now_s += share.delay_s
+        share.spend(0.001)
+        used_s += 0.001
+    assert used_s == pytest.approx(60 * UNKNOWN_SHARE + UNKNOWN_CREDIT_S, rel=0.01)
+
+
+def test_what_a_client_with_a_good_token_cost_is_given_back():
+    share = UnknownShare(now=Clock())
+    for _ in range(10_000):
+        share.spend(0.001)
+        share.spend(-0.001)
+    assert share.delay_s == 0.0
+
+
+def test_a_flood_is_forgotten_soon():
+    clock = Clock()
+    share = UnknownShare(now=clock)
+    for _ in range(1000):
+        share.spend(1.0)
+    delays = []
+    for _ in range(5):
+        delays.append(share.delay_s)
+        clock.now_s += UNKNOWN_DEBT_S / UNKNOWN_SHARE / 4
+    assert all(later < earlier for earlier, later in pairwise(delays))
+    assert (delays[0], delays[-1]) == (pytest.approx(UNKNOWN_DEBT_S / UNKNOWN_SHARE), 0.0)

@@ -1,7 +1,9 @@
 import asyncio
+import contextlib
 import hashlib
 import logging
 import os
+import random
 import socket
 import ssl
 from contextlib import asynccontextmanager
@@ -11,19 +13,38 @@ import pytest
 
 from gazette_sdk.server import splice
 from gazette_sdk.server.listener import Listener, PortProtocol
-from gazette_sdk.server.splice import READ_BYTES, Splicer
+from gazette_sdk.server.splice import (
+    READ_BYTES,
+    UNKNOWN_BYTES_MAX,
+    UNKNOWN_CALLS_MAX,
+    Splicer,
+    UnknownFrames,
+)
 from gazette_sdk.transport.loop import run
 from support.certificates import Authority
 from support.spools import open_files, until
 
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+OPENING = PREFACE + b"\0\0\0\4\0\0\0\0\0"
+"""Bytes with which a client of HTTP/2 begins."""
+
 
 @asynccontextmanager
-async def spliced(path: Path, behind, *, tls: ssl.SSLContext | None = None):
-    """A port whose connections are spliced to a Unix socket, where ``behind`` serves."""
-    server = await asyncio.start_unix_server(behind, path)
+async def spliced(path: Path, behind, *, tls: ssl.SSLContext | None = None, admits: bool = True):
+    """A port whose connections are spliced to a Unix socket, where ``behind`` serves.
+
+    It admits each of them, as the gRPC server does at a call with a good token.
+    """
+
+    async def admit(reader, writer):
+        if admits:
+            splicer.find(f"unix:{writer.get_extra_info('peername')}").admit()
+        await behind(reader, writer)
+
+    server = await asyncio.start_unix_server(admit, path)
     splicer = Splicer(path)
     listener = Listener(tls=tls)
-    listener.add(PortProtocol("splice", (b"X",), splicer))
+    listener.add(PortProtocol("splice", (b"PRI",), splicer))
     listener.bind("127.0.0.1", 0)
     await listener.start()
     try:
@@ -45,7 +66,7 @@ def test_bytes_arrive_unchanged_in_both_directions_with_a_half_close(tmp_path):
     async def scenario():
         async with spliced(tmp_path / "s", _echo) as (port, splicer):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            sent = b"X" + os.urandom(20 * READ_BYTES)
+            sent = OPENING + os.urandom(20 * READ_BYTES)
 
             async def send() -> None:
                 writer.write(sent)
@@ -73,14 +94,14 @@ def test_a_client_that_ends_its_tls_is_no_warning(tmp_path, caplog):
             socket.create_connection(("127.0.0.1", port), 20) as plain,
             trusting.wrap_socket(plain, server_hostname="127.0.0.1") as client,
         ):
-            client.sendall(b"X")
-            answer = client.recv(1)
+            client.sendall(OPENING)
+            answer = client.recv(100)
             client.unwrap()
             return answer
 
     async def scenario():
         async with spliced(tmp_path / "s", _echo, tls=tls) as (port, splicer):
-            assert await asyncio.to_thread(call, port) == b"X"
+            assert await asyncio.to_thread(call, port) == OPENING
             await until(lambda: len(splicer.fronts) == 0)
 
     with caplog.at_level(logging.WARNING):
@@ -105,7 +126,7 @@ def test_a_slow_reader_holds_the_sender_back_and_gets_everything(tmp_path):
     async def scenario():
         async with spliced(tmp_path / "s", pour) as (port, _):
             reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 16)
-            writer.write(b"X")
+            writer.write(OPENING)
             received = hashlib.sha1(await reader.readexactly(1000))
             stalled = -1
             while stalled != sent:  # until the sender does not get on any more
@@ -135,7 +156,7 @@ def test_a_reset_on_one_side_ends_the_other(tmp_path):
     async def scenario():
         async with spliced(tmp_path / "s", wait_for_end) as (port, splicer):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"X")
+            writer.write(OPENING)
             await until(lambda: len(splicer.fronts) == 1)
             raw = writer.get_extra_info("socket")
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
@@ -154,7 +175,7 @@ def test_the_server_behind_closing_closes_the_client(tmp_path):
     async def scenario():
         async with spliced(tmp_path / "s", hang_up) as (port, _):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"X")
+            writer.write(OPENING)
             assert await asyncio.wait_for(reader.read(), 5) == b"bye"
             writer.close()
 
@@ -166,7 +187,7 @@ def test_without_a_server_behind_the_connection_ends(tmp_path):
         async with spliced(tmp_path / "s", _echo) as (port, splicer):
             splicer.path = tmp_path / "missing"
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"X")
+            writer.write(OPENING)
             with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
                 await asyncio.wait_for(reader.readexactly(1), 5)
             writer.transport.abort()
@@ -178,8 +199,8 @@ def test_closing_ends_spliced_connections(tmp_path):
     async def scenario():
         async with spliced(tmp_path / "s", _echo) as (port, splicer):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"X")
-            assert await reader.readexactly(1) == b"X"
+            writer.write(OPENING)
+            assert await reader.readexactly(len(OPENING)) == OPENING
             await splicer.aclose()
             with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
                 await asyncio.wait_for(reader.readexactly(1), 5)
@@ -191,8 +212,8 @@ def test_closing_ends_spliced_connections(tmp_path):
 def test_no_descriptor_is_left_behind(tmp_path):
     async def talk(port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"X" * 100_000)
-        assert len(await reader.readexactly(100_000)) == 100_000
+        writer.write(OPENING * 3000)
+        assert len(await reader.readexactly(99_000)) == 99_000
         writer.close()
 
     async def scenario():
@@ -218,13 +239,13 @@ def test_a_client_that_left_is_forgotten_while_the_server_behind_accepts_nothing
             behind.bind(str(tmp_path / "s"))
             behind.listen()
             splicer, listener = Splicer(tmp_path / "s"), Listener()
-            listener.add(PortProtocol("splice", (b"X",), splicer))
+            listener.add(PortProtocol("splice", (b"PRI",), splicer))
             port = listener.bind("127.0.0.1", 0)
             await listener.start()
             before = open_files()
             for _ in range(5):
                 _, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(b"X")
+                writer.write(OPENING)
                 await until(lambda: len(splicer.fronts) == 1 and not splicer.connecting)
                 writer.close()
                 await until(lambda: not splicer.fronts)
@@ -233,3 +254,119 @@ def test_a_client_that_left_is_forgotten_while_the_server_behind_accepts_nothing
             await splicer.aclose()
 
     run(scenario(), 10)
+
+
+# ---------------------------------------------------------------------- unknown clients
+
+
+def frame(kind: int, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, 0, 0, 0, 0, 1]) + payload
+
+
+SETTINGS, DATA = frame(4), frame(0, bytes(16384))
+CALL = frame(1, b"headers of a call")
+
+
+@pytest.mark.parametrize(
+    ("sent", "passes", "holds"),
+    [
+        (PREFACE + SETTINGS + CALL + DATA, len(PREFACE + SETTINGS + CALL + DATA), False),
+        (PREFACE + SETTINGS + DATA[:5], len(PREFACE + SETTINGS), False),
+        (PREFACE + DATA[:5000], len(PREFACE) + 5000, False),
+        (PREFACE + DATA * 5, UNKNOWN_BYTES_MAX, True),
+        (PREFACE + CALL * (UNKNOWN_CALLS_MAX + 5), len(PREFACE + CALL * UNKNOWN_CALLS_MAX), True),
+        (
+            PREFACE + CALL * UNKNOWN_CALLS_MAX + SETTINGS + CALL,
+            24 + 26 * UNKNOWN_CALLS_MAX + 9,
+            True,
+        ),
+    ],
+    ids=["a call", "half a header", "half a frame", "bytes", "calls", "calls between others"],
+)
+@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
+def test_frames_of_an_unknown_client_pass_up_to_the_bounds_in_any_pieces(
+    sent, passes, holds, piece
+):
+    frames, taken = UnknownFrames(), b""
+    for begin in range(0, len(sent), piece):
+        frames.put(sent[begin : begin + piece])
+        taken += frames.take()
+    assert taken == sent[:passes]
+    assert frames.holds is holds
+    assert taken + frames.rest() == sent
+
+
+@pytest.mark.parametrize(
+    "sent", [PREFACE + CALL, PREFACE[:20] + bytes(20), PREFACE[:18] + random.randbytes(5000)]
+)
+def test_a_client_that_does_not_begin_as_http2_is_not_joined_with_the_server(tmp_path, sent):
+    joined = []
+
+    async def join(reader, writer):
+        joined.append(reader)
+        writer.close()
+
+    async def scenario():
+        async with spliced(tmp_path / "s", join, admits=False) as (port, splicer):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), 2) == b""
+            assert not splicer.fronts
+            assert not joined
+            writer.transport.abort()
+
+    run(scenario(), 10)
+
+
+def test_an_unknown_client_passes_few_bytes_until_a_call_has_a_good_token(tmp_path):
+    sent = OPENING + CALL + frame(0, os.urandom(1 << 20))
+    received = bytearray()
+
+    async def collect(reader, writer):
+        while data := await reader.read(1 << 16):
+            received.extend(data)
+        writer.close()
+
+    async def scenario():
+        async with spliced(tmp_path / "s", collect, admits=False) as (
+            port,
+            splicer,
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(sent)
+            await until(lambda: len(received) == UNKNOWN_BYTES_MAX)
+            [connection] = splicer._unknown
+            assert not connection.transport.is_reading()
+            connection.admit()
+            writer.write_eof()
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+            assert bytes(received) == sent
+            writer.close()
+
+    run(scenario(), 20)
+
+
+def test_unknown_clients_are_cut_in_time_and_the_oldest_where_there_are_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(splice, "UNKNOWN_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(splice, "UNKNOWN_CONNECTIONS_MAX", 3)
+
+    async def scenario():
+        async with spliced(tmp_path / "s", _echo, admits=False) as (port, splicer):
+            clients = []
+            for number in range(5):
+                clients.append(await asyncio.open_connection("127.0.0.1", port))
+                clients[-1][1].write(OPENING)
+                assert await clients[-1][0].readexactly(len(OPENING)) == OPENING
+                assert len(splicer._unknown) == min(number + 1, 3)
+            [*_, newest] = splicer._unknown
+            newest.admit()
+            for reader, _ in clients[:4]:
+                assert await asyncio.wait_for(reader.read(), 5) == b""
+            clients[4][1].write(b"more")
+            assert await clients[4][0].readexactly(4) == b"more"
+            assert not splicer._unknown
+            for _, writer in clients:
+                writer.transport.abort()
+
+    run(scenario(), 20)
