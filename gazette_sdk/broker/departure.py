@@ -2,7 +2,8 @@
 
 A journal waits for the members of its last route (`recovery.last_routes`). If the last broker
 leaves, and all content of a journal that it led is stored and listed, it withdraws the route: the
-next broker that comes goes on behind the stored content.
+next broker that comes goes on behind the stored content. The withdrawn route has the offset where
+that ends, because a store may show the next broker an older listing.
 """
 
 from __future__ import annotations
@@ -87,11 +88,13 @@ class Departure:
         Args:
             replicas: those that we had. Their uploads have ended.
         """
+        replicas = list(replicas)
         unlisted = await self._unlisted(replicas)
+        ends = {replica.journal: _stored_end(replica) for replica in replicas}
         storeless = self._persister.storeless
         local = self._local_id
         routes = [
-            (item, entry)
+            (item, entry, ends.get(entry.item, 0))
             for entry in self._keyspace.local_assignments(local.zone, local.suffix)
             if entry.slot == 0
             and entry.value.members
@@ -130,3 +133,9 @@ class Departure:
                 "its end, %d", journal, ends[journal],
             )  # fmt: skip
         return unlisted
+
+
+def _stored_end(replica: Replica) -> int:
+    """Return the end of a journal whose content is all stored."""
+    head = replica.storage.head
+    return max(replica.index.listed_end, head.end if head is not None else 0)

@@ -310,6 +310,7 @@ class Broker:
             waits_for=self._waiting_journals.waits_for,
             known_lease=failover.known_lease,
             is_all_stored=self._last_routes.is_withdrawn,
+            stored_end=self._last_routes.stored_end,
             record_route=records.change,
             refusal=lambda journal: self._withheld.refusal(journal),  # noqa: PLW0108 - likewise
         )

@@ -41,12 +41,29 @@ __all__ = [
     "JournalEntry",
     "implied_route",
     "is_consistent",
+    "is_withdrawn",
     "route_value",
+    "withdrawn_route",
 ]
 
 WITHDRAWN_ROUTE = pb.Route(primary=NO_PRIMARY).SerializeToString()
-"""Value of the assignment of a journal whose last broker left with all content stored. It decodes
-like that of an assignment which has not synchronized, which has no bytes."""
+"""Value of the assignment of a journal whose last broker left with all content stored, without an
+offset. It decodes like that of an assignment which has not synchronized, which has no bytes."""
+
+
+def withdrawn_route(stored_end: int) -> pb.Route:
+    """Return the route of a journal whose last broker left with all content stored.
+
+    Args:
+        stored_end: offset of its end. A journal does not go on before it.
+    """
+    return pb.Route(primary=NO_PRIMARY, stored_end=stored_end)
+
+
+def is_withdrawn(route: pb.Route, raw: bytes) -> bool:
+    """Return True if the value of an assignment is a withdrawn route."""
+    return bool(raw) and not route.members and route.primary == NO_PRIMARY
+
 
 JournalEntry = ItemEntry[pb.JournalSpec]
 BrokerEntry = MemberEntry[pb.BrokerSpec]

@@ -200,14 +200,16 @@ class Fragment(_message.Message):
     def __init__(self, journal: _Optional[str] = ..., begin: _Optional[int] = ..., end: _Optional[int] = ..., sum: _Optional[_Union[SHA1Sum, _Mapping]] = ..., compression_codec: _Optional[_Union[CompressionCodec, str]] = ..., backing_store: _Optional[str] = ..., mod_time: _Optional[int] = ..., path_postfix: _Optional[str] = ...) -> None: ...
 
 class Route(_message.Message):
-    __slots__ = ("members", "primary", "endpoints")
+    __slots__ = ("members", "primary", "endpoints", "stored_end")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     PRIMARY_FIELD_NUMBER: _ClassVar[int]
     ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    STORED_END_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedCompositeFieldContainer[ProcessSpec.ID]
     primary: int
     endpoints: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, members: _Optional[_Iterable[_Union[ProcessSpec.ID, _Mapping]]] = ..., primary: _Optional[int] = ..., endpoints: _Optional[_Iterable[str]] = ...) -> None: ...
+    stored_end: int
+    def __init__(self, members: _Optional[_Iterable[_Union[ProcessSpec.ID, _Mapping]]] = ..., primary: _Optional[int] = ..., endpoints: _Optional[_Iterable[str]] = ..., stored_end: _Optional[int] = ...) -> None: ...
 
 class Header(_message.Message):
     __slots__ = ("process_id", "route", "etcd")

@@ -9,6 +9,7 @@ ends, however it ends.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -37,9 +38,9 @@ from gazette_sdk.broker.append.machine import (
     step,
 )
 from gazette_sdk.broker.append.proxy import proxy_append
-from gazette_sdk.broker.append.store_health import StoreUnhealthyError, await_health
+from gazette_sdk.broker.append.store_health import WAIT_MAX_S, StoreUnhealthyError, await_health
 from gazette_sdk.broker.failover.pause_guard import KnownLease
-from gazette_sdk.broker.recovery.last_routes import waiting_text
+from gazette_sdk.broker.recovery.last_routes import unlisted_text, waiting_text
 from gazette_sdk.broker.replica import ReadyRoute, Replica
 from gazette_sdk.broker.replication.agreement import judge_sync
 from gazette_sdk.broker.replication.peer_stream import Answer
@@ -82,6 +83,8 @@ class Appends:
         is_all_stored: returns True if the last broker of a journal left when all of its content was
             stored, and nobody continued it since.
         record_route: returns the operations that record a journal's last route.
+        stored_end: returns the offset up to which a journal was stored when its last broker left;
+            0 if that is not known, or somebody continued it since.
         refusal: returns why a journal that we lead takes no append now; empty if it does.
         now: Unix time, in seconds.
     """
@@ -97,6 +100,7 @@ class Appends:
     is_all_stored: Callable[[str], bool] = lambda _: False
     record_route: RecordRoute = lambda *_: ()
     refusal: Callable[[str], str] = lambda _: ""
+    stored_end: Callable[[str], int] = lambda _: 0
     now: Callable[[], float] = field(default=time.time)
 
     async def append(
@@ -363,9 +367,7 @@ class _Append:
             # Members that are away may have more bytes than these: to them, a route without them
             # would mean that the journal went on.
             return Input.TOO_FEW
-        if (absent := self._shared.waits_for(resolution.journal)) and (
-            refused := await self._refuse_unless_given_up(absent)
-        ):
+        if refused := await self._refuse_unless_complete():
             return refused
         if await self._is_behind_stored_content():
             return Input.ROLL
@@ -377,6 +379,14 @@ class _Append:
             return Input.AGREED
         self._read_through = written.revision if written.succeeded else resolution.revision + 1
         return Input.WRITTEN
+
+    async def _refuse_unless_complete(self) -> Input | None:
+        """Refuse an append where acknowledged bytes are neither here nor listed by the stores."""
+        shared, journal = self._shared, self._resolution.journal
+        if absent := shared.waits_for(journal):
+            return await self._refuse_unless_given_up(absent)
+        stored_end = shared.stored_end(journal)
+        return await self._refuse_unless_listed(stored_end) if stored_end else None
 
     async def _refuse_unless_given_up(self, absent: Sequence[pb.ProcessSpec.ID]) -> Input | None:
         """Refuse an append to a journal whose last bytes only brokers have that are away.
@@ -402,6 +412,37 @@ class _Append:
             ", ".join(f"{broker.zone}/{broker.suffix}" for broker in absent),
         )
         self._status, self._detail = pb.OK, ""
+        return None
+
+    async def _refuse_unless_listed(self, stored_end: int) -> Input | None:
+        """Refuse an append to a journal whose stores do not list all that was stored.
+
+        It waits for another listing first. By the explicit offset behind all listed content the
+        operator gives the rest up. Then, and when all is listed, ``None`` is returned.
+        """
+        replica, request = self._held, self._request
+        assert replica is not None
+        index, head = replica.index, self._current_pipeline().spool.fragment.end
+        if head >= stored_end:
+            return None
+        await self._await_store()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._started_at + WAIT_MAX_S):
+                while index.listed_end < stored_end and request.offset == 0:
+                    await index.list_again()
+        if index.listed_end >= stored_end:
+            return None
+        text = unlisted_text(index.listed_end, stored_end)
+        if request.offset == 0:
+            self._status, self._detail = pb.INSUFFICIENT_JOURNAL_BROKERS, text
+            return Input.REFUSED
+        if request.offset != max(head, index.summary()[1]):
+            self._status, self._detail = pb.WRONG_APPEND_OFFSET, text
+            return Input.REFUSED
+        _log.warning(
+            "%s goes on at %d by a request with this offset: what was stored from there up to %d "
+            "is given up", replica.journal, request.offset, stored_end,
+        )  # fmt: skip
         return None
 
     async def _is_behind_stored_content(self) -> bool:

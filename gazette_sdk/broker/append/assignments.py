@@ -14,11 +14,11 @@ from typing import TypeAlias
 
 from gazette_sdk.broker.resolver import Resolution
 from gazette_sdk.cluster.broker_keys import (
-    WITHDRAWN_ROUTE,
     BrokerAssignment,
     JournalEntry,
     is_consistent,
     route_value,
+    withdrawn_route,
 )
 from gazette_sdk.cluster.etcd import Compare, Etcd, Operation, Put, TxnResult
 from gazette_sdk.protocol import broker_pb2 as pb
@@ -60,7 +60,7 @@ async def write_route(etcd: Etcd, resolution: Resolution, record: RecordRoute) -
 
 
 async def withdraw_routes(
-    etcd: Etcd, routes: Sequence[tuple[JournalEntry, BrokerAssignment]], record: RecordRoute
+    etcd: Etcd, routes: Sequence[tuple[JournalEntry, BrokerAssignment, int]], record: RecordRoute
 ) -> None:
     """State that journals have no content but what is stored: their last member leaves.
 
@@ -69,21 +69,21 @@ async def withdraw_routes(
 
     Args:
         etcd: the client.
-        routes: the journals, each with its only assignment.
+        routes: the journals, each with its only assignment, and the end of its stored content.
         record: records that the route is withdrawn.
 
     Raises:
         EtcdError: Etcd failed.
     """
-    withdrawn = pb.Route.FromString(WITHDRAWN_ROUTE)
     for begin in range(0, len(routes), TXN_ROUTES_MAX):
         some = routes[begin : begin + TXN_ROUTES_MAX]
         changes: list[Operation] = []
-        for item, entry in some:
-            changes.append(Put(entry.key, WITHDRAWN_ROUTE, ignore_lease=True))
+        for item, entry, stored_end in some:
+            withdrawn = withdrawn_route(stored_end)
+            changes.append(Put(entry.key, withdrawn.SerializeToString(), ignore_lease=True))
             changes += record(item, withdrawn)
         await etcd.txn(
-            [Compare.mod_revision(entry.key, entry.mod_revision) for _, entry in some], changes
+            [Compare.mod_revision(entry.key, entry.mod_revision) for _, entry, _ in some], changes
         )
 
 

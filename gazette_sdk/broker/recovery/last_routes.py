@@ -16,8 +16,9 @@ These routes do not count:
 - routes of suspended journals: nothing is appended until the suspension ends, and the spec has the
   offset.
 
-The last member of a route may withdraw it when all content is stored (``WITHDRAWN_ROUTE``). Then
-the journal goes on behind its stored content, at whichever broker.
+The last member of a route may withdraw it when all content is stored (``withdrawn_route``). Then
+the journal goes on behind its stored content, at whichever broker. The route has the offset where
+that ends: a listing that does not reach it is late.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from google.protobuf.message import DecodeError
 
 from gazette_sdk.broker.recovery.recorded_routes import RecordedRoutes
 from gazette_sdk.cluster import keys
-from gazette_sdk.cluster.broker_keys import WITHDRAWN_ROUTE, BrokerKeySpace, JournalEntry
+from gazette_sdk.cluster.broker_keys import BrokerKeySpace, JournalEntry, is_withdrawn
 from gazette_sdk.cluster.etcd import Etcd, KeyValue, WatchEvent, prefix_end
 from gazette_sdk.cluster.item_keyspace import AssignmentEntry, ItemEntry
 from gazette_sdk.errors import EtcdCompactedError, EtcdError
@@ -44,7 +45,14 @@ from gazette_sdk.protocol.journal_spec import (
     is_suspended,
 )
 
-__all__ = ["LastRoute", "LastRoutes", "changes_since", "members_required", "waiting_text"]
+__all__ = [
+    "LastRoute",
+    "LastRoutes",
+    "changes_since",
+    "members_required",
+    "unlisted_text",
+    "waiting_text",
+]
 
 HISTORY_TIMEOUT_S = 10.0
 """Bound of reading the history. When it is over, no earlier route is known."""
@@ -193,6 +201,14 @@ class LastRoutes:
         route = self.route(journal)
         return route is not None and not route.members
 
+    def stored_end(self, journal: str) -> int:
+        """Return the end of a journal's content as its last broker had stored it; 0 if unknown.
+
+        It is known if the route was withdrawn, and only until another broker writes one.
+        """
+        route = self.route(journal)
+        return route.stored_end if route is not None and not route.members else 0
+
     def goes_on(self, journal: str) -> bool:
         """Return True if a present broker was a member of a journal's last route.
 
@@ -256,6 +272,15 @@ def waiting_text(absent: Sequence[pb.ProcessSpec.ID]) -> str:
         "spool directory and the journal goes on by itself, or give up what they have not stored "
         "with `gazctl journals reset-head` (a journal without stored content: delete it, and "
         "create it again)"
+    )
+
+
+def unlisted_text(listed_end: int, stored_end: int) -> str:
+    """Return the text that names what a journal's stores do not list, and the remedy."""
+    return (
+        f"its stores list its content up to {listed_end}, and its last broker had stored it up to "
+        f"{stored_end} when it left: the journal goes on by itself when they list the rest; if "
+        "that is lost, give it up with `gazctl journals reset-head`"
     )
 
 
@@ -329,7 +354,7 @@ def _last_route(
     for route, revision, raw in sorted(written, key=lambda each: -each.mod_revision):
         if revision < first:
             break
-        if raw == WITHDRAWN_ROUTE or (
+        if is_withdrawn(route, raw) or (
             raw
             and len(route.members)
             >= members_required(spec, key.mod_revision, revision, max_replication)

@@ -108,7 +108,9 @@ class RecordedRoutes:
             return (Delete(self._key(item)),) if self.entry(item) is not None else ()
         value = pb.Header(
             process_id=self._local_id,
-            route=pb.Route(members=route.members, primary=route.primary),
+            route=pb.Route(
+                members=route.members, primary=route.primary, stored_end=route.stored_end
+            ),
             etcd=pb.Header.Etcd(revision=revision),
         )
         return (Put(self._key(item), value.SerializeToString()),)

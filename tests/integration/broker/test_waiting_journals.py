@@ -8,6 +8,7 @@ import math
 import pytest
 
 from gazette_sdk.broker import departure
+from gazette_sdk.broker.append import append as append_module
 from gazette_sdk.broker.append.assignments import write_route
 from gazette_sdk.broker.fragments import refresh
 from gazette_sdk.broker.recovery.last_routes import LastRoutes
@@ -316,6 +317,53 @@ def test_a_journal_waits_if_the_store_does_not_list_its_last_content(
                 await refused(client)
                 await cluster.start("broker-1")
             await goes_on(client, b"third", at=len(b"first,second,"))
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("is_late", [True, False], ids=["late", "never"])
+def test_the_next_broker_waits_for_the_listing_of_what_the_last_one_had_stored(
+    is_late, etcd, tmp_path, monkeypatch
+):
+    """A store may show it an older listing than the broker that left has seen."""
+    list_now, listings = refresh._list, []
+
+    def lagging(stores, url, journal):
+        found = list_now(stores, url, journal)
+        if not has_left or (is_late and len(listings) > 2):
+            return found
+        listings.append(journal)
+        return [each for each in found if each.fragment.end <= len(b"first,")]
+
+    monkeypatch.setattr(refresh, "_list", lagging)
+    monkeypatch.setattr(append_module, "WAIT_MAX_S", 20.0 if is_late else 0.5)
+    has_left = False
+
+    async def scenario():
+        nonlocal has_left
+        async with HandCluster(etcd, tmp_path) as cluster:
+            client = await cluster.start("broker-1")
+            await client.apply(spec())
+            await cluster.assign(JOURNAL, "broker-1")
+            for content in (b"first,", b"second,"):
+                await client.append(JOURNAL, content)
+            await cluster.brokers.pop("broker-1").stop()
+            has_left = True
+            client = await cluster.start("broker-2")
+            await cluster.assign(JOURNAL, "broker-2")
+            if is_late:
+                await goes_on(client, b"third", at=len(b"first,second,"))
+                return
+            answers = await client.append_until(
+                JOURNAL, b"no", pb.INSUFFICIENT_JOURNAL_BROKERS, limit_s=LIMIT_S
+            )
+            text = answers[-1].store_health_error
+            assert "list its content up to 6, and its last broker had stored it up to 13" in text
+            assert "gazctl journals reset-head" in text
+            assert (await client.append(JOURNAL, b"no", offset=3)).status == pb.WRONG_APPEND_OFFSET
+            answer = await client.append(JOURNAL, b"given up", offset=6)
+            assert (answer.status, answer.commit.begin) == (pb.OK, 6)
+            await goes_on(client, b"!", at=len(b"first,given up"))
 
     run(scenario())
 

@@ -26,7 +26,8 @@ MESSAGES = {
     "5 compression_codec CompressionCodec, 6 backing_store string, 7 mod_time int64, "
     "8 path_postfix string",
     "SHA1Sum": "1 part1 fixed64, 2 part2 fixed64, 3 part3 fixed32",
-    "Route": "1 members *ProcessSpec.ID, 2 primary int32, 3 endpoints *string",
+    "Route": "1 members *ProcessSpec.ID, 2 primary int32, 3 endpoints *string, "
+    "100 stored_end int64",
     "Header": "1 process_id ProcessSpec.ID, 2 route Route, 3 etcd Header.Etcd",
     "Header.Etcd": "1 cluster_id uint64, 2 member_id uint64, 3 revision int64, 4 raft_term uint64",
     "ReadRequest": "1 header Header, 2 journal string, 3 offset int64, 4 block bool, "
