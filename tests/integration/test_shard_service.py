@@ -557,6 +557,116 @@ async def test_tokens_limit_what_a_caller_sees_and_changes(etcd):
                     await call
 
 
+def hints_with_another_log(log, other):
+    part = rpb.Segment(author=1, first_seq_no=1, last_seq_no=1, last_offset=9, log=other)
+    last = rpb.Segment(author=1, first_seq_no=2, first_offset=1, last_seq_no=2)
+    node = rpb.FnodeSegments(fnode=1, segments=[part, last])
+    return rpb.FSMHints(log=log, live_nodes=[node])
+
+
+RED = {"labels": {"team": "red"}}
+TAKEN_LOG = {"recovery_log_prefix": "recovery", "hint_prefix": "/evil"}
+TAKEOVERS = {
+    "the log of another shard, as its id has the rest": shard_spec(
+        "logs/blue-one", **TAKEN_LOG, **RED
+    ),
+    "the log of another shard, for a shard of its own": shard_spec(
+        "logs/red", **TAKEN_LOG, sources=[{"journal": "source/logs/red"}], **RED
+    ),
+    "the hints of another shard": shard_spec("hints/blue-one", hint_prefix="/gazette", **RED),
+    "hints among the keys of brokers": shard_spec(
+        "red-one", hint_prefix="/gazette/cluster/items", **RED
+    ),
+    "a log among other journals": shard_spec("red-one", recovery_log_prefix="payroll", **RED),
+    "no log, and so no fence": shard_spec(
+        "red-one", recovery_log_prefix="", hint_prefix="", hint_backups=0, **RED
+    ),
+    "the source of another shard": shard_spec(
+        "red-one", sources=[{"journal": "source/blue-one"}, {"journal": "source/red-one"}], **RED
+    ),
+    "a journal that is no source of the application": shard_spec(
+        "red-one", sources=[{"journal": "payroll/part-000"}], **RED
+    ),
+    "a journal with metadata that is no source": shard_spec(
+        "red-one", sources=[{"journal": "payroll/part-000;a"}], **RED
+    ),
+    "a new shard over the source of another one": shard_spec(
+        "red-two", sources=[{"journal": "source/blue-one"}], **RED
+    ),
+    "a new shard without sources": shard_spec("red-two", sources=[], **RED),
+    "more hints than a process can hold": shard_spec("red-one", hint_backups=2**31 - 1, **RED),
+}
+
+
+@scenario
+async def test_a_token_with_a_selector_takes_over_nothing_by_a_shard_of_its_own(etcd):
+    async with two_processes(etcd, auth_keys=KEYS) as (a, b):
+        red = shard_spec("red-one", **RED)
+        blue = shard_spec("blue-one", hint_prefix="/gazette/hints", labels={"team": "blue"})
+        await a.etcd.put(b"/gazette/hints/blue-one.primary", b'{"log":"recovery/logs/blue-one"}')
+        for spec in (red, blue, shard_spec("red-by-hand", recovery_log_prefix="by/hand", **RED)):
+            await put_shard(a.etcd, spec)
+        for process in (a, b):
+            await process.settle()
+        held = (await a.etcd.range(b"/", b"0")).entries
+        authority = authority_for(KEYS)
+
+        def client(selector):
+            token = authority.sign(0xFFFFFFFF, parse_selector(selector), 60, time.time())
+            return ShardClient(b.endpoint, authorizer=FixedToken(token))
+
+        async with client("team=red") as attacker, client("team!=blue") as other:
+            for name, spec in TAKEOVERS.items():
+                change = {"upsert": spec, "expect_mod_revision": -1}
+                request = cpb.ApplyRequest(changes=[change])
+                error = await asyncio.gather(attacker.apply(request), return_exceptions=True)
+                assert "a token with a selector does not allow" in str(error[0]), name
+            changed = shard_spec("red-one", **RED)
+            hints = hints_with_another_log("recovery/logs/red-one", "recovery/logs/blue-one")
+            for upsert, extra in (
+                (changed, {"primary_hints": hints}),
+                # Admitted with one that is refused: neither is applied.
+                (TAKEOVERS["a log among other journals"], {}),
+            ):
+                changes = [
+                    {"upsert": shard_spec("red-new", **RED)},
+                    {"upsert": upsert, "expect_mod_revision": -1, **extra},
+                ]
+                with pytest.raises(UnauthenticatedError, match="a token with a selector"):
+                    await attacker.apply(cpb.ApplyRequest(changes=changes))
+            # A selector that matches an id without labels.
+            delete = {"delete": "blue-one", "expect_mod_revision": -1}
+            with pytest.raises(UnauthenticatedError, match="not authorized to blue-one"):
+                await other.apply(cpb.ApplyRequest(changes=[delete]))
+            with pytest.raises(UnauthenticatedError, match="not authorized to blue-one"):
+                await other.unassign(cpb.UnassignRequest(shards=["blue-one"]))
+            assert (await a.etcd.range(b"/", b"0")).entries == held
+
+            # Its own shards, as they are or as the application has them.
+            for spec in (
+                shard_spec("red-one", hot_standbys=1, **RED),
+                shard_spec("red-new", **RED),
+                shard_spec("red-by-hand", recovery_log_prefix="by/hand", disable=True, **RED),
+                shard_spec("red-by-hand", **RED),
+            ):
+                change = {"upsert": spec, "expect_mod_revision": -1}
+                await attacker.apply(cpb.ApplyRequest(changes=[change]))
+            own = rpb.FSMHints(log="recovery/logs/red-one")
+            change = {"upsert": red, "expect_mod_revision": -1, "primary_hints": own}
+            await attacker.apply(cpb.ApplyRequest(changes=[change]))
+            delete = {"delete": "red-new", "expect_mod_revision": -1}
+            await other.apply(cpb.ApplyRequest(changes=[delete]))
+            await other.unassign(cpb.UnassignRequest(shards=["red-one"]))
+        # Keys of the cluster and tokens without a selector are not limited.
+        await a.client.apply(
+            cpb.ApplyRequest(
+                changes=[
+                    {"upsert": TAKEOVERS["a log among other journals"], "expect_mod_revision": -1}
+                ]
+            )
+        )
+
+
 # ---------------------------------------------------------------- JSON
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -215,6 +215,7 @@ async def served_shards(
             local_id=process_id(suffix),
             peers=peers,
             authorization=Authorization(authority),
+            templates=_templates,
         )
         server.grpc.add(shard_methods(service))
         server.http.mount("/v1/", JsonGateway(json_methods(service), authority=authority))
@@ -225,6 +226,12 @@ async def served_shards(
             await server.stop(grace_s=0.5)
             watching.cancel()
             await asyncio.wait([watching])
+
+
+async def _templates(journals: Collection[str]) -> Mapping[str, cpb.ShardSpec]:
+    """The shards of an application whose sources are below ``source/``."""
+    sources = (journal for journal in journals if journal.startswith("source/"))
+    return {journal: shard_spec(journal.removeprefix("source/")) for journal in sources}
 
 
 async def put_shard(etcd: Etcd, spec: cpb.ShardSpec) -> int:

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -29,17 +29,24 @@ from gazette_sdk.cluster.verification.neighbours import Neighbours
 from gazette_sdk.cluster.verification.probe import dial, hold
 from gazette_sdk.cluster.verification.verifier import Verifier
 from gazette_sdk.errors import ConfigurationError, EtcdTransactionFailedError, GazetteError
+from gazette_sdk.journals.changes import list_named
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Authority, authority_for
 from gazette_sdk.protocol.non_null_fields import complete
+from gazette_sdk.protocol.selectors import matches_journal
 from gazette_sdk.protocol.shard_spec import validate_consumer_spec
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.shard.application.application import Application
 from gazette_sdk.shard.application.generator import ShardGenerator
 from gazette_sdk.shard.application.handles import Process
-from gazette_sdk.shard.application.sources import Existing, existing_shards, source_selector
+from gazette_sdk.shard.application.sources import (
+    Existing,
+    existing_shards,
+    generated,
+    source_selector,
+)
 from gazette_sdk.shard.consumer.client import ShardClient
 from gazette_sdk.shard.consumer.config import ConsumerConfig
 from gazette_sdk.shard.consumer.endpoint_calls import EndpointCalls
@@ -215,6 +222,7 @@ class Consumer:
             local_id=self._id,
             peers=self._peers,
             authorization=authorization,
+            templates=self._shard_templates,
         )
         self._calls = EndpointCalls(
             self.resolver,
@@ -275,6 +283,16 @@ class Consumer:
 
     async def _existing(self) -> Existing:
         return existing_shards(item.value for item in self.keyspace.items())
+
+    async def _shard_templates(self, journals: Collection[str]) -> Mapping[str, cpb.ShardSpec]:
+        """Return, by journal, the shards that the application gives to journals of its sources."""
+        selector = source_selector(self.application)
+        if selector is None:
+            return {}
+        listed = await list_named(self._transport, sorted(journals))
+        specs = [each.spec for each in listed.values() if matches_journal(selector, each.spec)]
+        shards = generated(self.application, specs).shards
+        return {spec.sources[0].journal: spec for spec in shards}
 
     async def _create(self, specs: Sequence[cpb.ShardSpec]) -> None:
         """Create shards, each only if there is none of its id.

@@ -14,27 +14,34 @@ from google.protobuf.message import Message
 from gazette_sdk.cluster.apply_items import ItemChange, apply_items
 from gazette_sdk.cluster.consumer_keys import ConsumerKeySpace, ShardAssignment, ShardEntry
 from gazette_sdk.cluster.etcd import Compare, Delete, Etcd, Put
-from gazette_sdk.errors import EtcdError, UnauthenticatedError
+from gazette_sdk.errors import EtcdError
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import consumer_pb2 as cpb
 from gazette_sdk.protocol.authorization import Capability, Claims
-from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.protocol.routes import unrouted_header
-from gazette_sdk.protocol.selectors import Matcher, matches
+from gazette_sdk.protocol.selectors import Matcher
 from gazette_sdk.protocol.service import SHARD_RPCS
 from gazette_sdk.protocol.shard_rpcs import validate_shard_rpc
 from gazette_sdk.protocol.shard_spec import (
-    ID,
     matches_shard,
     primary_hint_key,
     recovery_log,
     reduce_status,
+    source_journals,
 )
 from gazette_sdk.server.authorization import Authorization
 from gazette_sdk.server.call import Call
 from gazette_sdk.server.grpc_server import Method
 from gazette_sdk.server.json_gateway import JsonUnary
+from gazette_sdk.shard.consumer.authorize import (
+    Templates,
+    admit_change,
+    admit_id,
+    admit_upsert,
+    is_unchanged,
+    no_templates,
+)
 from gazette_sdk.shard.consumer.hints_keys import load_hints
 from gazette_sdk.shard.consumer.resolver import Resolver, ServedShard, primary_of
 from gazette_sdk.shard.recovery import hints as fsm_hints
@@ -60,6 +67,8 @@ class ShardService:
         local_id: this process.
         peers: other processes.
         authorization: verifies callers.
+        templates: returns the shards that the application gives to journals, which callers with
+            a selector may create.
     """
 
     def __init__(
@@ -71,6 +80,7 @@ class ShardService:
         local_id: pb.ProcessSpec.ID,
         peers: ShardPeers,
         authorization: Authorization,
+        templates: Templates = no_templates,
     ) -> None:
         self._resolver = resolver
         self._keyspace = keyspace
@@ -78,6 +88,7 @@ class ShardService:
         self._local_id = local_id
         self._peers = peers
         self._authorization = authorization
+        self._templates = templates
 
     # ---------------------------------------------------------------- Stat
 
@@ -145,10 +156,8 @@ class ShardService:
         for change in request.changes:
             if change.HasField("primary_hints"):  # else the next recovery would fail
                 fsm_hints.validate(change.primary_hints, recovery_log(change.upsert))
-        compares = [
-            compare for change in request.changes for compare in self._admit(claims, change)
-        ]
         async with self._authorization.bound(claims, call):
+            compares = await self._admit(claims, request.changes)
             applied = await apply_items(
                 self._etcd,
                 self._keyspace,
@@ -176,32 +185,43 @@ class ShardService:
         response.header.etcd.revision = applied.revision
         return complete(response)
 
-    def _admit(self, claims: Claims, change: cpb.ApplyRequest.Change) -> Sequence[Compare]:
-        """Check that the caller's claims allow a change.
-
-        An upsert must match by the new labels, and the shard that exists by its own: else a caller
-        could put its label on any shard.
+    async def _admit(
+        self, claims: Claims, changes: Sequence[cpb.ApplyRequest.Change]
+    ) -> Sequence[Compare]:
+        """Check that the caller's claims allow changes.
 
         Returns:
-            the condition that the shard is still the one that was checked.
+            the conditions that shards are still those that were checked.
 
         Raises:
             UnauthenticatedError: they do not allow it.
+            GazetteError: the application's sources cannot be listed.
         """
         if claims.allows_every_journal:
             return []
-        if change.delete:
-            _admit_id(claims, change.delete)
-            return []
-        matcher = Matcher(claims.selector)
-        shard = change.upsert.id
-        known = self._keyspace.item(shard)
-        if not matches_shard(matcher, change.upsert) or (
-            known is not None and not matches_shard(matcher, known.value)
-        ):
-            raise _not_authorized(shard)
-        revision = 0 if known is None else known.mod_revision
-        return [Compare.mod_revision(self._keyspace.item_key(shard), revision)]
+        compares = []
+        for change in changes:
+            item = self._keyspace.item(change.delete or change.upsert.id)
+            admit_change(claims, change, None if item is None else item.value)
+            compares.append(
+                Compare.mod_revision(
+                    self._keyspace.item_key(change.delete or change.upsert.id),
+                    0 if item is None else item.mod_revision,
+                )
+            )
+        upserts = [change.upsert for change in changes if not change.delete]
+        moved = [spec for spec in upserts if not is_unchanged(spec, self._spec(spec.id))]
+        if moved:
+            journals = {journal for spec in moved for journal in source_journals(spec)}
+            templates = await self._templates(journals)
+            for spec in moved:
+                others = (item.value for item in self._keyspace.items() if item.id != spec.id)
+                admit_upsert(spec, self._spec(spec.id), templates, others)
+        return compares
+
+    def _spec(self, shard: str) -> cpb.ShardSpec | None:
+        item = self._keyspace.item(shard)
+        return None if item is None else item.value
 
     # ------------------------------------------------------------ GetHints
 
@@ -234,7 +254,7 @@ class ShardService:
         removed: Sequence[ShardAssignment] = ()
         for shard in dict.fromkeys(request.shards):
             if not claims.allows_every_journal:
-                _admit_id(claims, shard)
+                admit_id(claims, shard, self._spec(shard))
             found = [
                 entry
                 for entry in self._keyspace.assignments(shard)
@@ -273,19 +293,6 @@ class ShardService:
         """Return the header of answers without a route."""
         known = self._keyspace.member(self._local_id.zone, self._local_id.suffix) is not None
         return unrouted_header(self._local_id if known else None, self._keyspace.header)
-
-
-def _admit_id(claims: Claims, shard: str) -> None:
-    """Check that the caller's claims allow a change by the shard's id alone."""
-    if not matches(claims.selector, label_set(((ID, shard),))):
-        raise _not_authorized(shard)
-
-
-def _not_authorized(shard: str) -> UnauthenticatedError:
-    return UnauthenticatedError(
-        f"not authorized to {shard}; use a token whose selector matches the shard's id and labels,"
-        " before and after the change"
-    )
 
 
 # ---------------------------------------------------------------- on the wires

@@ -21,10 +21,17 @@ from gazette_sdk.errors import (
     ConfigurationError,
     GazetteError,
     LeaseLostError,
+    UnauthenticatedError,
     UserCodeError,
 )
 from gazette_sdk.protocol import consumer_pb2 as cpb
-from gazette_sdk.protocol.authorization import Authority, Capability, authority_for
+from gazette_sdk.protocol.authorization import (
+    Authority,
+    Capability,
+    FixedToken,
+    authority_for,
+)
+from gazette_sdk.protocol.labels import label_set
 from gazette_sdk.protocol.selectors import parse_selector
 from gazette_sdk.shard import EmbeddedConsumer
 from gazette_sdk.shard.consumer.client import ShardClient
@@ -193,6 +200,62 @@ def test_callers_need_tokens_where_there_are_keys(cluster):
             appending = token(Capability.APPEND)
             assert call(consumer, "Echo", "here", appending, StringValue) == ("OK", "here")
         assert answers == {"OK", "NOT_FOUND"}
+
+
+def test_a_token_with_a_selector_takes_over_no_shard_of_a_running_consumer(cluster):
+    authority = authority_for(KEYS)
+    assert isinstance(authority, Authority)
+
+    def apply(consumer, spec, selector=""):
+        token = authority.sign(Capability.ALL, parse_selector(selector), 60.0, time.time())
+        change = cpb.ApplyRequest.Change(upsert=spec, expect_mod_revision=-1)
+
+        async def work():
+            async with ShardClient(address, authorizer=FixedToken(token)) as client:
+                await client.apply(cpb.ApplyRequest(changes=[change]))
+
+        address = consumer.address
+        sdk_loop.run(work(), TIMEOUT_S)
+
+    application = Totals("attacked", hot_standbys=0)
+    with consumer_of(cluster, application, auth_keys=KEYS) as consumer:
+        consumer.wait_caught_up(TIMEOUT_S)
+        first, second = (each.spec for each in consumer.list_shards())
+
+        def changed(spec, **fields):
+            made = cpb.ShardSpec()
+            made.CopyFrom(spec)
+            for name, value in fields.items():
+                setattr(made, name, value)
+            made.labels.CopyFrom(label_set([("team", "red")]))
+            return made
+
+        split = {
+            "recovery_log_prefix": "recovery/attacked",
+            "hint_prefix": "/gazette/hints/attacked",
+        }
+        secret = changed(first, id="attacked/totals/part-000")
+        secret.sources[0].journal = "totals/part-000"
+        for spec in (
+            changed(first, id="orders/part-000", **split),
+            changed(first, id="evil", hint_prefix="/gazette/cluster/items"),
+            changed(first, id="attacked/orders/part-002"),
+            secret,
+        ):
+            with pytest.raises(UnauthenticatedError, match="a token with a selector"):
+                apply(consumer, spec, "team=red")
+        # What the application gives to a shard, its holder may give back to it.
+        moved = changed(second, hint_prefix="/elsewhere")
+        apply(consumer, moved)
+        with pytest.raises(UnauthenticatedError, match="hint_prefix '/other'"):
+            apply(consumer, changed(second, hint_prefix="/other"), "team=red")
+        apply(consumer, changed(second), "team=red")
+
+        assert [each.spec for each in consumer.list_shards()] == [first, changed(second)]
+        assert codes(consumer) == {cpb.ReplicaStatus.PRIMARY}
+        assert ask(
+            consumer, 1, authority.header(Capability.READ, parse_selector(""), 60.0, time.time())
+        ) == (200, 20)
 
 
 def test_a_shard_that_has_failed_is_named_when_it_does_not_catch_up(cluster):
