@@ -83,7 +83,10 @@ class Listing:
             if new != mark:
                 mark = new
                 # Built without an await in between: one snapshot has one revision.
-                for page in self._pages(matching):
+                pages = self._pages(matching)
+                if request.count_brokers:
+                    pages[0].brokers = self._brokers()
+                for page in pages:
                     yield page
                 if request.watch:
                     yield complete(pb.ListResponse())
@@ -108,6 +111,11 @@ class Listing:
                 pages.append(pb.ListResponse())
             pages[-1].journals.extend(map(self._journal, matching[begin : begin + PAGE_JOURNALS]))
         return [complete(page) for page in pages]
+
+    def _brokers(self) -> int:
+        """Return the number of brokers that take journals."""
+        specs = (member.value for member in self.keyspace.members())
+        return sum(spec.journal_limit > 0 and not spec.exiting for spec in specs)
 
     def _journal(self, item: JournalEntry) -> pb.ListResponse.Journal:
         route = self.keyspace.journal_route(item.id)

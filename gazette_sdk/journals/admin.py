@@ -65,9 +65,10 @@ class Journals:
         than exist it adds the missing ones, which take values that are not given from the first.
 
         Defaults of a new topic: label ``topic`` with the name, content type JSON lines, gzip,
-        fragments of 64 MiB that are stored after ten minutes at the latest, three replicas (or one
-        for each broker, if there are fewer), and the store that the cluster's journals use. If
-        there are no journals yet, it is ``file:///``, the directory of the brokers.
+        fragments of 64 MiB that are stored after ten minutes at the latest, three replicas (with
+        fewer than four brokers one less than there are, and at least one), and the store that the
+        cluster's journals use. If there are no journals yet, it is ``file:///``, the directory of
+        the brokers. A warning is logged where ``replication`` leaves no broker to spare.
 
         Args:
             name: name of the topic.

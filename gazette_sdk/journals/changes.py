@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
@@ -14,6 +15,7 @@ from gazette_sdk.protocol.journalspace import shared_prefix
 from gazette_sdk.protocol.labels import NAME, PREFIX, add
 from gazette_sdk.protocol.non_null_fields import complete
 from gazette_sdk.protocol.rpc import ANY_REVISION
+from gazette_sdk.protocol.selectors import journal_selector
 from gazette_sdk.transport.backoff import pause
 from gazette_sdk.transport.base import Transport
 from gazette_sdk.transport.listing import apply_in_batches, apply_journals, list_journals
@@ -24,8 +26,10 @@ __all__ = [
     "Existing",
     "apply_changes",
     "apply_in_transactions",
+    "count_brokers",
     "list_named",
     "retried",
+    "warn_without_spare",
 ]
 
 T = TypeVar("T")
@@ -47,6 +51,8 @@ Existing: TypeAlias = Mapping[str, pb.ListResponse.Journal]
 """Listed journals by name."""
 
 Change: TypeAlias = pb.ApplyRequest.Change
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,46 @@ async def list_named(transport: Transport, names: Sequence[str]) -> Existing:
     wanted = set(names)
     listing = await list_journals(transport, selector)
     return {each.spec.name: each for each in listing.journals if each.spec.name in wanted}
+
+
+async def count_brokers(transport: Transport, name: str) -> int:
+    """Return the number of brokers that take journals; 0 if the cluster does not say.
+
+    Args:
+        transport: how to reach the cluster.
+        name: of any journal, which need not exist.
+
+    Raises:
+        GazetteError: the call failed.
+    """
+    selector = journal_selector(name)
+    return (await list_journals(transport, selector, count_brokers=True)).brokers
+
+
+def warn_without_spare(specs: Iterable[pb.JournalSpec], brokers: int) -> None:
+    """Log a warning that names journals whose replication leaves no broker to spare.
+
+    A journal of one replica is no case of it: no replication keeps it going.
+
+    Args:
+        specs: of the journals.
+        brokers: number of brokers that take journals; 0 if it is unknown.
+    """
+    found = [spec for spec in specs if spec.replication > 1 and spec.replication >= brokers > 0]
+    if not found:
+        return
+    least = min(spec.replication for spec in found)
+    named = found[0].name + (f" and {len(found) - 1} more" if len(found) > 1 else "")
+    many = "brokers" if brokers > 1 else "broker"
+    if least > brokers:
+        effect = "their appends are refused"
+    else:
+        effect = "while one of these is away, their appends wait for it"
+    _log.warning(
+        "replication of %s leaves no broker to spare: it is %d, and the cluster has %d %s, so that "
+        "%s; start another broker, or lower it with `gazctl journals edit` or `Journals().update`",
+        named, least, brokers, many, effect,
+    )  # fmt: skip
 
 
 async def apply_changes(

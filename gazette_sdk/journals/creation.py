@@ -16,8 +16,10 @@ from gazette_sdk.journals.changes import (
     Change,
     Existing,
     apply_in_transactions,
+    count_brokers,
     list_named,
     retried,
+    warn_without_spare,
 )
 from gazette_sdk.journals.options import (
     JSON_LINES,
@@ -43,7 +45,7 @@ PARTITIONS_MAX = 1000
 """Mappings choose among partitions in the order of their names, which end in three digits."""
 
 DEFAULT_REPLICATION = 3
-"""Replicas of a new journal, if there are as many brokers."""
+"""Most replicas of a new journal: with fewer than four brokers, one of them is spared."""
 
 DEFAULT_STORE = "file:///"
 """Store of the first journals of a cluster whose brokers keep fragments in files."""
@@ -99,12 +101,14 @@ async def create_journals(
         _refuse_different(existing, given)
         specs = {each: listed.spec for each, listed in existing.items()}
         if len(specs) < len(names):
-            base = await _base_spec(transport, existing, given)
+            brokers = await count_brokers(transport, names[0])
+            base = await _base_spec(transport, existing, given, brokers)
             changes = [_creation(each, base, given) for each in names if each not in existing]
             await apply_in_transactions(transport, changes)
             specs |= {change.upsert.name: change.upsert for change in changes}
             if not existing and given.get("replication") is None:
-                specs |= await _limit_replication(transport, names)
+                specs |= await _limit_replication(transport, names, brokers)
+            warn_without_spare((specs[each] for each in names if each not in existing), brokers)
         return [
             AppliedChange("unchanged" if each in existing else "created", specs[each])
             for each in names
@@ -144,17 +148,27 @@ def _creation(name: str, base: pb.JournalSpec, given: JournalOptions) -> Change:
     return change
 
 
+def default_replication(brokers: int) -> int:
+    """Return the default number of replicas, with which appends go on while one broker is away."""
+    return min(DEFAULT_REPLICATION, max(1, brokers - 1))
+
+
 async def _base_spec(
-    transport: Transport, existing: Existing, given: JournalOptions
+    transport: Transport, existing: Existing, given: JournalOptions, brokers: int
 ) -> pb.JournalSpec:
-    """Return the values of new journals which the caller does not give."""
+    """Return the values of new journals which the caller does not give.
+
+    Where the number of brokers is unknown, replicas are one more than the most, and become less
+    when the first route shows how many brokers took them.
+    """
     if existing:
         base = pb.JournalSpec()
         base.CopyFrom(existing[min(existing)].spec)
         base.ClearField("suspend")
         return base
     stores = () if given.get("stores") is not None else await _default_stores(transport)
-    return default_spec(stores, DEFAULT_REPLICATION)
+    most = default_replication(brokers) if brokers else DEFAULT_REPLICATION + 1
+    return default_spec(stores, most)
 
 
 async def _default_stores(transport: Transport) -> Sequence[str]:
@@ -185,12 +199,17 @@ async def _default_stores(transport: Transport) -> Sequence[str]:
 
 
 async def _limit_replication(
-    transport: Transport, names: Sequence[str]
+    transport: Transport, names: Sequence[str], brokers: int
 ) -> dict[str, pb.JournalSpec]:
     """Wait until brokers have taken new journals, and lower their replication to these brokers.
 
-    No call returns the number of brokers. The allocator assigns a new journal to as many brokers
-    as it can, in one transaction, so that its first route shows them.
+    Brokers of other implementations do not say how many they are. The allocator assigns a new
+    journal to as many brokers as it can, in one transaction, so that its first route shows them.
+
+    Args:
+        transport: how to reach the cluster.
+        names: of the journals.
+        brokers: number of brokers; 0 if it is unknown.
 
     Returns:
         The specs of the journals.
@@ -205,7 +224,7 @@ async def _limit_replication(
                 found = await list_named(transport, names)
                 missing = (n for n in names if n not in found or not found[n].route.members)
                 waiting = next(missing, "")
-                if not waiting and await _lower_replication(transport, found):
+                if not waiting and await _lower_replication(transport, found, brokers):
                     return {name: each.spec for name, each in found.items()}
                 await pause(attempt)
                 attempt += 1
@@ -216,12 +235,14 @@ async def _limit_replication(
         ) from None
 
 
-async def _lower_replication(transport: Transport, found: Existing) -> bool:
+async def _lower_replication(transport: Transport, found: Existing, brokers: int) -> bool:
     """Lower the replication of journals with fewer brokers; return False if another did."""
     changes = list[Change]()
     for each in found.values():
-        if len(each.route.members) < each.spec.replication:
-            each.spec.replication = len(each.route.members)
+        taken = len(each.route.members)
+        most = taken if brokers else default_replication(taken)
+        if most < each.spec.replication:
+            each.spec.replication = most
             changes.append(Change(upsert=each.spec, expect_mod_revision=each.mod_revision))
     try:
         await apply_in_transactions(transport, changes)

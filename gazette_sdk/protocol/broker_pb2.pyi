@@ -365,17 +365,19 @@ class ReplicateResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., fragment: _Optional[_Union[Fragment, _Mapping]] = ..., registers: _Optional[_Union[LabelSet, _Mapping]] = ...) -> None: ...
 
 class ListRequest(_message.Message):
-    __slots__ = ("selector", "watch", "watch_resume")
+    __slots__ = ("selector", "watch", "watch_resume", "count_brokers")
     SELECTOR_FIELD_NUMBER: _ClassVar[int]
     WATCH_FIELD_NUMBER: _ClassVar[int]
     WATCH_RESUME_FIELD_NUMBER: _ClassVar[int]
+    COUNT_BROKERS_FIELD_NUMBER: _ClassVar[int]
     selector: LabelSelector
     watch: bool
     watch_resume: Header
-    def __init__(self, selector: _Optional[_Union[LabelSelector, _Mapping]] = ..., watch: _Optional[bool] = ..., watch_resume: _Optional[_Union[Header, _Mapping]] = ...) -> None: ...
+    count_brokers: bool
+    def __init__(self, selector: _Optional[_Union[LabelSelector, _Mapping]] = ..., watch: _Optional[bool] = ..., watch_resume: _Optional[_Union[Header, _Mapping]] = ..., count_brokers: _Optional[bool] = ...) -> None: ...
 
 class ListResponse(_message.Message):
-    __slots__ = ("status", "header", "journals")
+    __slots__ = ("status", "header", "journals", "brokers")
     class Waiting(_message.Message):
         __slots__ = ("brokers",)
         BROKERS_FIELD_NUMBER: _ClassVar[int]
@@ -397,10 +399,12 @@ class ListResponse(_message.Message):
     STATUS_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
     JOURNALS_FIELD_NUMBER: _ClassVar[int]
+    BROKERS_FIELD_NUMBER: _ClassVar[int]
     status: Status
     header: Header
     journals: _containers.RepeatedCompositeFieldContainer[ListResponse.Journal]
-    def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., journals: _Optional[_Iterable[_Union[ListResponse.Journal, _Mapping]]] = ...) -> None: ...
+    brokers: int
+    def __init__(self, status: _Optional[_Union[Status, str]] = ..., header: _Optional[_Union[Header, _Mapping]] = ..., journals: _Optional[_Iterable[_Union[ListResponse.Journal, _Mapping]]] = ..., brokers: _Optional[int] = ...) -> None: ...
 
 class ApplyRequest(_message.Message):
     __slots__ = ("changes",)

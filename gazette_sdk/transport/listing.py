@@ -49,13 +49,14 @@ logger = logging.getLogger(__name__)
 
 
 async def list_journals(
-    transport: Transport, selector: pb.LabelSelector | str = ""
+    transport: Transport, selector: pb.LabelSelector | str = "", *, count_brokers: bool = False
 ) -> pb.ListResponse:
     """Return all journals that match a selector, as of one moment.
 
     Args:
         transport: how to reach them.
         selector: the selector, or its text (``topic=orders``); empty for every journal.
+        count_brokers: ask for the number of brokers, too.
 
     Raises:
         StatusError: the broker answered another status than OK.
@@ -63,7 +64,7 @@ async def list_journals(
     """
     if isinstance(selector, str):
         selector = parse_selector(selector)
-    request = pb.ListRequest(selector=selector)
+    request = pb.ListRequest(selector=selector, count_brokers=count_brokers)
     async with aclosing(transport.list(request)) as responses:
         listing = await _read_snapshot(responses, is_watch=False)
     if listing is None:

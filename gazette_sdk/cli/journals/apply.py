@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from collections.abc import Sequence
@@ -14,8 +15,14 @@ from gazette_sdk.cli.failure import CommandFailedError
 from gazette_sdk.cli.formats import proto_text
 from gazette_sdk.cli.journals.outcomes import OutcomeFormat, show_outcomes
 from gazette_sdk.cli.journals.settings import APPLY
-from gazette_sdk.errors import CallError, StatusError, ValidationError
-from gazette_sdk.journals.changes import TXN_CHANGES_MAX, AppliedChange, apply_changes
+from gazette_sdk.errors import CallError, StatusError, UnauthenticatedError, ValidationError
+from gazette_sdk.journals.changes import (
+    TXN_CHANGES_MAX,
+    AppliedChange,
+    apply_changes,
+    count_brokers,
+    warn_without_spare,
+)
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace, rpc
 from gazette_sdk.transport.base import Transport
@@ -77,6 +84,7 @@ async def apply_and_show(
         async for applied in apply_changes(transport, changes, step):
             done += applied
             _log.info("successfully applied", extra={"changes": len(applied)})
+        await _warn_without_spare(transport, done)
     except (StatusError, CallError) as error:
         left = len(changes) - len(done)
         raise CommandFailedError(_failure(error, len(done), left, min(step, left))) from error
@@ -84,6 +92,17 @@ async def apply_and_show(
         places = {each.delete or each.upsert.name: place for place, each in enumerate(changes)}
         if done:
             show_outcomes(sorted(done, key=lambda each: places[each.name]), form, file)
+
+
+async def _warn_without_spare(transport: Transport, done: Sequence[AppliedChange]) -> None:
+    """Log a warning of journals whose replication leaves no broker to spare."""
+    replicated = [
+        each.spec for each in done if each.spec.replication > 1 and each.outcome != "deleted"
+    ]
+    if replicated:
+        # A token that may not list gets no warning.
+        with contextlib.suppress(UnauthenticatedError):
+            warn_without_spare(replicated, await count_brokers(transport, replicated[0].name))
 
 
 def _failure(error: StatusError | CallError, done: int, left: int, batch: int) -> str:

@@ -13,6 +13,7 @@ from gazette_sdk.cli.journals.selection import selection_of
 from gazette_sdk.cli.journals.settings import LIST, ListSettings
 from gazette_sdk.cli.journals.unstored import Unstored, unstored_of
 from gazette_sdk.errors import ConfigurationError, GazetteError
+from gazette_sdk.journals.changes import warn_without_spare
 from gazette_sdk.protocol import broker_pb2 as pb
 from gazette_sdk.protocol import journalspace
 from gazette_sdk.protocol.journal_spec import is_suspended
@@ -38,9 +39,12 @@ async def run(invocation: Invocation) -> None:
     selection = selection_of(invocation, settings, is_required=False)
     async with open_broker(invocation) as transport:
         if not settings.watch:
-            listing = await list_journals(transport, selection.selector)
+            listing = await list_journals(transport, selection.selector, count_brokers=True)
+            brokers = listing.brokers
+            listing.ClearField("brokers")
             if listing.journals or not selection.names:
                 await show(transport, listing, settings)
+                warn_without_spare((journal.spec for journal in listing.journals), brokers)
             selection.check(listing)
             return
         async with WatchedList(transport, selection.selector) as watched:

@@ -99,7 +99,7 @@ class CreateSettings(Settings):
     ] = 1
     replication: Annotated[
         int,
-        Option("Replication", "Replicas; 0 for three, or one per broker if there are fewer"),
+        Option("Replication", "Replicas; 0 for three, or fewer, so that one broker is spared"),
         Field(ge=0),
     ] = 0
     stores: Annotated[

@@ -130,6 +130,17 @@ def test_too_many_changes_for_one_transaction_name_the_option(tool, name):
     tool.ok("journals", "delete", "-l", f"prefix={name}/")
 
 
+def test_replication_that_leaves_no_broker_to_spare_is_warned_of(tool, name):
+    made = apply(tool, specs(name, "a").replace(b"replication: 1", b"replication: 2"))
+    assert made.status == 0
+    warning = (
+        f"replication of {name}/a leaves no broker to spare: it is 2, and the cluster has 1 broker"
+    )
+    assert warning in made.stderr
+    assert warning in tool.ok("journals", "list", "-l", f"prefix={name}/").stderr
+    tool.ok("journals", "delete", "-l", f"prefix={name}/")
+
+
 def test_keys_create_the_first_journals_and_a_token_that_may_not_list_can_apply(
     gazctl, tmp_path, name
 ):

@@ -18,6 +18,8 @@ from gazette_sdk.errors import (
     UnavailableError,
     ValidationError,
 )
+from gazette_sdk.journals import creation
+from gazette_sdk.transport.base import Transport
 from support.brokers import a_broker
 from support.etcd import EtcdFixture, run
 
@@ -213,18 +215,35 @@ def test_hundreds_of_journals_are_several_transactions(topic: str):
     assert Journals().delete(names) == names
 
 
-def test_a_journal_has_a_replica_on_each_of_two_brokers(
+def test_replication_spares_one_of_two_brokers_or_a_warning_says_that_it_does_not(
     gazette_cluster: Callable[[int], EmbeddedCluster],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     cluster = gazette_cluster(2)
-    Journals().create("rides", partitions=3)
+    Journals().create("walks", partitions=2)
+    # Other implementations do not say how many brokers there are.
+    with monkeypatch.context() as patched:
+        patched.setattr(creation, "count_brokers", no_answer)
+        Journals().create("trips")
+    assert [each.replication for each in Journals().list()] == [1, 1, 1]
+    assert "to spare" not in caplog.text
+    Journals().create("rides", partitions=3, replication=2)
+    assert (
+        "replication of rides/part-000 and 2 more leaves no broker to spare: it is 2, and the "
+        "cluster has 2 brokers, so that while one of these is away, their appends wait for it; "
+    ) in caplog.text
+    with Publisher(mapping=mapping.random("topic=rides")) as publisher:
+        publisher.publish({"minutes": 12}).result(timeout=10)
     for journal in Journals().list("topic=rides"):
         assert journal.replication == 2
         assert sorted(journal.brokers) == ["local/broker-0", "local/broker-1"]
-    with Publisher(mapping=mapping.random("topic=rides")) as publisher:
-        publisher.publish({"minutes": 12}).result(timeout=10)
     transport = connect(cluster.addresses[1])
     assert len(list(Reader(dict, "topic=rides", block=False, transport=transport))) == 1
+
+
+async def no_answer(_transport: Transport, _name: str) -> int:
+    return 0
 
 
 def test_the_default_store_is_that_of_the_other_journals(gazette: EmbeddedCluster):
